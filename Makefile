@@ -1,0 +1,27 @@
+.PHONY: test lint bench redis-server
+
+test: redis-server
+	cargo test --all-features
+
+lint:
+	cargo fmt --check
+	cargo clippy --all-features --all-targets -- -D warnings
+	cargo check --lib
+	cargo check --lib --features axum
+	cargo check --lib --features redis
+	RUSTDOCFLAGS="-D warnings" cargo doc --all-features --no-deps
+
+bench: redis-server
+	cargo bench --bench memory
+	cargo bench --bench redis
+
+# Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand.
+redis-server:
+	@command -v redis-server >/dev/null || { \
+	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  if command -v apt-get >/dev/null; then \
+	    $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -qy redis-server; \
+	  elif command -v apk >/dev/null; then $$SUDO apk add redis; \
+	  elif command -v dnf >/dev/null; then $$SUDO dnf install -y redis; \
+	  elif command -v brew >/dev/null; then brew install redis; \
+	  else echo "install redis-server, then run this again" >&2; exit 1; fi; }

@@ -1,0 +1,135 @@
+-- Sliding log: at most `limit` in any interval of length `window`, open at its old end.
+-- KEYS[1]  a list of entries, oldest first: {time, before}, what was admitted and the sum of all
+--          costs before it, modulo 2^48; its last element is {at, skew, window, total} instead
+-- ARGV     action (check, peek, refund), cost, max_wait, limit, window
+-- Returns  {admitted, wait, remaining, replenish, reset}
+-- Times are in microseconds; all numbers are integers below 2^53. When the clock steps back, `skew`
+-- keeps the times of the log from following it.
+local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local limit, window = tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local time = redis.call('TIME')
+local clock = time[1] * 1000000 + time[2]
+
+local now, skew, stale = clock, 0, false
+local entries, length, last, total = {}, 0, 0, 0
+local tail = redis.call('LRANGE', KEYS[1], -2, -1)
+if tail[2] then
+  local at, old_window
+  last = struct.unpack('<I7', tail[1])
+  at, skew, old_window, total = struct.unpack('<I7I7I6I6', tail[2])
+  now = clock + skew
+  if now < at then -- the clock stepped back
+    now, skew, stale = at, at - clock, true
+  end
+  if now < last + old_window then
+    length = redis.call('LLEN', KEYS[1]) - 1
+    stale = stale or old_window ~= window -- the quota was changed
+  else
+    now, skew, stale, last, total = clock, 0, false, 0, 0
+  end
+end
+
+local function entry(i)
+  if not entries[i] then
+    entries[i] = {struct.unpack('<I7I6', redis.call('LINDEX', KEYS[1], i))}
+  end
+  return entries[i][1], entries[i][2]
+end
+
+-- The number of leading entries for which `test` holds, by steps that double and then halve.
+local function leading(test)
+  local low, high, step = 0, 0, 1
+  while high < length and test(entry(high)) do
+    low, high, step = high + 1, high + step, step * 2
+  end
+  high = math.min(high, length)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if test(entry(middle)) then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
+local function sum_from(i)
+  if i == length then
+    return 0
+  end
+  local _, before = entry(i)
+  return (total - before) % 2 ^ 48
+end
+
+local function count_expired()
+  return leading(function(instant)
+    return instant <= now - window
+  end)
+end
+
+local function earliest(units)
+  local leaving = leading(function(_, before)
+    return (total - before) % 2 ^ 48 + units > limit
+  end)
+  local instant = math.max(now, last)
+  if leaving > 0 then
+    instant = math.max(instant, entry(leaving - 1) + window)
+  end
+  return instant
+end
+
+local instant = earliest(cost)
+local wait = instant - now
+local late = math.max(wait - max_wait, 0)
+local admitted = late == 0
+
+local expired, kept = count_expired(), length
+if action == 'refund' and length > 0 then
+  local _, oldest = entry(0)
+  local sum = (total - oldest) % 2 ^ 48 - math.min(cost, sum_from(expired))
+  kept = leading(function(_, before)
+    return (before - oldest) % 2 ^ 48 < sum
+  end)
+  total, length = (oldest + sum) % 2 ^ 48, kept
+  last = kept > 0 and entry(kept - 1) or 0
+elseif action == 'check' and admitted then
+  entries[length] = {instant, total}
+  total, last, length = (total + cost) % 2 ^ 48, instant, length + 1
+end
+
+local remaining, replenish, reset = limit, 0, 0
+if length > expired then
+  remaining = last <= now and math.max(limit - sum_from(expired), 0) or 0
+  replenish = earliest(remaining + 1) - now
+  reset = last + window - now
+end
+
+if reset == 0 then
+  if action == 'refund' then
+    redis.call('DEL', KEYS[1])
+  end
+elseif action == 'refund' or action == 'check' and (admitted or stale) then
+  local summary = struct.pack('<I7I7I6I6', now, skew, window, total)
+  if action == 'refund' then
+    redis.call('LTRIM', KEYS[1], expired, kept - 1)
+    redis.call('RPUSH', KEYS[1], summary)
+  elseif not admitted then
+    redis.call('LSET', KEYS[1], -1, summary)
+  else
+    local packed = struct.pack('<I7I6', entries[length - 1][1], entries[length - 1][2])
+    if length == 1 then
+      redis.call('DEL', KEYS[1])
+      redis.call('RPUSH', KEYS[1], packed, summary)
+    else
+      if expired > 0 then
+        redis.call('LTRIM', KEYS[1], expired, -1)
+      end
+      redis.call('LSET', KEYS[1], -1, packed)
+      redis.call('RPUSH', KEYS[1], summary)
+    end
+  end
+  redis.call('PEXPIREAT', KEYS[1], math.ceil((clock + reset) / 1000))
+end
+return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset}

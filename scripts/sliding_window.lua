@@ -1,0 +1,144 @@
+-- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one
+-- before them, which is weighted by its overlap with the window.
+-- KEYS[1]  {at, start, window}, doubles, {index, buckets}, bytes, then `buckets + 1` counts of four
+--          bytes, newest first: the newest sub-window is number `index` from `start`
+-- ARGV     action (check, peek, refund), cost, max_wait, limit, window, buckets, grain
+-- Returns  {admitted, wait, remaining, replenish, reset}
+-- Times are in microseconds. Inside, one microsecond is `buckets` parts, so that a sub-window is
+-- `window` parts; overlaps are rounded up to `grain` parts. All numbers are integers below 2^53.
+local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local limit, window = tonumber(ARGV[4]), tonumber(ARGV[5])
+local buckets, grain = tonumber(ARGV[6]), tonumber(ARGV[7])
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local start, index, stale = now, 0, false
+local counts = {}
+local length, parts = window, buckets -- of the state: a sub-window's parts, a microsecond's parts
+
+local function count(slot)
+  return counts[index - slot + 1] or 0
+end
+
+local function slot_of(instant)
+  return math.floor((instant - start) * parts / length)
+end
+
+local function opening(slot)
+  return start + math.ceil(slot * length / parts)
+end
+
+local function count_inside(slot)
+  local sum = 0
+  for i = slot - parts + 1, slot do
+    sum = sum + count(i)
+  end
+  return sum
+end
+
+local function weight(slot, instant)
+  local overlap = (slot + 1) * length - (instant - start) * parts
+  return math.ceil(count(slot - parts) * math.ceil(overlap / grain) / math.ceil(length / grain))
+end
+
+-- The newest sub-window that counts; none if even that has left the window.
+local function newest()
+  for i = 1, parts + 1 do
+    if (counts[i] or 0) > 0 then
+      local slot = index - i + 1
+      return slot_of(now) <= slot + parts and slot or nil
+    end
+  end
+end
+
+local state = redis.call('GET', KEYS[1])
+if state then
+  local at, position
+  at, start, length, index, parts, position = struct.unpack('<dddBB', state)
+  counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
+  if now < at then -- the clock stepped back
+    start, stale = start - (at - now), true
+  end
+  if not newest() then
+    start, index, counts = now, 0, {}
+    length, parts = window, buckets
+  elseif length ~= window or parts ~= buckets then -- the quota was changed
+    local slot = math.max(slot_of(now), index)
+    local sum = count_inside(slot) + weight(slot, math.max(now, opening(slot)))
+    start, index, counts, stale = now, 0, {math.min(sum, 2 ^ 32 - 1)}, true
+    length, parts = window, buckets
+  end
+end
+
+local function earliest(units)
+  local slot = math.max(slot_of(now), index)
+  local instant = math.max(now, opening(index))
+  local inside = count_inside(slot)
+  while true do
+    local oldest = count(slot - parts)
+    local free = limit - units - inside
+    if free >= oldest then
+      return instant
+    end
+    if free >= 0 then
+      local overlap = math.floor(free * math.ceil(length / grain) / oldest) * grain
+      local light = start + math.ceil(((slot + 1) * length - overlap) / parts)
+      if light < opening(slot + 1) then
+        return math.max(instant, light)
+      end
+    end
+    slot = slot + 1
+    inside = inside - count(slot - parts)
+    instant = opening(slot)
+  end
+end
+
+local instant = earliest(cost)
+local wait = instant - now
+local late = math.max(wait - max_wait, 0)
+local admitted = late == 0
+
+if action == 'refund' then
+  local rest = cost
+  for i = 1, parts + 1 do
+    local back = math.min(counts[i] or 0, rest)
+    counts[i] = (counts[i] or 0) - back
+    rest = rest - back
+  end
+elseif action == 'check' and admitted then
+  local slot = slot_of(instant)
+  local moved = {}
+  for i = slot - parts, slot do
+    moved[slot - i + 1] = count(i)
+  end
+  moved[1] = moved[1] + cost
+  local cycles = math.floor(slot / parts)
+  start, index, counts = start + cycles * length, slot - cycles * parts, moved
+end
+
+local remaining, replenish, reset = limit, 0, 0
+if newest() then
+  local slot = slot_of(now)
+  remaining = 0
+  if slot >= index then
+    remaining = math.max(limit - count_inside(slot) - weight(slot, now), 0)
+  end
+  replenish = earliest(remaining + 1) - now
+  reset = opening(newest() + parts + 1) - now
+end
+
+if action == 'refund' or action == 'check' and (admitted or stale) then
+  if reset > 0 then
+    local packed = {}
+    for i = 1, parts + 1 do
+      packed[i] = struct.pack('<I4', counts[i] or 0)
+    end
+    redis.call('SET', KEYS[1],
+      struct.pack('<dddBB', now, start, length, index, parts) .. table.concat(packed),
+      'PXAT', math.ceil((now + reset) / 1000))
+  else
+    redis.call('DEL', KEYS[1])
+  end
+end
+return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset}

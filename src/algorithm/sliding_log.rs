@@ -1,0 +1,125 @@
+use std::collections::VecDeque;
+
+use super::{Action, Ask, Verdict};
+use crate::quota::Quota;
+
+/// Sums of costs are kept modulo this.
+const MODULUS: f64 = (1_u64 << 48) as f64;
+
+/// What `scripts/sliding_log.lua` takes behind action, cost and `max_wait`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Params {
+    limit: f64,
+    window: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct State {
+    pub(super) at: f64,
+    pub(super) skew: f64,
+    pub(super) window: f64,
+    pub(super) total: f64,
+    /// The instant of each admitted request, and the sum of all costs before it.
+    pub(super) entries: VecDeque<(f64, f64)>,
+}
+
+impl State {
+    fn new(window: f64) -> Self {
+        Self { at: 0.0, skew: 0.0, window, total: 0.0, entries: VecDeque::new() }
+    }
+
+    fn last(&self) -> f64 {
+        self.entries.back().map_or(0.0, |&(instant, _)| instant)
+    }
+
+    fn sum_from(&self, i: usize) -> f64 {
+        self.entries.get(i).map_or(0.0, |&(_, before)| (self.total - before).rem_euclid(MODULUS))
+    }
+
+    fn count_expired(&self, now: f64, window: f64) -> usize {
+        self.entries.partition_point(|&(instant, _)| instant <= now - window)
+    }
+
+    fn earliest(&self, now: f64, units: f64, Params { limit, window }: Params) -> f64 {
+        let leaving = self.entries.partition_point(|&(_, before)| {
+            (self.total - before).rem_euclid(MODULUS) + units > limit
+        });
+        let mut instant = now.max(self.last());
+        if leaving > 0 {
+            instant = instant.max(self.entries[leaving - 1].0 + window);
+        }
+        instant
+    }
+}
+
+impl Params {
+    pub(super) fn new(quota: Quota) -> Self {
+        Self { limit: quota.limit().into(), window: quota.window_us() as f64 }
+    }
+
+    pub(super) fn args(&self) -> Vec<f64> {
+        vec![self.limit, self.window]
+    }
+
+    /// The longest wait for which the sum of all costs in the log stays below its modulus.
+    pub(super) fn longest_wait(&self) -> f64 {
+        (MODULUS / 2.0 / self.limit).floor() * self.window
+    }
+
+    pub(super) fn step(&self, stored: &mut Option<Box<State>>, ask: &Ask) -> Verdict {
+        let Params { limit, window } = *self;
+        let Ask { action, cost, max_wait, now: clock } = *ask;
+
+        let (mut now, mut skew, mut stale) = (clock, 0.0, false);
+        let mut log = stored.take().unwrap_or_else(|| Box::new(State::new(window)));
+        if !log.entries.is_empty() {
+            (now, skew) = (clock + log.skew, log.skew);
+            if now < log.at {
+                (now, skew, stale) = (log.at, log.at - clock, true);
+            }
+            if now < log.last() + log.window {
+                stale = stale || log.window != window;
+            } else {
+                (now, skew, stale) = (clock, 0.0, false);
+                *log = State::new(window);
+            }
+        }
+
+        let instant = log.earliest(now, cost, *self);
+        let wait = instant - now;
+        let late = (wait - max_wait).max(0.0);
+        let admitted = late == 0.0;
+
+        let expired = log.count_expired(now, window);
+        if action == Action::Refund && !log.entries.is_empty() {
+            let oldest = log.entries[0].1;
+            let sum = (log.total - oldest).rem_euclid(MODULUS) - cost.min(log.sum_from(expired));
+            let kept = log
+                .entries
+                .partition_point(|&(_, before)| (before - oldest).rem_euclid(MODULUS) < sum);
+            log.total = (oldest + sum).rem_euclid(MODULUS);
+            log.entries.truncate(kept);
+        } else if action == Action::Check && admitted {
+            let before = log.total;
+            log.entries.push_back((instant, before));
+            log.total = (log.total + cost).rem_euclid(MODULUS);
+        }
+
+        let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
+        if log.entries.len() > expired {
+            remaining =
+                if log.last() <= now { (limit - log.sum_from(expired)).max(0.0) } else { 0.0 };
+            replenish = log.earliest(now, remaining + 1.0, *self) - now;
+            reset = log.last() + window - now;
+        }
+
+        if action.writes(admitted || stale) {
+            if admitted || action == Action::Refund {
+                log.entries.drain(..expired.min(log.entries.len()));
+            }
+            (log.at, log.skew, log.window) = (now, skew, window);
+        }
+        *stored = (!log.entries.is_empty()).then_some(log);
+        Verdict { admitted, wait: if admitted { wait } else { late }, remaining, replenish, reset }
+    }
+}

@@ -1,0 +1,177 @@
+use super::{Action, Ask, Verdict};
+use crate::quota::Quota;
+
+/// What `scripts/sliding_window.lua` takes behind action, cost and `max_wait`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Params {
+    limit: f64,
+    window: f64,
+    buckets: f64,
+    grain: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct State {
+    pub(super) at: f64,
+    pub(super) start: f64,
+    /// The parts of a sub-window: the window in microseconds.
+    pub(super) length: f64,
+    /// The number of the newest sub-window, from `start`.
+    pub(super) index: f64,
+    /// The parts of a microsecond: the sub-windows of a window.
+    pub(super) parts: f64,
+    /// The counts of `parts + 1` sub-windows, newest first.
+    pub(super) counts: Box<[u32]>,
+}
+
+impl State {
+    fn new(now: f64, Params { window, buckets, .. }: Params) -> Self {
+        let counts = vec![0; buckets as usize + 1].into_boxed_slice();
+        Self { at: now, start: now, length: window, index: 0.0, parts: buckets, counts }
+    }
+
+    fn count(&self, slot: f64) -> f64 {
+        let i = self.index - slot;
+        if i < 0.0 { 0.0 } else { self.counts.get(i as usize).copied().unwrap_or(0).into() }
+    }
+
+    fn slot_of(&self, instant: f64) -> f64 {
+        ((instant - self.start) * self.parts / self.length).floor()
+    }
+
+    fn opening(&self, slot: f64) -> f64 {
+        self.start + (slot * self.length / self.parts).ceil()
+    }
+
+    fn count_inside(&self, slot: f64) -> f64 {
+        (0..self.parts as u32).map(|i| self.count(slot - f64::from(i))).sum()
+    }
+
+    fn weight(&self, slot: f64, instant: f64, grain: f64) -> f64 {
+        let overlap = (slot + 1.0) * self.length - (instant - self.start) * self.parts;
+        (self.count(slot - self.parts) * (overlap / grain).ceil() / (self.length / grain).ceil())
+            .ceil()
+    }
+
+    /// The newest sub-window that counts; none if even that has left the window.
+    fn newest(&self, now: f64) -> Option<f64> {
+        let i = self.counts.iter().position(|&count| count > 0)?;
+        let slot = self.index - i as f64;
+        (self.slot_of(now) <= slot + self.parts).then_some(slot)
+    }
+
+    fn earliest(&self, now: f64, units: f64, Params { limit, grain, .. }: Params) -> f64 {
+        let mut slot = self.slot_of(now).max(self.index);
+        let mut instant = now.max(self.opening(self.index));
+        let mut inside = self.count_inside(slot);
+        loop {
+            let oldest = self.count(slot - self.parts);
+            let free = limit - units - inside;
+            if free >= oldest {
+                return instant;
+            }
+            if free >= 0.0 {
+                let overlap = (free * (self.length / grain).ceil() / oldest).floor() * grain;
+                let light =
+                    self.start + (((slot + 1.0) * self.length - overlap) / self.parts).ceil();
+                if light < self.opening(slot + 1.0) {
+                    return instant.max(light);
+                }
+            }
+            slot += 1.0;
+            inside -= self.count(slot - self.parts);
+            instant = self.opening(slot);
+        }
+    }
+
+    fn refund(&mut self, mut rest: f64) {
+        for count in &mut self.counts {
+            let back = f64::from(*count).min(rest);
+            *count -= back as u32;
+            rest -= back;
+        }
+    }
+
+    fn add(&mut self, instant: f64, cost: f64) {
+        let slot = self.slot_of(instant);
+        let mut moved: Box<[u32]> =
+            (0..self.counts.len()).map(|i| self.count(slot - i as f64) as u32).collect();
+        moved[0] += cost as u32;
+        let cycles = (slot / self.parts).floor();
+        self.start += cycles * self.length;
+        self.index = slot - cycles * self.parts;
+        self.counts = moved;
+    }
+}
+
+impl Params {
+    pub(super) fn new(quota: Quota, buckets: u32) -> Self {
+        let (limit, window) = (quota.limit().into(), quota.window_us() as f64);
+        // The finest grain for which the product of a count and an overlap is exact.
+        let mut grain = 1.0;
+        while limit * (window / grain) >= super::EXACT / 2.0 {
+            grain *= 2.0;
+        }
+        Self { limit, window, buckets: buckets.into(), grain }
+    }
+
+    pub(super) fn args(&self) -> Vec<f64> {
+        vec![self.limit, self.window, self.buckets, self.grain]
+    }
+
+    pub(super) fn step(&self, stored: &mut Option<Box<State>>, ask: &Ask) -> Verdict {
+        let Params { limit, window, buckets, grain } = *self;
+        let Ask { action, cost, max_wait, now } = *ask;
+
+        let known = if action == Action::Peek { stored.clone() } else { stored.take() };
+        let (seen, mut stale) = (known.is_some(), false);
+        let mut state = known.unwrap_or_else(|| Box::new(State::new(now, *self)));
+        if seen {
+            if now < state.at {
+                state.start -= state.at - now;
+                stale = true;
+            }
+            if state.newest(now).is_none() {
+                *state = State::new(now, *self);
+            } else if state.length != window || state.parts != buckets {
+                let slot = state.slot_of(now).max(state.index);
+                let sum = state.count_inside(slot)
+                    + state.weight(slot, now.max(state.opening(slot)), grain);
+                *state = State::new(now, *self);
+                state.counts[0] = sum.min(f64::from(u32::MAX)) as u32;
+                stale = true;
+            }
+        }
+
+        let instant = state.earliest(now, cost, *self);
+        let wait = instant - now;
+        let late = (wait - max_wait).max(0.0);
+        let admitted = late == 0.0;
+
+        if action == Action::Refund {
+            state.refund(cost);
+        } else if action == Action::Check && admitted {
+            state.add(instant, cost);
+        }
+
+        let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
+        if let Some(newest) = state.newest(now) {
+            let slot = state.slot_of(now);
+            remaining = 0.0;
+            if slot >= state.index {
+                let inside = state.count_inside(slot);
+                remaining = (limit - inside - state.weight(slot, now, grain)).max(0.0);
+            }
+            replenish = state.earliest(now, remaining + 1.0, *self) - now;
+            reset = state.opening(newest + state.parts + 1.0) - now;
+        }
+
+        if action.writes(admitted || stale) {
+            state.at = now;
+        }
+        if action != Action::Peek {
+            *stored = (reset > 0.0).then_some(state);
+        }
+        Verdict { admitted, wait: if admitted { wait } else { late }, remaining, replenish, reset }
+    }
+}

@@ -1,0 +1,7 @@
+//! The laws of `Algorithm`, for the twins and the scripts alike.
+
+mod agreement;
+mod contract;
+mod faces;
+mod overshoot;
+mod promise;

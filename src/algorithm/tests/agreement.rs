@@ -1,0 +1,221 @@
+//! The script and the twin give the same answers and leave the same state, to the bit; and on the way
+//! each answer is held against the laws.
+
+use std::cell::RefCell;
+
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use super::{
+    super::{Action, Algorithm, Ask, Params, Refill, State, Verdict},
+    faces::{Face, RedisServer, Scripted, check, default_wait},
+};
+use crate::quota::Quota;
+
+#[derive(Clone, Debug)]
+struct Step {
+    action: Action,
+    cost: u32,
+    /// In 1/1000 of a window.
+    max_wait: Option<u32>,
+    /// In 1/1000 of a window, and microseconds.
+    ahead: (i32, i32),
+    /// Whether the other quota holds from here on.
+    switch: bool,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let action = prop_oneof![
+        8 => Just(Action::Check),
+        1 => Just(Action::Peek),
+        1 => Just(Action::Refund),
+    ];
+    let ahead = prop_oneof![
+        6 => 0..300,
+        2 => Just(0),
+        1 => 300..3_000,
+        1 => -1_500..0,
+    ];
+    let max_wait = prop_oneof![3 => Just(None), 1 => (0_u32..2_500).prop_map(Some)];
+    let step = (action, 1_u32..8, max_wait, (ahead, -2..3), prop::bool::weighted(0.05)).prop_map(
+        |(action, cost, max_wait, ahead, switch)| Step { action, cost, max_wait, ahead, switch },
+    );
+    prop::collection::vec(step, 1..60)
+}
+
+fn quota(bucket: bool) -> impl Strategy<Value = Quota> {
+    let limit = prop_oneof![5 => 1_u32..20, 1 => 1_u32..1_000_000, 1 => Just(u32::MAX)];
+    let window = prop_oneof![
+        2 => Just(1_000_000),
+        2 => 1_000_u64..100_000,
+        2 => 1_000_u64..100_000_000_000,
+        1 => Just(366 * 86_400_000_000_u64),
+    ];
+    (limit, window, prop_oneof![1 => Just(None), 1 => (1_u32..30).prop_map(Some)]).prop_map(
+        move |(limit, window, burst)| {
+            let quota = Quota::new(limit, std::time::Duration::from_micros(window));
+            burst.filter(|_| bucket).map_or(quota, |burst| quota.try_burst(burst).unwrap_or(quota))
+        },
+    )
+}
+
+/// An algorithm and two quotas.
+fn params() -> impl Strategy<Value = [Params; 2]> {
+    let algorithm = prop_oneof![
+        Just(Algorithm::FixedWindow),
+        Just(Algorithm::SlidingLog),
+        (1_u32..8).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
+        Just(Algorithm::SlidingWindow { buckets: 100 }),
+        (any::<bool>(), 0_u32..4).prop_map(|(lumps, overdraft)| Algorithm::TokenBucket {
+            refill: if lumps { Refill::Interval } else { Refill::Continuous },
+            overdraft,
+        }),
+        Just(Algorithm::LeakyBucket),
+    ];
+    algorithm.prop_flat_map(|algorithm| {
+        let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
+        (quota(bucket), quota(bucket)).prop_map(move |quotas| {
+            <[Quota; 2]>::from(quotas).map(|quota| {
+                // An overdraft can be too much for a quota.
+                Params::new(algorithm, quota)
+                    .or_else(|_| Params::new(Algorithm::token_bucket(), quota))
+                    .unwrap()
+            })
+        })
+    })
+}
+
+fn window_and_most(params: &Params) -> (f64, f64) {
+    let args = params.args();
+    match params {
+        Params::FixedWindow(_) | Params::SlidingLog(_) | Params::SlidingWindow(_) => {
+            (args[1], args[0])
+        }
+        Params::TokenBucket(_) => {
+            let [burst, overdraft, unit, period, lump] = args[..] else { unreachable!() };
+            ((burst * unit / lump * period).min(3e13), burst + overdraft)
+        }
+        Params::LeakyBucket(_) => ((args[0] * args[1] / args[2]).min(3e13), args[0]),
+    }
+}
+
+#[test]
+fn the_script_and_the_twin_agree() {
+    let server = RedisServer::start();
+    let scripted = RefCell::new(Scripted::new(&server, "{key}"));
+    let config = ProptestConfig { cases: 800, failure_persistence: None, ..Default::default() };
+    let histories = (params(), steps(), any::<bool>());
+    TestRunner::new(config)
+        .run(&histories, |(params, steps, steady)| {
+            let mut scripted = scripted.borrow_mut();
+            scripted.forget();
+            history(&mut scripted, params, &steps, steady);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// With a `steady` clock and quota, all laws hold at every step.
+fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady: bool) {
+    let mut twin = State::NeverSeen;
+    let mut now = 1.7e15;
+    let mut current = 0;
+    for step in steps {
+        if step.switch && !steady {
+            current = 1 - current;
+        }
+        let params = &params[current];
+        let (window, most) = window_and_most(params);
+        let ahead = (window * f64::from(step.ahead.0) / 1e3).floor() + f64::from(step.ahead.1);
+        now += if steady { ahead.max(0.0) } else { ahead };
+        let ask = Ask {
+            action: step.action,
+            cost: f64::from(step.cost).min(most),
+            max_wait: step
+                .max_wait
+                .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
+                .min(params.longest_wait()),
+            now,
+        };
+
+        let (bytes, expiry) = (scripted.bytes(), scripted.expiry());
+        let expired = expiry.is_some_and(|expiry| expiry * 1e3 <= now);
+        if expired {
+            twin = State::NeverSeen;
+        }
+        let before = twin.clone();
+        let verdict = twin.ask(params, ask);
+        assert_eq!(scripted.ask(params, ask), verdict, "{params:?} {ask:?} {before:?}");
+
+        let state = scripted.state(params);
+        let gone = |state: &State| {
+            let peek = Ask { action: Action::Peek, ..ask };
+            state.clone().ask(params, peek).reset == 0.0
+        };
+        if state != twin {
+            assert!(gone(&state) && gone(&twin), "{params:?} {ask:?}\n{state:?}\n{twin:?}");
+        }
+        let writes =
+            ask.action == Action::Refund || ask.action == Action::Check && verdict.admitted;
+        if writes && verdict.reset > 0.0 {
+            assert_eq!(scripted.expiry(), Some(((now + verdict.reset) / 1e3).ceil()));
+        }
+        if ask.action == Action::Peek || steady && !writes {
+            assert!(expired || (scripted.bytes(), scripted.expiry()) == (bytes, expiry));
+        }
+        if steady {
+            laws(params, &twin, ask, verdict);
+        }
+    }
+}
+
+fn laws(params: &Params, after: &State, ask: Ask, verdict: Verdict) {
+    let later = |time: f64, ask: Ask| after.clone().ask(params, Ask { now: ask.now + time, ..ask });
+    let checking = Ask { action: Action::Check, ..ask };
+
+    if ask.action == Action::Check && !verdict.admitted {
+        assert!(later(verdict.wait, checking).admitted, "retry_after is too short");
+        assert!(!later(verdict.wait - 1.0, checking).admitted, "retry_after is too long");
+    }
+
+    let one = Ask { cost: 1.0, max_wait: default_wait(params), ..checking };
+    let mut state = after.clone();
+    for _ in 0..verdict.remaining.min(40.0) as u32 {
+        assert!(state.ask(params, one).admitted, "remaining is too large");
+    }
+    if verdict.remaining <= 40.0 {
+        let next = state.ask(params, one);
+        assert!(!next.admitted, "remaining is too small");
+    }
+
+    if verdict.replenish > 0.0 {
+        let peek = Ask { action: Action::Peek, ..one };
+        assert!(later(verdict.replenish, peek).remaining > verdict.remaining);
+        assert!(later(verdict.replenish - 1.0, peek).remaining <= verdict.remaining);
+    }
+
+    let fresh = State::NeverSeen.ask(params, Ask { now: ask.now + verdict.reset, ..one });
+    let mut reset = after.clone();
+    assert_eq!(reset.ask(params, Ask { now: ask.now + verdict.reset, ..one }), fresh);
+    if verdict.reset > 0.0 {
+        assert!(later(verdict.reset - 1.0, Ask { action: Action::Peek, ..one }).reset > 0.0);
+    }
+}
+
+#[test]
+fn a_clock_that_steps_back_admits_nothing_extra_and_locks_nobody_out() {
+    for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
+        let params = Params::new(algorithm, quota).unwrap();
+        for back in [1.0, 1e3, 5e5, 1e6, 1e9] {
+            let mut state = State::NeverSeen;
+            let start = 1.7e15;
+            while state.ask(&params, check(1, start)).admitted {}
+            let denied = state.ask(&params, check(1, start));
+            let after = state.ask(&params, check(1, start - back));
+            assert!(!after.admitted, "{algorithm} admits extra after a step of {back} us");
+            assert_eq!(after.wait, denied.wait, "{algorithm} takes time as passed");
+            assert!(after.wait <= 2e6, "{algorithm}");
+            let retry = state.ask(&params, check(1, start - back + after.wait));
+            assert!(retry.admitted, "{algorithm} does not go on after a step of {back} us");
+        }
+    }
+}

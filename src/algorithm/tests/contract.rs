@@ -1,0 +1,265 @@
+//! One table, for every algorithm, and wherever its state is.
+
+use std::time::Duration;
+
+use super::{
+    super::{Action, Algorithm, Ask, Params, Refill, State, Verdict},
+    faces::{Face, RedisServer, Scripted, default_wait},
+};
+use crate::{limiter::Limiter, quota::Quota, store::MemoryStore};
+
+/// Every algorithm, with every setting that changes how it decides.
+pub(super) fn all_with(quota: Quota) -> Vec<(Algorithm, Quota)> {
+    let interval = Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 };
+    [
+        Algorithm::FixedWindow,
+        Algorithm::SlidingLog,
+        Algorithm::sliding_window(),
+        Algorithm::SlidingWindow { buckets: 10 },
+        Algorithm::token_bucket(),
+        interval,
+        Algorithm::LeakyBucket,
+    ]
+    .map(|algorithm| (algorithm, quota))
+    .to_vec()
+}
+
+/// At a time in milliseconds, a request of a cost that may wait for some milliseconds (`None`: as long
+/// as the algorithm lets it) gets a delay (`Ok`) or a retry-after (`Err`), and leaves so much remaining,
+/// and so long until the key is as if never seen.
+type Row = (u32, u32, Option<u32>, Result<f64, f64>, u32, f64);
+
+struct Table {
+    name: &'static str,
+    algorithm: Algorithm,
+    quota: Quota,
+    rows: &'static [Row],
+}
+
+const TABLES: &[Table] = &[
+    Table {
+        name: "fixed window",
+        algorithm: Algorithm::FixedWindow,
+        quota: Quota::per_second(10),
+        rows: &[
+            (0, 4, None, Ok(0.0), 6, 1000.0),
+            (300, 6, None, Ok(0.0), 0, 700.0),
+            (300, 1, None, Err(700.0), 0, 700.0),
+            (999, 1, None, Err(1.0), 0, 1.0),
+            // The window opened at its first request, and ends a window later.
+            (1000, 10, None, Ok(0.0), 0, 1000.0),
+            // Turns are booked in the windows to come.
+            (1500, 8, Some(500), Ok(500.0), 0, 1500.0),
+            (1500, 2, Some(400), Err(100.0), 0, 1500.0),
+            (1500, 3, Some(2000), Ok(1500.0), 0, 2500.0),
+            (1500, 1, None, Err(1500.0), 0, 2500.0),
+            (3000, 7, None, Ok(0.0), 0, 1000.0),
+            (4000, 1, None, Ok(0.0), 9, 1000.0),
+        ],
+    },
+    Table {
+        name: "fixed window: 10, 10, 980, 900, 100 against 1000 per 3 s",
+        algorithm: Algorithm::FixedWindow,
+        quota: Quota::new(1000, Duration::from_secs(3)),
+        rows: &[
+            (0, 10, None, Ok(0.0), 990, 3000.0),
+            (1000, 10, None, Ok(0.0), 980, 2000.0),
+            (2000, 980, None, Ok(0.0), 0, 1000.0),
+            (3000, 900, None, Ok(0.0), 100, 3000.0),
+            (4000, 100, None, Ok(0.0), 0, 2000.0),
+        ],
+    },
+    Table {
+        name: "sliding log",
+        algorithm: Algorithm::SlidingLog,
+        quota: Quota::per_second(10),
+        rows: &[
+            (0, 4, None, Ok(0.0), 6, 1000.0),
+            (300, 6, None, Ok(0.0), 0, 1000.0),
+            (300, 1, None, Err(700.0), 0, 1000.0),
+            (300, 5, None, Err(1000.0), 0, 1000.0),
+            (999, 1, None, Err(1.0), 0, 301.0),
+            // What was admitted exactly one window ago has left.
+            (1000, 4, None, Ok(0.0), 0, 1000.0),
+            (1000, 7, Some(1000), Ok(1000.0), 0, 2000.0),
+            // First come, first served: behind the booked one.
+            (1300, 1, None, Err(700.0), 0, 1700.0),
+            (2000, 3, None, Ok(0.0), 0, 1000.0),
+            (3000, 10, None, Ok(0.0), 0, 1000.0),
+        ],
+    },
+    Table {
+        name: "sliding window of two counters",
+        algorithm: Algorithm::SlidingWindow { buckets: 1 },
+        quota: Quota::per_second(10),
+        rows: &[
+            (0, 10, None, Ok(0.0), 0, 2000.0),
+            (500, 1, None, Err(600.0), 0, 1500.0),
+            (1000, 1, None, Err(100.0), 0, 1000.0),
+            // The ten of the last window weigh nine by now.
+            (1100, 1, None, Ok(0.0), 0, 1900.0),
+            (1100, 2, None, Err(200.0), 0, 1900.0),
+            (1500, 4, None, Ok(0.0), 0, 1500.0),
+            (1500, 4, Some(500), Ok(400.0), 0, 1500.0),
+            (4000, 10, None, Ok(0.0), 0, 2000.0),
+        ],
+    },
+    Table {
+        name: "sliding window of four sub-windows",
+        algorithm: Algorithm::SlidingWindow { buckets: 4 },
+        quota: Quota::per_second(8),
+        rows: &[
+            (0, 4, None, Ok(0.0), 4, 1250.0),
+            (250, 4, None, Ok(0.0), 0, 1250.0),
+            (999, 1, None, Err(63.5), 0, 501.0),
+            (1000, 4, None, Err(250.0), 0, 500.0),
+            // The four of the first sub-window weigh two by now.
+            (1125, 2, None, Ok(0.0), 0, 1125.0),
+            (1250, 2, None, Ok(0.0), 0, 1250.0),
+            (3000, 8, None, Ok(0.0), 0, 1250.0),
+        ],
+    },
+    Table {
+        name: "token bucket",
+        algorithm: Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 0 },
+        quota: Quota::per_second(10).burst(20),
+        rows: &[
+            (0, 20, None, Ok(0.0), 0, 2000.0),
+            (0, 1, None, Err(100.0), 0, 2000.0),
+            (0, 5, None, Err(500.0), 0, 2000.0),
+            (150, 1, None, Ok(0.0), 0, 1950.0),
+            // The half token that was left over counts.
+            (199, 1, None, Err(1.0), 0, 1901.0),
+            (200, 1, None, Ok(0.0), 0, 2000.0),
+            (200, 3, Some(300), Ok(300.0), 0, 2300.0),
+            (400, 1, None, Err(200.0), 0, 2100.0),
+            (5000, 1, None, Ok(0.0), 19, 100.0),
+        ],
+    },
+    Table {
+        name: "token bucket that may be overdrawn",
+        algorithm: Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 },
+        quota: Quota::per_second(10),
+        rows: &[
+            (0, 15, None, Ok(0.0), 0, 1500.0),
+            // Those who come later wait for the debt.
+            (0, 1, None, Err(500.0), 0, 1500.0),
+            (0, 6, None, Err(600.0), 0, 1500.0),
+            (500, 5, None, Ok(0.0), 0, 1500.0),
+            (1000, 1, None, Ok(0.0), 0, 1100.0),
+        ],
+    },
+    Table {
+        name: "token bucket that refills at once",
+        algorithm: Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 },
+        quota: Quota::per_second(10).burst(25),
+        rows: &[
+            (500, 25, None, Ok(0.0), 0, 3000.0),
+            (1400, 1, None, Err(100.0), 0, 2100.0),
+            (1500, 5, None, Ok(0.0), 5, 2000.0),
+            (1600, 6, None, Err(900.0), 5, 1900.0),
+            (2500, 15, None, Ok(0.0), 0, 3000.0),
+            (2600, 20, Some(2000), Ok(1900.0), 0, 4900.0),
+        ],
+    },
+    Table {
+        name: "leaky bucket",
+        algorithm: Algorithm::LeakyBucket,
+        quota: Quota::per_second(10).burst(3),
+        rows: &[
+            (0, 1, None, Ok(0.0), 2, 100.0),
+            (0, 1, None, Ok(100.0), 1, 200.0),
+            (0, 1, None, Ok(200.0), 0, 300.0),
+            // The bucket is full.
+            (0, 1, None, Err(100.0), 0, 300.0),
+            (50, 1, None, Err(50.0), 0, 250.0),
+            (100, 1, Some(100), Err(100.0), 1, 200.0),
+            (100, 1, None, Ok(200.0), 0, 300.0),
+            (400, 3, None, Ok(0.0), 0, 300.0),
+            (600, 1, Some(0), Err(100.0), 2, 100.0),
+            (600, 2, None, Ok(100.0), 0, 300.0),
+        ],
+    },
+];
+
+fn for_each_row(mut ask: impl FnMut(&Table, f64, u32, Option<f64>) -> Verdict) {
+    for table in TABLES {
+        for (i, row) in table.rows.iter().enumerate() {
+            let &(at, cost, max_wait, expected, remaining, reset) = row;
+            let max_wait = max_wait.map(|wait| f64::from(wait) * 1e3);
+            let verdict = ask(table, f64::from(at) * 1e3, cost, max_wait);
+            let wait = verdict.wait / 1e3;
+            let got = if verdict.admitted { Ok(wait) } else { Err(wait) };
+            let got = (got, verdict.remaining, verdict.reset / 1e3);
+            assert_eq!(got, (expected, remaining.into(), reset), "{}, row {}", table.name, i + 1);
+        }
+    }
+}
+
+fn run_on_face<F: Face>(mut face: impl FnMut(&Table) -> F) {
+    let mut current: Option<(&str, F)> = None;
+    for_each_row(|table, at, cost, max_wait| {
+        if current.as_ref().is_none_or(|(name, _)| *name != table.name) {
+            current = Some((table.name, face(table)));
+        }
+        let params = Params::new(table.algorithm, table.quota).unwrap();
+        let max_wait = max_wait.unwrap_or(default_wait(&params));
+        let ask = Ask { action: Action::Check, cost: cost.into(), max_wait, now: 1.7e15 + at };
+        current.as_mut().unwrap().1.ask(&params, ask)
+    });
+}
+
+#[test]
+fn the_twins_keep_the_contract() {
+    run_on_face(|_| State::NeverSeen);
+}
+
+#[test]
+fn the_scripts_keep_the_contract() {
+    let server = RedisServer::start();
+    run_on_face(|table| Scripted::new(&server, &format!("{{{}}}", table.name)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_memory_store_keeps_the_contract() {
+    let mut limiter: Option<(&str, Limiter, tokio::time::Instant)> = None;
+    for_each_row(|table, at, cost, max_wait| {
+        if limiter.as_ref().is_none_or(|(name, ..)| *name != table.name) {
+            let store = MemoryStore::new();
+            let new = Limiter::new(store, table.algorithm, table.quota);
+            limiter = Some((table.name, new, tokio::time::Instant::now()));
+        }
+        let (_, limiter, start) = limiter.as_ref().unwrap();
+        let decision = now_or_never(async {
+            let instant = *start + Duration::from_micros(at as u64);
+            tokio::time::advance(instant - tokio::time::Instant::now()).await;
+            match max_wait {
+                None => limiter.check_n("key", cost).await,
+                Some(wait) => {
+                    limiter.check_within("key", cost, Duration::from_micros(wait as u64)).await
+                }
+            }
+        })
+        .unwrap();
+        let micros = |time: Duration| time.as_micros() as f64;
+        Verdict {
+            admitted: decision.is_allowed(),
+            wait: micros(decision.retry_after().unwrap_or(decision.delay())),
+            remaining: decision.remaining() as f64,
+            replenish: micros(decision.replenish_after()),
+            reset: micros(decision.reset_after()),
+        }
+    });
+}
+
+/// Of a future that is ready as soon as the clock has moved.
+fn now_or_never<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    for _ in 0..10 {
+        if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+    }
+    panic!("the future waits");
+}

@@ -1,0 +1,106 @@
+use std::time::Duration;
+
+use crate::{algorithm::Verdict, quota::Quota};
+
+/// The answer of a check: may the request go on, and how does its key stand after it?
+///
+/// The layer puts it into the extensions of the request and of the response.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(2));
+///
+/// let first = limiter.check("alice").await?;
+/// assert!(first.is_allowed());
+/// assert_eq!(first.remaining(), 1);
+/// assert_eq!(first.reset_after(), Duration::from_millis(500));
+///
+/// limiter.check("alice").await?;
+/// let third = limiter.check("alice").await?;
+/// assert!(!third.is_allowed());
+/// assert_eq!(third.retry_after(), Some(Duration::from_millis(500)));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a denied request must not go on"]
+pub struct Decision {
+    quota: Quota,
+    cost: u32,
+    allowed: bool,
+    wait_us: u64,
+    remaining: u64,
+    replenish_us: u64,
+    reset_us: u64,
+}
+
+impl Decision {
+    pub(crate) fn new(quota: Quota, cost: u32, verdict: Verdict) -> Self {
+        Self {
+            quota,
+            cost,
+            allowed: verdict.admitted,
+            wait_us: verdict.wait as u64,
+            remaining: verdict.remaining as u64,
+            replenish_us: verdict.replenish as u64,
+            reset_us: verdict.reset as u64,
+        }
+    }
+
+    /// Returns whether the request may go on, after [`delay`](Decision::delay).
+    #[must_use]
+    pub const fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// The time after which an allowed request may go on.
+    ///
+    /// It is zero unless the algorithm is a leaky bucket, or the check allowed a wait.
+    #[must_use]
+    pub const fn delay(&self) -> Duration {
+        Duration::from_micros(if self.allowed { self.wait_us } else { 0 })
+    }
+
+    /// The time after which the same request, if no other comes between, is allowed; `None` if it is
+    /// allowed now. Exact to the microsecond.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        if self.allowed { None } else { Some(Duration::from_micros(self.wait_us)) }
+    }
+
+    /// The number of requests of cost 1 that would be allowed right now, after this decision.
+    #[must_use]
+    pub const fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// The time until [`remaining`](Decision::remaining) grows; zero if it is as large as can be.
+    #[must_use]
+    pub const fn replenish_after(&self) -> Duration {
+        Duration::from_micros(self.replenish_us)
+    }
+
+    /// The time until the key is as if it had never been seen.
+    #[must_use]
+    pub const fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.reset_us)
+    }
+
+    /// The quota that the request was held against.
+    #[must_use]
+    pub const fn quota(&self) -> Quota {
+        self.quota
+    }
+
+    /// What the request costs.
+    #[must_use]
+    pub const fn cost(&self) -> u32 {
+        self.cost
+    }
+}

@@ -1,0 +1,234 @@
+use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration};
+
+use crate::{algorithm::Algorithm, quota::Quota};
+
+/// Why a limiter gave no decision.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A request costs at least 1; to look without spending there is
+    /// [`peek`](crate::Limiter::peek).
+    ZeroCost,
+    /// The cost is more than the quota can ever grant, however long one waits. Nothing was spent.
+    #[non_exhaustive]
+    CostAboveQuota {
+        /// What the request would cost.
+        cost: u32,
+        /// The most that the quota can grant to one request.
+        most: u32,
+    },
+    /// The store gave no answer.
+    Store(StoreError),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ZeroCost => f.write_str("a request must cost at least 1 (peek spends nothing)"),
+            Self::CostAboveQuota { cost, most } => {
+                write!(
+                    f,
+                    "a request that costs {cost} can never pass, the quota grants {most} at most"
+                )
+            }
+            Self::Store(_) => f.write_str("the store of the rate limiter gave no answer"),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Store(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Why a store gave no answer.
+#[derive(Clone, Debug)]
+pub struct StoreError(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Timeout(Duration),
+    Full(usize),
+    Unavailable(Arc<dyn StdError + Send + Sync>),
+}
+
+impl StoreError {
+    /// The store did not answer within its `deadline`; whether the cost was spent is not known.
+    #[must_use]
+    pub fn timeout(deadline: Duration) -> Self {
+        Self(Kind::Timeout(deadline))
+    }
+
+    /// The store holds `max_keys` keys that it may not forget, and cannot take another.
+    #[must_use]
+    pub fn full(max_keys: usize) -> Self {
+        Self(Kind::Full(max_keys))
+    }
+
+    /// The store cannot be reached, or answered with an error.
+    #[must_use]
+    pub fn unavailable(source: impl StdError + Send + Sync + 'static) -> Self {
+        Self(Kind::Unavailable(Arc::new(source)))
+    }
+
+    /// Returns whether the deadline passed; the cost may have been spent.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.0, Kind::Timeout(_))
+    }
+
+    /// Returns whether the store has no room for another key.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self.0, Kind::Full(_))
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Timeout(deadline) => write!(f, "no answer within {deadline:?}"),
+            Kind::Full(max_keys) => {
+                write!(f, "all of the store's {max_keys} keys are used up, raise `max_keys`")
+            }
+            Kind::Unavailable(_) => f.write_str("the store is not available"),
+        }
+    }
+}
+
+impl StdError for StoreError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &self.0 {
+            Kind::Unavailable(source) => Some(source.as_ref()),
+            _ => None,
+        }
+    }
+}
+
+/// Settings that do not go together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// Another limiter over the same store has the name; their counts would mix.
+    #[non_exhaustive]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// A name is 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    #[non_exhaustive]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// There is no algorithm of that name.
+    #[non_exhaustive]
+    UnknownAlgorithm {
+        /// The name.
+        name: String,
+    },
+    /// Only the buckets have a burst of their own.
+    #[non_exhaustive]
+    BurstWithoutBucket {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The quota with the burst.
+        quota: Quota,
+    },
+    /// A sliding window has 1 to 100 buckets.
+    #[non_exhaustive]
+    Buckets {
+        /// The number of buckets.
+        buckets: u32,
+    },
+    /// The burst and the overdraft together are above `u32::MAX`, or take more than 100 years to
+    /// refill.
+    #[non_exhaustive]
+    Overdraft {
+        /// The overdraft.
+        overdraft: u32,
+        /// The quota.
+        quota: Quota,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NameTaken { name } => write!(
+                f,
+                "the store already has a limiter named {name:?}: name this one with \
+                 `Limiter::named`, or clone the other one if they shall count together"
+            ),
+            Self::Name { name } => write!(
+                f,
+                "limiter name {name:?}: use 1 to 64 of the characters A-Z a-z 0-9 - _ . /"
+            ),
+            Self::UnknownAlgorithm { name } => write!(
+                f,
+                "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket or \
+                 leaky-bucket"
+            ),
+            Self::BurstWithoutBucket { algorithm, quota } => write!(
+                f,
+                "quota \"{quota}\": a {algorithm} admits up to its limit at once and has no other \
+                 burst; leave the burst out, or use token-bucket or leaky-bucket"
+            ),
+            Self::Buckets { buckets } => {
+                write!(f, "a sliding window has 1 to 100 buckets, not {buckets}")
+            }
+            Self::Overdraft { overdraft, quota } => write!(
+                f,
+                "an overdraft of {overdraft} is too much for the quota \"{quota}\": with the burst \
+                 it must be below 2^32 and refill within 100 years"
+            ),
+        }
+    }
+}
+
+impl StdError for ConfigError {}
+
+/// Why a request cannot be charged to anybody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The request has no key. See [`MissingKey`](crate::MissingKey) for what the layer does then.
+    MissingKey,
+    /// The request is wrong; the layer answers 400 with this message.
+    Invalid(Cow<'static, str>),
+    /// The service is set up wrong; the layer answers 500 with this message.
+    Misconfigured(Cow<'static, str>),
+}
+
+impl RequestError {
+    /// The request is wrong: the layer answers 400 with this message.
+    pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::Invalid(message.into())
+    }
+
+    /// The service is set up wrong: the layer answers 500 with this message.
+    pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::Misconfigured(message.into())
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MissingKey => f.write_str("the request does not say who it is from"),
+            Self::Invalid(message) | Self::Misconfigured(message) => f.write_str(message),
+        }
+    }
+}
+
+impl StdError for RequestError {}

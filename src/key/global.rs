@@ -1,0 +1,12 @@
+use super::{Key, KeyExtractor};
+use crate::error::RequestError;
+
+/// One key for all requests: they share one quota.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Global;
+
+impl<H> KeyExtractor<H> for Global {
+    fn extract(&self, _: &H) -> Result<Key<'static>, RequestError> {
+        Ok(Key::from("global").into_owned())
+    }
+}

@@ -1,0 +1,52 @@
+use std::net::SocketAddr;
+
+use http::request::Parts;
+
+use super::{Key, KeyExtractor};
+use crate::error::RequestError;
+
+/// The address of the peer of the connection: the client, or the last proxy in front of the service.
+///
+/// It is taken from the extensions of the request: a [`SocketAddr`], or, with the feature `axum`, axum's
+/// `ConnectInfo<SocketAddr>`. For other types use a closure:
+///
+/// ```
+/// use http::request::Parts;
+/// use std::net::SocketAddr;
+///
+/// #[derive(Clone)]
+/// struct Peer(SocketAddr);
+///
+/// let peer_ip = |head: &Parts| head.extensions.get::<Peer>().map(|peer| peer.0.ip());
+/// # let _ = peer_ip;
+/// ```
+///
+/// A request without an address is answered with 500: a service that is set up wrong must not make all
+/// of its clients share one quota.
+///
+/// # Behind a proxy
+///
+/// All requests then come from the proxy's address, and share one quota. Put the limiter into the proxy,
+/// or make a key of what the proxy tells, if nobody else can reach the service.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerIp;
+
+impl KeyExtractor<Parts> for PeerIp {
+    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+        let address = head.extensions.get::<SocketAddr>().copied();
+        #[cfg(feature = "axum")]
+        let address = address.or_else(|| {
+            let info = head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>();
+            info.map(|info| info.0)
+        });
+        address.map(|address| address.ip().into()).ok_or(RequestError::misconfigured(MISSING))
+    }
+}
+
+#[cfg(feature = "axum")]
+const MISSING: &str = "the rate limiter does not know the peer's address: serve the router with \
+     `into_make_service_with_connect_info::<SocketAddr>()`";
+#[cfg(not(feature = "axum"))]
+const MISSING: &str = "the rate limiter does not know the peer's address: put a `SocketAddr` into the \
+     extensions of the request, or enable the feature `axum` of tower-ratelimit and serve the router \
+     with `into_make_service_with_connect_info::<SocketAddr>()`";

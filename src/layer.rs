@@ -1,0 +1,166 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, request::Parts};
+use tower_layer::Layer;
+
+use crate::{
+    key::KeyExtractor,
+    limiter::Limiter,
+    protocol::{Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
+    service::RateLimit,
+};
+
+/// Limits the requests to a service, per key.
+///
+/// A request over the quota is answered instead of going on; a request that a leaky bucket delays waits
+/// for its turn. The layer makes no state of its own: however often it is applied or cloned, its services
+/// share the limiter's counts.
+///
+/// | | answer | `Retry-After` |
+/// |---|---|---|
+/// | the quota is used up | 429, `quota-exceeded` | whole seconds, at least 1 |
+/// | the cost is above what the quota can ever grant | 429, `quota-exceeded` | none |
+/// | the request has no key, or a wrong one | 400 | none |
+/// | the service is set up wrong | 500 | none |
+/// | the store gives no answer | 503, `temporary-reduced-capacity` | none |
+///
+/// Responses carry the fields `RateLimit` and `RateLimit-Policy` of
+/// draft-ietf-httpapi-ratelimit-headers-11, added to those of other layers. The
+/// [`Decision`](crate::Decision) is in the extensions of the request and of the response.
+///
+/// # Examples
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+///
+/// let limiter = Limiter::new(
+///     MemoryStore::new(),
+///     Algorithm::token_bucket(),
+///     Quota::per_second(10).burst(20),
+/// );
+/// let app: Router = Router::new()
+///     .route("/", get(|| async { "hello" }))
+///     .layer(RateLimitLayer::new(limiter, key::Header::new("x-api-key")));
+/// ```
+///
+/// # Example: another body
+///
+/// ```
+/// use bytes::Bytes;
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Rejection, key};
+///
+/// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+/// let layer = RateLimitLayer::new(limiter, key::Global).map_refusal(|rejection, head, response| {
+///     match rejection {
+///         Rejection::Denied(_) => response.map(|_| Bytes::from(format!("{} is busy", head.uri))),
+///         _ => response,
+///     }
+/// });
+/// # let _ = layer;
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a layer does nothing until it is applied to a service"]
+pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
+
+/// What all services of a layer share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared<P> {
+    pub(crate) limiter: Limiter,
+    pub(crate) protocol: P,
+}
+
+impl RateLimitLayer {
+    /// Limits HTTP requests.
+    ///
+    /// The key comes from [`key::Header`](crate::key::Header), [`key::PeerIp`](crate::key::PeerIp),
+    /// [`key::Global`](crate::key::Global), a closure over the head of the request, or a pair of them.
+    pub fn new(limiter: Limiter, key: impl KeyExtractor<Parts>) -> Self {
+        let protocol = Http::new(&limiter, key);
+        Self(Arc::new(Shared { limiter, protocol }))
+    }
+
+    /// Sets whether responses carry `RateLimit`, `RateLimit-Policy` and `Retry-After`; they do by
+    /// default.
+    pub fn header_fields(self, on: bool) -> Self {
+        self.with(|http| http.header_fields = on)
+    }
+
+    /// Sets whether the extensions of requests and responses hold the
+    /// [`Decision`](crate::Decision), and those of refusals the [`Rejection`]; they do by default.
+    pub fn extensions(self, on: bool) -> Self {
+        self.with(|http| http.extensions = on)
+    }
+
+    /// Sets a closure that every refusal passes through: it sees why the request was refused, the head
+    /// of the request, and the response as it would be, and returns the response to send.
+    pub fn map_refusal(
+        self,
+        map: impl Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|http| http.map_refusal = Some(Arc::new(map)))
+    }
+}
+
+impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
+    /// Limits requests of any kind: `refusal` makes the response to one that may not go on.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), std::convert::Infallible> {
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
+    /// let mut shout = ServiceBuilder::new()
+    ///     .layer(RateLimitLayer::custom(
+    ///         limiter,
+    ///         |name: &String| name.clone(),
+    ///         |_rejection, name: &String| format!("not so fast, {name}"),
+    ///     ))
+    ///     .service(service_fn(async |name: String| Ok(name.to_uppercase())));
+    ///
+    /// assert_eq!(shout.ready().await?.call("ada".to_owned()).await?, "ADA");
+    /// assert_eq!(shout.ready().await?.call("ada".to_owned()).await?, "not so fast, ada");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn custom(
+        limiter: Limiter,
+        key: impl KeyExtractor<Req>,
+        refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(Shared { limiter, protocol: Custom::new(key, refusal) }))
+    }
+}
+
+impl<P: Protocol> RateLimitLayer<P> {
+    /// Sets what a request costs, 1 by default. The closure returns a `u32`, or a
+    /// `Result<u32, RequestError>`.
+    pub fn cost<C: IntoCost>(self, cost: impl Fn(&P::Head) -> C + Send + Sync + 'static) -> Self {
+        self.with(|protocol| protocol.charging_mut().set_cost(cost))
+    }
+
+    /// Sets what happens to a request without a key; it is refused by default.
+    pub fn missing_key(self, missing_key: MissingKey) -> Self {
+        self.with(|protocol| protocol.charging_mut().missing_key = missing_key)
+    }
+}
+
+impl<P: Clone> RateLimitLayer<P> {
+    fn with(mut self, change: impl FnOnce(&mut P)) -> Self {
+        change(&mut Arc::make_mut(&mut self.0).protocol);
+        self
+    }
+}
+
+impl<S, P> Layer<S> for RateLimitLayer<P> {
+    type Service = RateLimit<S, P>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::new(inner, self.0.clone())
+    }
+}

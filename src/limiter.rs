@@ -1,0 +1,284 @@
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use crate::{
+    algorithm::{Action, Algorithm, Params, micros},
+    decision::Decision,
+    error::{ConfigError, Error},
+    key::Key,
+    quota::Quota,
+    store::{Answer, Backend, Call, Name, Rule, Store},
+};
+
+/// Decides whether a key may spend: an algorithm and a quota over a store. It knows no HTTP.
+///
+/// Clones share their counts. Two limiters over one store never do: each has a name, which is part
+/// of its keys in the store, and a name can be used only once per store.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let store = MemoryStore::new();
+/// let api = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
+/// let login = Limiter::named("login", store, Algorithm::FixedWindow, Quota::per_minute(1));
+///
+/// assert!(login.check("alice").await?.is_allowed());
+/// assert!(!login.check("alice").await?.is_allowed());
+/// assert!(login.check("bob").await?.is_allowed());
+/// assert!(api.check("alice").await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limiter(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Arc<dyn Backend>,
+    name: Arc<Name>,
+    rule: Rule,
+    /// The wait of a check that names none, in microseconds.
+    default_wait: f64,
+    longest_wait: f64,
+    most: u32,
+}
+
+impl Limiter {
+    /// Makes a limiter of the name `default`.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_named`](Limiter::try_named) returns an error: most often, because the store already
+    /// has a limiter of this name. Then use [`named`](Limiter::named), or clone the other one if they
+    /// shall count together.
+    #[must_use]
+    #[track_caller]
+    pub fn new(store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
+        Self::named("default", store, algorithm, quota)
+    }
+
+    /// Makes a limiter of the given name: 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    ///
+    /// The name separates the limiter's keys from those of others over the same store, and clients see
+    /// it in the header fields. Replicas share their counts if they use the same name.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_named`](Limiter::try_named) returns an error.
+    #[must_use]
+    #[track_caller]
+    pub fn named(name: &str, store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
+        match Self::try_named(name, store, algorithm, quota) {
+            Ok(limiter) => limiter,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Like [`named`](Limiter::named), for settings that are not literals.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid or taken, or the algorithm's settings and the quota do not go together.
+    pub fn try_named(
+        name: &str,
+        store: impl Store,
+        algorithm: Algorithm,
+        quota: Quota,
+    ) -> Result<Self, ConfigError> {
+        let params = Params::new(algorithm, quota)?;
+        let fine = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+        if name.is_empty() || name.len() > 64 || !name.bytes().all(fine) {
+            return Err(ConfigError::Name { name: name.to_owned() });
+        }
+        let name = store
+            .names()
+            .take(name)
+            .ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
+        Ok(Self::assemble(Arc::new(store), Arc::new(name), algorithm, quota, params))
+    }
+
+    /// Makes a limiter with another quota that shares this one's name and counts.
+    ///
+    /// The next check applies the quota to the state of its key as it is: what was used stays used, and
+    /// is given back at the new rate.
+    ///
+    /// # Errors
+    ///
+    /// If the algorithm's settings and the quota do not go together.
+    pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
+        let algorithm = self.algorithm();
+        let params = Params::new(algorithm, quota)?;
+        Ok(Self::assemble(self.0.store.clone(), self.0.name.clone(), algorithm, quota, params))
+    }
+
+    fn assemble(
+        store: Arc<dyn Backend>,
+        name: Arc<Name>,
+        algorithm: Algorithm,
+        quota: Quota,
+        params: Params,
+    ) -> Self {
+        let longest_wait = params.longest_wait();
+        let (default_wait, most) = match algorithm {
+            Algorithm::LeakyBucket => (longest_wait, quota.burst_size()),
+            Algorithm::TokenBucket { overdraft, .. } => (0.0, quota.burst_size() + overdraft),
+            _ => (0.0, quota.limit()),
+        };
+        let rule = Rule {
+            name: name.as_arc().clone(),
+            algorithm,
+            quota,
+            params,
+            script_hash: OnceLock::new(),
+        };
+        Self(Arc::new(Inner { store, name, rule, default_wait, longest_wait, most }))
+    }
+
+    /// Spends 1 from `key`'s quota if that much is left.
+    ///
+    /// A denied request spends nothing. A leaky bucket admits a request that it can hold, with a
+    /// [`delay`](Decision::delay) that the caller must wait for; the other algorithms admit without one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store gives no answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before its first poll spends nothing. After that, it may or may not have
+    /// spent: with a [`MemoryStore`](crate::MemoryStore) the first poll decides.
+    pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
+        self.start(Action::Check, &key.into(), 1)?.await.map_err(Error::from)
+    }
+
+    /// Spends `cost` from `key`'s quota if that much is left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for a cost that cannot be, at once and without
+    /// spending; [`Error::Store`] if the store gives no answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+        self.start(Action::Check, &key.into(), cost)?.await.map_err(Error::from)
+    }
+
+    /// Like [`check_n`](Limiter::check_n), and books the request's turn if that comes within `max_wait`:
+    /// then the request is allowed, with a [`delay`](Decision::delay) that the caller must wait for.
+    ///
+    /// Turns are booked in the order of the checks. If the turn would come later, the request is denied,
+    /// and [`retry_after`](Decision::retry_after) is when the same check would succeed. Waits above 100
+    /// years, and for some quotas above some hours, are cut to that.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check). What was booked stays booked until it is given back with
+    /// [`refund`](Limiter::refund).
+    pub async fn check_within(
+        &self,
+        key: impl Into<Key<'_>>,
+        cost: u32,
+        max_wait: Duration,
+    ) -> Result<Decision, Error> {
+        let max_wait = micros(max_wait).min(self.0.longest_wait);
+        self.call(Action::Check, &key.into(), cost, max_wait)?.await.map_err(Error::from)
+    }
+
+    /// Tells what [`check`](Limiter::check) would answer now, without spending anything.
+    ///
+    /// [`remaining`](Decision::remaining) is what is left before that check.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store gives no answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
+        self.start(Action::Peek, &key.into(), 1)?.await.map_err(Error::from)
+    }
+
+    /// Gives back `cost` units that were spent last from `key`'s quota, and never more than were spent.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
+        let _ = self.start(Action::Refund, &key.into(), cost)?.await?;
+        Ok(())
+    }
+
+    /// Forgets `key`: its next request is as its first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store gives no answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
+        self.0.store.reset(&self.0.rule, key.into().as_str()).await.map_err(Error::from)
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.rule.name
+    }
+
+    /// The algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.0.rule.algorithm
+    }
+
+    /// The quota.
+    #[must_use]
+    pub fn quota(&self) -> Quota {
+        self.0.rule.quota
+    }
+
+    pub(crate) fn start(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u32,
+    ) -> Result<Answer<Decision>, Error> {
+        self.call(action, key, cost, self.0.default_wait)
+    }
+
+    fn call(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u32,
+        max_wait: f64,
+    ) -> Result<Answer<Decision>, Error> {
+        let Inner { store, rule, most, .. } = &*self.0;
+        if cost == 0 {
+            return Err(Error::ZeroCost);
+        }
+        if cost > *most {
+            return Err(Error::CostAboveQuota { cost, most: *most });
+        }
+        Ok(store.call(&Call { rule, key: key.as_str(), action, cost, max_wait }))
+    }
+}

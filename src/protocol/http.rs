@@ -1,0 +1,106 @@
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::{Request, Response, request::Parts};
+
+use super::{Charging, Exchange, Protocol, Rejection};
+use crate::{
+    body::ResponseBody, decision::Decision, key::KeyExtractor, limiter::Limiter, response::Fields,
+};
+
+type MapRefusal = Arc<dyn Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
+
+/// HTTP requests, refused with 429 and a problem description.
+#[derive(Clone)]
+pub struct Http {
+    charging: Charging<Parts>,
+    fields: Fields,
+    pub(crate) header_fields: bool,
+    pub(crate) extensions: bool,
+    pub(crate) map_refusal: Option<MapRefusal>,
+}
+
+impl Http {
+    pub(crate) fn new(limiter: &Limiter, key: impl KeyExtractor<Parts>) -> Self {
+        Self {
+            charging: Charging::new(key),
+            fields: Fields::new(limiter.name(), limiter.quota()),
+            header_fields: true,
+            extensions: true,
+            map_refusal: None,
+        }
+    }
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http")
+            .field("charging", &self.charging)
+            .field("header_fields", &self.header_fields)
+            .field("extensions", &self.extensions)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Protocol for Http {
+    type Head = Parts;
+
+    fn charging(&self) -> &Charging<Parts> {
+        &self.charging
+    }
+
+    fn charging_mut(&mut self) -> &mut Charging<Parts> {
+        &mut self.charging
+    }
+}
+
+impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
+    type Response = Response<ResponseBody<ResBody>>;
+    type Rest = ReqBody;
+
+    fn split(request: Request<ReqBody>) -> (Parts, ReqBody) {
+        request.into_parts()
+    }
+
+    fn join(
+        &self,
+        mut head: Parts,
+        body: ReqBody,
+        decision: Option<&Decision>,
+    ) -> Request<ReqBody> {
+        if let Some(decision) = decision.filter(|_| self.extensions) {
+            head.extensions.insert(*decision);
+        }
+        Request::from_parts(head, body)
+    }
+
+    fn respond(&self, response: Response<ResBody>, decision: Option<&Decision>) -> Self::Response {
+        let mut response = response.map(ResponseBody::service);
+        if let Some(decision) = decision {
+            if self.header_fields {
+                self.fields.add(response.headers_mut(), decision);
+            }
+            if self.extensions {
+                response.extensions_mut().insert(*decision);
+            }
+        }
+        response
+    }
+
+    fn refuse(&self, rejection: Rejection, head: Parts) -> Self::Response {
+        let mut response = self.fields.refusal(&rejection);
+        if !self.header_fields {
+            self.fields.remove(response.headers_mut());
+        }
+        if let Some(map) = &self.map_refusal {
+            response = map(&rejection, &head, response);
+        }
+        if self.extensions {
+            if let Rejection::Denied(decision) = &rejection {
+                response.extensions_mut().insert(*decision);
+            }
+            response.extensions_mut().insert(rejection);
+        }
+        response.map(ResponseBody::refusal)
+    }
+}

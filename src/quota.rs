@@ -1,0 +1,333 @@
+use std::{fmt, str::FromStr, time::Duration};
+
+const MICROS_PER_DAY: u64 = 86_400_000_000;
+const SHORTEST_WINDOW: u64 = 1_000;
+const LONGEST_WINDOW: u64 = 366 * MICROS_PER_DAY;
+
+/// The longest time in which a whole burst may refill: 100 years. It keeps every sum of a time
+/// and a refill below 2^53 microseconds, where the arithmetic of the scripts is exact.
+pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
+
+/// How much is allowed: `limit` units per `window`, and `burst` units back to back.
+///
+/// `Quota::per_second(10)` is ten per second. The burst is a *total*, the first request included,
+/// and it is the limit unless [`burst`](Quota::burst) says otherwise. Only the token bucket and
+/// the leaky bucket have a burst; the windows admit up to `limit` at once.
+///
+/// # Why a burst, and why not just a shorter window?
+///
+/// `per_minute(60)` and `per_second(1)` allow the same rate. The first lets a client that was idle
+/// spend a minute's worth at once, the second makes it spread its requests. A page that loads with
+/// twenty calls wants `per_second(1).burst(20)`.
+///
+/// # Examples
+///
+/// Literals are checked when they are compiled, if they stand in a `const`:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::Quota;
+///
+/// const LOGIN: Quota = Quota::per_minute(5);
+/// const API: Quota = Quota::per_second(10).burst(20);
+/// const REPORTS: Quota = Quota::new(5, Duration::from_secs(10));
+///
+/// assert_eq!(API.to_string(), "10/s burst 20");
+/// # let _ = (LOGIN, REPORTS);
+/// ```
+///
+/// ```compile_fail
+/// # use tower_ratelimit::Quota;
+/// const NOTHING: Quota = Quota::per_second(0);
+/// # let _ = NOTHING;
+/// ```
+///
+/// # Example: from configuration
+///
+/// ```
+/// use tower_ratelimit::Quota;
+///
+/// let quota: Quota = "100/min burst 20".parse()?;
+/// assert_eq!(quota, Quota::per_minute(100).burst(20));
+///
+/// let error = "0/s".parse::<Quota>().unwrap_err();
+/// assert_eq!(error.to_string(), "quota \"0/s\": the limit is 0, but must be at least 1");
+/// # Ok::<(), tower_ratelimit::QuotaError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Quota {
+    limit: u32,
+    burst: u32,
+    window_us: u64,
+}
+
+impl Quota {
+    /// Allows `limit` units per `window`, which is 1 ms to 366 days; a fraction of a microsecond is
+    /// rounded up.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is 0 or `window` is out of range: at compile time in a `const`. For numbers that
+    /// are not literals there is [`try_new`](Quota::try_new).
+    #[must_use]
+    pub const fn new(limit: u32, window: Duration) -> Self {
+        match Self::checked(limit, window) {
+            Ok(quota) => quota,
+            Err(Problem::ZeroLimit) => panic!("a quota's limit must be at least 1"),
+            Err(_) => panic!("a quota's window must be 1 ms to 366 days"),
+        }
+    }
+
+    /// Like [`new`](Quota::new), for numbers that are not literals.
+    ///
+    /// # Errors
+    ///
+    /// If `limit` is 0 or `window` is out of range.
+    pub fn try_new(limit: u32, window: Duration) -> Result<Self, QuotaError> {
+        Self::checked(limit, window).map_err(QuotaError::from)
+    }
+
+    /// Allows `limit` units per second.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is 0: at compile time in a `const`.
+    #[must_use]
+    pub const fn per_second(limit: u32) -> Self {
+        Self::new(limit, Duration::from_secs(1))
+    }
+
+    /// Allows `limit` units per minute.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is 0: at compile time in a `const`.
+    #[must_use]
+    pub const fn per_minute(limit: u32) -> Self {
+        Self::new(limit, Duration::from_secs(60))
+    }
+
+    /// Allows `limit` units per hour.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is 0: at compile time in a `const`.
+    #[must_use]
+    pub const fn per_hour(limit: u32) -> Self {
+        Self::new(limit, Duration::from_secs(3_600))
+    }
+
+    /// Allows `limit` units per day of 24 hours.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is 0: at compile time in a `const`.
+    #[must_use]
+    pub const fn per_day(limit: u32) -> Self {
+        Self::new(limit, Duration::from_secs(86_400))
+    }
+
+    /// Sets the most units that may pass back to back after idling, the first request included.
+    ///
+    /// # Panics
+    ///
+    /// If `burst` is 0, or takes more than 100 years to refill: at compile time in a `const`. For
+    /// numbers that are not literals there is [`try_burst`](Quota::try_burst).
+    #[must_use]
+    pub const fn burst(self, burst: u32) -> Self {
+        match self.with_burst(burst) {
+            Ok(quota) => quota,
+            Err(Problem::ZeroBurst) => panic!("a quota's burst must be at least 1"),
+            Err(_) => panic!("a quota's burst must refill within 100 years"),
+        }
+    }
+
+    /// Like [`burst`](Quota::burst), for numbers that are not literals.
+    ///
+    /// # Errors
+    ///
+    /// If `burst` is 0, or takes more than 100 years to refill.
+    pub fn try_burst(self, burst: u32) -> Result<Self, QuotaError> {
+        self.with_burst(burst).map_err(QuotaError::from)
+    }
+
+    /// The units per window.
+    #[must_use]
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The window.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        Duration::from_micros(self.window_us)
+    }
+
+    /// The most units that may pass back to back.
+    #[must_use]
+    pub const fn burst_size(&self) -> u32 {
+        self.burst
+    }
+
+    pub(crate) const fn window_us(&self) -> u64 {
+        self.window_us
+    }
+
+    const fn checked(limit: u32, window: Duration) -> Result<Self, Problem> {
+        if limit == 0 {
+            return Err(Problem::ZeroLimit);
+        }
+        let window_us = window.as_nanos().div_ceil(1_000);
+        if window_us < SHORTEST_WINDOW as u128 || window_us > LONGEST_WINDOW as u128 {
+            return Err(Problem::Window(window));
+        }
+        Ok(Self { limit, burst: limit, window_us: window_us as u64 })
+    }
+
+    const fn with_burst(self, burst: u32) -> Result<Self, Problem> {
+        if burst == 0 {
+            return Err(Problem::ZeroBurst);
+        }
+        if self.refill_us(burst as u128) > LONGEST_REFILL as u128 {
+            return Err(Problem::Refill(burst));
+        }
+        Ok(Self { burst, ..self })
+    }
+
+    /// The time in which `units` flow in, rounded up.
+    pub(crate) const fn refill_us(&self, units: u128) -> u128 {
+        (units * self.window_us as u128).div_ceil(self.limit as u128)
+    }
+}
+
+/// Writes the quota as [`FromStr`] reads it: `10/s`, `100/min burst 20`, `5/10s`.
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, length) = UNITS
+            .iter()
+            .find(|(_, length)| self.window_us.is_multiple_of(*length))
+            .expect("1 us divides");
+        write!(f, "{}/", self.limit)?;
+        if self.window_us != *length {
+            write!(f, "{}", self.window_us / length)?;
+        }
+        f.write_str(unit)?;
+        if self.burst != self.limit {
+            write!(f, " burst {}", self.burst)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quota({self})")
+    }
+}
+
+/// The units of time as they are printed, longest first, with their length in microseconds.
+const UNITS: [(&str, u64); 6] = [
+    ("day", MICROS_PER_DAY),
+    ("h", 3_600_000_000),
+    ("min", 60_000_000),
+    ("s", 1_000_000),
+    ("ms", 1_000),
+    ("us", 1),
+];
+
+fn unit_us(name: &str) -> Option<u64> {
+    let printed = match name {
+        "d" | "days" => "day",
+        "hour" | "hours" => "h",
+        "m" | "minute" | "minutes" => "min",
+        "sec" | "second" | "seconds" => "s",
+        name => name,
+    };
+    UNITS.iter().find(|(unit, _)| *unit == printed).map(|(_, length)| *length)
+}
+
+/// Reads `LIMIT/[N]UNIT [burst BURST]`: `10/s`, `100/min burst 20`, `5/10s`.
+///
+/// The units are `us`, `ms`, `s`, `min` (`m`), `h` and `day` (`d`), or the whole words.
+impl FromStr for Quota {
+    type Err = QuotaError;
+
+    fn from_str(text: &str) -> Result<Self, QuotaError> {
+        parse(text).map_err(|problem| QuotaError { input: Some(text.to_owned()), problem })
+    }
+}
+
+fn parse(text: &str) -> Result<Quota, Problem> {
+    let (limit, rest) = text.split_once('/').ok_or(Problem::Form)?;
+    let mut words = rest.split_whitespace();
+    let window = words.next().ok_or(Problem::Form)?;
+    let digits = window.len() - window.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (count, unit) = window.split_at(digits);
+    let length = unit_us(unit).ok_or(Problem::Unit)?;
+    let count = if count.is_empty() { 1 } else { count.parse().map_err(|_| Problem::Number)? };
+    let window_us = length.checked_mul(count).ok_or(Problem::Number)?;
+    let quota = Quota::checked(number(limit.trim())?, Duration::from_micros(window_us))?;
+    match (words.next(), words.next(), words.next()) {
+        (None, ..) => Ok(quota),
+        (Some("burst"), Some(burst), None) => quota.with_burst(number(burst)?),
+        _ => Err(Problem::Form),
+    }
+}
+
+fn number(digits: &str) -> Result<u32, Problem> {
+    match digits.bytes().all(|b| b.is_ascii_digit()) && !digits.is_empty() {
+        true => digits.parse().map_err(|_| Problem::Number),
+        false => Err(Problem::Form),
+    }
+}
+
+/// A quota that cannot be: the message names the input and what to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaError {
+    input: Option<String>,
+    problem: Problem,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Problem {
+    Form,
+    Unit,
+    Number,
+    ZeroLimit,
+    ZeroBurst,
+    Window(Duration),
+    Refill(u32),
+}
+
+impl From<Problem> for QuotaError {
+    fn from(problem: Problem) -> Self {
+        Self { input: None, problem }
+    }
+}
+
+impl fmt::Display for QuotaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("quota")?;
+        if let Some(input) = &self.input {
+            write!(f, " {input:?}")?;
+        }
+        f.write_str(": ")?;
+        match self.problem {
+            Problem::Form => f.write_str(
+                "write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s, 5/10s or 100/min burst 20",
+            ),
+            Problem::Unit => f.write_str("the window's unit must be us, ms, s, min, h or day"),
+            Problem::Number => write!(f, "a number is too large, the most is {}", u32::MAX),
+            Problem::ZeroLimit => f.write_str("the limit is 0, but must be at least 1"),
+            Problem::ZeroBurst => f.write_str("the burst is 0, but must be at least 1"),
+            Problem::Window(window) => {
+                write!(f, "the window is {window:?}, but must be 1 ms to 366 days")
+            }
+            Problem::Refill(burst) => {
+                write!(f, "a burst of {burst} would take more than 100 years to refill")
+            }
+        }
+    }
+}
+
+impl std::error::Error for QuotaError {}

@@ -1,0 +1,269 @@
+use std::{
+    fmt,
+    hash::BuildHasher,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use tokio::time::Instant;
+
+use super::{Answer, Backend, Call, Names, Rule, Store};
+use crate::{
+    algorithm::{Action, State, Verdict},
+    decision::Decision,
+    error::StoreError,
+};
+
+const DEFAULT_MAX_KEYS: usize = 100_000;
+
+const MOST_SHARDS: usize = 64;
+const FEWEST_KEYS_PER_SHARD: usize = 1_024;
+
+/// The buckets that an insertion looks at for a key that may go.
+const SWEEP: usize = 4;
+const SWEEP_WHEN_FULL: usize = 64;
+
+/// Counts in the memory of the process: one count per process, nothing to install.
+///
+/// Clones share their counts. Time is [`tokio::time::Instant`], so that a test with paused time can
+/// script it. There is no background task.
+///
+/// # Memory
+///
+/// A store holds at most `max_keys` keys, 100,000 unless [`with_max_keys`](MemoryStore::with_max_keys)
+/// says otherwise. A key costs about 200 bytes, and its own length; a sliding window 4 bytes more per
+/// bucket, a sliding log 16 bytes more per request that it remembers.
+///
+/// Keys that have returned to their first state are dropped as new ones come. When the store is full, a
+/// new key takes the place of one that is closest to its first state. A key that has no request left, or
+/// that was denied one, is never dropped before it could be allowed again: if a flood of new keys finds
+/// no other to replace, they get [`StoreError::is_full`], and the layer answers 503.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+/// # let _ = limiter;
+/// ```
+#[derive(Clone)]
+pub struct MemoryStore(Arc<Inner>);
+
+struct Inner {
+    shards: Box<[Mutex<Shard>]>,
+    max_keys: usize,
+    hasher: RandomState,
+    epoch: Instant,
+    names: Names,
+}
+
+impl MemoryStore {
+    /// Makes an empty store for at most 100,000 keys.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_max_keys(DEFAULT_MAX_KEYS)
+    }
+
+    /// Makes an empty store for at most `max_keys` keys.
+    ///
+    /// Large stores divide the keys among up to 64 parts, each with its share of `max_keys`.
+    ///
+    /// # Panics
+    ///
+    /// If `max_keys` is 0.
+    #[must_use]
+    pub fn with_max_keys(max_keys: usize) -> Self {
+        assert!(max_keys > 0, "a store must hold at least one key");
+        let shards = (max_keys / FEWEST_KEYS_PER_SHARD).clamp(1, MOST_SHARDS);
+        let shards = 1 << shards.ilog2();
+        let shard = || Mutex::new(Shard::new(max_keys / shards));
+        Self(Arc::new(Inner {
+            shards: std::iter::repeat_with(shard).take(shards).collect(),
+            max_keys,
+            hasher: RandomState::default(),
+            epoch: Instant::now(),
+            names: Names::default(),
+        }))
+    }
+
+    /// The number of keys that are held now.
+    #[must_use]
+    pub fn key_count(&self) -> usize {
+        self.0.shards.iter().map(|shard| lock(shard).table.len()).sum()
+    }
+
+    /// Microseconds since the store was made.
+    fn now(&self) -> f64 {
+        let elapsed = self.0.epoch.elapsed();
+        elapsed.as_secs() as f64 * 1e6 + f64::from(elapsed.subsec_micros())
+    }
+
+    fn hash(&self, rule: &Rule, key: &str) -> u64 {
+        self.0.hasher.hash_one((&*rule.name, key))
+    }
+
+    fn shard(&self, hash: u64) -> std::sync::MutexGuard<'_, Shard> {
+        // The table takes the lowest and the highest bits.
+        lock(&self.0.shards[(hash >> 32) as usize & (self.0.shards.len() - 1)])
+    }
+}
+
+fn lock(shard: &Mutex<Shard>) -> std::sync::MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("max_keys", &self.0.max_keys).finish_non_exhaustive()
+    }
+}
+
+impl Store for MemoryStore {}
+
+impl Backend for MemoryStore {
+    fn call(&self, call: &Call<'_>) -> Answer<Decision> {
+        let hash = self.hash(call.rule, call.key);
+        let mut shard = self.shard(hash);
+        let now = self.now();
+        let verdict = match shard.find(hash, call.rule, call.key) {
+            Some(entry) => entry.step(call, now),
+            None => {
+                let mut entry = Entry::new(call);
+                let verdict = entry.step(call, now);
+                if entry.state != State::NeverSeen
+                    && !shard.insert(hash, entry, now, &self.0.hasher)
+                {
+                    return Answer::ready(Err(StoreError::full(self.0.max_keys)));
+                }
+                verdict
+            }
+        };
+        Answer::ready(Ok(Decision::new(call.rule.quota, call.cost, verdict)))
+    }
+
+    fn reset(&self, rule: &Rule, key: &str) -> Answer<()> {
+        let hash = self.hash(rule, key);
+        let mut shard = self.shard(hash);
+        if let Ok(entry) = shard.table.find_entry(hash, |entry| entry.is(rule, key)) {
+            entry.remove();
+        }
+        Answer::ready(Ok(()))
+    }
+
+    fn names(&self) -> &Names {
+        &self.0.names
+    }
+}
+
+struct Entry {
+    limiter: Arc<str>,
+    key: Box<str>,
+    state: State,
+    /// When the state is as if never seen.
+    expires: f64,
+    /// Until when a request that was seen would be denied.
+    denied_until: f64,
+}
+
+impl Entry {
+    fn new(call: &Call<'_>) -> Self {
+        Self {
+            limiter: call.rule.name.clone(),
+            key: call.key.into(),
+            state: State::NeverSeen,
+            expires: 0.0,
+            denied_until: 0.0,
+        }
+    }
+
+    fn is(&self, rule: &Rule, key: &str) -> bool {
+        *self.key == *key && self.limiter == rule.name
+    }
+
+    fn step(&mut self, call: &Call<'_>, now: f64) -> Verdict {
+        if self.expires <= now {
+            self.state = State::NeverSeen;
+        }
+        let verdict = call.rule.params.step(&mut self.state, &call.ask(now));
+        if call.action != Action::Peek {
+            self.expires = now + verdict.reset;
+        }
+        if call.action == Action::Check {
+            let denied = match verdict {
+                Verdict { admitted: false, wait, .. } => wait,
+                Verdict { remaining: 0.0, replenish, .. } => replenish,
+                _ => 0.0,
+            };
+            self.denied_until = self.denied_until.max(now + denied);
+        }
+        verdict
+    }
+
+    fn hash(&self, hasher: &RandomState) -> u64 {
+        hasher.hash_one((&*self.limiter, &*self.key))
+    }
+}
+
+struct Shard {
+    table: HashTable<Entry>,
+    max_keys: usize,
+    /// The bucket from which the next sweep goes on.
+    cursor: usize,
+}
+
+impl Shard {
+    fn new(max_keys: usize) -> Self {
+        Self { table: HashTable::new(), max_keys, cursor: 0 }
+    }
+
+    fn find(&mut self, hash: u64, rule: &Rule, key: &str) -> Option<&mut Entry> {
+        self.table.find_mut(hash, |entry| entry.is(rule, key))
+    }
+
+    /// Returns whether there was room for it.
+    fn insert(&mut self, hash: u64, entry: Entry, now: f64, hasher: &RandomState) -> bool {
+        let full = self.table.len() >= self.max_keys;
+        self.sweep(now, if full { SWEEP_WHEN_FULL } else { SWEEP });
+        if self.table.len() >= self.max_keys {
+            return false;
+        }
+        self.table.insert_unique(hash, entry, |entry| entry.hash(hasher));
+        true
+    }
+
+    /// Drops the keys in the next `buckets` that are as if never seen; if the shard stays full, then
+    /// the one that is so soonest and is not being denied.
+    fn sweep(&mut self, now: f64, buckets: usize) {
+        let mut victim: Option<(f64, usize)> = None;
+        for _ in 0..buckets.min(self.table.num_buckets()) {
+            self.cursor = (self.cursor + 1) % self.table.num_buckets();
+            let Some(entry) = self.table.get_bucket(self.cursor) else { continue };
+            if entry.expires <= now {
+                self.remove(self.cursor);
+            } else if entry.denied_until <= now
+                && victim.is_none_or(|(expires, _)| entry.expires < expires)
+            {
+                victim = Some((entry.expires, self.cursor));
+            }
+        }
+        if let Some((_, bucket)) = victim
+            && self.table.len() >= self.max_keys
+        {
+            self.remove(bucket);
+        }
+    }
+
+    fn remove(&mut self, bucket: usize) {
+        if let Ok(entry) = self.table.get_bucket_entry(bucket) {
+            entry.remove();
+        }
+    }
+}

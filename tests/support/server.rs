@@ -1,0 +1,83 @@
+//! A Redis server of one's own, on a socket in a folder of its own.
+
+use std::{
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// Ends with its value.
+pub struct RedisServer {
+    process: Option<Child>,
+    folder: TempDir,
+}
+
+impl RedisServer {
+    pub fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a folder for the server");
+        let mut server = Self { process: None, folder };
+        server.restart();
+        server
+    }
+
+    pub fn url(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    /// Starts it again, after `kill`, without its data.
+    pub fn restart(&mut self) {
+        let process = Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+            .arg(self.socket())
+            .arg("--dir")
+            .arg(self.folder.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server must be installed: `make test` does it");
+        self.process = Some(process);
+        let start = Instant::now();
+        while UnixStream::connect(self.socket()).is_err() {
+            assert!(start.elapsed() < Duration::from_secs(30), "redis-server does not answer");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().expect("the server runs");
+            process.wait().expect("the server ends");
+        }
+    }
+
+    /// Stops it from answering, without closing its connections.
+    pub fn freeze(&self) {
+        self.signal("-STOP");
+    }
+
+    pub fn thaw(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.process.as_ref().expect("the server runs").id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().expect("kill runs").success());
+    }
+
+    pub fn connection(&self) -> redis::Connection {
+        redis::Client::open(self.url()).and_then(|it| it.get_connection()).expect("the server runs")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("redis.sock")
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
