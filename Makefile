@@ -6,9 +6,9 @@ test: redis-server
 lint:
 	cargo fmt --check
 	cargo clippy --all-features --all-targets -- -D warnings
-	cargo check --lib
-	cargo check --lib --features axum
-	cargo check --lib --features redis
+	cargo clippy --lib -- -D warnings
+	cargo clippy --lib --features axum -- -D warnings
+	cargo clippy --lib --features redis -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --all-features --no-deps
 
 bench: redis-server

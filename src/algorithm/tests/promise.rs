@@ -1,1 +1,323 @@
+//! What was admitted, counted by brute force in every window.
 
+use std::time::Duration;
+
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use super::{
+    super::{Action, Algorithm, Ask, Params, Refill, State},
+    faces::{Face, RedisServer, Scripted, default_wait},
+};
+use crate::quota::Quota;
+
+/// A request that was admitted: when it asked, when it goes on, and its cost.
+#[derive(Debug, PartialEq)]
+struct Admitted {
+    asked: u128,
+    instant: u128,
+    cost: u128,
+}
+
+/// The requests of a history: how long after the one before, the cost, and the longest wait, in
+/// 1/1000 of the window.
+type Request = (u32, u32, Option<u32>);
+
+fn requests() -> impl Strategy<Value = Vec<Request>> {
+    let ahead = prop_oneof![4 => 0_u32..100, 3 => Just(0), 1 => 100_u32..1_500];
+    let max_wait = prop_oneof![3 => Just(None), 1 => (0_u32..3_000).prop_map(Some)];
+    prop::collection::vec((ahead, 1_u32..5, max_wait), 1..120)
+}
+
+fn quotas() -> impl Strategy<Value = Quota> {
+    let window = prop_oneof![Just(1_000_000), 1_000_u64..10_000_000, Just(86_400_000_000)];
+    (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
+}
+
+fn admitted(
+    face: &mut impl Face,
+    algorithm: Algorithm,
+    quota: Quota,
+    requests: &[Request],
+) -> Vec<Admitted> {
+    let params = Params::new(algorithm, quota).unwrap();
+    let part = |thousandths: u32| (quota.window_us() as f64 * f64::from(thousandths) / 1e3).floor();
+    let mut now = 1.7e15;
+    let mut admitted = vec![];
+    for &(ahead, cost, max_wait) in requests {
+        now += part(ahead);
+        let cost = cost.min(quota.limit());
+        let max_wait = max_wait.map_or(default_wait(&params), part);
+        let ask = Ask { action: Action::Check, cost: cost.into(), max_wait, now };
+        let verdict = face.ask(&params, ask);
+        if verdict.admitted {
+            let instant = (now + verdict.wait) as u128;
+            admitted.push(Admitted { asked: now as u128, instant, cost: cost.into() });
+        }
+    }
+    admitted
+}
+
+/// Runs a history on the twin, and every tenth on the script too.
+fn always(algorithm: Algorithm, holds: impl Fn(Quota, &[Admitted]) -> bool) {
+    let server = RedisServer::start();
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
+    TestRunner::new(config)
+        .run(&(quotas(), requests(), 0..10), |(quota, requests, scripted)| {
+            let twin = admitted(&mut State::NeverSeen, algorithm, quota, &requests);
+            prop_assert!(holds(quota, &twin), "{algorithm} {quota}: {twin:?}");
+            prop_assert!(twin.is_sorted_by_key(|it| it.instant), "not in order: {twin:?}");
+            if scripted == 0 {
+                let mut face = Scripted::new(&server, "{key}");
+                face.forget();
+                prop_assert_eq!(admitted(&mut face, algorithm, quota, &requests), twin);
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn sum(admitted: &[Admitted]) -> u128 {
+    admitted.iter().map(|it| it.cost).sum()
+}
+
+fn limit_and_window(quota: Quota) -> (u128, u128) {
+    (quota.limit().into(), quota.window_us().into())
+}
+
+/// All stretches of what was admitted, with the time from their first to their last request.
+fn stretches(admitted: &[Admitted]) -> impl Iterator<Item = (&[Admitted], u128)> {
+    (0..admitted.len()).flat_map(move |first| {
+        (first..admitted.len()).map(move |last| {
+            (&admitted[first..=last], admitted[last].instant - admitted[first].instant)
+        })
+    })
+}
+
+#[test]
+fn a_fixed_window_admits_at_most_its_limit() {
+    always(Algorithm::FixedWindow, |quota, admitted| {
+        let (limit, window) = limit_and_window(quota);
+        let mut rest = admitted;
+        while let Some(&Admitted { instant: opening, .. }) = rest.first() {
+            let inside = rest.partition_point(|it| it.instant < opening + window);
+            if sum(&rest[..inside]) > limit {
+                return false;
+            }
+            rest = &rest[inside..];
+        }
+        true
+    });
+}
+
+#[test]
+fn a_sliding_log_admits_at_most_its_limit_in_any_window() {
+    always(Algorithm::SlidingLog, |quota, admitted| {
+        let (limit, window) = limit_and_window(quota);
+        stretches(admitted).all(|(stretch, time)| time >= window || sum(stretch) <= limit)
+    });
+}
+
+#[test]
+fn a_sliding_window_admits_what_its_estimate_allows() {
+    for buckets in [1, 2, 3, 7, 60, 100] {
+        always(Algorithm::SlidingWindow { buckets }, |quota, admitted| {
+            let (limit, window) = limit_and_window(quota);
+            let buckets = u128::from(buckets);
+            let mut counts: std::collections::BTreeMap<u128, u128> = Default::default();
+            let mut start = 0;
+            admitted.iter().all(|&Admitted { asked, instant, cost }| {
+                let slot = |start: u128| (instant - start) * buckets / window;
+                let seen = counts.last_key_value().map(|(slot, _)| *slot);
+                let slot_now = asked.saturating_sub(start) * buckets / window;
+                if seen.is_none_or(|seen| slot_now > seen + buckets) {
+                    counts.clear();
+                    start = asked;
+                }
+                let slot = slot(start);
+                let first_inside = (slot + 1).saturating_sub(buckets);
+                let inside: u128 = counts.range(first_inside..).map(|(_, count)| count).sum();
+                let oldest = slot.checked_sub(buckets).and_then(|slot| counts.get(&slot)).copied();
+                let overlap = (slot + 1) * window - (instant - start) * buckets;
+                *counts.entry(slot).or_default() += cost;
+                (inside + cost) * window + oldest.unwrap_or(0) * overlap <= limit * window
+            })
+        });
+    }
+}
+
+#[test]
+fn a_token_bucket_admits_at_most_its_burst_and_its_rate() {
+    for overdraft in [0, 3] {
+        let algorithm = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft };
+        always(algorithm, |quota, admitted| {
+            let (limit, window) = limit_and_window(quota);
+            let burst = limit + u128::from(overdraft);
+            stretches(admitted)
+                .all(|(stretch, time)| sum(stretch) * window <= burst * window + limit * time)
+        });
+    }
+}
+
+#[test]
+fn a_token_bucket_that_refills_at_once_admits_whole_lumps() {
+    for overdraft in [0, 3] {
+        let algorithm = Algorithm::TokenBucket { refill: Refill::Interval, overdraft };
+        always(algorithm, |quota, admitted| {
+            let (limit, window) = limit_and_window(quota);
+            let burst = limit + u128::from(overdraft);
+            stretches(admitted)
+                .all(|(stretch, time)| sum(stretch) <= burst + limit * time.div_ceil(window))
+        });
+    }
+}
+
+#[test]
+fn a_leaky_bucket_lets_go_at_its_rate() {
+    always(Algorithm::LeakyBucket, |quota, admitted| {
+        let (limit, window) = limit_and_window(quota);
+        admitted.windows(2).all(|pair| {
+            let apart = pair[1].instant - pair[0].instant;
+            apart >= pair[0].cost * window / limit
+        })
+    });
+}
+
+/// A client that always comes back exactly when it was told to: what it got, and how much the quota
+/// allows in the time that it took.
+fn long_run(algorithm: Algorithm, quota: Quota, cost: u32, denials: u32) -> (f64, f64) {
+    let params = Params::new(algorithm, quota).unwrap();
+    let mut state = State::NeverSeen;
+    let start = 1.7e15;
+    let (mut now, mut spent) = (start, 0.0);
+    for _ in 0..denials {
+        loop {
+            let verdict = state.ask(&params, super::faces::check(cost, now));
+            if !verdict.admitted {
+                now += verdict.wait;
+                break;
+            }
+            spent += f64::from(cost);
+        }
+    }
+    (spent, f64::from(quota.limit()) * (now - start) / quota.window_us() as f64)
+}
+
+#[test]
+fn the_quota_is_met_in_the_long_run() {
+    let year = Duration::from_secs(366 * 86_400);
+    for (quota, cost) in [
+        (Quota::per_day(1), 1),
+        (Quota::per_day(7), 1),
+        (Quota::per_second(3), 1),
+        (Quota::per_second(999_983), 99_998),
+        (Quota::per_second(1_000_000), 100_000),
+        (Quota::new(65_537, Duration::from_millis(1)), 6_553),
+        (Quota::new(1, year), 1),
+    ] {
+        for (algorithm, quota) in super::contract::all_with(quota) {
+            if algorithm == Algorithm::LeakyBucket {
+                continue;
+            }
+            let (spent, allowed) = long_run(algorithm, quota, cost, 20_000);
+            let limit = f64::from(quota.limit());
+            assert!(spent <= allowed + limit, "{algorithm} {quota}: {spent} of {allowed}");
+            // What does not fill a whole request is lost to the windows; to the estimate of a sliding
+            // window, up to two requests more.
+            let requests = f64::from(quota.limit() / cost);
+            let sliding = matches!(algorithm, Algorithm::SlidingWindow { .. });
+            let estimated = if sliding { requests / (requests + 2.0) } else { 1.0 };
+            let usable = f64::from(cost) * requests / limit * estimated;
+            let least = allowed * usable * (1.0 - 1e-6) - limit;
+            assert!(spent >= least, "{algorithm} {quota}: {spent} of {allowed}");
+        }
+    }
+}
+
+#[test]
+fn a_bucket_does_not_drift() {
+    for quota in [
+        Quota::per_second(3).burst(5),
+        Quota::per_second(7).burst(9),
+        Quota::per_second(999_983).burst(100),
+        Quota::per_second(1_000_000).burst(100),
+        Quota::per_day(1).burst(2),
+        Quota::per_day(86_413).burst(3),
+    ] {
+        let (spent, allowed) = long_run(Algorithm::token_bucket(), quota, 1, 1_000_000);
+        let share = (spent - f64::from(quota.burst_size())) / allowed;
+        assert!((1.0 - 3e-6..=1.0).contains(&share), "{quota}: {share}");
+    }
+}
+
+#[test]
+fn a_shaper_does_not_drift() {
+    for quota in [
+        Quota::per_second(3),
+        Quota::per_second(999_983).burst(10),
+        Quota::per_second(1_000_000),
+        Quota::per_day(7),
+    ] {
+        let params = Params::new(Algorithm::LeakyBucket, quota).unwrap();
+        let mut state = State::NeverSeen;
+        let mut now = 1.7e15;
+        let start = now;
+        let departures = 1_000_000;
+        for _ in 0..departures {
+            let max_wait = params.longest_wait();
+            let verdict =
+                state.ask(&params, Ask { action: Action::Check, cost: 1.0, max_wait, now });
+            now += if verdict.admitted { verdict.wait } else { panic!("{quota}: {verdict:?}") };
+        }
+        let allowed = f64::from(quota.limit()) * (now - start) / quota.window_us() as f64;
+        let share = f64::from(departures - 1) / allowed;
+        assert!((1.0 - 1.5e-6..=1.0).contains(&share), "{quota}: {share}");
+    }
+}
+
+#[test]
+fn a_burst_at_one_instant_admits_exactly_the_burst() {
+    for quota in [
+        Quota::per_second(1).burst(1),
+        Quota::per_second(999_983).burst(100_000),
+        Quota::per_day(86_413).burst(77),
+        Quota::new(u32::MAX, Duration::from_millis(1)).burst(1_000),
+        Quota::per_second(3).burst(1_000_000),
+    ] {
+        for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
+            let params = Params::new(algorithm, quota).unwrap();
+            let max_wait = default_wait(&params);
+            let ask = Ask { action: Action::Check, cost: 1.0, max_wait, now: 1.7e15 };
+            let mut state = State::NeverSeen;
+            let count = (0..).take_while(|_| state.ask(&params, ask).admitted).count();
+            assert_eq!(count, quota.burst_size() as usize, "{algorithm} {quota}");
+        }
+    }
+}
+
+#[test]
+fn a_quota_that_is_changed_keeps_what_was_used() {
+    let all = |quota| super::contract::all_with(quota).into_iter();
+    let check = |params: &Params, state: &mut State, cost: u32, now: f64| {
+        let max_wait = default_wait(params);
+        state.ask(params, Ask { action: Action::Check, cost: cost.into(), max_wait, now })
+    };
+    let (slow, fast) = (Quota::per_hour(10), Quota::per_second(10));
+    for ((algorithm, slow), (_, fast)) in all(slow).zip(all(fast)) {
+        let slow = Params::new(algorithm, slow).unwrap();
+        let fast = Params::new(algorithm, fast).unwrap();
+        let now = 1.7e15;
+
+        let mut state = State::NeverSeen;
+        assert!(check(&slow, &mut state, 10, now).admitted);
+        let raised = check(&fast, &mut state, 10, now + 60e6);
+        assert!(raised.admitted || raised.wait <= 2e6, "{algorithm}: {raised:?}");
+
+        let mut state = State::NeverSeen;
+        assert!(check(&fast, &mut state, 10, now).admitted);
+        let lowered = check(&slow, &mut state, 1, now + 1e3);
+        assert!(!lowered.admitted && lowered.wait > 300e6, "{algorithm}: {lowered:?}");
+        let retry = check(&slow, &mut state.clone(), 1, now + 1e3 + lowered.wait - 1.0);
+        assert!(!retry.admitted, "{algorithm} forgets what was used");
+        assert!(check(&slow, &mut state, 1, now + 1e3 + lowered.wait).admitted, "{algorithm}");
+    }
+}
