@@ -109,11 +109,12 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # Examples
     ///
     /// ```
+    /// use std::convert::Infallible;
     /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), std::convert::Infallible> {
+    /// # async fn main() -> Result<(), Infallible> {
     /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
     /// let mut shout = ServiceBuilder::new()
     ///     .layer(RateLimitLayer::custom(
@@ -121,7 +122,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     ///         |name: &String| name.clone(),
     ///         |_rejection, name: &String| format!("not so fast, {name}"),
     ///     ))
-    ///     .service(service_fn(async |name: String| Ok(name.to_uppercase())));
+    ///     .service(service_fn(async |name: String| Ok::<_, Infallible>(name.to_uppercase())));
     ///
     /// assert_eq!(shout.ready().await?.call("ada".to_owned()).await?, "ADA");
     /// assert_eq!(shout.ready().await?.call("ada".to_owned()).await?, "not so fast, ada");

@@ -1,9 +1,50 @@
 //! Tower middleware that limits requests per key, with the counts in memory or in Redis, so that every
 //! replica enforces one limit.
+//!
+//! ```
+//! use axum::{Router, routing::get};
+//! use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+//!
+//! let quota = Quota::per_second(10).burst(20);
+//! let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+//! let app: Router = Router::new()
+//!     .route("/", get(|| async { "hello" }))
+//!     .layer(RateLimitLayer::new(limiter, key::Header::new("x-api-key")));
+//! ```
+//!
+//! * A [`Quota`] says how much is allowed, an [`Algorithm`] how it is counted.
+//! * A [`Limiter`] decides about keys. It knows no HTTP, and is useful alone. Its counts are in a
+//!   [`MemoryStore`], or in a `RedisStore` (feature `redis`) that many processes share.
+//! * A [`RateLimitLayer`] around a service finds the [`key`] of each request, asks the limiter, and answers
+//!   in the place of the service if it must.
+//! * A [`Decision`] is the limiter's answer, and in the extensions of requests and responses.
+//!
+//! # Differences from `tower::limit`
+//!
+//! `tower::limit::RateLimit` delays all requests to one instance of a service, whoever they are from. This
+//! one counts per key, over all clones, connections and replicas, and refuses instead of delaying, unless
+//! the algorithm is a [leaky bucket](Algorithm::LeakyBucket). See also `tower::limit::ConcurrencyLimit`:
+//! put it inside of this layer, so that requests that are refused or wait take none of its permits.
+//!
+//! # In tests
+//!
+//! The memory store's clock is [`tokio::time::Instant`]: with `#[tokio::test(start_paused = true)]`, limits
+//! refill as `tokio::time::advance` and `sleep` say, without waiting.
+//!
+//! # Features
+//!
+//! | feature | |
+//! |---|---|
+//! | `redis` | `RedisStore` |
+//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Only `RedisStore` runs the scripts.
 #![cfg_attr(not(feature = "redis"), allow(dead_code))]
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod algorithm;
 mod body;

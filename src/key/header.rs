@@ -6,7 +6,7 @@ use crate::error::RequestError;
 /// The value of a header field, such as an API key.
 ///
 /// An empty value is a missing key, and a field that comes twice is an invalid request. Two services
-/// that read different fields never share a key: it is `name=value`.
+/// that read different fields never share a key: it is `header:name=value`.
 ///
 /// The value is the key as it is: limit by it only where something else checks that it is real, or
 /// clients get a fresh quota with every value that they make up.
@@ -20,7 +20,10 @@ use crate::error::RequestError;
 /// # let _ = api_key;
 /// ```
 #[derive(Clone, Debug)]
-pub struct Header(HeaderName);
+pub struct Header {
+    name: HeaderName,
+    scope: Box<str>,
+}
 
 impl Header {
     /// Takes the value of the field of this name.
@@ -33,26 +36,27 @@ impl Header {
     #[track_caller]
     pub fn new(name: &str) -> Self {
         match HeaderName::try_from(name) {
-            Ok(name) => Self(name),
+            Ok(name) => Self::from_name(name),
             Err(_) => panic!("{name:?} is not the name of a header field"),
         }
     }
 
     /// Takes the value of the field of this name.
     #[must_use]
-    pub const fn from_name(name: HeaderName) -> Self {
-        Self(name)
+    pub fn from_name(name: HeaderName) -> Self {
+        let scope = format!("header:{name}").into();
+        Self { name, scope }
     }
 }
 
 impl KeyExtractor<Parts> for Header {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        let mut values = head.headers.get_all(&self.0).iter();
+        let mut values = head.headers.get_all(&self.name).iter();
         let value =
             values.next().filter(|value| !value.is_empty()).ok_or(RequestError::MissingKey)?;
         if values.next().is_some() {
-            return Err(RequestError::invalid(format!("the field {} comes twice", self.0)));
+            return Err(RequestError::invalid(format!("the field {} comes twice", self.name)));
         }
-        Ok(Key::scoped(self.0.as_str(), value))
+        Ok(Key::scoped(&self.scope, value))
     }
 }

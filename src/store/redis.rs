@@ -32,7 +32,7 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 /// # Keys
 ///
 /// A key is called `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
-/// `ratelimit:default:token-bucket:{x-api-key=alice}`, so that `redis-cli --scan` shows what there is.
+/// `ratelimit:default:token-bucket:{header:x-api-key=alice}`, so that `redis-cli --scan` shows what there is.
 /// The braces make `KEY` decide about the slot in a cluster. A key expires when it is as if never seen.
 ///
 /// # Permissions
@@ -303,7 +303,11 @@ impl Link {
 
 impl Line {
     async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Result<T, RedisError> {
-        let answer = cmd.query_async(&mut self.manager).await;
+        let answer = match cmd.query_async(&mut self.manager).await {
+            // Nothing was sent; and it may be an earlier attempt to connect that failed.
+            Err(error) if error.is_connection_refusal() => cmd.query_async(&mut self.manager).await,
+            answer => answer,
+        };
         self.answers.fetch_add(1, Ordering::Relaxed);
         answer
     }

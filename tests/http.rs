@@ -1,0 +1,447 @@
+//! What HTTP clients, handlers and other layers see.
+
+mod support;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, request::Parts};
+use http_body_util::BodyExt;
+use sfv::{BareItem, ListEntry, Parser};
+use support::{ALGORITHMS, counting, field, get, in_memory, server::RedisServer};
+use tower::{Layer, Service, ServiceExt};
+use tower_ratelimit::{
+    Algorithm, Decision, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer, RedisStore,
+    Rejection, RequestError, ResponseBody, key,
+};
+
+async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
+    layer.layer(counting(&Arc::default())).oneshot(request).await.unwrap()
+}
+
+async fn json(response: Response<ResponseBody<Body>>) -> serde_json::Value {
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice(&body).unwrap()
+}
+
+/// The items of a structured field, with their parameters.
+fn items<B>(response: &Response<B>, name: &str) -> Vec<(String, Vec<(String, i64)>)> {
+    let text = field(response, name).join(", ");
+    let list: sfv::List = Parser::new(&text).parse().unwrap();
+    list.into_iter()
+        .map(|entry| {
+            let ListEntry::Item(item) = entry else { panic!("an inner list") };
+            let BareItem::String(policy) = item.bare_item else { panic!("not a string") };
+            let params = item.params.into_iter().map(|(key, value)| match value {
+                BareItem::Integer(number) => (key.to_string(), number.into()),
+                other => panic!("{other:?}"),
+            });
+            (policy.to_string(), params.collect())
+        })
+        .collect()
+}
+
+fn item(policy: &str, params: &[(&str, i64)]) -> (String, Vec<(String, i64)>) {
+    let params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    (policy.to_owned(), params)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_allowed_response_tells_how_the_quota_stands() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_minute(6).burst(3)), key::Global);
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(items(&response, "ratelimit"), [item("default", &[("r", 2), ("t", 10)])]);
+    assert_eq!(items(&response, "ratelimit-policy"), [item("default", &[("q", 6), ("w", 60)])]);
+    assert!(field(&response, "retry-after").is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_says_why_and_until_when() {
+    let layer = RateLimitLayer::new(in_memory(Quota::new(1, Duration::from_secs(5))), key::Global);
+    let _ = send(&layer, get(&[])).await;
+    tokio::time::advance(Duration::from_millis(2500)).await;
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(field(&response, "retry-after"), ["3"]);
+    assert_eq!(items(&response, "ratelimit"), [item("default", &[("r", 0), ("t", 3)])]);
+    assert_eq!(items(&response, "ratelimit-policy"), [item("default", &[("q", 1), ("w", 5)])]);
+    assert_eq!(field(&response, "content-type"), ["application/problem+json"]);
+    let problem = json(response).await;
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
+    assert_eq!(problem["status"], 429);
+    assert_eq!(problem["violated-policies"], serde_json::json!(["default"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_is_at_least_a_second() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_second(1000).burst(1)), key::Global);
+    let _ = send(&layer, get(&[])).await;
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(field(&response, "retry-after"), ["1"]);
+}
+
+#[tokio::test]
+async fn a_window_that_is_not_in_whole_seconds_is_left_out() {
+    let quota = Quota::new(10, Duration::from_millis(1500));
+    let layer = RateLimitLayer::new(in_memory(quota), key::Global);
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(items(&response, "ratelimit-policy"), [item("default", &[("q", 10)])]);
+}
+
+#[tokio::test]
+async fn a_cost_above_the_quota_is_refused_without_retry_after() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_second(10)), key::Global);
+    let layer = layer.cost(|head: &Parts| head.uri.path().len() as u32);
+    let long = Request::get("/eleven_long").body(Body::empty()).unwrap();
+    let response = send(&layer, long).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(field(&response, "retry-after").is_empty());
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(items(&response, "ratelimit")[0].1[0], (String::from("r"), 9), "nothing was spent");
+}
+
+#[tokio::test]
+async fn a_cost_can_be_a_bad_request() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_second(10)), key::Global)
+        .cost(|_: &Parts| Err(RequestError::invalid("say \"please\"")));
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(json(response).await["detail"], "say \"please\"");
+}
+
+#[tokio::test]
+async fn a_cost_of_zero_is_a_mistake_of_the_service() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_second(10)), key::Global).cost(|_: &_| 0);
+    assert_eq!(send(&layer, get(&[])).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_is_refused_exempt_or_shares_a_key() {
+    let layer = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let without = || [get(&[]), get(&[("user", "")])];
+
+    let refusing = layer();
+    for request in without() {
+        let response = send(&refusing, request).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+        let detail = json(response).await["detail"].as_str().unwrap().to_owned();
+        assert_eq!(detail, "the request does not say who it is from");
+    }
+
+    let exempting = layer().missing_key(MissingKey::Exempt);
+    for request in without() {
+        let response = send(&exempting, request).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(response.headers().is_empty() && response.extensions().is_empty());
+    }
+
+    let sharing = layer().missing_key(MissingKey::Share);
+    let [first, second] = without();
+    assert_eq!(send(&sharing, first).await.status(), StatusCode::OK);
+    assert_eq!(send(&sharing, second).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let named = get(&[("user", "anonymous")]);
+    assert_eq!(send(&sharing, named).await.status(), StatusCode::OK, "a real user of that name");
+}
+
+#[tokio::test]
+async fn a_header_that_comes_twice_is_a_bad_request() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let response = send(&layer, get(&[("user", "ada"), ("user", "ben")])).await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(json(response).await["detail"], "the field user comes twice");
+}
+
+#[tokio::test]
+async fn a_missing_peer_address_is_a_loud_mistake() {
+    for missing_key in [MissingKey::Refuse, MissingKey::Exempt, MissingKey::Share] {
+        let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
+        let response = send(&layer.missing_key(missing_key), get(&[])).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let detail = json(response).await["detail"].as_str().unwrap().to_owned();
+        assert!(detail.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_is_known_by_its_address() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
+    let from = |address: &str| {
+        let mut request = get(&[]);
+        request.extensions_mut().insert(ConnectInfo(address.parse::<SocketAddr>().unwrap()));
+        request
+    };
+    let mut plain = get(&[]);
+    plain.extensions_mut().insert("192.0.2.3:80".parse::<SocketAddr>().unwrap());
+    for (request, status) in [
+        (from("192.0.2.1:4711"), 200),
+        (from("192.0.2.1:4712"), 429),
+        (from("[::ffff:192.0.2.1]:4713"), 429),
+        (from("192.0.2.2:4711"), 200),
+        (plain, 200),
+        (from("192.0.2.3:4711"), 429),
+    ] {
+        assert_eq!(send(&layer, request).await.status().as_u16(), status);
+    }
+}
+
+#[tokio::test]
+async fn an_ip_and_an_api_key_never_collide() {
+    let limiter = in_memory(Quota::per_hour(1));
+    let by_ip = RateLimitLayer::new(limiter.clone(), |_: &Parts| IpAddr::from([192, 0, 2, 1]));
+    let by_key = RateLimitLayer::new(limiter.clone(), key::Header::new("ip"));
+    let by_text = RateLimitLayer::new(limiter, |_: &Parts| "ip=192.0.2.1");
+    for layer in [by_ip, by_key, by_text] {
+        let response = send(&layer, get(&[("ip", "192.0.2.1")])).await;
+        assert_eq!(response.status(), StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn a_pair_is_one_key_of_both() {
+    let header = key::Header::new("user");
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), (header, key::Path));
+    let ask = async |user: &str, path: &str| {
+        let request = Request::get(path).header("user", user).body(Body::empty()).unwrap();
+        send(&layer, request).await.status().as_u16()
+    };
+    assert_eq!(ask("ada", "/a").await, 200);
+    assert_eq!(ask("ada", "/a").await, 429);
+    assert_eq!(ask("ada", "/b").await, 200);
+    assert_eq!(ask("ben", "/a").await, 200);
+    assert_eq!(ask("ada|path=/a", "/a").await, 200);
+}
+
+#[test]
+fn keys_are_bounded_and_cannot_be_forged() {
+    assert_eq!(Key::from("{tag}\0é").as_str(), "%7Btag%7D%00%C3%A9");
+    let long = Key::from("x".repeat(129));
+    assert!(long.as_str().starts_with("sha256=") && long.as_str().len() == 71);
+    assert_ne!(long, Key::from("x".repeat(130)));
+    assert_ne!(long, Key::from(long.as_str().to_owned()));
+    assert_eq!(Key::from("x".repeat(128)).as_str().len(), 128);
+    assert_eq!(Key::from("alice"), Key::from(String::from("alice")));
+    assert_eq!(Key::from("a b"), Key::from(&b"a b"[..]));
+    assert_ne!(Key::scoped("a", "b=c"), Key::scoped("a=b", "c"));
+}
+
+#[tokio::test]
+async fn the_decision_is_in_the_extensions() {
+    let app = Router::new()
+        .route(
+            "/",
+            routing::get(async |Extension(decision): Extension<Decision>| {
+                decision.remaining().to_string()
+            }),
+        )
+        .layer(RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::Global));
+    let response = app.clone().oneshot(get(&[])).await.unwrap();
+    assert_eq!(response.extensions().get::<Decision>().unwrap().remaining(), 1);
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "1");
+    let _ = app.clone().oneshot(get(&[])).await.unwrap();
+    let refused = app.oneshot(get(&[])).await.unwrap();
+    assert!(!refused.extensions().get::<Decision>().unwrap().is_allowed());
+    assert!(matches!(refused.extensions().get(), Some(Rejection::Denied(_))));
+}
+
+#[tokio::test]
+async fn all_can_be_switched_off() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
+        .header_fields(false)
+        .extensions(false);
+    let allowed = send(&layer, get(&[])).await;
+    assert!(allowed.headers().is_empty() && allowed.extensions().is_empty());
+    let refused = send(&layer, get(&[])).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.headers().len(), 1, "only the content type is left");
+    assert!(refused.extensions().is_empty());
+}
+
+#[tokio::test]
+async fn a_closure_can_replace_the_refusal() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).map_refusal(
+        |rejection, head, response| {
+            let Rejection::Denied(decision) = rejection else { panic!("{rejection:?}") };
+            let text = format!("{} {} {}", head.method, head.uri, decision.remaining());
+            response.map(|_| Bytes::from(text))
+        },
+    );
+    let _ = send(&layer, get(&[])).await;
+    let refused = send(&layer, get(&[])).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(field(&refused, "retry-after").len(), 1);
+    assert_eq!(refused.into_body().collect().await.unwrap().to_bytes(), "GET / 0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stacked_layers_add_up() {
+    let store = MemoryStore::new();
+    let named = |name, quota| Limiter::named(name, store.clone(), Algorithm::FixedWindow, quota);
+    let inner = RateLimitLayer::new(named("second", Quota::per_second(1)), key::Global);
+    let outer = RateLimitLayer::new(named("hour", Quota::per_hour(2)), key::Global);
+    let service = outer.layer(inner.layer(counting(&Arc::default())));
+
+    let allowed = service.clone().oneshot(get(&[])).await.unwrap();
+    assert_eq!(
+        items(&allowed, "ratelimit"),
+        [item("second", &[("r", 0), ("t", 1)]), item("hour", &[("r", 1), ("t", 3600)])]
+    );
+    assert_eq!(
+        items(&allowed, "ratelimit-policy"),
+        [item("second", &[("q", 1), ("w", 1)]), item("hour", &[("q", 2), ("w", 3600)])]
+    );
+
+    // The inner one refuses for a second; the outer one, now used up, for the rest of the hour.
+    let refused = service.oneshot(get(&[])).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(field(&refused, "retry-after"), ["3600"]);
+    assert_eq!(items(&refused, "ratelimit").len(), 2);
+}
+
+#[tokio::test]
+async fn routes_count_apart_unless_they_share_a_limiter() {
+    let server = RedisServer::start();
+    let redis = RedisStore::connect(&server.url()).await.unwrap();
+    let memory = MemoryStore::new();
+    let quota = Quota::per_hour(1);
+    for algorithm in ALGORITHMS {
+        let apart = [
+            Limiter::named("a", memory.clone(), algorithm, quota),
+            Limiter::named("b", memory.clone(), algorithm, quota),
+            Limiter::named("a", redis.clone(), algorithm, quota),
+            Limiter::named("b", redis.clone(), algorithm, quota),
+        ];
+        for pair in apart.chunks(2) {
+            let route = |limiter: &Limiter| {
+                routing::get(async || ()).layer(RateLimitLayer::new(limiter.clone(), key::Global))
+            };
+            let app = Router::new()
+                .route("/a", route(&pair[0]))
+                .route("/b", route(&pair[1]))
+                .route("/also_b", route(&pair[1]));
+            for (path, status) in [("/a", 200), ("/b", 200), ("/also_b", 429), ("/a", 429)] {
+                let request = Request::get(path).body(Body::empty()).unwrap();
+                let got = app.clone().oneshot(request).await.unwrap().status();
+                // A leaky bucket delays the second, if it has room; with a burst of one it has not.
+                assert_eq!(got.as_u16(), status, "{algorithm} {path}");
+            }
+        }
+        for limiter in &apart {
+            limiter.reset("global").await.unwrap();
+        }
+    }
+}
+
+#[test]
+fn two_limiters_of_one_name_are_a_mistake() {
+    let store = MemoryStore::new();
+    let quota = Quota::per_second(1);
+    let first = Limiter::new(store.clone(), Algorithm::FixedWindow, quota);
+    let second = Limiter::try_named("default", store.clone(), Algorithm::SlidingLog, quota);
+    let message = second.unwrap_err().to_string();
+    assert!(message.contains("\"default\"") && message.contains("clone"), "{message}");
+    drop(first);
+    let _ = Limiter::new(store, Algorithm::FixedWindow, quota);
+}
+
+#[tokio::test]
+async fn without_a_store_the_answer_is_503() {
+    let mut server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    server.kill();
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(1));
+    let response = send(&RateLimitLayer::new(limiter, key::Global), get(&[])).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(matches!(response.extensions().get(), Some(Rejection::Store(_))));
+    let problem = json(response).await;
+    let kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+    assert_eq!(problem["type"], kind);
+}
+
+/// However axum applies the layer: once per route, per connection, or per request.
+mod axum_applies_the_layer {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    fn app() -> Router {
+        Router::new()
+            .route("/", routing::get(async || "hello"))
+            .layer(RateLimitLayer::new(in_memory(Quota::per_hour(3)), key::Global))
+    }
+
+    /// Over a connection of its own.
+    async fn status(address: SocketAddr) -> u16 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = "GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    async fn statuses(address: SocketAddr) -> Vec<u16> {
+        let mut statuses = vec![];
+        for _ in 0..5 {
+            statuses.push(status(address).await);
+        }
+        statuses
+    }
+
+    const EXPECTED: [u16; 5] = [200, 200, 200, 429, 429];
+
+    #[tokio::test]
+    async fn per_request() {
+        let app = app();
+        for status in EXPECTED {
+            assert_eq!(app.clone().oneshot(get(&[])).await.unwrap().status().as_u16(), status);
+        }
+    }
+
+    #[tokio::test]
+    async fn per_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async { axum::serve(listener, app()).await });
+        assert_eq!(statuses(address).await, EXPECTED);
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn per_route() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = app().into_make_service_with_connect_info::<SocketAddr>();
+        let server = tokio::spawn(async { axum::serve(listener, service).await });
+        assert_eq!(statuses(address).await, EXPECTED);
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn at_a_route_a_method_or_a_handler() {
+        use axum::handler::Handler;
+        let layer = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
+        let app: Router = Router::new()
+            .route("/route", routing::get(async || ()))
+            .route_layer(layer())
+            .route("/method", routing::get(async || ()).layer(layer()))
+            .route("/method_route", routing::get(async || ()).route_layer(layer()))
+            .route("/handler", routing::get((async || ()).layer(layer())))
+            .route("/twice", routing::get((async || ()).layer(layer()).layer(layer())));
+        let mut app = app.into_service::<Body>();
+        for path in ["/route", "/method", "/method_route", "/handler", "/twice"] {
+            for status in [200, 429] {
+                let request = Request::get(path).body(Body::empty()).unwrap();
+                assert_eq!(app.call(request).await.unwrap().status().as_u16(), status, "{path}");
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The memory store is bounded, and drops what is over by itself.
+
+use std::time::Duration;
+
+use tokio::time::advance;
+use tower_ratelimit::{Algorithm, Error, Limiter, MemoryStore, Quota};
+
+fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
+    Limiter::new(store.clone(), Algorithm::token_bucket(), quota)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_neither_grows_it_nor_resets_a_key_that_is_denied() {
+    for max_keys in [1, 10, 1_000, 10_000] {
+        let store = MemoryStore::with_max_keys(max_keys);
+        let limiter = limiter(&store, Quota::per_hour(2));
+        assert!(limiter.check_n("victim", 2).await.unwrap().is_allowed());
+        assert!(!limiter.check("victim").await.unwrap().is_allowed());
+        for i in 0..5 * max_keys {
+            match limiter.check(format!("flood {i}")).await {
+                Ok(decision) => assert!(decision.is_allowed()),
+                Err(Error::Store(error)) => assert!(error.is_full() && max_keys == 1),
+                Err(error) => panic!("{error}"),
+            }
+            assert!(store.key_count() <= max_keys);
+        }
+        assert!(!limiter.check("victim").await.unwrap().is_allowed(), "{max_keys}");
+        advance(Duration::from_secs(1_800)).await;
+        assert!(limiter.check("victim").await.unwrap().is_allowed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_full_of_denied_keys_takes_no_other() {
+    let store = MemoryStore::with_max_keys(100);
+    let limiter = limiter(&store, Quota::per_hour(1));
+    for i in 0..100 {
+        assert!(limiter.check(format!("flood {i}")).await.unwrap().is_allowed());
+    }
+    let Err(Error::Store(error)) = limiter.check("new").await else { panic!("it was admitted") };
+    assert!(error.is_full());
+    assert_eq!(error.to_string(), "all of the store's 100 keys are used up, raise `max_keys`");
+    for i in 0..100 {
+        assert!(!limiter.check(format!("flood {i}")).await.unwrap().is_allowed());
+    }
+    assert_eq!(limiter.peek("new").await.unwrap().remaining(), 1, "to look takes no room");
+    advance(Duration::from_secs(3_600)).await;
+    assert!(limiter.check("new").await.unwrap().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_that_are_as_if_never_seen_are_dropped_as_new_ones_come() {
+    let store = MemoryStore::new();
+    let limiter = limiter(&store, Quota::per_second(1));
+    for round in 0..20 {
+        for i in 0..1_000 {
+            assert!(limiter.check(format!("{round} {i}")).await.unwrap().is_allowed());
+        }
+        advance(Duration::from_secs(1)).await;
+    }
+    assert!(store.key_count() < 6_000, "{} keys are left of 20,000", store.key_count());
+}
+
+#[tokio::test(start_paused = true)]
+async fn paused_time_moves_the_limits() {
+    let limiter = limiter(&MemoryStore::new(), Quota::per_day(1));
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    let wait = limiter.check("key").await.unwrap().retry_after().unwrap();
+    tokio::time::sleep(wait - Duration::from_millis(1)).await;
+    assert!(!limiter.check("key").await.unwrap().is_allowed());
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+}

@@ -1,0 +1,174 @@
+//! The Redis store: scripts, keys, deadlines, and what happens when Redis is away.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{ALGORITHMS, server::RedisServer};
+use tower_ratelimit::{Algorithm, Error, Limiter, Quota, RedisStore};
+
+async fn store(server: &RedisServer) -> RedisStore {
+    RedisStore::connect(&server.url()).await.unwrap()
+}
+
+async fn limiter(server: &RedisServer) -> Limiter {
+    Limiter::new(store(server).await, Algorithm::token_bucket(), Quota::per_hour(100))
+}
+
+/// How often the server was asked for a command.
+fn calls(server: &RedisServer, command: &str) -> u64 {
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let start = format!("cmdstat_{command}:calls=");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&start));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_decision_is_one_round_trip_and_the_text_is_sent_only_when_it_is_not_known() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).await;
+    for _ in 0..10 {
+        let _ = limiter.check("key").await.unwrap();
+    }
+    assert_eq!((calls(&server, "evalsha"), calls(&server, "eval")), (10, 1));
+
+    redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
+    let decision = limiter.check("key").await.unwrap();
+    assert_eq!(decision.remaining(), 89, "it was charged once");
+    let _ = limiter.check("key").await.unwrap();
+    assert_eq!((calls(&server, "evalsha"), calls(&server, "eval")), (12, 2));
+}
+
+#[tokio::test]
+async fn keys_can_be_read_and_expire() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    let quota = Quota::per_second(10);
+    let store = store(&server).await.prefix("shop");
+    let limiters = ALGORITHMS
+        .map(|algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota));
+    for limiter in &limiters {
+        assert!(limiter.check("alice").await.unwrap().is_allowed());
+        let denied = limiter.check_n("bob", 10).await.unwrap();
+        assert!(denied.is_allowed());
+        while limiter.check_n("bob", 9).await.unwrap().is_allowed() {}
+    }
+    let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
+    keys.sort_unstable();
+    let mut expected: Vec<_> = ALGORITHMS
+        .iter()
+        .flat_map(|algorithm| {
+            ["alice", "bob"].map(|key| format!("shop:{algorithm}:{algorithm}:{{{key}}}"))
+        })
+        .collect();
+    expected.sort_unstable();
+    assert_eq!(keys, expected);
+    for key in keys {
+        let ttl: i64 = redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap();
+        assert!((1..=2_001).contains(&ttl), "{key}: {ttl} ms");
+    }
+}
+
+#[tokio::test]
+async fn a_key_cannot_choose_its_slot() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).await;
+    let _ = limiter.check("}{other}").await.unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
+    assert_eq!(keys, ["ratelimit:default:token-bucket:{%7D%7Bother%7D}"]);
+}
+
+#[tokio::test]
+async fn a_denied_request_writes_nothing() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        let limiter =
+            Limiter::named(algorithm.name(), store(&server).await, algorithm, Quota::per_hour(5));
+        while limiter.check("key").await.unwrap().is_allowed() {}
+        let key = format!("ratelimit:{algorithm}:{algorithm}:{{key}}");
+        let mut connection = server.connection();
+        let mut look = || -> (Vec<u8>, i64) {
+            let dump = redis::cmd("DUMP").arg(&key).query(&mut connection).unwrap();
+            let expires = redis::cmd("PEXPIRETIME").arg(&key).query(&mut connection).unwrap();
+            (dump, expires)
+        };
+        let before = look();
+        for _ in 0..10 {
+            assert!(!limiter.check("key").await.unwrap().is_allowed());
+            let _ = limiter.peek("key").await.unwrap();
+        }
+        assert_eq!(look(), before, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn a_logged_request_takes_at_most_24_bytes() {
+    let server = RedisServer::start();
+    let quota = Quota::per_hour(10_000);
+    let limiter = Limiter::new(store(&server).await, Algorithm::SlidingLog, quota);
+    for _ in 0..10_000 {
+        let _ = limiter.check("key").await.unwrap();
+    }
+    let key = "ratelimit:default:sliding-log:{key}";
+    let bytes: f64 = redis::cmd("MEMORY")
+        .arg(&["USAGE", key, "SAMPLES", "0"])
+        .query(&mut server.connection())
+        .unwrap();
+    assert!(bytes / 1e4 <= 24.0, "{bytes} bytes for 10,000 requests");
+}
+
+#[tokio::test]
+async fn a_store_connects_when_it_is_asked_to() {
+    let mut server = RedisServer::start();
+    let url = server.url();
+    server.kill();
+    let error = RedisStore::connect(&url).await.unwrap_err();
+    assert_eq!(error.to_string(), "the store is not available");
+    let lazy = RedisStore::lazy(&url).unwrap();
+    let limiter = Limiter::new(lazy, Algorithm::token_bucket(), Quota::per_hour(1));
+    assert!(matches!(limiter.check("key").await, Err(Error::Store(_))));
+    server.restart();
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    assert!(RedisStore::lazy("not a url").is_err());
+}
+
+#[test]
+fn a_lazy_store_needs_no_runtime_to_be_made() {
+    let store = RedisStore::lazy("redis://127.0.0.1/").unwrap();
+    let _ = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+}
+
+#[tokio::test]
+async fn limiting_goes_on_when_redis_comes_back() {
+    let mut server = RedisServer::start();
+    let limiter = limiter(&server).await;
+    for _ in 0..3 {
+        assert_eq!(limiter.check("key").await.unwrap().remaining(), 99);
+        server.kill();
+        for _ in 0..3 {
+            let Err(Error::Store(error)) = limiter.check("key").await else { panic!("no error") };
+            assert!(!error.is_timeout(), "a server that is gone is noticed at once");
+        }
+        server.restart();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_is_given_up_at_the_deadline() {
+    let server = RedisServer::start();
+    let deadline = Duration::from_millis(200);
+    let store = store(&server).await.deadline(deadline);
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(100));
+    let _ = limiter.check("key").await.unwrap();
+    server.freeze();
+    let start = Instant::now();
+    for _ in 0..3 {
+        let Err(Error::Store(error)) = limiter.check("key").await else { panic!("no error") };
+        assert!(error.is_timeout());
+    }
+    assert!(start.elapsed() >= 3 * deadline);
+    server.thaw();
+    // Connects anew, in which the deadline may pass once more on a busy machine.
+    while limiter.check("key").await.is_err() {}
+}

@@ -1,0 +1,196 @@
+//! What holds for a limiter over either store.
+
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use proptest::{prelude::*, test_runner::TestRunner};
+use support::{ALGORITHMS, server::RedisServer};
+use tokio::sync::Barrier;
+use tower_ratelimit::{
+    Algorithm, ConfigError, Error, Limiter, MemoryStore, Quota, QuotaError, RedisStore, Refill,
+};
+
+/// One limiter in memory, and some over connections of their own, as in replicas.
+async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Vec<Limiter>; 2] {
+    let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
+    let mut redis = vec![];
+    for _ in 0..8 {
+        let store = RedisStore::connect(&server.url()).await.unwrap();
+        redis.push(Limiter::new(store.deadline(Duration::from_secs(30)), algorithm, quota));
+    }
+    [vec![memory.clone(), memory], redis]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tasks_that_race_for_a_key_are_admitted_exactly_as_often_as_allowed() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        for limiters in limiters(&server, algorithm, Quota::per_hour(100)).await {
+            let barrier = Arc::new(Barrier::new(2_000));
+            let mut tasks = tokio::task::JoinSet::new();
+            for i in 0..2_000 {
+                let limiter = limiters[i % limiters.len()].clone();
+                let barrier = barrier.clone();
+                tasks.spawn(async move {
+                    barrier.wait().await;
+                    limiter.check("key").await.unwrap().is_allowed()
+                });
+            }
+            let admitted = tasks.join_all().await.into_iter().filter(|allowed| *allowed).count();
+            assert_eq!(admitted, 100, "{algorithm}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn peek_spends_nothing_and_refund_and_reset_give_back() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
+            let limiter = &limiters[0];
+            let remaining = async || limiter.peek("key").await.unwrap().remaining();
+            assert_eq!(remaining().await, 10, "{algorithm}");
+            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            assert_eq!((remaining().await, remaining().await), (2, 2), "{algorithm}");
+            assert!(!limiter.check_n("key", 3).await.unwrap().is_allowed());
+            assert_eq!(remaining().await, 2, "{algorithm}: a denied request spent something");
+            limiter.refund("key", 5).await.unwrap();
+            assert_eq!(remaining().await, 7, "{algorithm}");
+            limiter.refund("key", 10).await.unwrap();
+            assert_eq!(remaining().await, 10, "{algorithm}: more was given back than spent");
+            let _ = limiter.check_n("key", 10).await.unwrap();
+            limiter.reset("key").await.unwrap();
+            assert_eq!(remaining().await, 10, "{algorithm}");
+            assert_eq!(limiters[1].peek("key").await.unwrap().remaining(), 10);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cost_that_can_never_be_granted_is_an_error_at_once() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
+            let limiter = &limiters[0];
+            let error = limiter.check_n("key", 11).await.unwrap_err();
+            assert!(matches!(error, Error::CostAboveQuota { cost: 11, most: 10, .. }));
+            let error = limiter.check_within("key", 11, Duration::MAX).await.unwrap_err();
+            assert!(matches!(error, Error::CostAboveQuota { .. }));
+            assert!(matches!(limiter.check_n("key", 0).await, Err(Error::ZeroCost)));
+            assert_eq!(limiter.peek("key").await.unwrap().remaining(), 10, "{algorithm}");
+        }
+    }
+    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
+    let limiter = Limiter::new(MemoryStore::new(), overdraft, Quota::per_hour(10));
+    assert!(limiter.check_n("key", 15).await.unwrap().is_allowed());
+    let error = limiter.check_n("key", 16).await.unwrap_err();
+    assert!(matches!(error, Error::CostAboveQuota { most: 15, .. }));
+}
+
+#[tokio::test]
+async fn another_quota_applies_to_the_state_as_it_is() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
+            let limiter = &limiters[0];
+            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            let raised = limiter.with_quota(Quota::per_hour(20)).unwrap();
+            assert_eq!(raised.peek("key").await.unwrap().remaining(), 12, "{algorithm}");
+            let lowered = limiter.with_quota(Quota::per_hour(5)).unwrap();
+            assert!(!lowered.check("key").await.unwrap().is_allowed(), "{algorithm}");
+            assert_eq!(limiter.peek("key").await.unwrap().remaining(), 2, "{algorithm}");
+        }
+    }
+}
+
+#[test]
+fn settings_that_do_not_go_together_are_refused() {
+    let make =
+        |name, algorithm, quota| Limiter::try_named(name, MemoryStore::new(), algorithm, quota);
+    let quota = Quota::per_second(10);
+    let long = "a".repeat(65);
+    for name in ["", "a b", "a:b", "{a}", &long] {
+        let error = make(name, Algorithm::FixedWindow, quota).unwrap_err();
+        assert!(matches!(error, ConfigError::Name { .. }), "{name:?}");
+    }
+    for buckets in [0, 101] {
+        let error = make("a", Algorithm::SlidingWindow { buckets }, quota).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("a sliding window has 1 to 100 buckets, not {buckets}")
+        );
+    }
+    let error = make("a", Algorithm::SlidingLog, quota.burst(5)).unwrap_err();
+    assert!(error.to_string().starts_with("quota \"10/s burst 5\": a sliding-log admits"));
+    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: u32::MAX };
+    assert!(matches!(make("a", overdraft, quota), Err(ConfigError::Overdraft { .. })));
+    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 40_000 };
+    assert!(matches!(make("a", overdraft, Quota::per_day(1)), Err(ConfigError::Overdraft { .. })));
+}
+
+#[test]
+fn a_quota_prints_as_it_reads() {
+    for (text, quota) in [
+        ("10/s", Quota::per_second(10)),
+        ("100/min burst 20", Quota::per_minute(100).burst(20)),
+        ("5/10s", Quota::new(5, Duration::from_secs(10))),
+        ("1/day", Quota::per_day(1)),
+        ("7/90min", Quota::new(7, Duration::from_secs(5_400))),
+        ("3/1500us", Quota::new(3, Duration::from_micros(1_500))),
+        ("4294967295/ms", Quota::new(u32::MAX, Duration::from_millis(1))),
+    ] {
+        assert_eq!(text.parse(), Ok(quota));
+        assert_eq!(quota.to_string(), text);
+    }
+    for (text, same) in [
+        (" 10 / second ", "10/s"),
+        ("60/60s", "60/min"),
+        ("2/2hours burst 2", "2/2h"),
+        ("1/24h", "1/day"),
+        ("9/m", "9/min"),
+    ] {
+        assert_eq!(text.parse::<Quota>().unwrap().to_string(), same);
+    }
+    let quotas = (1_u32.., 1_000_u64..31_622_400_000_000, any::<u32>());
+    TestRunner::default()
+        .run(&quotas, |(limit, window, burst)| {
+            let quota = Quota::try_new(limit, Duration::from_micros(window)).unwrap();
+            let quota = quota.try_burst(burst).unwrap_or(quota);
+            prop_assert_eq!(quota.to_string().parse(), Ok(quota));
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn nonsense_is_not_a_quota() {
+    for (text, complaint) in [
+        ("", "write LIMIT/WINDOW"),
+        ("10", "write LIMIT/WINDOW"),
+        ("/s", "write LIMIT/WINDOW"),
+        ("ten/s", "write LIMIT/WINDOW"),
+        ("-1/s", "write LIMIT/WINDOW"),
+        ("1.5/s", "write LIMIT/WINDOW"),
+        ("10/s burst", "write LIMIT/WINDOW"),
+        ("10/s bust 5", "write LIMIT/WINDOW"),
+        ("10/s burst 5 5", "write LIMIT/WINDOW"),
+        ("10/", "write LIMIT/WINDOW"),
+        ("10/fortnight", "unit"),
+        ("10/5", "unit"),
+        ("0/s", "the limit is 0"),
+        ("10/s burst 0", "the burst is 0"),
+        ("4294967296/s", "too large"),
+        ("10/99999999999999999999s", "too large"),
+        ("10/9999999999999999d", "too large"),
+        ("10/0s", "1 ms to 366 days"),
+        ("10/999us", "1 ms to 366 days"),
+        ("10/367d", "1 ms to 366 days"),
+        ("1/day burst 40000", "100 years"),
+    ] {
+        let error = text.parse::<Quota>().unwrap_err().to_string();
+        assert!(error.contains(complaint) && error.contains(&format!("{text:?}")), "{error}");
+    }
+    let no_input: QuotaError = Quota::try_new(0, Duration::from_secs(1)).unwrap_err();
+    assert_eq!(no_input.to_string(), "quota: the limit is 0, but must be at least 1");
+}
