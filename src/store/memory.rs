@@ -32,8 +32,8 @@ const SWEEP_WHEN_FULL: usize = 64;
 /// # Memory
 ///
 /// A store holds at most `max_keys` keys, 100,000 unless [`with_max_keys`](MemoryStore::with_max_keys)
-/// says otherwise. A key costs about 200 bytes, and its own length; a sliding window 4 bytes more per
-/// bucket, a sliding log 16 bytes more per request that it remembers.
+/// says otherwise. A key of 16 bytes costs 150 to 280 bytes, as full as the tables happen to be; a sliding
+/// window 80 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that it remembers.
 ///
 /// Keys that have returned to their first state are dropped as new ones come. When the store is full, a
 /// new key takes the place of one that is closest to its first state. A key that has no request left, or
