@@ -78,12 +78,18 @@ impl KeyExtractor<Parts> for ClientKey {
 }
 
 fn cost_of(head: &Parts, header: &HeaderName) -> Result<u32, RequestError> {
-    let Some(value) = head.headers.get(header) else { return Ok(1) };
-    let digits = value.to_str().ok().filter(|it| it.bytes().all(|b| b.is_ascii_digit()));
-    match digits.map(|digits| digits.trim_start_matches('0')) {
+    let mut values = head.headers.get_all(header).iter();
+    let cost = match (values.next(), values.next()) {
+        (None, _) => return Ok(1),
+        (Some(value), None) => value.to_str().unwrap_or_default().trim_start_matches('0'),
+        _ => "",
+    };
+    match cost.bytes().all(|b| b.is_ascii_digit()) && !cost.is_empty() {
         // More than a number can hold is more than any quota grants.
-        Some(digits) if !digits.is_empty() => Ok(digits.parse().unwrap_or(u32::MAX)),
-        _ => Err(RequestError::invalid(format!("the field {header} must be a positive integer"))),
+        true => Ok(cost.parse().unwrap_or(u32::MAX)),
+        false => {
+            Err(RequestError::invalid(format!("the field {header} must be a positive integer")))
+        }
     }
 }
 

@@ -2,12 +2,13 @@
 -- one that would not fit into the bucket is denied.
 -- KEYS[1]  {at, debt, unit, tick}, doubles: what is in the bucket at `at`, and the rate that this was
 --          counted at
--- ARGV     action (check, peek, refund), cost, max_wait, burst, unit, tick
+-- ARGV     action (check, peek, refund), cost, max_wait, burst, unit, tick, most_debt
 -- Returns  {admitted, wait, remaining, replenish, reset}
 -- Times are in microseconds, `debt` is in parts of a request: `unit` parts to one of cost 1, of which
 -- `tick` flow out in a microsecond; all numbers are integers below 2^53.
 local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local burst, unit, tick = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local most_debt = tonumber(ARGV[7])
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -22,7 +23,7 @@ if state then
   end
   debt = math.max(debt - (now - at) * old_tick, 0)
   if old_unit ~= unit or old_tick ~= tick then -- the quota was changed
-    debt = math.min(math.ceil(debt / old_unit * unit), 2 ^ 53)
+    debt = math.min(math.ceil(debt / old_unit * unit), most_debt)
     stale = true
   end
 end

@@ -37,6 +37,10 @@ local function entry(i)
   return entries[i][1], entries[i][2]
 end
 
+local function packed(i)
+  return struct.pack('<I7I6', entry(i))
+end
+
 -- The number of leading entries for which `test` holds, by steps that double and then halve.
 local function leading(test)
   local low, high, step = 0, 0, 1
@@ -63,18 +67,17 @@ local function sum_from(i)
   return (total - before) % 2 ^ 48
 end
 
-local function count_expired()
-  return leading(function(instant)
-    return instant <= now - window
-  end)
-end
+-- The entries that do not count any more.
+local expired = leading(function(instant)
+  return instant <= now - window
+end)
 
 local function earliest(units)
   local leaving = leading(function(_, before)
     return (total - before) % 2 ^ 48 + units > limit
   end)
   local instant = math.max(now, last)
-  if leaving > 0 then
+  if leaving > expired then
     instant = math.max(instant, entry(leaving - 1) + window)
   end
   return instant
@@ -85,15 +88,16 @@ local wait = instant - now
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
-local expired, kept = count_expired(), length
-if action == 'refund' and length > 0 then
-  local _, oldest = entry(0)
-  local sum = (total - oldest) % 2 ^ 48 - math.min(cost, sum_from(expired))
-  kept = leading(function(_, before)
-    return (before - oldest) % 2 ^ 48 < sum
-  end)
-  total, length = (oldest + sum) % 2 ^ 48, kept
-  last = kept > 0 and entry(kept - 1) or 0
+if action == 'refund' and expired < length then
+  -- The oldest first: what is left then stays for as long as any of it could.
+  local rest = sum_from(expired) - cost
+  expired = leading(function(_, before)
+    return (total - before) % 2 ^ 48 > rest
+  end) - 1
+  entries[expired] = {entry(expired), (total - rest) % 2 ^ 48}
+  if rest <= 0 then
+    expired = length
+  end
 elseif action == 'check' and admitted then
   entries[length] = {instant, total}
   total, last, length = (total + cost) % 2 ^ 48, instant, length + 1
@@ -113,20 +117,20 @@ if reset == 0 then
 elseif action == 'refund' or action == 'check' and (admitted or stale) then
   local summary = struct.pack('<I7I7I6I6', now, skew, window, total)
   if action == 'refund' then
-    redis.call('LTRIM', KEYS[1], expired, kept - 1)
-    redis.call('RPUSH', KEYS[1], summary)
+    redis.call('LTRIM', KEYS[1], expired, -1)
+    redis.call('LSET', KEYS[1], 0, packed(expired))
+    redis.call('LSET', KEYS[1], -1, summary)
   elseif not admitted then
     redis.call('LSET', KEYS[1], -1, summary)
   else
-    local packed = struct.pack('<I7I6', entries[length - 1][1], entries[length - 1][2])
     if length == 1 then
       redis.call('DEL', KEYS[1])
-      redis.call('RPUSH', KEYS[1], packed, summary)
+      redis.call('RPUSH', KEYS[1], packed(0), summary)
     else
       if expired > 0 then
         redis.call('LTRIM', KEYS[1], expired, -1)
       end
-      redis.call('LSET', KEYS[1], -1, packed)
+      redis.call('LSET', KEYS[1], -1, packed(length - 1))
       redis.call('RPUSH', KEYS[1], summary)
     end
   end

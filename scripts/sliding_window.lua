@@ -1,6 +1,6 @@
 -- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one
 -- before them, which is weighted by its overlap with the window.
--- KEYS[1]  {at, start, window}, doubles, {index, buckets}, bytes, then `buckets + 1` counts of four
+-- KEYS[1]  {at, start, window, index}, doubles, buckets, a byte, then `buckets + 1` counts of four
 --          bytes, newest first: the newest sub-window is number `index` from `start`
 -- ARGV     action (check, peek, refund), cost, max_wait, limit, window, buckets, grain
 -- Returns  {admitted, wait, remaining, replenish, reset}
@@ -52,22 +52,38 @@ local function newest()
   end
 end
 
+-- Counts each old sub-window where its middle is, or where it is booked. `start` stays, so that two
+-- quotas that take turns do not move the counts ahead of the time.
+local function regrid()
+  local moved, last = {}, nil
+  for slot = index, index - parts, -1 do
+    if count(slot) > 0 then
+      local middle = math.floor((opening(slot) + opening(slot + 1)) / 2)
+      local instant = math.max(opening(slot), math.min(middle, now))
+      local place = math.floor((instant - start) * buckets / window)
+      last = last or place
+      local i = last - place + 1
+      moved[i] = math.min((moved[i] or 0) + count(slot), 2 ^ 32 - 1)
+    end
+  end
+  index, counts, length, parts = last, moved, window, buckets
+end
+
 local state = redis.call('GET', KEYS[1])
 if state then
   local at, position
-  at, start, length, index, parts, position = struct.unpack('<dddBB', state)
+  at, start, length, index, parts, position = struct.unpack('<ddddB', state)
   counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
+  counts[parts + 2] = nil -- the position behind them
   if now < at then -- the clock stepped back
     start, stale = start - (at - now), true
   end
+  if newest() and (length ~= window or parts ~= buckets) then -- the quota was changed
+    regrid()
+    stale = true
+  end
   if not newest() then
-    start, index, counts = now, 0, {}
-    length, parts = window, buckets
-  elseif length ~= window or parts ~= buckets then -- the quota was changed
-    local slot = math.max(slot_of(now), index)
-    local sum = count_inside(slot) + weight(slot, math.max(now, opening(slot)))
-    start, index, counts, stale = now, 0, {math.min(sum, 2 ^ 32 - 1)}, true
-    length, parts = window, buckets
+    start, index, counts, length, parts = now, 0, {}, window, buckets
   end
 end
 
@@ -101,7 +117,7 @@ local admitted = late == 0
 
 if action == 'refund' then
   local rest = cost
-  for i = 1, parts + 1 do
+  for i = parts + 1, 1, -1 do
     local back = math.min(counts[i] or 0, rest)
     counts[i] = (counts[i] or 0) - back
     rest = rest - back
@@ -113,7 +129,7 @@ elseif action == 'check' and admitted then
     moved[slot - i + 1] = count(i)
   end
   moved[1] = moved[1] + cost
-  local cycles = math.floor(slot / parts)
+  local cycles = math.floor(slot / parts) -- `start` moves by whole windows
   start, index, counts = start + cycles * length, slot - cycles * parts, moved
 end
 
@@ -135,7 +151,7 @@ if action == 'refund' or action == 'check' and (admitted or stale) then
       packed[i] = struct.pack('<I4', counts[i] or 0)
     end
     redis.call('SET', KEYS[1],
-      struct.pack('<dddBB', now, start, length, index, parts) .. table.concat(packed),
+      struct.pack('<ddddB', now, start, length, index, parts) .. table.concat(packed),
       'PXAT', math.ceil((now + reset) / 1000))
   else
     redis.call('DEL', KEYS[1])

@@ -3,18 +3,27 @@
 -- A request is admitted when the balance covers what of its cost may not be overdrawn.
 -- KEYS[1]  {at, debt, unit, period, lump}, doubles: what the bucket lacks at `at` to be full, and the
 --          rate that this was counted at
--- ARGV     action (check, peek, refund), cost, max_wait, burst, overdraft, unit, period, lump
+-- ARGV     action (check, peek, refund), cost, max_wait, burst, overdraft, unit, period, lump,
+--          most_debt
 -- Returns  {admitted, wait, remaining, replenish, reset}
 -- Times are in microseconds, `debt` and `lump` in parts of a token, `unit` parts to a token; all
 -- numbers are integers below 2^53.
 local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local burst, overdraft = tonumber(ARGV[4]), tonumber(ARGV[5])
 local unit, period, lump = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local most_debt = tonumber(ARGV[9])
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 local at, debt, stale = now, 0, false
+
+local function refill(every, by)
+  local periods = math.floor((now - at) / every)
+  at = at + periods * every
+  debt = math.max(debt - periods * by, 0)
+end
+
 local state = redis.call('GET', KEYS[1])
 if state then
   local old_unit, old_period, old_lump
@@ -22,12 +31,11 @@ if state then
   if now < at then -- the clock stepped back
     at, stale = now, true
   end
-  local periods = math.floor((now - at) / old_period)
-  at = at + periods * old_period
-  debt = math.max(debt - periods * old_lump, 0)
+  refill(old_period, old_lump)
   if old_unit ~= unit or old_period ~= period or old_lump ~= lump then -- the quota was changed
-    at, stale = now, true
-    debt = math.min(math.ceil(debt / old_unit * unit), 2 ^ 53)
+    stale = true
+    debt = math.min(math.ceil(debt / old_unit * unit), most_debt)
+    refill(period, lump)
   end
   if debt == 0 then
     at = now

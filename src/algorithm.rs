@@ -225,6 +225,11 @@ impl Rate {
     }
 }
 
+/// The most that a bucket may lack: exact, and back within the longest refill.
+fn most_debt(period: f64, lump: f64) -> f64 {
+    ((LONGEST_REFILL as f64 / period).floor() * lump).min(EXACT)
+}
+
 /// The state of one key, as an algorithm left it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum State {

@@ -64,20 +64,17 @@ enum Kind {
 
 impl StoreError {
     /// The store did not answer within its `deadline`; whether the cost was spent is not known.
-    #[must_use]
-    pub fn timeout(deadline: Duration) -> Self {
+    pub(crate) fn timeout(deadline: Duration) -> Self {
         Self(Kind::Timeout(deadline))
     }
 
     /// The store holds `max_keys` keys that it may not forget, and cannot take another.
-    #[must_use]
-    pub fn full(max_keys: usize) -> Self {
+    pub(crate) fn full(max_keys: usize) -> Self {
         Self(Kind::Full(max_keys))
     }
 
     /// The store cannot be reached, or answered with an error.
-    #[must_use]
-    pub fn unavailable(source: impl StdError + Send + Sync + 'static) -> Self {
+    pub(crate) fn unavailable(source: impl StdError + Send + Sync + 'static) -> Self {
         Self(Kind::Unavailable(Arc::new(source)))
     }
 

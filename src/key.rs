@@ -2,8 +2,9 @@
 
 mod global;
 mod header;
-mod path;
 mod peer_ip;
+#[cfg(feature = "axum")]
+mod route;
 
 use std::{borrow::Cow, fmt, net::IpAddr};
 
@@ -11,8 +12,9 @@ use sha2::{Digest, Sha256};
 
 pub use global::Global;
 pub use header::Header;
-pub use path::Path;
 pub use peer_ip::PeerIp;
+#[cfg(feature = "axum")]
+pub use route::Route;
 
 use crate::error::RequestError;
 
@@ -159,7 +161,7 @@ impl fmt::Display for Key<'_> {
 /// Finds the key of a request, from its head (`H`, for HTTP [`http::request::Parts`]).
 ///
 /// The module [`key`](crate::key) has some; closures are extractors too. A pair of extractors makes one
-/// key of both: `(key::PeerIp, key::Path)`.
+/// key of both: `(key::PeerIp, key::Route)`.
 ///
 /// # Examples
 ///
@@ -170,12 +172,12 @@ impl fmt::Display for Key<'_> {
 /// #[derive(Clone)]
 /// struct UserId(u64);
 ///
-/// fn per_user_and_path() -> RateLimitLayer {
+/// fn per_user_and_address() -> RateLimitLayer {
 ///     let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
 ///     let user = |head: &Parts| head.extensions.get::<UserId>().map(|user| user.0);
-///     RateLimitLayer::new(limiter, (user, key::Path))
+///     RateLimitLayer::new(limiter, (user, key::PeerIp))
 /// }
-/// # per_user_and_path();
+/// # per_user_and_address();
 /// ```
 pub trait KeyExtractor<H>: Send + Sync + 'static {
     /// Finds the key.

@@ -1,7 +1,4 @@
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Action, Algorithm, Params, micros},
@@ -41,7 +38,7 @@ pub struct Limiter(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     store: Arc<dyn Backend>,
-    name: Arc<Name>,
+    taken: Arc<Name>,
     rule: Rule,
     /// The wait of a check that names none, in microseconds.
     default_wait: f64,
@@ -96,11 +93,12 @@ impl Limiter {
         if name.is_empty() || name.len() > 64 || !name.bytes().all(fine) {
             return Err(ConfigError::Name { name: name.to_owned() });
         }
-        let name = store
+        let taken = store
             .names()
             .take(name)
             .ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
-        Ok(Self::assemble(Arc::new(store), Arc::new(name), algorithm, quota, params))
+        let rule = Rule::new(name.into(), algorithm, quota, params);
+        Ok(Self::assemble(Arc::new(store), Arc::new(taken), rule))
     }
 
     /// Makes a limiter with another quota that shares this one's name and counts.
@@ -112,32 +110,20 @@ impl Limiter {
     ///
     /// If the algorithm's settings and the quota do not go together.
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
-        let algorithm = self.algorithm();
-        let params = Params::new(algorithm, quota)?;
-        Ok(Self::assemble(self.0.store.clone(), self.0.name.clone(), algorithm, quota, params))
+        let Inner { store, taken, rule, .. } = &*self.0;
+        let params = Params::new(rule.algorithm, quota)?;
+        let rule = Rule::new(rule.name.clone(), rule.algorithm, quota, params);
+        Ok(Self::assemble(store.clone(), taken.clone(), rule))
     }
 
-    fn assemble(
-        store: Arc<dyn Backend>,
-        name: Arc<Name>,
-        algorithm: Algorithm,
-        quota: Quota,
-        params: Params,
-    ) -> Self {
-        let longest_wait = params.longest_wait();
-        let (default_wait, most) = match algorithm {
-            Algorithm::LeakyBucket => (longest_wait, quota.burst_size()),
-            Algorithm::TokenBucket { overdraft, .. } => (0.0, quota.burst_size() + overdraft),
-            _ => (0.0, quota.limit()),
+    fn assemble(store: Arc<dyn Backend>, taken: Arc<Name>, rule: Rule) -> Self {
+        let longest_wait = rule.params.longest_wait();
+        let (default_wait, most) = match rule.algorithm {
+            Algorithm::LeakyBucket => (longest_wait, rule.quota.burst_size()),
+            Algorithm::TokenBucket { overdraft, .. } => (0.0, rule.quota.burst_size() + overdraft),
+            _ => (0.0, rule.quota.limit()),
         };
-        let rule = Rule {
-            name: name.as_arc().clone(),
-            algorithm,
-            quota,
-            params,
-            script_hash: OnceLock::new(),
-        };
-        Self(Arc::new(Inner { store, name, rule, default_wait, longest_wait, most }))
+        Self(Arc::new(Inner { store, taken, rule, default_wait, longest_wait, most }))
     }
 
     /// Spends 1 from `key`'s quota if that much is left.

@@ -8,7 +8,7 @@ use std::{
     collections::HashSet,
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     task::{Context, Poll},
 };
 
@@ -49,6 +49,12 @@ pub struct Rule {
     pub(crate) params: Params,
     /// By which a server knows the script.
     pub(crate) script_hash: OnceLock<Box<str>>,
+}
+
+impl Rule {
+    pub(crate) fn new(name: Arc<str>, algorithm: Algorithm, quota: Quota, params: Params) -> Self {
+        Self { name, algorithm, quota, params, script_hash: OnceLock::new() }
+    }
 }
 
 /// One question about one key.
@@ -104,36 +110,39 @@ impl<T: fmt::Debug> fmt::Debug for Answer<T> {
 
 /// The names in use over one store, so that no two limiters share a count by accident.
 #[derive(Clone, Debug, Default)]
-pub struct Names(Arc<Mutex<HashSet<Arc<str>>>>);
+pub struct Names {
+    taken: Arc<Mutex<HashSet<String>>>,
+    scope: Arc<str>,
+}
 
 impl Names {
-    /// Takes `name` for as long as the result lives; `None` if it is taken.
-    pub(crate) fn take(&self, name: &str) -> Option<Name> {
-        let name: Arc<str> = name.into();
-        let free = self.lock().insert(name.clone());
-        free.then(|| Name { name, names: self.clone() })
+    /// The names in another part of the same store.
+    #[cfg(feature = "redis")]
+    fn scoped(&self, scope: &str) -> Self {
+        Self { taken: self.taken.clone(), scope: scope.into() }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<Arc<str>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Takes `name` for as long as the result lives; `None` if it is taken.
+    pub(crate) fn take(&self, name: &str) -> Option<Name> {
+        let scoped = [&self.scope, ":", name].concat();
+        let free = self.lock().insert(scoped.clone());
+        free.then(|| Name { scoped, names: self.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A name that is in use.
 #[derive(Debug)]
 pub(crate) struct Name {
-    name: Arc<str>,
+    scoped: String,
     names: Names,
-}
-
-impl Name {
-    pub(crate) fn as_arc(&self) -> &Arc<str> {
-        &self.name
-    }
 }
 
 impl Drop for Name {
     fn drop(&mut self) {
-        self.names.lock().remove(&self.name);
+        self.names.lock().remove(&self.scoped);
     }
 }

@@ -183,6 +183,9 @@ async fn a_peer_is_known_by_its_address() {
         (from("192.0.2.1:4712"), 429),
         (from("[::ffff:192.0.2.1]:4713"), 429),
         (from("192.0.2.2:4711"), 200),
+        (from("[2001:db8:0:1::1]:1"), 200),
+        (from("[2001:db8:0:1:ffff::2]:1"), 429),
+        (from("[2001:db8:0:2::1]:1"), 200),
         (plain, 200),
         (from("192.0.2.3:4711"), 429),
     ] {
@@ -204,17 +207,22 @@ async fn an_ip_and_an_api_key_never_collide() {
 
 #[tokio::test]
 async fn a_pair_is_one_key_of_both() {
-    let header = key::Header::new("user");
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), (header, key::Path));
-    let ask = async |user: &str, path: &str| {
-        let request = Request::get(path).header("user", user).body(Body::empty()).unwrap();
-        send(&layer, request).await.status().as_u16()
+    let app = Router::new()
+        .route("/a/{id}", routing::get(async || ()))
+        .nest("/n", Router::new().route("/{id}", routing::get(async || ())))
+        .layer(RateLimitLayer::new(in_memory(Quota::per_hour(1)), (key::PeerIp, key::Route)));
+    let ask = async |address: &str, path: &str| {
+        let mut request = Request::get(path).body(Body::empty()).unwrap();
+        request.extensions_mut().insert(address.parse::<SocketAddr>().unwrap());
+        app.clone().oneshot(request).await.unwrap().status().as_u16()
     };
-    assert_eq!(ask("ada", "/a").await, 200);
-    assert_eq!(ask("ada", "/a").await, 429);
-    assert_eq!(ask("ada", "/b").await, 200);
-    assert_eq!(ask("ben", "/a").await, 200);
-    assert_eq!(ask("ada|path=/a", "/a").await, 200);
+    let (ada, ben) = ("192.0.2.1:80", "192.0.2.2:80");
+    assert_eq!(ask(ada, "/a/1").await, 200);
+    assert_eq!(ask(ada, "/a/2").await, 429);
+    assert_eq!(ask(ada, "/n/1").await, 200);
+    assert_eq!(ask(ben, "/a/1").await, 200);
+    assert_eq!(ask(ada, "/nowhere").await, 404);
+    assert_eq!(ask(ada, "/nowhere_else").await, 429);
 }
 
 #[test]

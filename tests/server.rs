@@ -49,7 +49,10 @@ impl Drop for Server {
 /// Built anew if need be: `cargo test` builds the examples only when it runs all tests.
 fn program() -> &'static Path {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-        let build = ["build", "--quiet", "--all-features", "--example", "server"];
+        let mut build = vec!["build", "--quiet", "--all-features", "--example", "server"];
+        if !cfg!(debug_assertions) {
+            build.push("--release");
+        }
         assert!(Command::new(env!("CARGO")).args(build).status().unwrap().success());
         let tests = std::env::current_exe().unwrap();
         tests.ancestors().nth(2).unwrap().join("examples/server")
@@ -119,8 +122,10 @@ async fn two_processes_share_one_leaky_bucket() {
 #[tokio::test]
 async fn every_request_is_answered_while_redis_is_away() {
     let mut redis = RedisServer::start();
-    let server = Server::start(&["--redis", &redis.url(), "--quota", "2/h"]);
+    let flags = ["--redis", &redis.url(), "--quota", "2/h", "--cost-header", "x-cost"];
+    let server = Server::start(&flags);
     for round in 0..2 {
+        while send_one(server.address, "x-cost: 3\r\n").await == 503 {}
         assert_eq!(send(server.address, 3, "").await, [200, 200, 429], "round {round}");
         redis.kill();
         assert_eq!(send(server.address, 5, "").await, [503; 5], "round {round}");

@@ -7,6 +7,7 @@ pub(crate) struct Params {
     burst: f64,
     unit: f64,
     tick: f64,
+    most_debt: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,15 +21,16 @@ pub(crate) struct State {
 impl Params {
     pub(super) fn new(quota: Quota) -> Self {
         let Rate { unit, tick } = Rate::new(quota);
-        Self { burst: quota.burst_size().into(), unit, tick }
+        let most_debt = super::most_debt(1.0, tick);
+        Self { burst: quota.burst_size().into(), unit, tick, most_debt }
     }
 
     pub(super) fn args(&self) -> Vec<f64> {
-        vec![self.burst, self.unit, self.tick]
+        vec![self.burst, self.unit, self.tick, self.most_debt]
     }
 
     pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
-        let Params { burst, unit, tick } = *self;
+        let Params { burst, unit, tick, most_debt } = *self;
         let Ask { action, cost, max_wait, now } = *ask;
 
         let (mut debt, mut stale) = (0.0, false);
@@ -39,7 +41,7 @@ impl Params {
             }
             debt = (old.debt - (now - at) * old.tick).max(0.0);
             if old.unit != unit || old.tick != tick {
-                debt = (debt / old.unit * unit).ceil().min(super::EXACT);
+                debt = (debt / old.unit * unit).ceil().min(most_debt);
                 stale = true;
             }
         }

@@ -40,12 +40,13 @@ impl State {
         self.entries.partition_point(|&(instant, _)| instant <= now - window)
     }
 
-    fn earliest(&self, now: f64, units: f64, Params { limit, window }: Params) -> f64 {
+    fn earliest(&self, now: f64, expired: usize, units: f64, params: Params) -> f64 {
+        let Params { limit, window } = params;
         let leaving = self.entries.partition_point(|&(_, before)| {
             (self.total - before).rem_euclid(MODULUS) + units > limit
         });
         let mut instant = now.max(self.last());
-        if leaving > 0 {
+        if leaving > expired {
             instant = instant.max(self.entries[leaving - 1].0 + window);
         }
         instant
@@ -85,20 +86,25 @@ impl Params {
             }
         }
 
-        let instant = log.earliest(now, cost, *self);
+        // The entries that do not count any more.
+        let mut expired = log.count_expired(now, window);
+        let instant = log.earliest(now, expired, cost, *self);
         let wait = instant - now;
         let late = (wait - max_wait).max(0.0);
         let admitted = late == 0.0;
 
-        let expired = log.count_expired(now, window);
-        if action == Action::Refund && !log.entries.is_empty() {
-            let oldest = log.entries[0].1;
-            let sum = (log.total - oldest).rem_euclid(MODULUS) - cost.min(log.sum_from(expired));
-            let kept = log
+        if action == Action::Refund && expired < log.entries.len() {
+            // The oldest first: what is left then stays for as long as any of it could.
+            let rest = log.sum_from(expired) - cost;
+            let total = log.total;
+            expired = log
                 .entries
-                .partition_point(|&(_, before)| (before - oldest).rem_euclid(MODULUS) < sum);
-            log.total = (oldest + sum).rem_euclid(MODULUS);
-            log.entries.truncate(kept);
+                .partition_point(|&(_, before)| (total - before).rem_euclid(MODULUS) > rest)
+                - 1;
+            log.entries[expired].1 = (total - rest).rem_euclid(MODULUS);
+            if rest <= 0.0 {
+                expired = log.entries.len();
+            }
         } else if action == Action::Check && admitted {
             let before = log.total;
             log.entries.push_back((instant, before));
@@ -109,7 +115,7 @@ impl Params {
         if log.entries.len() > expired {
             remaining =
                 if log.last() <= now { (limit - log.sum_from(expired)).max(0.0) } else { 0.0 };
-            replenish = log.earliest(now, remaining + 1.0, *self) - now;
+            replenish = log.earliest(now, expired, remaining + 1.0, *self) - now;
             reset = log.last() + window - now;
         }
 

@@ -84,8 +84,27 @@ impl State {
         }
     }
 
+    /// Counts each old sub-window where its middle is, or where it is booked. `start` stays, so that two
+    /// quotas that take turns do not move the counts ahead of the time.
+    fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) {
+        let mut moved = vec![0_u32; buckets as usize + 1].into_boxed_slice();
+        let mut last = None;
+        for (i, &count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let slot = self.index - i as f64;
+            let middle = ((self.opening(slot) + self.opening(slot + 1.0)) / 2.0).floor();
+            let instant = self.opening(slot).max(middle.min(now));
+            let place = ((instant - self.start) * buckets / window).floor();
+            let i = *last.get_or_insert(place) - place;
+            if let Some(sum) = moved.get_mut(i as usize) {
+                *sum = sum.saturating_add(count);
+            }
+        }
+        (self.index, self.counts) = (last.unwrap_or(0.0), moved);
+        (self.length, self.parts) = (window, buckets);
+    }
+
     fn refund(&mut self, mut rest: f64) {
-        for count in &mut self.counts {
+        for count in self.counts.iter_mut().rev() {
             let back = f64::from(*count).min(rest);
             *count -= back as u32;
             rest -= back;
@@ -94,13 +113,14 @@ impl State {
 
     fn add(&mut self, instant: f64, cost: f64) {
         let slot = self.slot_of(instant);
-        let mut moved: Box<[u32]> =
-            (0..self.counts.len()).map(|i| self.count(slot - i as f64) as u32).collect();
-        moved[0] += cost as u32;
-        let cycles = (slot / self.parts).floor();
+        let counts = self.counts.len();
+        let by = ((slot - self.index) as usize).min(counts);
+        self.counts.copy_within(..counts - by, by);
+        self.counts[..by].fill(0);
+        self.counts[0] += cost as u32;
+        let cycles = (slot / self.parts).floor(); // `start` moves by whole windows
         self.start += cycles * self.length;
         self.index = slot - cycles * self.parts;
-        self.counts = moved;
     }
 }
 
@@ -131,15 +151,13 @@ impl Params {
                 state.start -= state.at - now;
                 stale = true;
             }
+            let changed = state.length != window || state.parts != buckets;
+            if changed && state.newest(now).is_some() {
+                state.regrid(now, *self);
+                stale = true;
+            }
             if state.newest(now).is_none() {
                 *state = State::new(now, *self);
-            } else if state.length != window || state.parts != buckets {
-                let slot = state.slot_of(now).max(state.index);
-                let sum = state.count_inside(slot)
-                    + state.weight(slot, now.max(state.opening(slot)), grain);
-                *state = State::new(now, *self);
-                state.counts[0] = sum.min(f64::from(u32::MAX)) as u32;
-                stale = true;
             }
         }
 

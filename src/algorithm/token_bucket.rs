@@ -9,6 +9,8 @@ pub(crate) struct Params {
     unit: f64,
     period: f64,
     lump: f64,
+    /// What flows in within the longest refill; a changed quota could make it more.
+    most_debt: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,6 +22,11 @@ pub(crate) struct State {
     pub(super) lump: f64,
 }
 
+fn refill(now: f64, at: f64, debt: f64, every: f64, by: f64) -> (f64, f64) {
+    let periods = ((now - at) / every).floor();
+    (at + periods * every, (debt - periods * by).max(0.0))
+}
+
 impl Params {
     pub(super) fn new(quota: Quota, refill: Refill, overdraft: u32) -> Self {
         let (unit, period, lump) = match refill {
@@ -29,11 +36,13 @@ impl Params {
             }
             Refill::Interval => (1.0, quota.window_us() as f64, quota.limit().into()),
         };
-        Self { burst: quota.burst_size().into(), overdraft: overdraft.into(), unit, period, lump }
+        let most_debt = super::most_debt(period, lump);
+        let (burst, overdraft) = (quota.burst_size().into(), overdraft.into());
+        Self { burst, overdraft, unit, period, lump, most_debt }
     }
 
     pub(super) fn args(&self) -> Vec<f64> {
-        vec![self.burst, self.overdraft, self.unit, self.period, self.lump]
+        vec![self.burst, self.overdraft, self.unit, self.period, self.lump, self.most_debt]
     }
 
     /// The longest wait for which `debt` stays exact.
@@ -43,7 +52,7 @@ impl Params {
     }
 
     pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
-        let Params { burst, overdraft, unit, period, lump } = *self;
+        let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
         let Ask { action, cost, max_wait, now } = *ask;
 
         let (mut at, mut debt, mut stale) = (now, 0.0, false);
@@ -52,12 +61,11 @@ impl Params {
             if now < at {
                 (at, stale) = (now, true);
             }
-            let periods = ((now - at) / old.period).floor();
-            at += periods * old.period;
-            debt = (debt - periods * old.lump).max(0.0);
+            (at, debt) = refill(now, at, debt, old.period, old.lump);
             if old.unit != unit || old.period != period || old.lump != lump {
-                (at, stale) = (now, true);
-                debt = (debt / old.unit * unit).ceil().min(super::EXACT);
+                stale = true;
+                debt = (debt / old.unit * unit).ceil().min(most_debt);
+                (at, debt) = refill(now, at, debt, period, lump);
             }
             if debt == 0.0 {
                 at = now;

@@ -7,6 +7,6 @@ pub struct Global;
 
 impl<H> KeyExtractor<H> for Global {
     fn extract(&self, _: &H) -> Result<Key<'static>, RequestError> {
-        Ok(Key::from("global").into_owned())
+        Ok(Key::from("global"))
     }
 }

@@ -1,4 +1,4 @@
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use http::request::Parts;
 
@@ -12,7 +12,7 @@ use crate::error::RequestError;
 ///
 /// ```
 /// use http::request::Parts;
-/// use std::net::SocketAddr;
+/// use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 ///
 /// #[derive(Clone)]
 /// struct Peer(SocketAddr);
@@ -20,6 +20,8 @@ use crate::error::RequestError;
 /// let peer_ip = |head: &Parts| head.extensions.get::<Peer>().map(|peer| peer.0.ip());
 /// # let _ = peer_ip;
 /// ```
+///
+/// Of an IPv6 address the first 64 bits count: a host can choose the others as it likes.
 ///
 /// A request without an address is answered with 500: a service that is set up wrong must not make all
 /// of its clients share one quota.
@@ -39,7 +41,19 @@ impl KeyExtractor<Parts> for PeerIp {
             let info = head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>();
             info.map(|info| info.0)
         });
-        address.map(|address| address.ip().into()).ok_or(RequestError::misconfigured(MISSING))
+        let address = address.ok_or(RequestError::misconfigured(MISSING))?;
+        Ok(network(address.ip()))
+    }
+}
+
+/// The address; of an IPv6 address the first 64 bits, which are the least that one host is given.
+fn network(address: IpAddr) -> Key<'static> {
+    match address.to_canonical() {
+        IpAddr::V4(address) => Key::from(IpAddr::V4(address)),
+        IpAddr::V6(address) => {
+            let network = Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX));
+            Key::scoped("ip", format!("{network}/64"))
+        }
     }
 }
 

@@ -36,9 +36,10 @@ const SWEEP_WHEN_FULL: usize = 64;
 /// window 80 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that it remembers.
 ///
 /// Keys that have returned to their first state are dropped as new ones come. When the store is full, a
-/// new key takes the place of one that is closest to its first state. A key that has no request left, or
-/// that was denied one, is never dropped before it could be allowed again: if a flood of new keys finds
-/// no other to replace, they get [`StoreError::is_full`], and the layer answers 503.
+/// new key takes the place of one that has much of its quota left, out of some that are looked at. A key
+/// that has no request left, or that was denied one, is never dropped before it could be allowed again: if
+/// a flood of new keys finds no other to replace, they get [`StoreError::is_full`], and the layer answers
+/// 503.
 ///
 /// # Examples
 ///
@@ -110,6 +111,11 @@ impl MemoryStore {
     }
 }
 
+/// The second in which an instant lies, from 1 on, rounded up.
+fn second(instant: f64) -> u32 {
+    (instant / 1e6) as u32 + 1
+}
+
 fn lock(shard: &Mutex<Shard>) -> std::sync::MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -167,10 +173,12 @@ struct Entry {
     limiter: Arc<str>,
     key: Box<str>,
     state: State,
-    /// When the state is as if never seen.
-    expires: f64,
-    /// Until when a request that was seen would be denied.
-    denied_until: f64,
+    /// The second by which the state is as if never seen.
+    expires: u32,
+    /// The second until which a request like one that was seen would be denied.
+    denied_until: u32,
+    /// The part of the quota that was left.
+    left: f32,
 }
 
 impl Entry {
@@ -179,8 +187,9 @@ impl Entry {
             limiter: call.rule.name.clone(),
             key: call.key.into(),
             state: State::NeverSeen,
-            expires: 0.0,
-            denied_until: 0.0,
+            expires: 0,
+            denied_until: 0,
+            left: 1.0,
         }
     }
 
@@ -189,12 +198,10 @@ impl Entry {
     }
 
     fn step(&mut self, call: &Call<'_>, now: f64) -> Verdict {
-        if self.expires <= now {
-            self.state = State::NeverSeen;
-        }
         let verdict = call.rule.params.step(&mut self.state, &call.ask(now));
         if call.action != Action::Peek {
-            self.expires = now + verdict.reset;
+            self.expires = second(now + verdict.reset);
+            self.left = (verdict.remaining / f64::from(call.rule.quota.limit())) as f32;
         }
         if call.action == Action::Check {
             let denied = match verdict {
@@ -202,9 +209,15 @@ impl Entry {
                 Verdict { remaining: 0.0, replenish, .. } => replenish,
                 _ => 0.0,
             };
-            self.denied_until = self.denied_until.max(now + denied);
+            if denied > 0.0 {
+                self.denied_until = self.denied_until.max(second(now + denied));
+            }
         }
         verdict
+    }
+
+    fn is_less_used(&self, left: f32, expires: u32) -> bool {
+        self.left > left || self.left == left && self.expires < expires
     }
 
     fn hash(&self, hasher: &RandomState) -> u64 {
@@ -240,21 +253,22 @@ impl Shard {
     }
 
     /// Drops the keys in the next `buckets` that are as if never seen; if the shard stays full, then
-    /// the one that is so soonest and is not being denied.
+    /// the one that has most of its quota left, and of several the one that expires soonest.
     fn sweep(&mut self, now: f64, buckets: usize) {
-        let mut victim: Option<(f64, usize)> = None;
+        let now = (now / 1e6) as u32;
+        let mut victim: Option<(f32, u32, usize)> = None;
         for _ in 0..buckets.min(self.table.num_buckets()) {
             self.cursor = (self.cursor + 1) % self.table.num_buckets();
             let Some(entry) = self.table.get_bucket(self.cursor) else { continue };
             if entry.expires <= now {
                 self.remove(self.cursor);
             } else if entry.denied_until <= now
-                && victim.is_none_or(|(expires, _)| entry.expires < expires)
+                && victim.is_none_or(|(left, expires, _)| entry.is_less_used(left, expires))
             {
-                victim = Some((entry.expires, self.cursor));
+                victim = Some((entry.left, entry.expires, self.cursor));
             }
         }
-        if let Some((_, bucket)) = victim
+        if let Some((.., bucket)) = victim
             && self.table.len() >= self.max_keys
         {
             self.remove(bucket);

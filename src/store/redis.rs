@@ -1,16 +1,13 @@
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use redis::{
-    Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo, ProtocolVersion, RedisError,
-    Script, ServerErrorKind,
-    aio::{ConnectionManager, ConnectionManagerConfig},
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo,
+    ProtocolVersion, PushInfo, PushKind, RedisError, Script, ServerErrorKind,
+    aio::{MultiplexedConnection, SendError},
     io::tcp::TcpSettings,
 };
 
@@ -22,6 +19,13 @@ use crate::{
 };
 
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
+/// An attempt to connect may take longer than a decision.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// After a failed attempt to connect, its error is the answer for so long.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// A connection that is open, but gives nobody an answer for so long, is given up.
+const LONGEST_SILENCE: Duration = Duration::from_secs(1);
+
 const DEFAULT_PREFIX: &str = "ratelimit";
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
@@ -37,8 +41,9 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 ///
 /// # Permissions
 ///
-/// The scripts use the commands `EVALSHA EVAL TIME GET SET DEL PEXPIREAT` and, for the sliding log,
-/// `LRANGE LLEN LINDEX LSET LTRIM RPUSH`.
+/// The store uses the commands `HELLO PING SELECT EVALSHA EVAL TIME GET SET DEL` and, for the sliding log,
+/// `PEXPIREAT LRANGE LLEN LINDEX LSET LTRIM RPUSH`. It speaks RESP3; where a proxy does not know that, add
+/// `?protocol=resp2` to the URL.
 ///
 /// # When Redis is away
 ///
@@ -99,7 +104,7 @@ impl RedisStore {
             link: Arc::new(Link::new(url).map_err(StoreError::unavailable)?),
             prefix: DEFAULT_PREFIX.into(),
             deadline: DEFAULT_DEADLINE,
-            names: Names::default(),
+            names: Names::default().scoped(DEFAULT_PREFIX),
         })
     }
 
@@ -112,7 +117,7 @@ impl RedisStore {
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert!(!prefix.contains('{'), "the prefix {prefix:?} holds a '{{'");
-        Self { prefix: prefix.into(), names: Names::default(), ..self }
+        Self { prefix: prefix.into(), names: self.names.scoped(prefix), ..self }
     }
 
     /// Sets the time within which every decision is made or fails, 1 s by default.
@@ -145,7 +150,7 @@ impl Backend for RedisStore {
         let invocation = Invocation::new(call, key);
         let (link, deadline) = (self.link.clone(), self.deadline);
         Answer::Pending(Box::pin(async move {
-            let reply = link.within(deadline, |line| invocation.run(line)).await?;
+            let reply = link.within(deadline, async |it| invocation.run(it).await).await?;
             Ok(Decision::new(quota, cost, reply.into()))
         }))
     }
@@ -184,8 +189,8 @@ impl Invocation {
 
     /// Runs the script by its hash, and with its text if the server does not know it yet: that is not
     /// run twice, and the server knows it from then on.
-    async fn run(self, mut line: Line) -> Result<Reply, RedisError> {
-        match line.query(&self.by_hash).await {
+    async fn run(self, connection: &mut Connection) -> Result<Reply, RedisError> {
+        match connection.query(&self.by_hash).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 let mut by_text = redis::cmd("EVAL");
                 by_text.arg(self.params.script());
@@ -194,7 +199,7 @@ impl Invocation {
                         by_text.arg(arg);
                     }
                 }
-                line.query(&by_text).await
+                connection.query(&by_text).await
             }
             reply => reply,
         }
@@ -216,17 +221,18 @@ impl From<Reply> for Verdict {
     }
 }
 
-/// The connection to the server, made when it is first needed.
+/// The connection to the server: made when it is first needed, and again when it breaks.
 struct Link {
     client: Client,
-    line: Mutex<Option<Line>>,
+    current: Arc<Mutex<Option<Connection>>>,
+    /// Held while connecting, so that one attempt serves all; the last failure.
+    connecting: tokio::sync::Mutex<Option<(Instant, RedisError)>>,
 }
 
-/// A connection, and how many answers came over it.
 #[derive(Clone)]
-struct Line {
-    manager: ConnectionManager,
-    answers: Arc<AtomicU64>,
+struct Connection {
+    inner: MultiplexedConnection,
+    last_answer: Arc<Mutex<Instant>>,
 }
 
 impl Link {
@@ -234,13 +240,17 @@ impl Link {
         let info = url.into_connection_info()?;
         let mut settings = info.redis_settings().clone();
         if !url.contains("protocol=") {
-            // With RESP3 the manager notices a broken connection at once, not with the next request.
+            // With RESP3 a broken connection is noticed at once, not with the next request.
             settings = settings.set_protocol(ProtocolVersion::RESP3);
         }
         let info = info
             .set_redis_settings(settings)
             .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        Ok(Self { client: Client::open(info)?, line: Mutex::new(None) })
+        Ok(Self {
+            client: Client::open(info)?,
+            current: Arc::default(),
+            connecting: tokio::sync::Mutex::default(),
+        })
     }
 
     async fn query<T: FromRedisValue>(
@@ -248,71 +258,115 @@ impl Link {
         deadline: Duration,
         cmd: Cmd,
     ) -> Result<T, StoreError> {
-        self.within(deadline, |mut line| async move { line.query(&cmd).await }).await
+        self.within(deadline, async |connection| connection.query(&cmd).await).await
     }
 
     /// Asks over the connection, and fails at the deadline.
-    async fn within<T, F>(
+    async fn within<T>(
         &self,
         deadline: Duration,
-        ask: impl FnOnce(Line) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, RedisError>>,
-    {
-        let line = self.line().map_err(StoreError::unavailable)?;
-        let seen = line.answers();
-        match tokio::time::timeout(deadline, ask(line.clone())).await {
-            Ok(answer) => answer.map_err(StoreError::unavailable),
+        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
+    ) -> Result<T, StoreError> {
+        let mut used = None;
+        let answer = async {
+            let connection = used.insert(self.connection().await?);
+            ask(connection).await
+        };
+        match tokio::time::timeout(deadline, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => {
+                if let Some(connection) = used.filter(|_| is_of_the_connection(&error)) {
+                    self.give_up(&connection);
+                }
+                Err(StoreError::unavailable(error))
+            }
             Err(_) => {
-                // The manager gives up a connection that was closed. This one is open, has worked, and
-                // gave nobody an answer for as long as the deadline.
-                if seen > 0 && line.answers() == seen {
-                    self.give_up(&line);
+                let silence = deadline.max(LONGEST_SILENCE);
+                if let Some(connection) = used.filter(|it| it.silence() >= silence) {
+                    self.give_up(&connection);
                 }
                 Err(StoreError::timeout(deadline))
             }
         }
     }
 
-    fn give_up(&self, line: &Line) {
-        let mut current = self.lock();
-        if current.as_ref().is_some_and(|other| Arc::ptr_eq(&other.answers, &line.answers)) {
-            *current = None;
+    async fn connection(&self) -> Result<Connection, RedisError> {
+        if let Some(connection) = &*lock(&self.current) {
+            return Ok(connection.clone());
         }
+        let mut failure = self.connecting.lock().await;
+        if let Some(connection) = &*lock(&self.current) {
+            return Ok(connection.clone());
+        }
+        if let Some((_, error)) = failure.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER) {
+            return Err(error.clone());
+        }
+        // A task of its own, so that it goes on if this request's deadline passes.
+        let attempt = tokio::spawn(connect(self.client.clone(), self.current.clone()));
+        let result = attempt.await.unwrap_or_else(|_| {
+            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
+        });
+        *failure = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
+        result
     }
 
-    fn line(&self) -> Result<Line, RedisError> {
-        let mut line = self.lock();
-        if let Some(line) = &*line {
-            return Ok(line.clone());
-        }
-        // The decisions have a deadline of their own; a failed attempt is repeated by the next one.
-        let config = ConnectionManagerConfig::new()
-            .set_response_timeout(None)
-            .set_connection_timeout(Some(Duration::from_secs(5)))
-            .set_number_of_retries(0);
-        let manager = ConnectionManager::new_lazy_with_config(self.client.clone(), config)?;
-        Ok(line.insert(Line { manager, answers: Arc::default() }).clone())
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Line>> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn give_up(&self, connection: &Connection) {
+        lock(&self.current).take_if(|current| current.is(connection));
     }
 }
 
-impl Line {
+async fn connect(
+    client: Client,
+    current: Arc<Mutex<Option<Connection>>>,
+) -> Result<Connection, RedisError> {
+    let slot = Arc::downgrade(&current);
+    let last_answer = Arc::new(Mutex::new(Instant::now()));
+    let broken = Arc::downgrade(&last_answer);
+    // The decisions have a deadline of their own.
+    let config = AsyncConnectionConfig::new()
+        .set_response_timeout(None)
+        .set_connection_timeout(Some(CONNECT_TIMEOUT));
+    let config = match client.get_connection_info().redis_settings().protocol() {
+        ProtocolVersion::RESP3 => config.set_push_sender(move |push: PushInfo| {
+            if push.kind == PushKind::Disconnection
+                && let Some(slot) = slot.upgrade()
+            {
+                lock(&slot).take_if(|it| Arc::as_ptr(&it.last_answer) == broken.as_ptr());
+            }
+            Ok::<(), SendError>(())
+        }),
+        _ => config,
+    };
+    let inner = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let connection = Connection { inner, last_answer };
+    *lock(&current) = Some(connection.clone());
+    Ok(connection)
+}
+
+/// Whether an error means that the connection is of no use, and not that the server refused a command.
+fn is_of_the_connection(error: &RedisError) -> bool {
+    error.is_io_error()
+        || error.is_unrecoverable_error()
+        // After a failover the server may have become a replica.
+        || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
+impl Connection {
     async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Result<T, RedisError> {
-        let answer = match cmd.query_async(&mut self.manager).await {
-            // Nothing was sent; and it may be an earlier attempt to connect that failed.
-            Err(error) if error.is_connection_refusal() => cmd.query_async(&mut self.manager).await,
-            answer => answer,
-        };
-        self.answers.fetch_add(1, Ordering::Relaxed);
+        let answer = cmd.query_async(&mut self.inner).await;
+        *lock(&self.last_answer) = Instant::now();
         answer
     }
 
-    fn answers(&self) -> u64 {
-        self.answers.load(Ordering::Relaxed)
+    fn silence(&self) -> Duration {
+        lock(&self.last_answer).elapsed()
     }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.last_answer, &other.last_answer)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,7 +14,8 @@ use crate::quota::Quota;
 #[derive(Clone, Debug)]
 struct Step {
     action: Action,
-    cost: u32,
+    /// In units, or in 1/1000 of the most that can be granted.
+    cost: Result<u32, u32>,
     /// In 1/1000 of a window.
     max_wait: Option<u32>,
     /// In 1/1000 of a window, and microseconds.
@@ -36,7 +37,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => -1_500..0,
     ];
     let max_wait = prop_oneof![3 => Just(None), 1 => (0_u32..2_500).prop_map(Some)];
-    let step = (action, 1_u32..8, max_wait, (ahead, -2..3), prop::bool::weighted(0.05)).prop_map(
+    let cost = prop_oneof![(1_u32..8).prop_map(Ok), (1_u32..1_001).prop_map(Err)];
+    let step = (action, cost, max_wait, (ahead, -2..3), prop::bool::weighted(0.1)).prop_map(
         |(action, cost, max_wait, ahead, switch)| Step { action, cost, max_wait, ahead, switch },
     );
     prop::collection::vec(step, 1..60)
@@ -65,10 +67,12 @@ fn params() -> impl Strategy<Value = [Params; 2]> {
         Just(Algorithm::SlidingLog),
         (1_u32..8).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
         Just(Algorithm::SlidingWindow { buckets: 100 }),
-        (any::<bool>(), 0_u32..4).prop_map(|(lumps, overdraft)| Algorithm::TokenBucket {
-            refill: if lumps { Refill::Interval } else { Refill::Continuous },
-            overdraft,
-        }),
+        (any::<bool>(), prop_oneof![4 => 0_u32..4, 1 => Just(1 << 30)]).prop_map(
+            |(lumps, overdraft)| Algorithm::TokenBucket {
+                refill: if lumps { Refill::Interval } else { Refill::Continuous },
+                overdraft,
+            }
+        ),
         Just(Algorithm::LeakyBucket),
     ];
     algorithm.prop_flat_map(|algorithm| {
@@ -91,7 +95,7 @@ fn window_and_most(params: &Params) -> (f64, f64) {
             (args[1], args[0])
         }
         Params::TokenBucket(_) => {
-            let [burst, overdraft, unit, period, lump] = args[..] else { unreachable!() };
+            let [burst, overdraft, unit, period, lump, _] = args[..] else { unreachable!() };
             ((burst * unit / lump * period).min(3e13), burst + overdraft)
         }
         Params::LeakyBucket(_) => ((args[0] * args[1] / args[2]).min(3e13), args[0]),
@@ -102,7 +106,7 @@ fn window_and_most(params: &Params) -> (f64, f64) {
 fn the_script_and_the_twin_agree() {
     let server = RedisServer::start();
     let scripted = RefCell::new(Scripted::new(&server, "{key}"));
-    let config = ProptestConfig { cases: 800, failure_persistence: None, ..Default::default() };
+    let config = ProptestConfig { cases: 1000, failure_persistence: None, ..Default::default() };
     let histories = (params(), steps(), any::<bool>());
     TestRunner::new(config)
         .run(&histories, |(params, steps, steady)| {
@@ -129,7 +133,10 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
         now += if steady { ahead.max(0.0) } else { ahead };
         let ask = Ask {
             action: step.action,
-            cost: f64::from(step.cost).min(most),
+            cost: match step.cost {
+                Ok(cost) => f64::from(cost).min(most),
+                Err(part) => (most * f64::from(part) / 1e3).ceil(),
+            },
             max_wait: step
                 .max_wait
                 .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())

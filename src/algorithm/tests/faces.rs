@@ -118,9 +118,9 @@ impl Scripted {
                 at: double(0),
                 start: double(1),
                 length: double(2),
-                index: text[24].into(),
-                parts: text[25].into(),
-                counts: text[26..]
+                index: double(3),
+                parts: text[32].into(),
+                counts: text[33..]
                     .chunks(4)
                     .map(|count| u32::from_le_bytes(count.try_into().unwrap()))
                     .collect(),

@@ -321,3 +321,80 @@ fn a_quota_that_is_changed_keeps_what_was_used() {
         assert!(check(&slow, &mut state, 1, now + 1e3 + lowered.wait).admitted, "{algorithm}");
     }
 }
+
+#[test]
+fn replicas_with_different_quotas_lock_nobody_out() {
+    let one = super::contract::all_with(Quota::per_second(10)).into_iter();
+    for other in [Quota::per_second(20), Quota::new(10, Duration::from_secs(2))] {
+        for ((algorithm, quota), (_, other)) in one.clone().zip(super::contract::all_with(other)) {
+            let params = [quota, other].map(|quota| Params::new(algorithm, quota).unwrap());
+            let mut state = State::NeverSeen;
+            let checks = 600;
+            let admitted = (0..checks).filter(|i| {
+                let now = 1.7e15 + f64::from(*i) * 1e5;
+                state.ask(&params[*i as usize % 2], super::faces::check(1, now)).admitted
+            });
+            // At the least half of what the stricter quota allows in a minute.
+            let admitted = admitted.count();
+            assert!((150..=checks as usize).contains(&admitted), "{algorithm} {other}: {admitted}");
+        }
+    }
+}
+
+#[test]
+fn a_quota_that_is_lowered_as_far_as_can_be_keeps_what_was_used_in_bounds() {
+    let century = 36_525.0 * 86_400e6;
+    let lowest = Quota::new(1, Duration::from_secs(366 * 86_400));
+    for highest in [Quota::per_second(1_000_000), Quota::new(u32::MAX, Duration::from_millis(1))] {
+        let pairs = super::contract::all_with(highest).into_iter();
+        for ((algorithm, high), (_, low)) in pairs.zip(super::contract::all_with(lowest)) {
+            let high = Params::new(algorithm, high).unwrap();
+            let low = Params::new(algorithm, low).unwrap();
+            let mut state = State::NeverSeen;
+            let spent = state.ask(&high, super::faces::check(highest.limit(), 1.7e15));
+            assert!(spent.admitted);
+            let denied = state.ask(&low, super::faces::check(1, 1.7e15 + 1.0));
+            assert!(!denied.admitted && denied.wait <= century, "{algorithm}: {denied:?}");
+            assert!(denied.reset <= century, "{algorithm}: {denied:?}");
+        }
+    }
+}
+
+#[test]
+fn a_refund_gives_back_the_oldest_so_that_the_log_keeps_its_promise() {
+    let params = Params::new(Algorithm::SlidingLog, Quota::per_second(10)).unwrap();
+    let mut state = State::NeverSeen;
+    let mut ask = |action, cost, ms: f64| {
+        let ask = Ask { action, cost, max_wait: 0.0, now: 1.7e15 + ms * 1e3 };
+        state.ask(&params, ask)
+    };
+    assert!(ask(Action::Check, 5.0, 0.0).admitted);
+    assert!(ask(Action::Check, 5.0, 900.0).admitted);
+    assert_eq!(ask(Action::Refund, 5.0, 900.0).remaining, 5.0);
+    assert!(ask(Action::Check, 5.0, 900.0).admitted);
+    assert!(!ask(Action::Check, 1.0, 1000.0).admitted);
+    assert_eq!(ask(Action::Refund, 3.0, 1000.0).remaining, 3.0);
+    assert_eq!(ask(Action::Refund, 100.0, 1000.0).reset, 0.0);
+}
+
+#[test]
+fn turns_that_are_booked_stay_ahead_when_the_quota_is_changed() {
+    let other = Quota::new(10, Duration::from_secs(2));
+    let pairs = super::contract::all_with(Quota::per_second(10)).into_iter();
+    for ((algorithm, quota), (_, other)) in pairs.zip(super::contract::all_with(other)) {
+        if algorithm == Algorithm::LeakyBucket {
+            continue;
+        }
+        let params = Params::new(algorithm, quota).unwrap();
+        let now = 1.7e15;
+        let mut state = State::NeverSeen;
+        let mut last = 0.0;
+        for _ in 0..6 {
+            let ask = Ask { action: Action::Check, cost: 10.0, max_wait: 60e6, now };
+            last = state.ask(&params, ask).wait;
+        }
+        let other = Params::new(algorithm, other).unwrap();
+        let denied = state.ask(&other, super::faces::check(1, now));
+        assert!(denied.wait > last, "{algorithm}: {} after {last}", denied.wait);
+    }
+}

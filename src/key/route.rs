@@ -1,0 +1,18 @@
+use axum::extract::MatchedPath;
+use http::request::Parts;
+
+use super::{Key, KeyExtractor};
+use crate::error::RequestError;
+
+/// The route that axum matched, such as `/users/{id}`; for a pair such as `(key::PeerIp, key::Route)`.
+///
+/// Requests that no route matches, and those that reach the layer without a router, are one route.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Route;
+
+impl KeyExtractor<Parts> for Route {
+    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+        let route = head.extensions.get::<MatchedPath>();
+        Ok(Key::scoped("route", route.map_or("", MatchedPath::as_str)))
+    }
+}
