@@ -288,6 +288,7 @@ impl Params {
         }
     }
 
+    #[inline]
     pub(crate) fn step(&self, state: &mut State, ask: &Ask) -> Verdict {
         macro_rules! step {
             ($params:expr, $variant:path) => {{

@@ -28,35 +28,23 @@ use crate::{algorithm::Verdict, quota::Quota};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "a denied request must not go on"]
 pub struct Decision {
     quota: Quota,
     cost: u32,
-    allowed: bool,
-    wait_us: u64,
-    remaining: u64,
-    replenish_us: u64,
-    reset_us: u64,
+    verdict: Verdict,
 }
 
 impl Decision {
     pub(crate) fn new(quota: Quota, cost: u32, verdict: Verdict) -> Self {
-        Self {
-            quota,
-            cost,
-            allowed: verdict.admitted,
-            wait_us: verdict.wait as u64,
-            remaining: verdict.remaining as u64,
-            replenish_us: verdict.replenish as u64,
-            reset_us: verdict.reset as u64,
-        }
+        Self { quota, cost, verdict }
     }
 
     /// Returns whether the request may go on, after [`delay`](Decision::delay).
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
-        self.allowed
+        self.verdict.admitted
     }
 
     /// The time after which an allowed request may go on.
@@ -64,32 +52,32 @@ impl Decision {
     /// It is zero unless the algorithm is a leaky bucket, or the check allowed a wait.
     #[must_use]
     pub const fn delay(&self) -> Duration {
-        Duration::from_micros(if self.allowed { self.wait_us } else { 0 })
+        if self.is_allowed() { micros(self.verdict.wait) } else { Duration::ZERO }
     }
 
     /// The time after which the same request, if no other comes between, is allowed; `None` if it is
     /// allowed now. Exact to the microsecond.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        if self.allowed { None } else { Some(Duration::from_micros(self.wait_us)) }
+        if self.is_allowed() { None } else { Some(micros(self.verdict.wait)) }
     }
 
     /// The number of requests of cost 1 that would be allowed right now, after this decision.
     #[must_use]
     pub const fn remaining(&self) -> u64 {
-        self.remaining
+        self.verdict.remaining as u64
     }
 
     /// The time until [`remaining`](Decision::remaining) grows; zero if it is as large as can be.
     #[must_use]
     pub const fn replenish_after(&self) -> Duration {
-        Duration::from_micros(self.replenish_us)
+        micros(self.verdict.replenish)
     }
 
     /// The time until the key is as if it had never been seen.
     #[must_use]
     pub const fn reset_after(&self) -> Duration {
-        Duration::from_micros(self.reset_us)
+        micros(self.verdict.reset)
     }
 
     /// The quota that the request was held against.
@@ -103,4 +91,8 @@ impl Decision {
     pub const fn cost(&self) -> u32 {
         self.cost
     }
+}
+
+const fn micros(time: f64) -> Duration {
+    Duration::from_micros(time as u64)
 }

@@ -74,9 +74,19 @@ impl<'a> Key<'a> {
     }
 }
 
+/// The bytes that stand for themselves.
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = b'!';
+    while byte <= b'~' {
+        plain[byte as usize] = !matches!(byte, b'%' | b'{' | b'}' | b'=' | b'|');
+        byte += 1;
+    }
+    plain
+};
+
 fn is_plain(byte: u8) -> bool {
-    // No early exit: without branches the loop over a key is vectorised.
-    (byte > b' ') & (byte < 0x7f) & !matches!(byte, b'%' | b'{' | b'}' | b'=' | b'|')
+    PLAIN[usize::from(byte)]
 }
 
 fn escape_into(text: &mut String, bytes: &[u8]) {
@@ -104,9 +114,13 @@ fn bounded(text: Cow<'_, str>) -> Cow<'_, str> {
 }
 
 impl<'a> From<&'a str> for Key<'a> {
+    #[inline]
     fn from(text: &'a str) -> Self {
-        let plain = text.bytes().fold(true, |plain, byte| plain & is_plain(byte));
-        if plain { Key(bounded(Cow::Borrowed(text))) } else { Key::from(text.as_bytes()) }
+        if text.len() <= LONGEST && text.bytes().all(is_plain) {
+            Key(Cow::Borrowed(text))
+        } else {
+            Key::from(text.as_bytes())
+        }
     }
 }
 
@@ -119,6 +133,7 @@ impl From<&[u8]> for Key<'static> {
 }
 
 impl<'a> From<&'a String> for Key<'a> {
+    #[inline]
     fn from(text: &'a String) -> Self {
         Key::from(text.as_str())
     }

@@ -37,6 +37,7 @@ impl Params {
         vec![self.limit, self.window]
     }
 
+    #[inline]
     pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
         let Params { limit, window } = *self;
         let Ask { action, cost, max_wait, now } = *ask;

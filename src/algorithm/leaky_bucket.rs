@@ -29,6 +29,7 @@ impl Params {
         vec![self.burst, self.unit, self.tick, self.most_debt]
     }
 
+    #[inline]
     pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
         let Params { burst, unit, tick, most_debt } = *self;
         let Ask { action, cost, max_wait, now } = *ask;

@@ -51,6 +51,7 @@ impl Params {
         ((super::EXACT - full) / self.lump).floor() * self.period
     }
 
+    #[inline]
     pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
         let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
         let Ask { action, cost, max_wait, now } = *ask;
@@ -72,12 +73,12 @@ impl Params {
             }
         }
 
-        let periods_until = |parts: f64| (parts / lump).ceil().max(0.0);
+        let periods_until = |parts: f64| if parts > 0.0 { (parts / lump).ceil() } else { 0.0 };
         let time_until = |parts: f64| (periods_until(parts) * period - (now - at)).max(0.0);
 
         let full = burst * unit;
         let short = (cost - overdraft).max(0.0) * unit - (full - debt);
-        let wait = time_until(short);
+        let wait = if short > 0.0 { time_until(short) } else { 0.0 };
         let late = (wait - max_wait).max(0.0);
         let admitted = late == 0.0;
 
