@@ -26,50 +26,54 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use rounds::take_turns;
 use tower::{Layer, Service, ServiceBuilder};
 use tower_governor::{
-    GovernorError, GovernorLayer,
-    governor::{GovernorConfig, GovernorConfigBuilder},
-    key_extractor::KeyExtractor,
+    GovernorError, GovernorLayer, governor::GovernorConfigBuilder, key_extractor::KeyExtractor,
 };
 use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 
 const KEYS: usize = 10_000;
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 11;
 const CHECK_PASSES: usize = 20;
-const REQUEST_PASSES: usize = 5;
+const REQUEST_PASSES: usize = 4;
 const CHECK_GOAL: f64 = 1.0;
 const LAYER_GOAL: f64 = 0.6;
+
+/// Refills a bucket between two requests of its key.
+const QUICK: Quota = Quota::per_second(1_000_000);
+/// Admits all requests, and never refills a bucket meanwhile.
+const SLOW: Quota = Quota::per_day(1_000_000);
+/// Admits the first request of a key.
+const ONE: Quota = Quota::per_hour(1);
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 fn main() {
-    // What the counting of allocations costs would be part of the times.
-    opt_out(print_checks);
+    print_checks();
     print_layers();
 }
 
 fn print_checks() {
     println!("Limiter::check against governor's check_key: {KEYS} String keys, token bucket");
-    println!("ns per check, median of {ROUNDS} rounds; ratio ours/theirs, median and middle half");
+    println!("ns per check, median of {ROUNDS} rounds; ratio, and its middle half");
     for threads in [1, 2] {
-        for rate in [1_000_000, 2] {
-            print_check(threads, rate);
+        for (label, quota) in [("full", QUICK), ("draining", SLOW), ("empty", ONE)] {
+            print_check(label, quota, threads);
         }
     }
 }
 
-fn print_check(threads: usize, per_second: u32) {
+fn print_check(label: &str, quota: Quota, threads: usize) {
     let keys = shuffled_keys();
     let mut admitted = [0; 2];
     let [ours, theirs] = take_turns(ROUNDS, |which| {
         let run = match which {
-            0 => run_checks(&Ours::new(per_second), &keys, threads),
-            _ => run_checks(&Theirs::new(per_second), &keys, threads),
+            0 => run_checks(&limiter(quota), &keys, threads),
+            _ => run_checks(&governor(quota), &keys, threads),
         };
         admitted[which] += run.admitted;
         run.nanos
     });
     println!(
-        "  {threads} thread(s), {per_second:>7}/s   ours {:5.1}  governor {:5.1}  ratio {}  \
+        "  {threads} thread(s), buckets {label:<8}  ours {:5.1}  governor {:5.1}  ratio {}  \
          admitted of {}: {} / {}",
         ours.median(),
         theirs.median(),
@@ -80,36 +84,36 @@ fn print_check(threads: usize, per_second: u32) {
     );
 }
 
+fn limiter(quota: Quota) -> Limiter {
+    Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+}
+
+fn governor(quota: Quota) -> DefaultKeyedRateLimiter<String> {
+    let burst = NonZeroU32::new(quota.burst_size()).expect("a burst is not zero");
+    let quota = governor::Quota::with_period(period(quota)).expect("a period is not zero");
+    RateLimiter::keyed(quota.allow_burst(burst))
+}
+
+/// The time in which a token comes back.
+fn period(quota: Quota) -> Duration {
+    quota.window() / quota.limit()
+}
+
 trait Check: Sync {
+    // governor finds a key as it stores it.
+    #[allow(clippy::ptr_arg)]
     fn check(&self, key: &String) -> bool;
 }
 
-struct Ours(Limiter);
-
-impl Ours {
-    fn new(per_second: u32) -> Self {
-        Self(limiter(Quota::per_second(per_second)))
-    }
-}
-
-impl Check for Ours {
+impl Check for Limiter {
     fn check(&self, key: &String) -> bool {
-        ready(self.0.check(key)).is_ok_and(|decision| decision.is_allowed())
+        ready(Limiter::check(self, key)).is_ok_and(|decision| decision.is_allowed())
     }
 }
 
-struct Theirs(DefaultKeyedRateLimiter<String>);
-
-impl Theirs {
-    fn new(per_second: u32) -> Self {
-        let per_second = NonZeroU32::new(per_second).expect("a quota is not zero");
-        Self(RateLimiter::keyed(governor::Quota::per_second(per_second)))
-    }
-}
-
-impl Check for Theirs {
+impl Check for DefaultKeyedRateLimiter<String> {
     fn check(&self, key: &String) -> bool {
-        self.0.check_key(key).is_ok()
+        self.check_key(key).is_ok()
     }
 }
 
@@ -125,7 +129,7 @@ fn run_checks(subject: &impl Check, keys: &[String], threads: usize) -> Run {
     }
     let barrier = &Barrier::new(threads);
     let parts: Vec<_> = thread::scope(|scope| {
-        let run = |thread| {
+        let run = move |thread| {
             let (tail, head) = keys.split_at(thread * keys.len() / threads);
             let checks = || head.iter().chain(tail).filter(|key| subject.check(black_box(key)));
             barrier.wait();
@@ -134,7 +138,7 @@ fn run_checks(subject: &impl Check, keys: &[String], threads: usize) -> Run {
             (start.elapsed(), admitted)
         };
         let handles: Vec<_> =
-            (0..threads).map(|thread| scope.spawn(move || opt_out_of(|| run(thread)))).collect();
+            (0..threads).map(|thread| scope.spawn(move || uncounted(|| run(thread)))).collect();
         handles.into_iter().map(|handle| handle.join().expect("a thread panicked")).collect()
     });
     let slowest = parts.iter().map(|&(elapsed, _)| elapsed).max().unwrap_or_default();
@@ -146,28 +150,181 @@ fn print_layers() {
     println!();
     println!("What the layer adds to a service that answers at once, against tower_governor");
     println!("ns and allocations per request without those of the bare service");
-    let plenty = Quota::per_second(1_000_000);
-    let none = Quota::per_hour(1);
 
     let ours = |quota, fields, extensions| {
         move || ours(quota).header_fields(fields).extensions(extensions)
     };
-    let plain = |quota| move || GovernorLayer::new(builder(quota).finish().expect("a config"));
-    let fields = |quota| {
-        move || GovernorLayer::new(builder(quota).use_headers().finish().expect("a config"))
-    };
+    let plain = |quota| move || GovernorLayer::new(theirs(quota).finish().expect("a config"));
+    let fields =
+        |quota| move || GovernorLayer::new(theirs(quota).use_headers().finish().expect("a config"));
     let in_axum = move || {
         ServiceBuilder::new()
             .map_response(|response: Response<_>| response.map(Body::new))
-            .layer(ours(plenty, true, true)())
+            .layer(ours(SLOW, true, true)())
     };
 
-    print_layer("allow", Some(LAYER_GOAL), ours(plenty, false, false), plain(plenty));
-    print_layer("allow, extensions", None, ours(plenty, false, true), plain(plenty));
-    print_layer("allow, fields", Some(LAYER_GOAL), ours(plenty, true, false), fields(plenty));
-    print_layer("allow, fields, extensions", None, ours(plenty, true, true), fields(plenty));
-    print_layer("the same, axum's Body", None, in_axum, fields(plenty));
-    print_layer("deny", Some(LAYER_GOAL), ours(none, false, false), plain(none));
-    print_layer("deny, fields", Some(LAYER_GOAL), ours(none, true, false), fields(none));
-    print_layer("deny, fields, extensions", None, ours(none, true, true), fields(none));
+    print_layer("allow", Some(LAYER_GOAL), ours(SLOW, false, false), plain(SLOW));
+    print_layer("allow, extensions", None, ours(SLOW, false, true), plain(SLOW));
+    print_layer("allow, fields", Some(LAYER_GOAL), ours(SLOW, true, false), fields(SLOW));
+    print_layer("allow, fields, extensions", None, ours(SLOW, true, true), fields(SLOW));
+    print_layer("the same, axum's Body", None, in_axum, fields(SLOW));
+    print_layer("allow, full buckets", None, ours(QUICK, false, false), plain(QUICK));
+    print_layer("deny", Some(LAYER_GOAL), ours(ONE, false, false), plain(ONE));
+    print_layer("deny, fields", Some(LAYER_GOAL), ours(ONE, true, false), fields(ONE));
+    print_layer("deny, fields, extensions", None, ours(ONE, true, true), fields(ONE));
+}
+
+fn print_layer<O, T, B>(
+    label: &str,
+    goal: Option<f64>,
+    ours: impl Fn() -> O,
+    theirs: impl Fn() -> T,
+) where
+    O: Layer<Bare, Service: Service<Request<Body>, Response = Response<B>, Error = Infallible>>,
+    T: Layer<Bare, Service: Service<Request<Body>, Response = Response<Body>, Error = Infallible>>,
+{
+    let keys: Vec<_> = shuffled_keys().into_iter().map(header_value).collect();
+    let mut admitted = [0; 3];
+    let [ours_added, theirs_added] = {
+        let [bare, ours, theirs] = take_turns(ROUNDS, |which| {
+            let run = match which {
+                0 => run_requests(Bare, &keys),
+                1 => run_requests(ours().layer(Bare), &keys),
+                _ => run_requests(theirs().layer(Bare), &keys),
+            };
+            admitted[which] += run.admitted;
+            run.nanos
+        });
+        [ours.minus(&bare), theirs.minus(&bare)]
+    };
+    let bare = allocations(Bare, &keys);
+    let ratio = ours_added.ratio_to(&theirs_added);
+    println!(
+        "  {label:<26} ours {:5.0}  tower_governor {:5.0}  ratio {:<32}  \
+         allocations {:.2} / {:.2}  admitted of {}: {} / {}",
+        ours_added.median(),
+        theirs_added.median(),
+        goal.map_or_else(|| ratio.summary(), |goal| ratio.against(goal)),
+        allocations(ours().layer(Bare), &keys) - bare,
+        allocations(theirs().layer(Bare), &keys) - bare,
+        ROUNDS * REQUEST_PASSES * KEYS,
+        admitted[1],
+        admitted[2],
+    );
+}
+
+#[derive(Clone)]
+struct Bare;
+
+impl Service<Request<Body>> for Bare {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        drop(black_box(request));
+        future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+#[derive(Clone)]
+struct ApiKey;
+
+impl KeyExtractor for ApiKey {
+    type Key = String;
+
+    fn extract<B>(&self, request: &Request<B>) -> Result<String, GovernorError> {
+        let value = request.headers().get(API_KEY).and_then(|value| value.to_str().ok());
+        value.map(str::to_owned).ok_or(GovernorError::UnableToExtractKey)
+    }
+}
+
+fn ours(quota: Quota) -> RateLimitLayer {
+    RateLimitLayer::new(limiter(quota), key::Header::from_name(API_KEY))
+}
+
+fn theirs(quota: Quota) -> GovernorConfigBuilder<ApiKey, NoOpMiddleware> {
+    GovernorConfigBuilder::default()
+        .period(period(quota))
+        .burst_size(quota.burst_size())
+        .key_extractor(ApiKey)
+}
+
+/// Sends requests with all keys several times, after a first time that is not counted.
+fn run_requests<S, B>(mut service: S, keys: &[HeaderValue]) -> Run
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+{
+    uncounted(|| {
+        send_all(&mut service, keys);
+        let start = Instant::now();
+        let admitted = (0..REQUEST_PASSES).map(|_| send_all(&mut service, keys)).sum();
+        Run { nanos: nanos_per(start.elapsed(), REQUEST_PASSES * keys.len()), admitted }
+    })
+}
+
+/// Counts no allocations meanwhile, as that would be part of the time.
+fn uncounted<T>(work: impl FnOnce() -> T) -> T {
+    let mut output = None;
+    opt_out(|| output = Some(work()));
+    output.expect("the work is done")
+}
+
+/// Counts them per request; an allocation that grows counts again.
+fn allocations<S, B>(mut service: S, keys: &[HeaderValue]) -> f64
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+{
+    send_all(&mut service, keys);
+    let counted = measure(|| {
+        send_all(&mut service, keys);
+    });
+    counted.count_total as f64 / keys.len() as f64
+}
+
+/// Returns how many were admitted.
+fn send_all<S, B>(service: &mut S, keys: &[HeaderValue]) -> usize
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+{
+    let mut admitted = 0;
+    for key in keys {
+        let mut request = Request::new(Body::empty());
+        request.headers_mut().insert(API_KEY, key.clone());
+        ready(future::poll_fn(|cx| service.poll_ready(cx))).expect("it never fails");
+        let response = black_box(ready(service.call(request)).expect("it never fails"));
+        admitted += usize::from(response.status() == StatusCode::OK);
+    }
+    admitted
+}
+
+/// The output of a future that is ready at once: there is no runtime to wait in.
+fn ready<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("the future is not ready at once"),
+    }
+}
+
+fn nanos_per(elapsed: Duration, count: usize) -> f64 {
+    elapsed.as_nanos() as f64 / count as f64
+}
+
+fn header_value(key: String) -> HeaderValue {
+    HeaderValue::from_maybe_shared(Bytes::from(key)).expect("printable ASCII")
+}
+
+/// All keys, in the same random order every time.
+fn shuffled_keys() -> Vec<String> {
+    let mut keys: Vec<_> = (0..KEYS).map(|i| format!("user-{i:06}")).collect();
+    let mut random = 1_u64;
+    for i in (1..keys.len()).rev() {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        keys.swap(i, (random >> 33) as usize % (i + 1));
+    }
+    keys
 }

@@ -1,2 +1,385 @@
-//! Placeholder.
-fn main() {}
+//! What a decision over Redis costs, against bare commands over the same kind of connection: time, CPU
+//! of the server, and memory of the server.
+
+#![allow(missing_docs, unreachable_pub)]
+
+#[allow(dead_code)]
+#[path = "support/rounds.rs"]
+mod rounds;
+#[allow(dead_code)]
+#[path = "../tests/support/server.rs"]
+mod server;
+
+use std::{sync::Arc, time::Instant};
+
+use redis::{
+    Client, Cmd, FromRedisValue, InfoDict,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
+use rounds::{Series, take_turns};
+use server::RedisServer;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinSet,
+};
+use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+
+const ROUNDS: usize = 15;
+const CALLS: usize = 1_000;
+const LATENCY_GOAL: f64 = 1.05;
+
+const TASKS: usize = 256;
+const CALLS_PER_TASK: usize = 100;
+
+const CPU_ROUNDS: usize = 9;
+const CPU_CALLS_PER_TASK: usize = 20;
+
+const LOGGED: u32 = 10_000;
+
+const PLENTY: Quota = Quota::per_second(1_000_000);
+
+/// Each algorithm admitting and denying, a full log, and INCR.
+const SUBJECTS: usize = 2 * ALGORITHMS.len() + 2;
+
+const ALGORITHMS: [Algorithm; 7] = [
+    Algorithm::FixedWindow,
+    Algorithm::SlidingLog,
+    Algorithm::SlidingWindow { buckets: 1 },
+    Algorithm::SlidingWindow { buckets: 10 },
+    Algorithm::SlidingWindow { buckets: 60 },
+    Algorithm::token_bucket(),
+    Algorithm::LeakyBucket,
+];
+
+fn main() {
+    let bench = Bench::new();
+    bench.print_latency();
+    bench.print_throughput();
+    bench.print_cpu();
+    bench.print_memory();
+}
+
+struct Bench {
+    server: RedisServer,
+    runtime: Runtime,
+    store: RedisStore,
+    bare: ConnectionManager,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let server = RedisServer::start();
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (store, bare) = runtime.block_on(async {
+            let store = RedisStore::connect(&server.url()).await.expect("the server runs");
+            (store, connect(&server).await)
+        });
+        Self { server, runtime, store, bare }
+    }
+
+    fn limiter(&self, name: &str, algorithm: Algorithm, quota: Quota) -> Limiter {
+        Limiter::named(name, self.store.clone(), algorithm, quota)
+    }
+
+    fn print_latency(&self) {
+        println!("One request in flight: Limiter::check against the same EVALSHA, token bucket");
+        println!(
+            "us, median of {CALLS} calls, median of {ROUNDS} rounds; ratio, and its middle half"
+        );
+        let limiter = self.limiter("latency", Algorithm::token_bucket(), PLENTY);
+        let (script, key) = (self.script(&limiter), key(0));
+        let mut admitted = [0; 2];
+        let [ours, bare] = take_turns(ROUNDS, |which| {
+            let (micros, of_them) = self.runtime.block_on(async {
+                match which {
+                    0 => latency(async || check(&limiter, &key).await).await,
+                    _ => {
+                        let (mut bare, key) = (self.bare.clone(), script.key_of(&key));
+                        latency(async || script.run(&mut bare, &key).await).await
+                    }
+                }
+            });
+            admitted[which] += of_them;
+            micros
+        });
+        println!(
+            "  limiter {:.1}  EVALSHA {:.1}  ratio {}  admitted of {}: {} / {}",
+            ours.median(),
+            bare.median(),
+            ours.ratio_to(&bare).against(LATENCY_GOAL),
+            ROUNDS * CALLS,
+            admitted[0],
+            admitted[1],
+        );
+    }
+
+    fn print_throughput(&self) {
+        println!();
+        println!("{TASKS} requests in flight over one connection, token bucket, {TASKS} keys");
+        println!("per second, median of {ROUNDS} rounds; ratio, and its middle half");
+        let limiter = self.limiter("throughput", Algorithm::token_bucket(), PLENTY);
+        let script = Arc::new(self.script(&limiter));
+        let mut admitted = [0; 3];
+        let [ours, eval, incr] = take_turns(ROUNDS, |which| {
+            let start = Instant::now();
+            admitted[which] += match which {
+                0 => self.checks_in_flight(&limiter, TASKS, CALLS_PER_TASK),
+                1 => self.scripts_in_flight(&script),
+                _ => self.increments_in_flight(CALLS_PER_TASK),
+            };
+            (TASKS * CALLS_PER_TASK) as f64 / start.elapsed().as_secs_f64()
+        });
+        println!(
+            "  limiter {:.0}  EVALSHA {:.0}  INCR {:.0}  admitted of {}: {} / {} / {}",
+            ours.median(),
+            eval.median(),
+            incr.median(),
+            ROUNDS * TASKS * CALLS_PER_TASK,
+            admitted[0],
+            admitted[1],
+            admitted[2],
+        );
+        println!("  limiter / EVALSHA {}", ours.ratio_to(&eval).summary());
+        println!("  limiter / INCR    {}", ours.ratio_to(&incr).summary());
+    }
+
+    fn print_cpu(&self) {
+        println!();
+        println!("CPU of the server per decision, {TASKS} in flight");
+        println!("us, median of {CPU_ROUNDS} rounds; ratio to INCR, and its middle half");
+        let subjects = self.subjects();
+        let (mut admitted, mut main_thread) = ([0; SUBJECTS], [0.0; SUBJECTS]);
+        let series: [Series; SUBJECTS] = take_turns(CPU_ROUNDS, |which| {
+            let before = self.cpu();
+            admitted[which] += match subjects.get(which) {
+                Some(it) => self.checks_in_flight(&it.limiter, it.keys, CPU_CALLS_PER_TASK),
+                None => self.increments_in_flight(CPU_CALLS_PER_TASK),
+            };
+            let after = self.cpu();
+            let decisions = (TASKS * CPU_CALLS_PER_TASK) as f64;
+            main_thread[which] +=
+                (after.main_thread - before.main_thread) / decisions / CPU_ROUNDS as f64;
+            (after.process - before.process) / decisions
+        });
+        let incr = &series[SUBJECTS - 1];
+        for (which, cpu) in series.iter().enumerate() {
+            println!(
+                "  {:<34} {:5.2}  (main thread, mean: {:5.2})  ratio {}  admitted of {}: {}",
+                subjects.get(which).map_or("INCR", |it| &it.label),
+                cpu.median(),
+                main_thread[which],
+                cpu.ratio_to(incr).summary(),
+                CPU_ROUNDS * TASKS * CPU_CALLS_PER_TASK,
+                admitted[which],
+            );
+        }
+    }
+
+    fn subjects(&self) -> Vec<Subject> {
+        let mut subjects = Vec::new();
+        let subject = |label: String, algorithm, quota, keys| {
+            let limiter = self.limiter(&label.replace([' ', ','], "-"), algorithm, quota);
+            Subject { label, limiter, keys }
+        };
+        for algorithm in ALGORITHMS {
+            let label = format!("{}, admitted", name(algorithm));
+            subjects.push(subject(label, algorithm, PLENTY, TASKS));
+            let denying = subject(
+                format!("{}, denied", name(algorithm)),
+                algorithm,
+                Quota::per_hour(1),
+                TASKS,
+            );
+            self.checks_in_flight(&denying.limiter, TASKS, 1);
+            subjects.push(denying);
+        }
+        let label = format!("sliding-log of {LOGGED}, denied");
+        let full = subject(label, Algorithm::SlidingLog, Quota::per_hour(LOGGED), 1);
+        self.log(&full.limiter);
+        subjects.push(full);
+        subjects
+    }
+
+    fn print_memory(&self) {
+        println!();
+        println!("Bytes per key in Redis (MEMORY USAGE), after one admitted request");
+        for algorithm in ALGORITHMS {
+            let limiter = self.limiter("default", algorithm, Quota::per_hour(1_000_000));
+            self.ask::<()>("FLUSHALL");
+            assert!(self.runtime.block_on(check(&limiter, &key(0))));
+            let (key, one) = self.only_key();
+            print!("  {:<20} {one:4}  of which the key's name {}", name(algorithm), key.len());
+            if algorithm == Algorithm::SlidingLog {
+                self.log(&limiter);
+                let more = self.only_key().1 - one;
+                print!("; per logged request {:.1}", more as f64 / f64::from(LOGGED));
+            }
+            println!();
+        }
+    }
+
+    /// Admits so many requests of one key that a sliding log has `LOGGED` entries more.
+    fn log(&self, limiter: &Limiter) {
+        let key = key(0);
+        let checks = often(LOGGED as usize, async || check(limiter, &key).await);
+        assert_eq!(self.runtime.block_on(checks), LOGGED as usize);
+    }
+
+    fn checks_in_flight(&self, limiter: &Limiter, keys: usize, calls: usize) -> usize {
+        self.in_flight(|task| {
+            let (limiter, key) = (limiter.clone(), key(task % keys));
+            often(calls, async move || check(&limiter, &key).await)
+        })
+    }
+
+    fn scripts_in_flight(&self, script: &Arc<Script>) -> usize {
+        self.in_flight(|task| {
+            let (mut bare, script, key) =
+                (self.bare.clone(), script.clone(), script.key_of(&key(task)));
+            often(CALLS_PER_TASK, async move || script.run(&mut bare, &key).await)
+        })
+    }
+
+    fn increments_in_flight(&self, calls: usize) -> usize {
+        self.in_flight(|task| {
+            let (mut bare, key) = (self.bare.clone(), key(task));
+            often(calls, async move || {
+                let count: u64 = query(&mut bare, redis::cmd("INCR").arg(&key)).await;
+                count > 0
+            })
+        })
+    }
+
+    /// Runs a task for each of the requests in flight, and sums up what they admitted.
+    fn in_flight<F>(&self, work: impl Fn(usize) -> F) -> usize
+    where
+        F: Future<Output = usize> + Send + 'static,
+    {
+        self.runtime.block_on(async {
+            let tasks: JoinSet<usize> = (0..TASKS).map(work).collect();
+            tasks.join_all().await.into_iter().sum()
+        })
+    }
+
+    /// What the limiter sends, from the slow log of the server.
+    fn script(&self, limiter: &Limiter) -> Script {
+        // The first one may load the script.
+        self.ask::<()>("CONFIG SET slowlog-log-slower-than 0");
+        self.runtime.block_on(often(2, async || check(limiter, &key(0)).await));
+        self.ask::<()>("CONFIG SET slowlog-log-slower-than -1");
+        type Entry = (u64, u64, u64, Vec<Vec<u8>>, Vec<u8>, Vec<u8>);
+        let log: Vec<Entry> = self.ask("SLOWLOG GET");
+        let sent = log.into_iter().map(|entry| entry.3).find(|args| args[0] == b"EVALSHA");
+        Script { sent: sent.expect("a limiter runs a script") }
+    }
+
+    fn cpu(&self) -> Cpu {
+        let info: InfoDict = self.ask("INFO cpu");
+        let micros = |name: &str| info.get::<f64>(name).unwrap_or_default() * 1e6;
+        Cpu {
+            process: micros("used_cpu_user") + micros("used_cpu_sys"),
+            main_thread: micros("used_cpu_user_main_thread") + micros("used_cpu_sys_main_thread"),
+        }
+    }
+
+    /// The only key, and its bytes.
+    fn only_key(&self) -> (String, u64) {
+        let keys: Vec<String> = self.ask("KEYS *");
+        let [key] = keys.try_into().expect("one key");
+        let bytes = self.ask(&format!("MEMORY USAGE {key} SAMPLES 0"));
+        (key, bytes)
+    }
+
+    fn ask<T: FromRedisValue>(&self, words: &str) -> T {
+        let mut words = words.split(' ');
+        let mut cmd = redis::cmd(words.next().unwrap_or_default());
+        words.for_each(|word| {
+            cmd.arg(word);
+        });
+        cmd.query(&mut self.server.connection()).expect("the server answers")
+    }
+}
+
+struct Subject {
+    label: String,
+    limiter: Limiter,
+    keys: usize,
+}
+
+/// In microseconds.
+struct Cpu {
+    process: f64,
+    /// 0 if the server does not tell.
+    main_thread: f64,
+}
+
+/// The words of an EVALSHA.
+struct Script {
+    sent: Vec<Vec<u8>>,
+}
+
+impl Script {
+    /// What the limiter calls `key` in Redis.
+    fn key_of(&self, key: &str) -> String {
+        String::from_utf8_lossy(&self.sent[3]).replace(&self::key(0), key)
+    }
+
+    async fn run(&self, connection: &mut ConnectionManager, key: &str) -> bool {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.sent[1]).arg(&self.sent[2]).arg(key);
+        for arg in &self.sent[4..] {
+            cmd.arg(arg);
+        }
+        let reply: (i64, u64, u64, u64, u64) = query(connection, &cmd).await;
+        reply.0 == 1
+    }
+}
+
+/// Connects as the store does.
+async fn connect(server: &RedisServer) -> ConnectionManager {
+    let client = Client::open(format!("{}?protocol=resp3", server.url())).expect("a URL");
+    let config = ConnectionManagerConfig::new().set_response_timeout(None);
+    ConnectionManager::new_with_config(client, config).await.expect("the server runs")
+}
+
+async fn query<T: FromRedisValue>(connection: &mut ConnectionManager, cmd: &Cmd) -> T {
+    cmd.query_async(connection).await.expect("the server answers")
+}
+
+async fn check(limiter: &Limiter, key: &str) -> bool {
+    limiter.check(key).await.expect("the server answers").is_allowed()
+}
+
+/// Asks one time after the other, and counts what was admitted.
+async fn often(calls: usize, mut ask: impl AsyncFnMut() -> bool) -> usize {
+    let mut admitted = 0;
+    for _ in 0..calls {
+        admitted += usize::from(ask().await);
+    }
+    admitted
+}
+
+/// The median time of a call in microseconds, and how many were admitted.
+async fn latency(mut ask: impl AsyncFnMut() -> bool) -> (f64, usize) {
+    let mut times = Vec::with_capacity(CALLS);
+    let admitted = often(CALLS, async || {
+        let start = Instant::now();
+        let admitted = ask().await;
+        times.push(start.elapsed());
+        admitted
+    })
+    .await;
+    times.sort();
+    (times[CALLS / 2].as_secs_f64() * 1e6, admitted)
+}
+
+fn name(algorithm: Algorithm) -> String {
+    match algorithm {
+        Algorithm::SlidingWindow { buckets } => format!("{algorithm}/{buckets}"),
+        other => other.to_string(),
+    }
+}
+
+fn key(task: usize) -> String {
+    format!("user-{task:06}")
+}

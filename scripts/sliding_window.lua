@@ -14,8 +14,16 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 local start, index, stale = now, 0, false
-local counts = {}
+local counts
 local length, parts = window, buckets -- of the state: a sub-window's parts, a microsecond's parts
+
+local function zeros(n)
+  local all = {}
+  for i = 1, n do
+    all[i] = 0
+  end
+  return all
+end
 
 local function count(slot)
   return counts[index - slot + 1] or 0
@@ -31,8 +39,8 @@ end
 
 local function count_inside(slot)
   local sum = 0
-  for i = slot - parts + 1, slot do
-    sum = sum + count(i)
+  for i = math.max(index - slot + 1, 1), math.min(index - slot + parts, parts + 1) do
+    sum = sum + counts[i]
   end
   return sum
 end
@@ -45,7 +53,7 @@ end
 -- The newest sub-window that counts; none if even that has left the window.
 local function newest()
   for i = 1, parts + 1 do
-    if (counts[i] or 0) > 0 then
+    if counts[i] > 0 then
       local slot = index - i + 1
       return slot_of(now) <= slot + parts and slot or nil
     end
@@ -55,7 +63,7 @@ end
 -- Counts each old sub-window where its middle is, or where it is booked. `start` stays, so that two
 -- quotas that take turns do not move the counts ahead of the time.
 local function regrid()
-  local moved, last = {}, nil
+  local moved, last = zeros(buckets + 1), nil
   for slot = index, index - parts, -1 do
     if count(slot) > 0 then
       local middle = math.floor((opening(slot) + opening(slot + 1)) / 2)
@@ -63,7 +71,9 @@ local function regrid()
       local place = math.floor((instant - start) * buckets / window)
       last = last or place
       local i = last - place + 1
-      moved[i] = math.min((moved[i] or 0) + count(slot), 2 ^ 32 - 1)
+      if moved[i] then
+        moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)
+      end
     end
   end
   index, counts, length, parts = last, moved, window, buckets
@@ -82,9 +92,9 @@ if state then
     regrid()
     stale = true
   end
-  if not newest() then
-    start, index, counts, length, parts = now, 0, {}, window, buckets
-  end
+end
+if not state or not newest() then
+  start, index, counts, length, parts = now, 0, zeros(buckets + 1), window, buckets
 end
 
 local function earliest(units)
@@ -118,19 +128,19 @@ local admitted = late == 0
 if action == 'refund' then
   local rest = cost
   for i = parts + 1, 1, -1 do
-    local back = math.min(counts[i] or 0, rest)
-    counts[i] = (counts[i] or 0) - back
+    local back = math.min(counts[i], rest)
+    counts[i] = counts[i] - back
     rest = rest - back
   end
 elseif action == 'check' and admitted then
   local slot = slot_of(instant)
-  local moved = {}
-  for i = slot - parts, slot do
-    moved[slot - i + 1] = count(i)
+  local by = math.min(slot - index, parts + 1)
+  for i = parts + 1, 1, -1 do
+    counts[i] = i > by and counts[i - by] or 0
   end
-  moved[1] = moved[1] + cost
+  counts[1] = counts[1] + cost
   local cycles = math.floor(slot / parts) -- `start` moves by whole windows
-  start, index, counts = start + cycles * length, slot - cycles * parts, moved
+  start, index = start + cycles * length, slot - cycles * parts
 end
 
 local remaining, replenish, reset = limit, 0, 0
@@ -146,12 +156,9 @@ end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
   if reset > 0 then
-    local packed = {}
-    for i = 1, parts + 1 do
-      packed[i] = struct.pack('<I4', counts[i] or 0)
-    end
+    local form = '<ddddB' .. string.rep('I4', parts + 1)
     redis.call('SET', KEYS[1],
-      struct.pack('<ddddB', now, start, length, index, parts) .. table.concat(packed),
+      struct.pack(form, now, start, length, index, parts, unpack(counts, 1, parts + 1)),
       'PXAT', math.ceil((now + reset) / 1000))
   else
     redis.call('DEL', KEYS[1])

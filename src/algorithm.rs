@@ -29,7 +29,7 @@ const MOST_BUCKETS: u32 = 100;
 /// | fixed window | `limit` in a window that opens at its first admitted request | four numbers | up to 2 x `limit` in a short time |
 /// | sliding log | `limit` in *any* interval of length `window` | an entry per admitted request | exact |
 /// | sliding window | the sliding log's estimate, from counters | `buckets` + 1 counters | see [`SlidingWindow`](Algorithm::SlidingWindow) |
-/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | five numbers | smooth |
+/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | five numbers | smooth, or see [`Refill`] |
 /// | leaky bucket | departures `window` / `limit` apart, `burst` requests in the bucket | four numbers | evenly spaced |
 ///
 /// A denied request spends nothing. All arithmetic is exact, in microseconds, and the same in memory
@@ -57,7 +57,8 @@ pub enum Algorithm {
     /// The instant of each admitted request: exact in any interval of length `window`, open at its
     /// old end: what was admitted exactly one window ago has left.
     ///
-    /// It costs about 16 bytes for each request that it remembers, at most `limit` of them per key.
+    /// It costs about 16 bytes for each request that it remembers: `limit` of them per key, and those
+    /// whose turns are booked.
     SlidingLog,
 
     /// The log's estimate from counters: the counts of the sub-windows inside the window, and that of
@@ -96,7 +97,8 @@ pub enum Algorithm {
     /// [`Decision::delay`](crate::Decision::delay); at most `burst` are in the bucket, the one that is
     /// leaving included.
     ///
-    /// Departures are `window / limit` apart per unit of cost, each rounded up to a whole microsecond.
+    /// Departures are `window / limit` apart per unit of cost, each rounded up to a whole microsecond. The
+    /// last request in a full bucket waits `burst x window / limit`: with `Quota::per_hour(100)`, an hour.
     LeakyBucket,
 }
 
@@ -107,8 +109,9 @@ pub enum Refill {
     /// A token every `window / limit`.
     #[default]
     Continuous,
-    /// `limit` tokens at once, every `window` from the first request on. Right before such an instant
-    /// a full burst can be spent, and right after it another one.
+    /// `limit` tokens at once, every `window` from the first request on: in any time t at most `burst` +
+    /// `overdraft` + `limit` for each window that has begun. Right before such an instant a full burst can
+    /// be spent, and right after it another one.
     Interval,
 }
 

@@ -36,7 +36,7 @@
 //! | feature | |
 //! |---|---|
 //! | `redis` | `RedisStore` |
-//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>` |
+//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and `key::Route` is its `MatchedPath` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Only `RedisStore` runs the scripts.

@@ -129,7 +129,8 @@ impl Limiter {
     /// Spends 1 from `key`'s quota if that much is left.
     ///
     /// A denied request spends nothing. A leaky bucket admits a request that it can hold, with a
-    /// [`delay`](Decision::delay) that the caller must wait for; the other algorithms admit without one.
+    /// [`delay`](Decision::delay) that the caller must wait for: up to the time in which its burst leaves. The
+    /// other algorithms admit without one.
     ///
     /// # Errors
     ///
@@ -161,8 +162,9 @@ impl Limiter {
     /// then the request is allowed, with a [`delay`](Decision::delay) that the caller must wait for.
     ///
     /// Turns are booked in the order of the checks. If the turn would come later, the request is denied,
-    /// and [`retry_after`](Decision::retry_after) is when the same check would succeed. Waits above 100
-    /// years, and for some quotas above some hours, are cut to that.
+    /// and [`retry_after`](Decision::retry_after) is when the same check would succeed. `max_wait` is cut
+    /// to 100 years, and further for a bucket so large or so fast that the turns could not be counted
+    /// exactly: the bucket of a million per second to an hour, one of 2^32 tokens to milliseconds.
     ///
     /// # Errors
     ///
@@ -197,7 +199,11 @@ impl Limiter {
         self.start(Action::Peek, &key.into(), 1)?.await.map_err(Error::from)
     }
 
-    /// Gives back `cost` units that were spent last from `key`'s quota, and never more than were spent.
+    /// Gives back `cost` units of `key`'s quota, and never more than were spent.
+    ///
+    /// The windows give back what was spent first, so that what was spent later still counts for its full
+    /// time. A fixed window gives back to the window that is open now, which may be another one than the
+    /// request was counted in.
     ///
     /// # Errors
     ///
