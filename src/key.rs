@@ -91,6 +91,11 @@ fn is_plain(byte: u8) -> bool {
 
 fn escape_into(text: &mut String, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    if let Ok(plain) = std::str::from_utf8(bytes)
+        && plain.bytes().all(is_plain)
+    {
+        return text.push_str(plain);
+    }
     for &byte in bytes {
         if is_plain(byte) {
             text.push(byte.into());
