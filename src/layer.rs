@@ -29,7 +29,8 @@ use crate::{
 /// | the store gives no answer | 503, `temporary-reduced-capacity` | none |
 ///
 /// Responses carry the fields `RateLimit` and `RateLimit-Policy` of
-/// draft-ietf-httpapi-ratelimit-headers-11, added to those of other layers. The
+/// draft-ietf-httpapi-ratelimit-headers-11, added to those of other layers. (Where layers are stacked, the
+/// outer one counts a request that the inner one then refuses.) The
 /// [`Decision`](crate::Decision) is in the extensions of the request and of the response.
 ///
 /// # Examples
@@ -51,13 +52,17 @@ use crate::{
 /// # Example: another body
 ///
 /// ```
-/// use bytes::Bytes;
+/// use axum::body::Bytes; // or `bytes::Bytes`, which is the same
+/// use http::header::CONTENT_TYPE;
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Rejection, key};
 ///
 /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
-/// let layer = RateLimitLayer::new(limiter, key::Global).map_refusal(|rejection, head, response| {
+/// let layer = RateLimitLayer::new(limiter, key::Global).map_refusal(|rejection, head, mut response| {
 ///     match rejection {
-///         Rejection::Denied(_) => response.map(|_| Bytes::from(format!("{} is busy", head.uri))),
+///         Rejection::Denied(_) => {
+///             response.headers_mut().remove(CONTENT_TYPE);
+///             response.map(|_| Bytes::from(format!("{} is busy", head.uri)))
+///         }
 ///         _ => response,
 ///     }
 /// });
@@ -97,7 +102,8 @@ impl RateLimitLayer {
     }
 
     /// Sets a closure that every refusal passes through: it sees why the request was refused, the head
-    /// of the request, and the response as it would be, and returns the response to send.
+    /// of the request, and the response as it would be, and returns the response to send. Both have all of
+    /// their body at once, as [`Bytes`].
     pub fn map_refusal(
         self,
         map: impl Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,

@@ -178,6 +178,9 @@ async fn a_peer_is_known_by_its_address() {
     };
     let mut plain = get(&[]);
     plain.extensions_mut().insert("192.0.2.3:80".parse::<SocketAddr>().unwrap());
+    let mut mocked = get(&[]);
+    let address: SocketAddr = "192.0.2.4:80".parse().unwrap();
+    mocked.extensions_mut().insert(axum::extract::connect_info::MockConnectInfo(address));
     for (request, status) in [
         (from("192.0.2.1:4711"), 200),
         (from("192.0.2.1:4712"), 429),
@@ -187,6 +190,7 @@ async fn a_peer_is_known_by_its_address() {
         (from("[2001:db8:0:1:ffff::2]:1"), 429),
         (from("[2001:db8:0:2::1]:1"), 200),
         (plain, 200),
+        (mocked, 200),
         (from("192.0.2.3:4711"), 429),
     ] {
         assert_eq!(send(&layer, request).await.status().as_u16(), status);

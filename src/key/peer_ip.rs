@@ -8,7 +8,7 @@ use crate::error::RequestError;
 /// The address of the peer of the connection: the client, or the last proxy in front of the service.
 ///
 /// It is taken from the extensions of the request: a [`SocketAddr`], or, with the feature `axum`, axum's
-/// `ConnectInfo<SocketAddr>`. For other types use a closure:
+/// `ConnectInfo<SocketAddr>`, and in tests its `MockConnectInfo`. For other types use a closure:
 ///
 /// ```
 /// use http::request::Parts;
@@ -38,8 +38,10 @@ impl KeyExtractor<Parts> for PeerIp {
         let address = head.extensions.get::<SocketAddr>().copied();
         #[cfg(feature = "axum")]
         let address = address.or_else(|| {
-            let info = head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>();
-            info.map(|info| info.0)
+            use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+            let info = head.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+            let mock = head.extensions.get::<MockConnectInfo<SocketAddr>>().map(|mock| mock.0);
+            info.or(mock)
         });
         let address = address.ok_or(RequestError::misconfigured(MISSING))?;
         Ok(network(address.ip()))
