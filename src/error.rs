@@ -199,8 +199,9 @@ impl StdError for ConfigError {}
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The request has no key. See [`MissingKey`](crate::MissingKey) for what the layer does then.
-    MissingKey,
+    /// The request has no key: the message says what is missing. See [`MissingKey`](crate::MissingKey)
+    /// for what the layer does then; if it refuses, it answers 400.
+    MissingKey(Cow<'static, str>),
     /// The request is wrong; the layer answers 400 with this message.
     Invalid(Cow<'static, str>),
     /// The service is set up wrong; the layer answers 500 with this message.
@@ -208,6 +209,11 @@ pub enum RequestError {
 }
 
 impl RequestError {
+    /// The request has no key: the message says what is missing.
+    pub fn missing_key(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::MissingKey(message.into())
+    }
+
     /// The request is wrong: the layer answers 400 with this message.
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::Invalid(message.into())
@@ -222,8 +228,9 @@ impl RequestError {
 impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::MissingKey => f.write_str("the request does not say who it is from"),
-            Self::Invalid(message) | Self::Misconfigured(message) => f.write_str(message),
+            Self::MissingKey(message) | Self::Invalid(message) | Self::Misconfigured(message) => {
+                f.write_str(message)
+            }
         }
     }
 }

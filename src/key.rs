@@ -225,6 +225,10 @@ impl<H, A: KeyExtractor<H>, B: KeyExtractor<H>> KeyExtractor<H> for (A, B) {
     }
 }
 
+fn missing() -> RequestError {
+    RequestError::missing_key("the request does not say who it is from")
+}
+
 /// What a closure may return as a key; `None` and empty text are a missing key.
 pub trait IntoKey {
     /// Converts into a key.
@@ -237,7 +241,7 @@ pub trait IntoKey {
 
 impl IntoKey for Key<'static> {
     fn into_key(self) -> Result<Key<'static>, RequestError> {
-        if self.as_str().is_empty() { Err(RequestError::MissingKey) } else { Ok(self) }
+        if self.as_str().is_empty() { Err(missing()) } else { Ok(self) }
     }
 }
 
@@ -255,7 +259,7 @@ into_key!(String, &'static str, IpAddr, u64);
 
 impl<T: IntoKey> IntoKey for Option<T> {
     fn into_key(self) -> Result<Key<'static>, RequestError> {
-        self.ok_or(RequestError::MissingKey)?.into_key()
+        self.ok_or_else(missing)?.into_key()
     }
 }
 

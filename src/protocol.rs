@@ -117,8 +117,8 @@ impl<H: 'static> Charging<H> {
 
     pub(crate) fn charge(&self, head: &H) -> Result<Charge, RequestError> {
         let key = match self.key.extract(head) {
-            Err(RequestError::MissingKey) => match self.missing_key {
-                MissingKey::Refuse => return Err(RequestError::MissingKey),
+            Err(error @ RequestError::MissingKey(_)) => match self.missing_key {
+                MissingKey::Refuse => return Err(error),
                 MissingKey::Exempt => return Ok(Charge::Exempt),
                 MissingKey::Share => Key::scoped("anonymous", ""),
             },

@@ -52,8 +52,9 @@ impl Header {
 impl KeyExtractor<Parts> for Header {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
         let mut values = head.headers.get_all(&self.name).iter();
-        let value =
-            values.next().filter(|value| !value.is_empty()).ok_or(RequestError::MissingKey)?;
+        let value = values.next().filter(|value| !value.is_empty()).ok_or_else(|| {
+            RequestError::missing_key(format!("the field {} is missing or empty", self.name))
+        })?;
         if values.next().is_some() {
             return Err(RequestError::invalid(format!("the field {} comes twice", self.name)));
         }
