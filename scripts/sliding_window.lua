@@ -127,7 +127,7 @@ local admitted = late == 0
 
 if action == 'refund' then
   local rest = cost
-  for i = parts + 1, 1, -1 do
+  for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
     local back = math.min(counts[i], rest)
     counts[i] = counts[i] - back
     rest = rest - back

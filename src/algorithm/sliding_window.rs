@@ -103,8 +103,9 @@ impl State {
         (self.length, self.parts) = (window, buckets);
     }
 
-    fn refund(&mut self, mut rest: f64) {
-        for count in self.counts.iter_mut().rev() {
+    fn refund(&mut self, now: f64, mut rest: f64) {
+        let inside = (self.index - self.slot_of(now)).min(0.0) + self.parts + 1.0;
+        for count in self.counts[..inside as usize].iter_mut().rev() {
             let back = f64::from(*count).min(rest);
             *count -= back as u32;
             rest -= back;
@@ -167,7 +168,7 @@ impl Params {
         let admitted = late == 0.0;
 
         if action == Action::Refund {
-            state.refund(cost);
+            state.refund(now, cost);
         } else if action == Action::Check && admitted {
             state.add(instant, cost);
         }

@@ -398,3 +398,20 @@ fn turns_that_are_booked_stay_ahead_when_the_quota_is_changed() {
         assert!(denied.wait > last, "{algorithm}: {} after {last}", denied.wait);
     }
 }
+
+#[test]
+fn a_refund_gives_back_what_still_counts() {
+    for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 2 }] {
+        let params = Params::new(algorithm, Quota::per_second(10)).unwrap();
+        let mut state = State::NeverSeen;
+        let mut ask = |action, cost, ms: f64| {
+            let ask = Ask { action, cost, max_wait: 0.0, now: 1.7e15 + ms * 1e3 };
+            state.ask(&params, ask)
+        };
+        assert!(ask(Action::Check, 4.0, 0.0).admitted);
+        assert!(ask(Action::Check, 3.0, 1000.0).admitted);
+        // What was admitted first has left by now.
+        assert_eq!(ask(Action::Peek, 1.0, 1500.0).remaining, 7.0, "{algorithm}");
+        assert_eq!(ask(Action::Refund, 3.0, 1500.0).remaining, 10.0, "{algorithm}");
+    }
+}
