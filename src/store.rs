@@ -108,6 +108,11 @@ impl<T: fmt::Debug> fmt::Debug for Answer<T> {
     }
 }
 
+/// Locks, also after a panic elsewhere: what is behind these locks is whole at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The names in use over one store, so that no two limiters share a count by accident.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
@@ -125,12 +130,8 @@ impl Names {
     /// Takes `name` for as long as the result lives; `None` if it is taken.
     pub(crate) fn take(&self, name: &str) -> Option<Name> {
         let scoped = [&self.scope, ":", name].concat();
-        let free = self.lock().insert(scoped.clone());
+        let free = lock(&self.taken).insert(scoped.clone());
         free.then(|| Name { scoped, names: self.clone() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,6 +144,6 @@ pub(crate) struct Name {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        self.names.lock().remove(&self.scoped);
+        lock(&self.names.taken).remove(&self.scoped);
     }
 }

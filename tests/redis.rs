@@ -15,6 +15,10 @@ async fn limiter(server: &RedisServer) -> Limiter {
     Limiter::new(store(server).await, Algorithm::token_bucket(), Quota::per_hour(100))
 }
 
+fn run(connection: &mut redis::Connection, words: &[&str]) {
+    redis::cmd(words[0]).arg(&words[1..]).exec(connection).unwrap();
+}
+
 /// How often the server was asked for a command.
 fn calls(server: &RedisServer, command: &str) -> u64 {
     let stats: String =
@@ -172,12 +176,11 @@ async fn a_server_that_refused_a_connection_for_a_while_is_asked_again() {
     let limiter = limiter(&server).await;
     assert_eq!(until_it_answers(&limiter).await, 99);
     let mut admin = server.connection();
-    let mut run = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).exec(&mut admin).unwrap();
-    run(&["CONFIG", "SET", "requirepass", "secret"]);
-    run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    run(&mut admin, &["CONFIG", "SET", "requirepass", "secret"]);
+    run(&mut admin, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     while limiter.check("key").await.is_ok() {}
     assert!(limiter.check("key").await.is_err());
-    run(&["CONFIG", "SET", "requirepass", ""]);
+    run(&mut admin, &["CONFIG", "SET", "requirepass", ""]);
     assert!(until_it_answers(&limiter).await < 99);
 }
 
@@ -187,10 +190,9 @@ async fn a_server_that_became_a_replica_is_given_up() {
     let limiter = limiter(&server).await;
     assert_eq!(until_it_answers(&limiter).await, 99);
     let mut admin = server.connection();
-    let mut run = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).exec(&mut admin).unwrap();
-    run(&["REPLICAOF", "127.0.0.1", "1"]);
+    run(&mut admin, &["REPLICAOF", "127.0.0.1", "1"]);
     assert!(limiter.check("key").await.is_err());
-    run(&["REPLICAOF", "NO", "ONE"]);
+    run(&mut admin, &["REPLICAOF", "NO", "ONE"]);
     assert_eq!(until_it_answers(&limiter).await, 98);
 }
 

@@ -1,14 +1,14 @@
 use std::{
     fmt,
     hash::BuildHasher,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use super::{Answer, Backend, Call, Names, Rule, Store};
+use super::{Answer, Backend, Call, Names, Rule, Store, lock};
 use crate::{
     algorithm::{Action, State, Verdict},
     decision::Decision,
@@ -105,7 +105,7 @@ impl MemoryStore {
         self.0.hasher.hash_one((&*rule.name, key))
     }
 
-    fn shard(&self, hash: u64) -> std::sync::MutexGuard<'_, Shard> {
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         // The table takes the lowest and the highest bits.
         lock(&self.0.shards[(hash >> 32) as usize & (self.0.shards.len() - 1)])
     }
@@ -114,10 +114,6 @@ impl MemoryStore {
 /// The second in which an instant lies, from 1 on, rounded up.
 fn second(instant: f64) -> u32 {
     (instant / 1e6) as u32 + 1
-}
-
-fn lock(shard: &Mutex<Shard>) -> std::sync::MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for MemoryStore {

@@ -1,6 +1,6 @@
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,7 @@ use redis::{
     io::tcp::TcpSettings,
 };
 
-use super::{Answer, Backend, Call, Names, Rule, Store};
+use super::{Answer, Backend, Call, Names, Rule, Store, lock};
 use crate::{
     algorithm::{Params, Verdict},
     decision::Decision,
@@ -365,8 +365,4 @@ impl Connection {
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.last_answer, &other.last_answer)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
