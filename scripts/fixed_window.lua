@@ -1,18 +1,39 @@
 -- Fixed window: at most `limit` in a window that opens at its first admitted request.
--- KEYS[1]  {start, ahead, count, window}, doubles: the current window's start, how many windows
---          ahead the newest booked one is, that one's count, the window's length
--- ARGV     action (check, peek, refund), cost, max_wait, limit, window
--- Returns  {admitted, wait, remaining, replenish, reset}
+-- KEYS[1]  {start, ahead, count, length}, doubles: the current window's start, how many windows ahead
+--          the newest booked one is, that one's count, the window that this was counted with
+-- KEYS[2]  the turns that are booked: see turns.lua
+-- ARGV     action (check, peek, refund), cost, max_wait, turn, limit, window
+-- Returns  {admitted, wait, remaining, replenish, reset, turn}
 -- Times are in microseconds; all numbers are integers below 2^53.
 local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local limit, window = tonumber(ARGV[4]), tonumber(ARGV[5])
+local turn, limit, window = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-local start, ahead, count, stale = now, 0, 0, false
+local start, ahead, count, length, stale = now, 0, 0, window, false
 
-local function advance(length)
+local function read(state)
+  start, ahead, count, length = struct.unpack('<dddd', state)
+end
+
+local function packed()
+  return struct.pack('<dddd', start, ahead, count, length)
+end
+
+local function commit(instant, units)
+  local index = math.floor((instant - start) / length)
+  if index > ahead then
+    ahead, count = index, 0
+  end
+  count = count + units
+end
+
+local function refund(units)
+  count = math.max(count - units, 0)
+end
+
+local function advance()
   local windows = math.floor((now - start) / length)
   start = start + windows * length
   if windows > ahead then
@@ -24,36 +45,29 @@ end
 
 local state = redis.call('GET', KEYS[1])
 if state then
-  local old_window
-  start, ahead, count, old_window = struct.unpack('<dddd', state)
+  read(state)
+  if action == 'refund' then
+    give_back(now, turn, cost, read, refund, commit, packed)
+  end
   if now < start then -- the clock stepped back
     start, stale = now, true
   end
-  advance(old_window)
-  if old_window ~= window then -- the quota was changed
-    advance(window)
-    stale = true
+  advance()
+  if length ~= window then -- the quota was changed
+    length, stale = window, true
+    advance()
   end
 end
 
-local turn = ahead
-if count + cost > limit then
-  turn = ahead + 1
-end
-local wait = math.max(start + turn * window - now, 0)
+local index = count + cost > limit and ahead + 1 or ahead
+local instant = math.max(start + index * window, now)
+local wait = instant - now
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
-if action == 'refund' then
-  count = math.max(count - cost, 0)
-  if count == 0 and ahead > 0 then -- the window before it was too full for what it held
-    ahead, count = ahead - 1, limit
-  end
-elseif action == 'check' and admitted then
-  if turn > ahead then
-    ahead, count = turn, 0
-  end
-  count = count + cost
+local before = wait > 0 and packed()
+if action == 'check' and admitted then
+  commit(instant, cost)
 end
 
 local remaining, replenish, reset = limit, 0, 0
@@ -65,11 +79,16 @@ if ahead > 0 or count > 0 then
 end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
+  if stale then
+    redis.call('DEL', KEYS[2])
+  end
+  if action == 'check' and admitted and wait > 0 then
+    book(now, instant, cost, before)
+  end
   if reset > 0 then
-    redis.call('SET', KEYS[1], struct.pack('<dddd', start, ahead, count, window),
-      'PXAT', math.ceil((now + reset) / 1000))
+    redis.call('SET', KEYS[1], packed(), 'PXAT', math.ceil((now + reset) / 1000))
   else
     redis.call('DEL', KEYS[1])
   end
 end
-return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset}
+return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

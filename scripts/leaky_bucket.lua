@@ -2,29 +2,53 @@
 -- one that would not fit into the bucket is denied.
 -- KEYS[1]  {at, debt, unit, tick}, doubles: what is in the bucket at `at`, and the rate that this was
 --          counted at
--- ARGV     action (check, peek, refund), cost, max_wait, burst, unit, tick, most_debt
--- Returns  {admitted, wait, remaining, replenish, reset}
+-- KEYS[2]  the turns that are booked: see turns.lua
+-- ARGV     action (check, peek, refund), cost, max_wait, turn, burst, unit, tick, most_debt
+-- Returns  {admitted, wait, remaining, replenish, reset, turn}
 -- Times are in microseconds, `debt` is in parts of a request: `unit` parts to one of cost 1, of which
 -- `tick` flow out in a microsecond; all numbers are integers below 2^53.
 local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local burst, unit, tick = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local most_debt = tonumber(ARGV[7])
+local turn, burst = tonumber(ARGV[4]), tonumber(ARGV[5])
+local new_unit, new_tick, most_debt = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-local debt, stale = 0, false
+local at, debt, unit, tick, stale = now, 0, new_unit, new_tick, false
+
+local function read(state)
+  at, debt, unit, tick = struct.unpack('<dddd', state)
+end
+
+local function packed()
+  return struct.pack('<dddd', at, debt, unit, tick)
+end
+
+local function commit(instant, units)
+  local idle = (instant - at) * tick
+  if debt <= idle - tick then -- a turn before this one was given back
+    debt = idle
+  end
+  debt = debt + units * unit
+end
+
+local function refund(units)
+  debt = math.max(debt - units * unit, 0)
+end
+
 local state = redis.call('GET', KEYS[1])
 if state then
-  local at, old_unit, old_tick
-  at, debt, old_unit, old_tick = struct.unpack('<dddd', state)
+  read(state)
+  if action == 'refund' then
+    give_back(now, turn, cost, read, refund, commit, packed)
+  end
   if now < at then -- the clock stepped back
     at, stale = now, true
   end
-  debt = math.max(debt - (now - at) * old_tick, 0)
-  if old_unit ~= unit or old_tick ~= tick then -- the quota was changed
-    debt = math.min(math.ceil(debt / old_unit * unit), most_debt)
-    stale = true
+  at, debt = now, math.max(debt - (now - at) * tick, 0)
+  if unit ~= new_unit or tick ~= new_tick then -- the quota was changed
+    debt = math.min(math.ceil(debt / unit * new_unit), most_debt)
+    unit, tick, stale = new_unit, new_tick, true
   end
 end
 
@@ -34,13 +58,14 @@ end
 
 local full = burst * unit
 local wait = time_until(debt)
-local late = math.max(time_until(debt - (full - cost * unit)), wait - max_wait)
+local instant = now + wait
+local room = full - math.min(cost, burst) * unit -- a refund may be above the quota
+local late = math.max(time_until(debt - room), wait - max_wait)
 local admitted = late == 0
 
-if action == 'refund' then
-  debt = math.max(debt - cost * unit, 0)
-elseif action == 'check' and admitted then
-  debt = debt + cost * unit
+local before = wait > 0 and packed()
+if action == 'check' and admitted then
+  commit(instant, cost)
 end
 
 local remaining = math.max(math.floor((full - debt) / unit), 0)
@@ -51,11 +76,16 @@ if debt > 0 then
 end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
+  if stale then
+    redis.call('DEL', KEYS[2])
+  end
+  if action == 'check' and admitted and wait > 0 then
+    book(now, instant, cost, before)
+  end
   if reset > 0 then
-    redis.call('SET', KEYS[1], struct.pack('<dddd', now, debt, unit, tick),
-      'PXAT', math.ceil((now + reset) / 1000))
+    redis.call('SET', KEYS[1], packed(), 'PXAT', math.ceil((now + reset) / 1000))
   else
     redis.call('DEL', KEYS[1])
   end
 end
-return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset}
+return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

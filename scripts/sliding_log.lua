@@ -1,12 +1,12 @@
 -- Sliding log: at most `limit` in any interval of length `window`, open at its old end.
 -- KEYS[1]  a list of entries, oldest first: {time, before}, what was admitted and the sum of all
 --          costs before it, modulo 2^48; its last element is {at, skew, window, total} instead
--- ARGV     action (check, peek, refund), cost, max_wait, limit, window
--- Returns  {admitted, wait, remaining, replenish, reset}
+-- ARGV     action (check, peek, refund), cost, max_wait, turn, limit, window
+-- Returns  {admitted, wait, remaining, replenish, reset, turn}
 -- Times are in microseconds; all numbers are integers below 2^53. When the clock steps back, `skew`
 -- keeps the times of the log from following it.
 local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local limit, window = tonumber(ARGV[4]), tonumber(ARGV[5])
+local turn, limit, window = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
@@ -88,16 +88,45 @@ local wait = instant - now
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
-if action == 'refund' and expired < length then
-  -- The oldest first: what is left then stays for as long as any of it could.
-  local rest = sum_from(expired) - cost
-  expired = leading(function(_, before)
-    return (total - before) % 2 ^ 48 > rest
-  end) - 1
-  entries[expired] = {entry(expired), (total - rest) % 2 ^ 48}
-  if rest <= 0 then
-    expired = length
+-- The place of the turn that is given back, if it is still waiting.
+local function booked()
+  local i = leading(function(instant)
+    return instant < turn
+  end)
+  while turn > now and i < length and entry(i) == turn do
+    local _, before = entry(i)
+    local after = total
+    if i + 1 < length then
+      _, after = entry(i + 1)
+    end
+    if (after - before) % 2 ^ 48 == cost then
+      return i
+    end
+    i = i + 1
   end
+end
+
+local place = action == 'refund' and booked()
+if place then
+  length, total = length - 1, (total - cost) % 2 ^ 48
+  for i = place, length - 1 do
+    local behind, before = entry(i + 1)
+    entries[i] = {behind, (before - cost) % 2 ^ 48}
+  end
+  last = length > 0 and entry(length - 1) or 0
+elseif action == 'refund' then
+  -- The oldest first: what is left then stays for as long as any of it could. Not those that wait.
+  local rest = math.max(sum_from(expired) - cost, sum_from(leading(function(instant)
+    return instant <= now
+  end)))
+  local back = leading(function(_, before)
+    return (total - before) % 2 ^ 48 > rest
+  end)
+  if sum_from(back) < rest and back > expired then
+    back = back - 1
+    entries[back] = {entry(back), (total - rest) % 2 ^ 48}
+  end
+  expired = math.max(expired, back)
 elseif action == 'check' and admitted then
   entries[length] = {instant, total}
   total, last, length = (total + cost) % 2 ^ 48, instant, length + 1
@@ -117,6 +146,12 @@ if reset == 0 then
 elseif action == 'refund' or action == 'check' and (admitted or stale) then
   local summary = struct.pack('<I7I7I6I6', now, skew, window, total)
   if action == 'refund' then
+    if place then
+      for i = place, length - 1 do
+        redis.call('LSET', KEYS[1], i, packed(i))
+      end
+      redis.call('RPOP', KEYS[1])
+    end
     redis.call('LTRIM', KEYS[1], expired, -1)
     redis.call('LSET', KEYS[1], 0, packed(expired))
     redis.call('LSET', KEYS[1], -1, summary)
@@ -136,4 +171,4 @@ elseif action == 'refund' or action == 'check' and (admitted or stale) then
   end
   redis.call('PEXPIREAT', KEYS[1], math.ceil((clock + reset) / 1000))
 end
-return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset}
+return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

@@ -1,20 +1,21 @@
 -- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one
 -- before them, which is weighted by its overlap with the window.
--- KEYS[1]  {at, start, window, index}, doubles, buckets, a byte, then `buckets + 1` counts of four
---          bytes, newest first: the newest sub-window is number `index` from `start`
--- ARGV     action (check, peek, refund), cost, max_wait, limit, window, buckets, grain
--- Returns  {admitted, wait, remaining, replenish, reset}
+-- KEYS[1]  {at, start, length, last}, doubles, parts, a byte, then `parts + 1` counts of four bytes,
+--          newest first: `last`, the newest admitted request, is in the first of these sub-windows
+-- KEYS[2]  the turns that are booked: see turns.lua
+-- ARGV     action (check, peek, refund), cost, max_wait, turn, limit, window, buckets, grain
+-- Returns  {admitted, wait, remaining, replenish, reset, turn}
 -- Times are in microseconds. Inside, one microsecond is `buckets` parts, so that a sub-window is
 -- `window` parts; overlaps are rounded up to `grain` parts. All numbers are integers below 2^53.
 local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local limit, window = tonumber(ARGV[4]), tonumber(ARGV[5])
-local buckets, grain = tonumber(ARGV[6]), tonumber(ARGV[7])
+local turn, limit, window = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local buckets, grain = tonumber(ARGV[7]), tonumber(ARGV[8])
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-local start, index, stale = now, 0, false
-local counts
+local at, start, last, stale = now, now, now, false
+local index, counts = 0 -- the sub-window of `last`, from `start`
 local length, parts = window, buckets -- of the state: a sub-window's parts, a microsecond's parts
 
 local function zeros(n)
@@ -60,33 +61,61 @@ local function newest()
   end
 end
 
--- Counts each old sub-window where its middle is, or where it is booked. `start` stays, so that two
--- quotas that take turns do not move the counts ahead of the time.
+-- Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two quotas
+-- that take turns do not move the counts ahead of the time.
 local function regrid()
-  local moved, last = zeros(buckets + 1), nil
+  local moved, newest = zeros(buckets + 1), math.floor((last - start) * buckets / window)
   for slot = index, index - parts, -1 do
-    if count(slot) > 0 then
-      local middle = math.floor((opening(slot) + opening(slot + 1)) / 2)
-      local instant = math.max(opening(slot), math.min(middle, now))
-      local place = math.floor((instant - start) * buckets / window)
-      last = last or place
-      local i = last - place + 1
-      if moved[i] then
-        moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)
-      end
+    local middle = math.floor((opening(slot) + opening(slot + 1)) / 2)
+    local instant = math.max(opening(slot), math.min(middle, now, last))
+    local i = newest - math.floor((instant - start) * buckets / window) + 1
+    if moved[i] then
+      moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)
     end
   end
-  index, counts, length, parts = last, moved, window, buckets
+  index, counts, length, parts = newest, moved, window, buckets
+end
+
+local function read(state)
+  local position
+  at, start, length, last, parts, position = struct.unpack('<ddddB', state)
+  counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
+  counts[parts + 2] = nil -- the position behind them
+  index = slot_of(last)
+end
+
+local function packed()
+  local form = '<ddddB' .. string.rep('I4', parts + 1)
+  return struct.pack(form, at, start, length, last, parts, unpack(counts, 1, parts + 1))
+end
+
+local function commit(instant, units)
+  local slot = slot_of(instant)
+  local by = math.min(slot - index, parts + 1)
+  for i = parts + 1, 1, -1 do
+    counts[i] = i > by and counts[i - by] or 0
+  end
+  counts[1] = counts[1] + units
+  local cycles = math.floor(slot / parts) -- `start` moves by whole windows
+  start, last, index = start + cycles * length, instant, slot - cycles * parts
+end
+
+local function refund(units)
+  for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+    local back = math.min(counts[i], units)
+    counts[i] = counts[i] - back
+    units = units - back
+  end
 end
 
 local state = redis.call('GET', KEYS[1])
 if state then
-  local at, position
-  at, start, length, index, parts, position = struct.unpack('<ddddB', state)
-  counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
-  counts[parts + 2] = nil -- the position behind them
+  read(state)
+  if action == 'refund' then
+    give_back(now, turn, cost, read, refund, commit, packed)
+  end
   if now < at then -- the clock stepped back
-    start, stale = start - (at - now), true
+    start, last, stale = start - (at - now), last - (at - now), true
   end
   if newest() and (length ~= window or parts ~= buckets) then -- the quota was changed
     regrid()
@@ -94,12 +123,14 @@ if state then
   end
 end
 if not state or not newest() then
-  start, index, counts, length, parts = now, 0, zeros(buckets + 1), window, buckets
+  start, last, index, counts = now, now, 0, zeros(buckets + 1)
+  length, parts = window, buckets
 end
+at = now
 
 local function earliest(units)
-  local slot = math.max(slot_of(now), index)
-  local instant = math.max(now, opening(index))
+  local instant = math.max(now, last)
+  local slot = slot_of(instant)
   local inside = count_inside(slot)
   while true do
     local oldest = count(slot - parts)
@@ -120,34 +151,21 @@ local function earliest(units)
   end
 end
 
-local instant = earliest(cost)
+local instant = earliest(math.min(cost, limit)) -- a refund may be above the quota
 local wait = instant - now
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
-if action == 'refund' then
-  local rest = cost
-  for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
-    local back = math.min(counts[i], rest)
-    counts[i] = counts[i] - back
-    rest = rest - back
-  end
-elseif action == 'check' and admitted then
-  local slot = slot_of(instant)
-  local by = math.min(slot - index, parts + 1)
-  for i = parts + 1, 1, -1 do
-    counts[i] = i > by and counts[i - by] or 0
-  end
-  counts[1] = counts[1] + cost
-  local cycles = math.floor(slot / parts) -- `start` moves by whole windows
-  start, index = start + cycles * length, slot - cycles * parts
+local before = wait > 0 and packed()
+if action == 'check' and admitted then
+  commit(instant, cost)
 end
 
 local remaining, replenish, reset = limit, 0, 0
 if newest() then
-  local slot = slot_of(now)
   remaining = 0
-  if slot >= index then
+  if last <= now then
+    local slot = slot_of(now)
     remaining = math.max(limit - count_inside(slot) - weight(slot, now), 0)
   end
   replenish = earliest(remaining + 1) - now
@@ -155,13 +173,16 @@ if newest() then
 end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
+  if stale then
+    redis.call('DEL', KEYS[2])
+  end
+  if action == 'check' and admitted and wait > 0 then
+    book(now, instant, cost, before)
+  end
   if reset > 0 then
-    local form = '<ddddB' .. string.rep('I4', parts + 1)
-    redis.call('SET', KEYS[1],
-      struct.pack(form, now, start, length, index, parts, unpack(counts, 1, parts + 1)),
-      'PXAT', math.ceil((now + reset) / 1000))
+    redis.call('SET', KEYS[1], packed(), 'PXAT', math.ceil((now + reset) / 1000))
   else
     redis.call('DEL', KEYS[1])
   end
 end
-return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset}
+return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

@@ -1,81 +1,107 @@
 -- Token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA, whose
 -- theoretical arrival time is `at` plus the time in which `debt` flows in.
 -- A request is admitted when the balance covers what of its cost may not be overdrawn.
--- KEYS[1]  {at, debt, unit, period, lump}, doubles: what the bucket lacks at `at` to be full, and the
---          rate that this was counted at
--- ARGV     action (check, peek, refund), cost, max_wait, burst, overdraft, unit, period, lump,
+-- KEYS[1]  {at, debt, unit, period, lump, last}, doubles: what the bucket lacks at `at` to be full, the
+--          rate that this was counted at, the instant of the newest admitted request
+-- KEYS[2]  the turns that are booked: see turns.lua
+-- ARGV     action (check, peek, refund), cost, max_wait, turn, burst, overdraft, unit, period, lump,
 --          most_debt
--- Returns  {admitted, wait, remaining, replenish, reset}
+-- Returns  {admitted, wait, remaining, replenish, reset, turn}
 -- Times are in microseconds, `debt` and `lump` in parts of a token, `unit` parts to a token; all
 -- numbers are integers below 2^53.
 local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local burst, overdraft = tonumber(ARGV[4]), tonumber(ARGV[5])
-local unit, period, lump = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local most_debt = tonumber(ARGV[9])
+local turn, burst, overdraft = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local new_unit, new_period, new_lump = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local most_debt = tonumber(ARGV[10])
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-local at, debt, stale = now, 0, false
+local at, debt, last, stale = now, 0, 0, false
+local unit, period, lump = new_unit, new_period, new_lump
 
-local function refill(every, by)
-  local periods = math.floor((now - at) / every)
-  at = at + periods * every
-  debt = math.max(debt - periods * by, 0)
+local function read(state)
+  at, debt, unit, period, lump, last = struct.unpack('<dddddd', state)
+end
+
+local function packed()
+  return struct.pack('<dddddd', at, debt, unit, period, lump, last)
+end
+
+local function commit(instant, units)
+  debt = math.max(debt, math.floor((instant - at) / period) * lump) + units * unit
+  last = instant
+end
+
+local function refund(units)
+  debt = math.max(debt - units * unit, 0)
+end
+
+local function refill()
+  local periods = math.floor((now - at) / period)
+  at = at + periods * period
+  debt = math.max(debt - periods * lump, 0)
 end
 
 local state = redis.call('GET', KEYS[1])
 if state then
-  local old_unit, old_period, old_lump
-  at, debt, old_unit, old_period, old_lump = struct.unpack('<ddddd', state)
-  if now < at then -- the clock stepped back
-    at, stale = now, true
+  read(state)
+  if action == 'refund' then
+    give_back(now, turn, cost, read, refund, commit, packed)
   end
-  refill(old_period, old_lump)
-  if old_unit ~= unit or old_period ~= period or old_lump ~= lump then -- the quota was changed
-    stale = true
-    debt = math.min(math.ceil(debt / old_unit * unit), most_debt)
-    refill(period, lump)
+  if now < at then -- the clock stepped back
+    at, last, stale = now, last - (at - now), true
+  end
+  refill()
+  if unit ~= new_unit or period ~= new_period or lump ~= new_lump then -- the quota was changed
+    debt = math.min(math.ceil(debt / unit * new_unit), most_debt)
+    unit, period, lump, stale = new_unit, new_period, new_lump, true
+    refill()
   end
   if debt == 0 then
     at = now
   end
 end
 
-local function periods_until(parts)
-  return math.max(math.ceil(parts / lump), 0)
-end
-
 local function time_until(parts)
-  return math.max(periods_until(parts) * period - (now - at), 0)
+  return math.max(math.ceil(parts / lump) * period - (now - at), 0)
 end
 
 local full = burst * unit
-local short = math.max(cost - overdraft, 0) * unit - (full - debt)
-local wait = time_until(short)
+local covered = math.max(math.min(cost - overdraft, burst), 0) -- a refund may be above the quota
+local short = covered * unit - (full - debt)
+local wait = math.max(time_until(short), last - now)
+local instant = now + wait
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
-if action == 'refund' then
-  debt = math.max(debt - cost * unit, 0)
-elseif action == 'check' and admitted then
-  debt = math.max(debt, periods_until(short) * lump) + cost * unit
+local before = wait > 0 and packed()
+if action == 'check' and admitted then
+  commit(instant, cost)
 end
 
 local overdrawn = overdraft > 0 and 1 or 0
-local remaining = math.max(math.floor((full - debt) / unit) + overdrawn, 0)
-local replenish, reset = 0, 0
+local remaining, replenish, reset = burst + overdrawn, 0, 0
 if debt > 0 then
-  replenish = time_until((remaining + 1 - overdrawn) * unit - (full - debt))
+  remaining = 0
+  if last <= now then
+    remaining = math.max(math.floor((full - debt) / unit) + overdrawn, 0)
+  end
+  replenish = math.max(time_until((remaining + 1 - overdrawn) * unit - (full - debt)), last - now)
   reset = time_until(debt)
 end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
+  if stale then
+    redis.call('DEL', KEYS[2])
+  end
+  if action == 'check' and admitted and wait > 0 then
+    book(now, instant, cost, before)
+  end
   if reset > 0 then
-    redis.call('SET', KEYS[1], struct.pack('<ddddd', at, debt, unit, period, lump),
-      'PXAT', math.ceil((now + reset) / 1000))
+    redis.call('SET', KEYS[1], packed(), 'PXAT', math.ceil((now + reset) / 1000))
   else
     redis.call('DEL', KEYS[1])
   end
 end
-return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset}
+return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

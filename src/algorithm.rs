@@ -9,9 +9,11 @@ mod sliding_window;
 #[cfg(test)]
 mod tests;
 mod token_bucket;
+mod turns;
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use self::turns::Booked;
 use crate::{
     error::ConfigError,
     quota::{LONGEST_REFILL, Quota},
@@ -193,6 +195,8 @@ pub(crate) struct Ask {
     pub(crate) action: Action,
     pub(crate) cost: f64,
     pub(crate) max_wait: f64,
+    /// The instant of the turn that is given back; 0 for what was spent.
+    pub(crate) turn: f64,
     pub(crate) now: f64,
 }
 
@@ -206,6 +210,8 @@ pub(crate) struct Verdict {
     /// The time until `remaining` grows; 0 when it cannot.
     pub(crate) replenish: f64,
     pub(crate) reset: f64,
+    /// The instant at which the request goes on, by the clock of the store.
+    pub(crate) turn: f64,
 }
 
 /// The rate of a bucket: `unit` parts to a unit of the quota, `tick` parts per microsecond.
@@ -238,11 +244,11 @@ fn most_debt(period: f64, lump: f64) -> f64 {
 pub(crate) enum State {
     #[default]
     NeverSeen,
-    FixedWindow(fixed_window::State),
+    FixedWindow(Booked<fixed_window::State>),
     SlidingLog(Box<sliding_log::State>),
-    SlidingWindow(Box<sliding_window::State>),
-    TokenBucket(token_bucket::State),
-    LeakyBucket(leaky_bucket::State),
+    SlidingWindow(Box<Booked<sliding_window::State>>),
+    TokenBucket(Booked<token_bucket::State>),
+    LeakyBucket(Booked<leaky_bucket::State>),
 }
 
 /// An algorithm with a quota, ready to decide.
@@ -314,16 +320,24 @@ impl Params {
     }
 
     pub(crate) fn script(&self) -> &'static str {
+        macro_rules! with_turns {
+            ($file:literal) => {
+                concat!(
+                    include_str!("../scripts/turns.lua"),
+                    include_str!(concat!("../scripts/", $file))
+                )
+            };
+        }
         match self {
-            Self::FixedWindow(_) => include_str!("../scripts/fixed_window.lua"),
+            Self::FixedWindow(_) => with_turns!("fixed_window.lua"),
             Self::SlidingLog(_) => include_str!("../scripts/sliding_log.lua"),
-            Self::SlidingWindow(_) => include_str!("../scripts/sliding_window.lua"),
-            Self::TokenBucket(_) => include_str!("../scripts/token_bucket.lua"),
-            Self::LeakyBucket(_) => include_str!("../scripts/leaky_bucket.lua"),
+            Self::SlidingWindow(_) => with_turns!("sliding_window.lua"),
+            Self::TokenBucket(_) => with_turns!("token_bucket.lua"),
+            Self::LeakyBucket(_) => with_turns!("leaky_bucket.lua"),
         }
     }
 
-    /// What the script takes behind action, cost and `max_wait`.
+    /// What the script takes behind action, cost, `max_wait` and turn.
     pub(crate) fn args(&self) -> Vec<f64> {
         match self {
             Self::FixedWindow(params) => params.args(),

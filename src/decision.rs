@@ -86,6 +86,10 @@ impl Decision {
         self.quota
     }
 
+    pub(crate) const fn turn(&self) -> f64 {
+        self.verdict.turn
+    }
+
     /// What the request costs.
     #[must_use]
     pub const fn cost(&self) -> u32 {

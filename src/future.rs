@@ -6,15 +6,13 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
-use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
 use crate::{
-    algorithm::Action,
     decision::Decision,
     layer::Shared,
     protocol::{Charge, Exchange, Protocol, Rejection},
-    store::Answer,
+    turn::Turn,
 };
 
 pin_project! {
@@ -22,8 +20,11 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it before its first poll spends nothing. After that the request may have been charged;
-    /// dropping it while it waits leaves its turn unused.
+    /// Dropping it before its first poll spends nothing. Dropping it before the service is called, while it
+    /// asks the store, waits for its turn or for the service to be ready, gives back what the request has
+    /// spent or booked, once, and the requests behind it keep their turns: in memory in the drop, in Redis by
+    /// a task on the runtime. If that is shutting down, the turn passes unused. Dropping it later spends the
+    /// cost.
     pub struct ResponseFuture<S, P, Req>
     where
         S: Service<Req>,
@@ -32,6 +33,8 @@ pin_project! {
         shared: Arc<Shared<P>>,
         inner: S,
         request: Option<(<P as Protocol>::Head, P::Rest)>,
+        // Until the inner service is called.
+        turn: Option<Turn>,
         #[pin]
         state: State<S::Future>,
     }
@@ -41,8 +44,8 @@ pin_project! {
     #[project = StateProj]
     enum State<F> {
         Starting,
-        Checking { answer: Answer<Decision> },
-        Waiting { decision: Decision, #[pin] sleep: Sleep },
+        Checking,
+        Waiting { decision: Decision },
         Readying { decision: Decision },
         Calling { decision: Option<Decision>, #[pin] future: F },
     }
@@ -55,7 +58,7 @@ where
 {
     pub(crate) fn new(ready: S, shared: Arc<Shared<P>>, request: Req) -> Self {
         let request = Some(P::split(request));
-        Self { shared, inner: ready, request, state: State::Starting }
+        Self { shared, inner: ready, request, turn: None, state: State::Starting }
     }
 }
 
@@ -73,48 +76,58 @@ where
             let admitted = match this.state.as_mut().project() {
                 StateProj::Starting => {
                     let (head, _) = this.request.as_ref().expect("the request was taken");
-                    let answer = match protocol.charging().charge(head) {
+                    match protocol.charging().charge(head) {
                         Ok(Charge::Exempt) => None,
                         Ok(Charge::Spend { key, cost }) => {
-                            let answer = this.shared.limiter.start(Action::Check, &key, cost);
-                            Some(answer.map_err(Rejection::from))
-                        }
-                        Err(error) => Some(Err(Rejection::Request(error))),
-                    };
-                    match answer {
-                        None => None,
-                        Some(Ok(answer)) => {
-                            this.state.set(State::Checking { answer });
-                            continue;
-                        }
-                        Some(Err(rejection)) => {
-                            return refuse::<P, _, _, _>(protocol, rejection, this.request);
-                        }
-                    }
-                }
-                StateProj::Checking { answer } => {
-                    let decision = match ready!(Pin::new(answer).poll(cx)) {
-                        Ok(decision) if decision.is_allowed() => decision,
-                        Ok(denied) => {
-                            let rejection = Rejection::Denied(denied);
-                            return refuse::<P, _, _, _>(protocol, rejection, this.request);
+                            let (max_wait, place) = this.shared.patience(&key);
+                            let limiter = &this.shared.limiter;
+                            match limiter.ask(&key, cost, max_wait) {
+                                Ok(answer) => match answer.now() {
+                                    Some(it) if it.is_allowed() && it.delay().is_zero() => Some(it),
+                                    _ => {
+                                        let turn = Turn::new(limiter.clone(), key, answer, place);
+                                        *this.turn = Some(turn);
+                                        this.state.set(State::Checking);
+                                        continue;
+                                    }
+                                },
+                                Err(error) => {
+                                    let rejection = Rejection::from(error);
+                                    return refuse::<P, _, _, _>(protocol, rejection, this.request);
+                                }
+                            }
                         }
                         Err(error) => {
-                            let rejection = Rejection::Store(error);
+                            let rejection = Rejection::Request(error);
                             return refuse::<P, _, _, _>(protocol, rejection, this.request);
                         }
-                    };
-                    if !decision.delay().is_zero() {
-                        // The fresh clone is not ready, so that nobody waits for what this holds.
-                        *this.inner = this.inner.clone();
-                        let sleep = sleep(decision.delay());
-                        this.state.set(State::Waiting { decision, sleep });
-                        continue;
                     }
-                    Some(decision)
                 }
-                StateProj::Waiting { decision, sleep } => {
-                    ready!(sleep.poll(cx));
+                StateProj::Checking => {
+                    let turn = this.turn.as_mut().expect("the turn was taken");
+                    let rejection = match ready!(turn.poll_answer(cx)) {
+                        Ok(decision) if decision.is_allowed() => {
+                            if !decision.delay().is_zero() {
+                                // The fresh clone is not ready, so that nobody waits for what this holds.
+                                *this.inner = this.inner.clone();
+                                this.state.set(State::Waiting { decision });
+                                continue;
+                            }
+                            Ok(decision)
+                        }
+                        Ok(denied) => Err(Rejection::Denied(denied)),
+                        Err(error) => Err(Rejection::Store(error)),
+                    };
+                    match rejection {
+                        Ok(decision) => Some(decision),
+                        Err(rejection) => {
+                            *this.turn = None;
+                            return refuse::<P, _, _, _>(protocol, rejection, this.request);
+                        }
+                    }
+                }
+                StateProj::Waiting { decision } => {
+                    ready!(this.turn.as_mut().expect("the turn was taken").poll_sleep(cx));
                     let decision = *decision;
                     this.state.set(State::Readying { decision });
                     continue;
@@ -131,6 +144,9 @@ where
             let (head, rest) = this.request.take().expect("the request was taken");
             let request = protocol.join(head, rest, admitted.as_ref());
             let future = this.inner.call(request);
+            if let Some(turn) = this.turn.take() {
+                turn.go();
+            }
             this.state.set(State::Calling { decision: admitted, future });
         }
     }

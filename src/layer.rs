@@ -1,14 +1,15 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Response, request::Parts};
 use tower_layer::Layer;
 
 use crate::{
-    key::KeyExtractor,
+    key::{Key, KeyExtractor},
     limiter::Limiter,
     protocol::{Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
     service::RateLimit,
+    waiters::{Place, Waiters},
 };
 
 /// Limits the requests to a service, per key.
@@ -77,6 +78,25 @@ pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
 pub(crate) struct Shared<P> {
     pub(crate) limiter: Limiter,
     pub(crate) protocol: P,
+    /// In microseconds.
+    max_wait: f64,
+    waiters: Waiters,
+}
+
+impl<P> Shared<P> {
+    fn new(limiter: Limiter, protocol: P) -> Self {
+        let max_wait = limiter.default_wait();
+        Self { limiter, protocol, max_wait, waiters: Waiters::default() }
+    }
+
+    /// How long a request may wait, and its place among those who do.
+    pub(crate) fn patience(&self, key: &Key<'_>) -> (f64, Option<Place>) {
+        if self.max_wait == 0.0 {
+            return (0.0, None);
+        }
+        let place = self.waiters.enter(key);
+        (if place.is_some() { self.max_wait } else { 0.0 }, place)
+    }
 }
 
 impl RateLimitLayer {
@@ -86,7 +106,7 @@ impl RateLimitLayer {
     /// [`key::Global`](crate::key::Global), a closure over the head of the request, or a pair of them.
     pub fn new(limiter: Limiter, key: impl KeyExtractor<Parts>) -> Self {
         let protocol = Http::new(&limiter, key);
-        Self(Arc::new(Shared { limiter, protocol }))
+        Self(Arc::new(Shared::new(limiter, protocol)))
     }
 
     /// Sets whether responses carry `RateLimit`, `RateLimit-Policy` and `Retry-After`; they do by
@@ -143,7 +163,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
         key: impl KeyExtractor<Req>,
         refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared { limiter, protocol: Custom::new(key, refusal) }))
+        Self(Arc::new(Shared::new(limiter, Custom::new(key, refusal))))
     }
 }
 
@@ -152,6 +172,53 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// `Result<u32, RequestError>`.
     pub fn cost<C: IntoCost>(self, cost: impl Fn(&P::Head) -> C + Send + Sync + 'static) -> Self {
         self.with(|protocol| protocol.charging_mut().set_cost(cost))
+    }
+
+    /// Lets a request wait for its turn if that comes within `max_wait`, instead of being refused.
+    ///
+    /// Turns are booked when requests arrive: first come, first served, over all replicas. A request whose
+    /// turn would come later is refused at once, and its retry-after is when it would be let wait. Without
+    /// this setting nobody waits, except in a leaky bucket, which lets wait for as long as a request has room
+    /// in it; there `max_wait` is a further bound.
+    ///
+    /// A request that waits holds no readiness of the service, and if it is dropped it gives its turn back:
+    /// see [`ResponseFuture`](crate::ResponseFuture).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// let quota = Quota::per_second(10);
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let layer = RateLimitLayer::new(limiter, key::Global)
+    ///     .max_wait(Duration::from_secs(2))
+    ///     .max_waiting_per_key(20);
+    /// # let _ = layer;
+    /// ```
+    pub fn max_wait(mut self, max_wait: Duration) -> Self {
+        let shared = Arc::make_mut(&mut self.0);
+        shared.max_wait = shared.limiter.bounded_wait(max_wait);
+        self
+    }
+
+    /// Sets how many requests may wait for their turns at once, 10,000 by default, those included that ask
+    /// the store at the moment. While so many do, others go on if they need not wait, and are refused
+    /// otherwise.
+    ///
+    /// It counts the requests of this layer's services in this process; a waiting request takes about a
+    /// kilobyte, its head and its body not included.
+    pub fn max_waiting(mut self, most: usize) -> Self {
+        Arc::make_mut(&mut self.0).waiters.set_most(most);
+        self
+    }
+
+    /// Sets how many requests of one key may wait at once, 1,000 by default. See
+    /// [`max_waiting`](RateLimitLayer::max_waiting).
+    pub fn max_waiting_per_key(mut self, most: usize) -> Self {
+        Arc::make_mut(&mut self.0).waiters.set_most_per_key(most);
+        self
     }
 
     /// Sets what happens to a request without a key; it is refused by default.

@@ -59,6 +59,8 @@ mod quota;
 mod response;
 mod service;
 mod store;
+mod turn;
+mod waiters;
 
 #[cfg(feature = "redis")]
 pub use store::RedisStore;

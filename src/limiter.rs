@@ -1,4 +1,9 @@
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::{
     algorithm::{Action, Algorithm, Params, micros},
@@ -7,6 +12,7 @@ use crate::{
     key::Key,
     quota::Quota,
     store::{Answer, Backend, Call, Name, Rule, Store},
+    turn::Turn,
 };
 
 /// Decides whether a key may spend: an algorithm and a quota over a store. It knows no HTTP.
@@ -141,7 +147,7 @@ impl Limiter {
     /// Dropping the future before its first poll spends nothing. After that, it may or may not have
     /// spent: with a [`MemoryStore`](crate::MemoryStore) the first poll decides.
     pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.start(Action::Check, &key.into(), 1)?.await.map_err(Error::from)
+        self.ask(&key.into(), 1, self.0.default_wait)?.await.map_err(Error::from)
     }
 
     /// Spends `cost` from `key`'s quota if that much is left.
@@ -155,11 +161,88 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.start(Action::Check, &key.into(), cost)?.await.map_err(Error::from)
+        self.ask(&key.into(), cost, self.0.default_wait)?.await.map_err(Error::from)
+    }
+
+    /// Spends `cost` from `key`'s quota and waits for the request's turn, if that comes within `timeout`.
+    ///
+    /// The turn is booked by the same question that asks for it, in the order in which the questions reach the
+    /// store: first come, first served, also over many processes. If the turn would come later than `timeout`,
+    /// the request is denied at once, and [`retry_after`](Decision::retry_after) is when the same call would
+    /// succeed. With a `timeout` of zero it never waits. `timeout` counts from the answer of the store; a
+    /// leaky bucket that is full denies, whatever it is.
+    ///
+    /// A quota that is changed meanwhile applies to those who come later; those who wait keep their turns. The
+    /// sleep is [`tokio::time::sleep`], which can be up to a millisecond late, but never early.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before its first poll spends nothing. Dropping it before it is ready gives back
+    /// what was spent or booked, once, and those behind keep their turns. With a
+    /// [`MemoryStore`](crate::MemoryStore) that happens in the drop. With a `RedisStore` it takes a task on the
+    /// runtime: if that is shutting down, the turn stays booked, and passes unused.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_second(10).burst(1);
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    ///
+    /// let timeout = Duration::from_millis(150);
+    /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // now
+    /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // 100 ms later
+    ///
+    /// let denied = limiter.try_acquire("vendor", 5, timeout).await;
+    /// assert!(denied.is_err(), "five at once are more than the burst");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn try_acquire(
+        &self,
+        key: impl Into<Key<'_>>,
+        cost: u32,
+        timeout: Duration,
+    ) -> Result<Decision, Error> {
+        let max_wait = self.bounded_wait(timeout);
+        self.wait(&key.into(), cost, max_wait).await
+    }
+
+    /// Spends `cost` from `key`'s quota and waits for the request's turn, as long as it takes.
+    ///
+    /// The decision is always an allowed one. First come, first served, with two exceptions, where no turn
+    /// can be booked: a leaky bucket that is full, and a turn that is further away than
+    /// [`check_within`](Limiter::check_within) can book. Then the call asks again after
+    /// [`retry_after`](Decision::retry_after) and up to half as long again, at random.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`try_acquire`](Limiter::try_acquire).
+    pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+        let key = key.into();
+        loop {
+            let decision = self.wait(&key, cost, self.0.longest_wait).await?;
+            let Some(retry_after) = decision.retry_after() else { return Ok(decision) };
+            let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
+            tokio::time::sleep(retry_after.mul_f64(1.0 + jitter / 2.0)).await;
+        }
     }
 
     /// Like [`check_n`](Limiter::check_n), and books the request's turn if that comes within `max_wait`:
     /// then the request is allowed, with a [`delay`](Decision::delay) that the caller must wait for.
+    /// [`try_acquire`](Limiter::try_acquire) does that, and gives the turn back if it is dropped.
     ///
     /// Turns are booked in the order of the checks. If the turn would come later, the request is denied,
     /// and [`retry_after`](Decision::retry_after) is when the same check would succeed. `max_wait` is cut
@@ -173,15 +256,35 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check). What was booked stays booked until it is given back with
-    /// [`refund`](Limiter::refund).
+    /// [`cancel`](Limiter::cancel).
     pub async fn check_within(
         &self,
         key: impl Into<Key<'_>>,
         cost: u32,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        let max_wait = micros(max_wait).min(self.0.longest_wait);
-        self.call(Action::Check, &key.into(), cost, max_wait)?.await.map_err(Error::from)
+        let max_wait = self.bounded_wait(max_wait);
+        self.ask(&key.into(), cost, max_wait)?.await.map_err(Error::from)
+    }
+
+    /// Gives back what an allowed `decision` about `key` has spent, or the turn that it has booked.
+    ///
+    /// While the turn is still to come, it is as if it had never been booked: those behind keep their turns,
+    /// and those who come later still come after them, but may find more left. Once the turn has come, or the
+    /// quota was changed, this is a [`refund`](Limiter::refund).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store gives no answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
+        if decision.is_allowed() {
+            let _ = self.give_back(&key.into(), &decision).await?;
+        }
+        Ok(())
     }
 
     /// Tells what [`check`](Limiter::check) would answer now, without spending anything.
@@ -196,7 +299,8 @@ impl Limiter {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.start(Action::Peek, &key.into(), 1)?.await.map_err(Error::from)
+        let max_wait = self.0.default_wait;
+        self.call(Action::Peek, &key.into(), 1, max_wait)?.await.map_err(Error::from)
     }
 
     /// Gives back `cost` units of `key`'s quota, and never more than were spent.
@@ -213,7 +317,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.start(Action::Refund, &key.into(), cost)?.await?;
+        let _ = self.call(Action::Refund, &key.into(), cost, 0.0)?.await?;
         Ok(())
     }
 
@@ -248,13 +352,45 @@ impl Limiter {
         self.0.rule.quota
     }
 
-    pub(crate) fn start(
+    /// The wait of a check, in microseconds: as long as the algorithm can book.
+    pub(crate) fn bounded_wait(&self, max_wait: Duration) -> f64 {
+        micros(max_wait).min(self.0.longest_wait)
+    }
+
+    pub(crate) fn default_wait(&self) -> f64 {
+        self.0.default_wait
+    }
+
+    pub(crate) fn ask(
         &self,
-        action: Action,
         key: &Key<'_>,
         cost: u32,
+        max_wait: f64,
     ) -> Result<Answer<Decision>, Error> {
-        self.call(action, key, cost, self.0.default_wait)
+        self.call(Action::Check, key, cost, max_wait)
+    }
+
+    async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: f64) -> Result<Decision, Error> {
+        let answer = self.ask(key, cost, max_wait)?;
+        if let Some(decision) = answer.now().filter(|it| it.delay().is_zero()) {
+            return Ok(decision);
+        }
+        let mut turn = Turn::new(self.clone(), key.clone().into_owned(), answer, None);
+        let decision = poll_fn(|cx| turn.poll_answer(cx)).await?;
+        poll_fn(|cx| turn.poll_sleep(cx)).await;
+        turn.go();
+        Ok(decision)
+    }
+
+    pub(crate) fn give_back(&self, key: &Key<'_>, decision: &Decision) -> Answer<Decision> {
+        let (action, key) = (Action::Refund, key.as_str());
+        let (cost, turn) = (decision.cost(), decision.turn());
+        self.0.store.call(&Call { rule: &self.0.rule, key, action, cost, max_wait: 0.0, turn })
+    }
+
+    /// Runs what nobody waits for any more.
+    pub(crate) fn detach(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.store.detach(Box::pin(task));
     }
 
     fn call(
@@ -271,6 +407,7 @@ impl Limiter {
         if cost > *most {
             return Err(Error::CostAboveQuota { cost, most: *most });
         }
-        Ok(store.call(&Call { rule, key: key.as_str(), action, cost, max_wait }))
+        let key = key.as_str();
+        Ok(store.call(&Call { rule, key, action, cost, max_wait, turn: 0.0 }))
     }
 }

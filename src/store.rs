@@ -33,6 +33,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// Decides, and changes the counts, in one atomic step.
     fn call(&self, call: &Call<'_>) -> Answer<Decision>;
 
+    /// Runs what nobody waits for any more.
+    fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>);
+
     /// Forgets a key.
     fn reset(&self, rule: &Rule, key: &str) -> Answer<()>;
 
@@ -66,11 +69,14 @@ pub struct Call<'a> {
     pub(crate) cost: u32,
     /// In microseconds.
     pub(crate) max_wait: f64,
+    /// The instant of the turn that is given back; 0 for what was spent.
+    pub(crate) turn: f64,
 }
 
 impl Call<'_> {
     fn ask(&self, now: f64) -> Ask {
-        Ask { action: self.action, cost: self.cost.into(), max_wait: self.max_wait, now }
+        let Self { action, cost, max_wait, turn, .. } = *self;
+        Ask { action, cost: cost.into(), max_wait, turn, now }
     }
 }
 
@@ -83,8 +89,18 @@ pub enum Answer<T> {
 }
 
 impl<T> Answer<T> {
-    fn ready(result: Result<T, StoreError>) -> Self {
+    pub(crate) fn ready(result: Result<T, StoreError>) -> Self {
         Self::Ready(Some(result))
+    }
+}
+
+impl<T: Copy> Answer<T> {
+    /// The answer, if it is there already, and not an error.
+    pub(crate) fn now(&self) -> Option<T> {
+        match self {
+            Self::Ready(Some(Ok(answer))) => Some(*answer),
+            _ => None,
+        }
     }
 }
 
@@ -109,7 +125,7 @@ impl<T: fmt::Debug> fmt::Debug for Answer<T> {
 }
 
 /// Locks, also after a panic elsewhere: what is behind these locks is whole at every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,7 +1,10 @@
-use super::{Action, Ask, Verdict};
+use super::{
+    Action, Ask, Verdict,
+    turns::{Booked, Count, Turn},
+};
 use crate::quota::Quota;
 
-/// What `scripts/fixed_window.lua` takes behind action, cost and `max_wait`.
+/// What `scripts/fixed_window.lua` takes behind action, cost, `max_wait` and turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -13,13 +16,27 @@ pub(crate) struct State {
     pub(super) start: f64,
     pub(super) ahead: f64,
     pub(super) count: f64,
-    pub(super) window: f64,
+    pub(super) length: f64,
+}
+
+impl Count for State {
+    fn commit(&mut self, instant: f64, cost: f64) {
+        let index = ((instant - self.start) / self.length).floor();
+        if index > self.ahead {
+            (self.ahead, self.count) = (index, 0.0);
+        }
+        self.count += cost;
+    }
+
+    fn refund(&mut self, _now: f64, cost: f64) {
+        self.count = (self.count - cost).max(0.0);
+    }
 }
 
 impl State {
-    fn advance(&mut self, now: f64, length: f64) {
-        let windows = ((now - self.start) / length).floor();
-        self.start += windows * length;
+    fn advance(&mut self, now: f64) {
+        let windows = ((now - self.start) / self.length).floor();
+        self.start += windows * self.length;
         if windows > self.ahead {
             (self.start, self.ahead, self.count) = (now, 0.0, 0.0);
         } else {
@@ -38,45 +55,39 @@ impl Params {
     }
 
     #[inline]
-    pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { limit, window } = *self;
-        let Ask { action, cost, max_wait, now } = *ask;
+        let Ask { action, cost, max_wait, now, .. } = *ask;
 
-        let mut state = State { start: now, ahead: 0.0, count: 0.0, window };
+        let mut state = State { start: now, ahead: 0.0, count: 0.0, length: window };
         let mut stale = false;
         if let Some(old) = stored {
-            state = *old;
+            if action == Action::Refund {
+                old.give_back(ask);
+            }
+            state = old.state;
             if now < state.start {
                 (state.start, stale) = (now, true);
             }
-            state.advance(now, old.window);
-            if old.window != window {
-                state.advance(now, window);
-                (state.window, stale) = (window, true);
+            state.advance(now);
+            if state.length != window {
+                (state.length, stale) = (window, true);
+                state.advance(now);
             }
         }
-        let State { start, mut ahead, mut count, .. } = state;
 
-        let mut turn = ahead;
-        if count + cost > limit {
-            turn = ahead + 1.0;
-        }
-        let wait = (start + turn * window - now).max(0.0);
+        let index = if state.count + cost > limit { state.ahead + 1.0 } else { state.ahead };
+        let instant = (state.start + index * window).max(now);
+        let wait = instant - now;
         let late = (wait - max_wait).max(0.0);
         let admitted = late == 0.0;
 
-        if action == Action::Refund {
-            count = (count - cost).max(0.0);
-            if count == 0.0 && ahead > 0.0 {
-                (ahead, count) = (ahead - 1.0, limit);
-            }
-        } else if action == Action::Check && admitted {
-            if turn > ahead {
-                (ahead, count) = (turn, 0.0);
-            }
-            count += cost;
+        let before = state;
+        if action == Action::Check && admitted {
+            state.commit(instant, cost);
         }
 
+        let State { start, ahead, count, .. } = state;
         let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
         if ahead > 0.0 || count > 0.0 {
             remaining = if ahead == 0.0 { (limit - count).max(0.0) } else { 0.0 };
@@ -86,8 +97,14 @@ impl Params {
         }
 
         if action.writes(admitted || stale) {
-            *stored = (reset > 0.0).then_some(State { start, ahead, count, window });
+            let turn = (action == Action::Check && admitted && wait > 0.0).then_some(Turn {
+                instant,
+                cost,
+                before,
+            });
+            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
         }
-        Verdict { admitted, wait: if admitted { wait } else { late }, remaining, replenish, reset }
+        let wait = if admitted { wait } else { late };
+        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
     }
 }

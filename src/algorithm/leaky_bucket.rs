@@ -1,7 +1,10 @@
-use super::{Action, Ask, Rate, Verdict};
+use super::{
+    Action, Ask, Rate, Verdict,
+    turns::{Booked, Count, Turn},
+};
 use crate::quota::Quota;
 
-/// What `scripts/leaky_bucket.lua` takes behind action, cost and `max_wait`.
+/// What `scripts/leaky_bucket.lua` takes behind action, cost, `max_wait` and turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
@@ -18,6 +21,20 @@ pub(crate) struct State {
     pub(super) tick: f64,
 }
 
+impl Count for State {
+    fn commit(&mut self, instant: f64, cost: f64) {
+        let idle = (instant - self.at) * self.tick;
+        if self.debt <= idle - self.tick {
+            self.debt = idle; // a turn before this one was given back
+        }
+        self.debt += cost * self.unit;
+    }
+
+    fn refund(&mut self, _now: f64, cost: f64) {
+        self.debt = (self.debt - cost * self.unit).max(0.0);
+    }
+}
+
 impl Params {
     pub(super) fn new(quota: Quota) -> Self {
         let Rate { unit, tick } = Rate::new(quota);
@@ -30,36 +47,43 @@ impl Params {
     }
 
     #[inline]
-    pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { burst, unit, tick, most_debt } = *self;
-        let Ask { action, cost, max_wait, now } = *ask;
+        let Ask { action, cost, max_wait, now, .. } = *ask;
 
-        let (mut debt, mut stale) = (0.0, false);
+        let mut state = State { at: now, debt: 0.0, unit, tick };
+        let mut stale = false;
         if let Some(old) = stored {
-            let mut at = old.at;
-            if now < at {
-                (at, stale) = (now, true);
+            if action == Action::Refund {
+                old.give_back(ask);
             }
-            debt = (old.debt - (now - at) * old.tick).max(0.0);
-            if old.unit != unit || old.tick != tick {
-                debt = (debt / old.unit * unit).ceil().min(most_debt);
-                stale = true;
+            state = old.state;
+            if now < state.at {
+                (state.at, stale) = (now, true);
+            }
+            state.debt = (state.debt - (now - state.at) * state.tick).max(0.0);
+            state.at = now;
+            if state.unit != unit || state.tick != tick {
+                state.debt = (state.debt / state.unit * unit).ceil().min(most_debt);
+                (state.unit, state.tick, stale) = (unit, tick, true);
             }
         }
 
         let time_until = |parts: f64| (parts / tick).ceil().max(0.0);
 
         let full = burst * unit;
-        let wait = time_until(debt);
-        let late = time_until(debt - (full - cost * unit)).max(wait - max_wait);
+        let wait = time_until(state.debt);
+        let instant = now + wait;
+        let room = full - cost.min(burst) * unit;
+        let late = time_until(state.debt - room).max(wait - max_wait);
         let admitted = late == 0.0;
 
-        if action == Action::Refund {
-            debt = (debt - cost * unit).max(0.0);
-        } else if action == Action::Check && admitted {
-            debt += cost * unit;
+        let before = state;
+        if action == Action::Check && admitted {
+            state.commit(instant, cost);
         }
 
+        let debt = state.debt;
         let remaining = ((full - debt) / unit).floor().max(0.0);
         let (mut replenish, mut reset) = (0.0, 0.0);
         if debt > 0.0 {
@@ -68,8 +92,14 @@ impl Params {
         }
 
         if action.writes(admitted || stale) {
-            *stored = (reset > 0.0).then_some(State { at: now, debt, unit, tick });
+            let turn = (action == Action::Check && admitted && wait > 0.0).then_some(Turn {
+                instant,
+                cost,
+                before,
+            });
+            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
         }
-        Verdict { admitted, wait: if admitted { wait } else { late }, remaining, replenish, reset }
+        let wait = if admitted { wait } else { late };
+        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
     }
 }

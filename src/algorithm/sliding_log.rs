@@ -6,7 +6,7 @@ use crate::quota::Quota;
 /// Sums of costs are kept modulo this.
 const MODULUS: f64 = (1_u64 << 48) as f64;
 
-/// What `scripts/sliding_log.lua` takes behind action, cost and `max_wait`.
+/// What `scripts/sliding_log.lua` takes behind action, cost, `max_wait` and turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -40,6 +40,23 @@ impl State {
         self.entries.partition_point(|&(instant, _)| instant <= now - window)
     }
 
+    /// The place of the turn at the instant `turn`, if it is still waiting.
+    fn booked(&self, now: f64, turn: f64, cost: f64) -> Option<usize> {
+        let first = self.entries.partition_point(|&(instant, _)| instant < turn);
+        let same = self.entries.range(first..).take_while(|&&(instant, _)| instant == turn);
+        (first..first + same.count())
+            .filter(|_| turn > now)
+            .find(|&i| self.sum_from(i) - self.sum_from(i + 1) == cost)
+    }
+
+    fn remove(&mut self, place: usize, cost: f64) {
+        self.entries.remove(place);
+        for (_, before) in self.entries.range_mut(place..) {
+            *before = (*before - cost).rem_euclid(MODULUS);
+        }
+        self.total = (self.total - cost).rem_euclid(MODULUS);
+    }
+
     fn earliest(&self, now: f64, expired: usize, units: f64, params: Params) -> f64 {
         let Params { limit, window } = params;
         let leaving = self.entries.partition_point(|&(_, before)| {
@@ -69,7 +86,7 @@ impl Params {
 
     pub(super) fn step(&self, stored: &mut Option<Box<State>>, ask: &Ask) -> Verdict {
         let Params { limit, window } = *self;
-        let Ask { action, cost, max_wait, now: clock } = *ask;
+        let Ask { action, cost, max_wait, turn, now: clock } = *ask;
 
         let (mut now, mut skew, mut stale) = (clock, 0.0, false);
         let mut log = stored.take().unwrap_or_else(|| Box::new(State::new(window)));
@@ -93,18 +110,22 @@ impl Params {
         let late = (wait - max_wait).max(0.0);
         let admitted = late == 0.0;
 
-        if action == Action::Refund && expired < log.entries.len() {
-            // The oldest first: what is left then stays for as long as any of it could.
-            let rest = log.sum_from(expired) - cost;
+        let place = if action == Action::Refund { log.booked(now, turn, cost) } else { None };
+        if let Some(place) = place {
+            log.remove(place, cost);
+        } else if action == Action::Refund {
+            // The oldest first: what is left then stays for as long as any of it could. Not those that wait.
+            let waiting = log.entries.partition_point(|&(instant, _)| instant <= now);
+            let rest = (log.sum_from(expired) - cost).max(log.sum_from(waiting));
             let total = log.total;
-            expired = log
+            let mut back = log
                 .entries
-                .partition_point(|&(_, before)| (total - before).rem_euclid(MODULUS) > rest)
-                - 1;
-            log.entries[expired].1 = (total - rest).rem_euclid(MODULUS);
-            if rest <= 0.0 {
-                expired = log.entries.len();
+                .partition_point(|&(_, before)| (total - before).rem_euclid(MODULUS) > rest);
+            if log.sum_from(back) < rest && back > expired {
+                back -= 1;
+                log.entries[back].1 = (total - rest).rem_euclid(MODULUS);
             }
+            expired = expired.max(back);
         } else if action == Action::Check && admitted {
             let before = log.total;
             log.entries.push_back((instant, before));
@@ -126,6 +147,7 @@ impl Params {
             (log.at, log.skew, log.window) = (now, skew, window);
         }
         *stored = (!log.entries.is_empty()).then_some(log);
-        Verdict { admitted, wait: if admitted { wait } else { late }, remaining, replenish, reset }
+        let wait = if admitted { wait } else { late };
+        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
     }
 }

@@ -1,7 +1,10 @@
-use super::{Action, Ask, Verdict};
+use super::{
+    Action, Ask, Verdict,
+    turns::{Booked, Count, Turn},
+};
 use crate::quota::Quota;
 
-/// What `scripts/sliding_window.lua` takes behind action, cost and `max_wait`.
+/// What `scripts/sliding_window.lua` takes behind action, cost, `max_wait` and turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -16,7 +19,9 @@ pub(crate) struct State {
     pub(super) start: f64,
     /// The parts of a sub-window: the window in microseconds.
     pub(super) length: f64,
-    /// The number of the newest sub-window, from `start`.
+    /// The newest admitted request.
+    pub(super) last: f64,
+    /// The number of its sub-window, from `start`.
     pub(super) index: f64,
     /// The parts of a microsecond: the sub-windows of a window.
     pub(super) parts: f64,
@@ -27,7 +32,7 @@ pub(crate) struct State {
 impl State {
     fn new(now: f64, Params { window, buckets, .. }: Params) -> Self {
         let counts = vec![0; buckets as usize + 1].into_boxed_slice();
-        Self { at: now, start: now, length: window, index: 0.0, parts: buckets, counts }
+        Self { at: now, start: now, length: window, last: now, index: 0.0, parts: buckets, counts }
     }
 
     fn count(&self, slot: f64) -> f64 {
@@ -61,8 +66,8 @@ impl State {
     }
 
     fn earliest(&self, now: f64, units: f64, Params { limit, grain, .. }: Params) -> f64 {
-        let mut slot = self.slot_of(now).max(self.index);
-        let mut instant = now.max(self.opening(self.index));
+        let mut instant = now.max(self.last);
+        let mut slot = self.slot_of(instant);
         let mut inside = self.count_inside(slot);
         loop {
             let oldest = self.count(slot - self.parts);
@@ -84,35 +89,27 @@ impl State {
         }
     }
 
-    /// Counts each old sub-window where its middle is, or where it is booked. `start` stays, so that two
+    /// Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two
     /// quotas that take turns do not move the counts ahead of the time.
     fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) {
         let mut moved = vec![0_u32; buckets as usize + 1].into_boxed_slice();
-        let mut last = None;
-        for (i, &count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let newest = ((self.last - self.start) * buckets / window).floor();
+        for (i, &count) in self.counts.iter().enumerate() {
             let slot = self.index - i as f64;
             let middle = ((self.opening(slot) + self.opening(slot + 1.0)) / 2.0).floor();
-            let instant = self.opening(slot).max(middle.min(now));
-            let place = ((instant - self.start) * buckets / window).floor();
-            let i = *last.get_or_insert(place) - place;
+            let instant = self.opening(slot).max(middle.min(now).min(self.last));
+            let i = newest - ((instant - self.start) * buckets / window).floor();
             if let Some(sum) = moved.get_mut(i as usize) {
                 *sum = sum.saturating_add(count);
             }
         }
-        (self.index, self.counts) = (last.unwrap_or(0.0), moved);
+        (self.index, self.counts) = (newest, moved);
         (self.length, self.parts) = (window, buckets);
     }
+}
 
-    fn refund(&mut self, now: f64, mut rest: f64) {
-        let inside = (self.index - self.slot_of(now)).min(0.0) + self.parts + 1.0;
-        for count in self.counts[..inside as usize].iter_mut().rev() {
-            let back = f64::from(*count).min(rest);
-            *count -= back as u32;
-            rest -= back;
-        }
-    }
-
-    fn add(&mut self, instant: f64, cost: f64) {
+impl Count for State {
+    fn commit(&mut self, instant: f64, cost: f64) {
         let slot = self.slot_of(instant);
         let counts = self.counts.len();
         let by = ((slot - self.index) as usize).min(counts);
@@ -121,7 +118,16 @@ impl State {
         self.counts[0] += cost as u32;
         let cycles = (slot / self.parts).floor(); // `start` moves by whole windows
         self.start += cycles * self.length;
-        self.index = slot - cycles * self.parts;
+        (self.last, self.index) = (instant, slot - cycles * self.parts);
+    }
+
+    fn refund(&mut self, now: f64, mut cost: f64) {
+        let inside = (self.index - self.slot_of(now)).min(0.0) + self.parts + 1.0;
+        for count in self.counts[..inside as usize].iter_mut().rev() {
+            let back = f64::from(*count).min(cost);
+            *count -= back as u32;
+            cost -= back;
+        }
     }
 }
 
@@ -140,19 +146,27 @@ impl Params {
         vec![self.limit, self.window, self.buckets, self.grain]
     }
 
-    pub(super) fn step(&self, stored: &mut Option<Box<State>>, ask: &Ask) -> Verdict {
-        let Params { limit, window, buckets, grain } = *self;
-        let Ask { action, cost, max_wait, now } = *ask;
+    pub(super) fn step(&self, stored: &mut Option<Box<Booked<State>>>, ask: &Ask) -> Verdict {
+        let Params { limit, grain, .. } = *self;
+        let Ask { action, cost, max_wait, now, .. } = *ask;
 
-        let known = if action == Action::Peek { stored.clone() } else { stored.take() };
+        let known = match stored {
+            Some(old) if action == Action::Peek => Some(Box::new(Booked::new(old.state.clone()))),
+            _ => stored.take(),
+        };
         let (seen, mut stale) = (known.is_some(), false);
-        let mut state = known.unwrap_or_else(|| Box::new(State::new(now, *self)));
+        let mut booked = known.unwrap_or_else(|| Box::new(Booked::new(State::new(now, *self))));
+        if action == Action::Refund {
+            booked.give_back(ask);
+        }
+        let state = &mut booked.state;
         if seen {
             if now < state.at {
                 state.start -= state.at - now;
+                state.last -= state.at - now;
                 stale = true;
             }
-            let changed = state.length != window || state.parts != buckets;
+            let changed = state.length != self.window || state.parts != self.buckets;
             if changed && state.newest(now).is_some() {
                 state.regrid(now, *self);
                 stale = true;
@@ -162,22 +176,25 @@ impl Params {
             }
         }
 
-        let instant = state.earliest(now, cost, *self);
+        let instant = state.earliest(now, cost.min(limit), *self);
         let wait = instant - now;
         let late = (wait - max_wait).max(0.0);
         let admitted = late == 0.0;
 
-        if action == Action::Refund {
-            state.refund(now, cost);
-        } else if action == Action::Check && admitted {
-            state.add(instant, cost);
+        if action.writes(admitted || stale) {
+            state.at = now;
+        }
+        let mut turn = None;
+        if action == Action::Check && admitted {
+            turn = (wait > 0.0).then(|| Turn { instant, cost, before: state.clone() });
+            state.commit(instant, cost);
         }
 
         let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
         if let Some(newest) = state.newest(now) {
-            let slot = state.slot_of(now);
             remaining = 0.0;
-            if slot >= state.index {
+            if state.last <= now {
+                let slot = state.slot_of(now);
                 let inside = state.count_inside(slot);
                 remaining = (limit - inside - state.weight(slot, now, grain)).max(0.0);
             }
@@ -185,12 +202,11 @@ impl Params {
             reset = state.opening(newest + state.parts + 1.0) - now;
         }
 
-        if action.writes(admitted || stale) {
-            state.at = now;
-        }
+        booked.turns.update(stale, now, turn);
         if action != Action::Peek {
-            *stored = (reset > 0.0).then_some(state);
+            *stored = (reset > 0.0).then_some(booked);
         }
-        Verdict { admitted, wait: if admitted { wait } else { late }, remaining, replenish, reset }
+        let wait = if admitted { wait } else { late };
+        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
     }
 }

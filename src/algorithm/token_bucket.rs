@@ -1,7 +1,10 @@
-use super::{Action, Ask, Rate, Refill, Verdict};
+use super::{
+    Action, Ask, Rate, Refill, Verdict,
+    turns::{Booked, Count, Turn},
+};
 use crate::quota::Quota;
 
-/// What `scripts/token_bucket.lua` takes behind action, cost and `max_wait`.
+/// What `scripts/token_bucket.lua` takes behind action, cost, `max_wait` and turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
@@ -20,11 +23,27 @@ pub(crate) struct State {
     pub(super) unit: f64,
     pub(super) period: f64,
     pub(super) lump: f64,
+    pub(super) last: f64,
 }
 
-fn refill(now: f64, at: f64, debt: f64, every: f64, by: f64) -> (f64, f64) {
-    let periods = ((now - at) / every).floor();
-    (at + periods * every, (debt - periods * by).max(0.0))
+impl Count for State {
+    fn commit(&mut self, instant: f64, cost: f64) {
+        let periods = ((instant - self.at) / self.period).floor();
+        self.debt = self.debt.max(periods * self.lump) + cost * self.unit;
+        self.last = instant;
+    }
+
+    fn refund(&mut self, _now: f64, cost: f64) {
+        self.debt = (self.debt - cost * self.unit).max(0.0);
+    }
+}
+
+impl State {
+    fn refill(&mut self, now: f64) {
+        let periods = ((now - self.at) / self.period).floor();
+        self.at += periods * self.period;
+        self.debt = (self.debt - periods * self.lump).max(0.0);
+    }
 }
 
 impl Params {
@@ -52,53 +71,70 @@ impl Params {
     }
 
     #[inline]
-    pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
-        let Ask { action, cost, max_wait, now } = *ask;
+        let Ask { action, cost, max_wait, now, .. } = *ask;
 
-        let (mut at, mut debt, mut stale) = (now, 0.0, false);
+        let mut state = State { at: now, debt: 0.0, unit, period, lump, last: 0.0 };
+        let mut stale = false;
         if let Some(old) = stored {
-            (at, debt) = (old.at, old.debt);
-            if now < at {
-                (at, stale) = (now, true);
+            if action == Action::Refund {
+                old.give_back(ask);
             }
-            (at, debt) = refill(now, at, debt, old.period, old.lump);
-            if old.unit != unit || old.period != period || old.lump != lump {
-                stale = true;
-                debt = (debt / old.unit * unit).ceil().min(most_debt);
-                (at, debt) = refill(now, at, debt, period, lump);
+            state = old.state;
+            if now < state.at {
+                state.last -= state.at - now;
+                (state.at, stale) = (now, true);
             }
-            if debt == 0.0 {
-                at = now;
+            state.refill(now);
+            if state.unit != unit || state.period != period || state.lump != lump {
+                state.debt = (state.debt / state.unit * unit).ceil().min(most_debt);
+                (state.unit, state.period, state.lump, stale) = (unit, period, lump, true);
+                state.refill(now);
+            }
+            if state.debt == 0.0 {
+                state.at = now;
             }
         }
 
-        let periods_until = |parts: f64| if parts > 0.0 { (parts / lump).ceil() } else { 0.0 };
-        let time_until = |parts: f64| (periods_until(parts) * period - (now - at)).max(0.0);
+        let since = now - state.at;
+        let time_until = |parts: f64| ((parts / lump).ceil() * period - since).max(0.0);
 
         let full = burst * unit;
-        let short = (cost - overdraft).max(0.0) * unit - (full - debt);
-        let wait = if short > 0.0 { time_until(short) } else { 0.0 };
+        let covered = (cost - overdraft).min(burst).max(0.0);
+        let short = covered * unit - (full - state.debt);
+        let wait = time_until(short).max(state.last - now);
+        let instant = now + wait;
         let late = (wait - max_wait).max(0.0);
         let admitted = late == 0.0;
 
-        if action == Action::Refund {
-            debt = (debt - cost * unit).max(0.0);
-        } else if action == Action::Check && admitted {
-            debt = debt.max(periods_until(short) * lump) + cost * unit;
+        let before = state;
+        if action == Action::Check && admitted {
+            state.commit(instant, cost);
         }
 
+        let State { debt, last, .. } = state;
         let overdrawn = if overdraft > 0.0 { 1.0 } else { 0.0 };
-        let remaining = (((full - debt) / unit).floor() + overdrawn).max(0.0);
-        let (mut replenish, mut reset) = (0.0, 0.0);
+        let (mut remaining, mut replenish, mut reset) = (burst + overdrawn, 0.0, 0.0);
         if debt > 0.0 {
+            remaining = 0.0;
+            if last <= now {
+                remaining = (((full - debt) / unit).floor() + overdrawn).max(0.0);
+            }
             replenish = time_until((remaining + 1.0 - overdrawn) * unit - (full - debt));
+            replenish = replenish.max(last - now);
             reset = time_until(debt);
         }
 
         if action.writes(admitted || stale) {
-            *stored = (reset > 0.0).then_some(State { at, debt, unit, period, lump });
+            let turn = (action == Action::Check && admitted && wait > 0.0).then_some(Turn {
+                instant,
+                cost,
+                before,
+            });
+            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
         }
-        Verdict { admitted, wait: if admitted { wait } else { late }, remaining, replenish, reset }
+        let wait = if admitted { wait } else { late };
+        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
     }
 }

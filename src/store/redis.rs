@@ -1,5 +1,6 @@
 use std::{
     fmt,
+    pin::Pin,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -10,6 +11,7 @@ use redis::{
     aio::{MultiplexedConnection, SendError},
     io::tcp::TcpSettings,
 };
+use tokio::runtime::Handle;
 
 use super::{Answer, Backend, Call, Names, Rule, Store, lock};
 use crate::{
@@ -155,9 +157,16 @@ impl Backend for RedisStore {
         }))
     }
 
+    fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.link.runtime()) {
+            runtime.spawn(task);
+        }
+    }
+
     fn reset(&self, rule: &Rule, key: &str) -> Answer<()> {
         let mut del = redis::cmd("DEL");
-        del.arg(self.key(rule, key));
+        let key = self.key(rule, key);
+        del.arg(&key).arg(turns_key(&key));
         let (link, deadline) = (self.link.clone(), self.deadline);
         Answer::Pending(Box::pin(async move { link.query(deadline, del).await }))
     }
@@ -167,7 +176,12 @@ impl Backend for RedisStore {
     }
 }
 
-/// A script with its key and arguments.
+/// Where the turns are that are booked for a key.
+fn turns_key(key: &str) -> String {
+    [key, ":turns"].concat()
+}
+
+/// A script with its keys and arguments.
 struct Invocation {
     params: Params,
     by_hash: Cmd,
@@ -179,8 +193,9 @@ impl Invocation {
         let mut by_hash = redis::cmd("EVALSHA");
         let hash =
             call.rule.script_hash.get_or_init(|| Script::new(params.script()).get_hash().into());
-        by_hash.arg(&**hash).arg(1).arg(key);
+        by_hash.arg(&**hash).arg(2).arg(&key).arg(turns_key(&key));
         by_hash.arg(call.action.name()).arg(call.cost).arg(call.max_wait as u64);
+        by_hash.arg(call.turn as u64);
         for arg in params.args() {
             by_hash.arg(arg as u64);
         }
@@ -207,16 +222,17 @@ impl Invocation {
 }
 
 /// What every script returns.
-type Reply = (i64, u64, u64, u64, u64);
+type Reply = (i64, u64, u64, u64, u64, u64);
 
 impl From<Reply> for Verdict {
-    fn from((admitted, wait, remaining, replenish, reset): Reply) -> Self {
+    fn from((admitted, wait, remaining, replenish, reset, turn): Reply) -> Self {
         Self {
             admitted: admitted == 1,
             wait: wait as f64,
             remaining: remaining as f64,
             replenish: replenish as f64,
             reset: reset as f64,
+            turn: turn as f64,
         }
     }
 }
@@ -232,6 +248,8 @@ struct Link {
 #[derive(Clone)]
 struct Connection {
     inner: MultiplexedConnection,
+    /// Where the connection was made.
+    runtime: Handle,
     last_answer: Arc<Mutex<Instant>>,
 }
 
@@ -310,6 +328,10 @@ impl Link {
         result
     }
 
+    fn runtime(&self) -> Option<Handle> {
+        lock(&self.current).as_ref().map(|connection| connection.runtime.clone())
+    }
+
     fn give_up(&self, connection: &Connection) {
         lock(&self.current).take_if(|current| current.is(connection));
     }
@@ -338,7 +360,7 @@ async fn connect(
         _ => config,
     };
     let inner = client.get_multiplexed_async_connection_with_config(&config).await?;
-    let connection = Connection { inner, last_answer };
+    let connection = Connection { inner, runtime: Handle::current(), last_answer };
     *lock(&current) = Some(connection.clone());
     Ok(connection)
 }

@@ -7,13 +7,15 @@ use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
     super::{Action, Algorithm, Ask, Params, Refill, State, Verdict},
-    faces::{Face, RedisServer, Scripted, check, default_wait},
+    faces::{Face, RedisServer, Scripted, check, default_wait, without_past_turns},
 };
 use crate::quota::Quota;
 
 #[derive(Clone, Debug)]
 struct Step {
     action: Action,
+    /// Of the turns that were booked, the one to give back.
+    turn: Option<prop::sample::Index>,
     /// In units, or in 1/1000 of the most that can be granted.
     cost: Result<u32, u32>,
     /// In 1/1000 of a window.
@@ -28,8 +30,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let action = prop_oneof![
         8 => Just(Action::Check),
         1 => Just(Action::Peek),
-        1 => Just(Action::Refund),
+        2 => Just(Action::Refund),
     ];
+    let turn = prop::option::weighted(0.7, any::<prop::sample::Index>());
     let ahead = prop_oneof![
         6 => 0..300,
         2 => Just(0),
@@ -38,8 +41,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     ];
     let max_wait = prop_oneof![3 => Just(None), 1 => (0_u32..2_500).prop_map(Some)];
     let cost = prop_oneof![(1_u32..8).prop_map(Ok), (1_u32..1_001).prop_map(Err)];
-    let step = (action, cost, max_wait, (ahead, -2..3), prop::bool::weighted(0.1)).prop_map(
-        |(action, cost, max_wait, ahead, switch)| Step { action, cost, max_wait, ahead, switch },
+    let step = (action, turn, cost, max_wait, (ahead, -2..3), prop::bool::weighted(0.1)).prop_map(
+        |(action, turn, cost, max_wait, ahead, switch)| Step {
+            action,
+            turn,
+            cost,
+            max_wait,
+            ahead,
+            switch,
+        },
     );
     prop::collection::vec(step, 1..60)
 }
@@ -123,6 +133,7 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
     let mut twin = State::NeverSeen;
     let mut now = 1.7e15;
     let mut current = 0;
+    let mut booked: Vec<(f64, f64)> = vec![];
     for step in steps {
         if step.switch && !steady {
             current = 1 - current;
@@ -131,12 +142,21 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
         let (window, most) = window_and_most(params);
         let ahead = (window * f64::from(step.ahead.0) / 1e3).floor() + f64::from(step.ahead.1);
         now += if steady { ahead.max(0.0) } else { ahead };
+        let back = match step.turn {
+            Some(turn) if step.action == Action::Refund && !booked.is_empty() => {
+                Some(booked.swap_remove(turn.index(booked.len())))
+            }
+            _ => None,
+        };
+        let cost = match step.cost {
+            Ok(cost) => f64::from(cost).min(most),
+            Err(part) => (most * f64::from(part) / 1e3).ceil(),
+        };
+        let (turn, cost) = back.unwrap_or((0.0, cost));
         let ask = Ask {
             action: step.action,
-            cost: match step.cost {
-                Ok(cost) => f64::from(cost).min(most),
-                Err(part) => (most * f64::from(part) / 1e3).ceil(),
-            },
+            cost,
+            turn,
             max_wait: step
                 .max_wait
                 .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
@@ -146,19 +166,25 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
 
         let (bytes, expiry) = (scripted.bytes(), scripted.expiry());
         let expired = expiry.is_some_and(|expiry| expiry * 1e3 <= now);
-        if expired {
-            twin = State::NeverSeen;
-        }
+        twin = if expired {
+            State::NeverSeen
+        } else {
+            without_past_turns(twin, (now / 1e3).floor() * 1e3)
+        };
         let before = twin.clone();
         let verdict = twin.ask(params, ask);
         assert_eq!(scripted.ask(params, ask), verdict, "{params:?} {ask:?} {before:?}");
+
+        if ask.action == Action::Check && verdict.admitted && verdict.wait > 0.0 {
+            booked.push((verdict.turn, ask.cost));
+        }
 
         let state = scripted.state(params);
         let gone = |state: &State| {
             let peek = Ask { action: Action::Peek, ..ask };
             state.clone().ask(params, peek).reset == 0.0
         };
-        if state != twin {
+        if without_past_turns(state.clone(), now) != without_past_turns(twin.clone(), now) {
             assert!(gone(&state) && gone(&twin), "{params:?} {ask:?}\n{state:?}\n{twin:?}");
         }
         let writes =

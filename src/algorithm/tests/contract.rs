@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, Refill, State, Verdict},
-    faces::{Face, RedisServer, Scripted, default_wait},
+    super::{Algorithm, Ask, Params, Refill, State, Verdict},
+    faces::{Face, RedisServer, Scripted, check, default_wait},
 };
 use crate::{limiter::Limiter, quota::Quota, store::MemoryStore};
 
@@ -147,6 +147,9 @@ const TABLES: &[Table] = &[
             (0, 6, None, Err(600.0), 0, 1500.0),
             (500, 5, None, Ok(0.0), 0, 1500.0),
             (1000, 1, None, Ok(0.0), 0, 1100.0),
+            // Who waits may overdraw, too, when the debt is back.
+            (1000, 3, Some(1000), Ok(100.0), 0, 1400.0),
+            (1000, 1, Some(1000), Ok(400.0), 0, 1500.0),
         ],
     },
     Table {
@@ -204,7 +207,7 @@ fn run_on_face<F: Face>(mut face: impl FnMut(&Table) -> F) {
         }
         let params = Params::new(table.algorithm, table.quota).unwrap();
         let max_wait = max_wait.unwrap_or(default_wait(&params));
-        let ask = Ask { action: Action::Check, cost: cost.into(), max_wait, now: 1.7e15 + at };
+        let ask = Ask { max_wait, ..check(cost, 1.7e15 + at) };
         current.as_mut().unwrap().1.ask(&params, ask)
     });
 }
@@ -248,6 +251,7 @@ async fn the_memory_store_keeps_the_contract() {
             remaining: decision.remaining() as f64,
             replenish: micros(decision.replenish_after()),
             reset: micros(decision.reset_after()),
+            turn: decision.turn(),
         }
     });
 }

@@ -3,6 +3,7 @@
 use super::super::{
     Action, Ask, Params, State, Verdict, fixed_window, leaky_bucket, sliding_log, sliding_window,
     token_bucket,
+    turns::{Booked, Turn, Turns},
 };
 
 #[path = "../../../tests/support/server.rs"]
@@ -31,13 +32,15 @@ pub(super) struct Scripted {
 
 const CLOCK: &str = r"
 local redis = (function()
-  local real, now, expiry = redis, tonumber(table.remove(ARGV)), KEYS[1] .. ':expiry'
-  local ends = real.call('GET', expiry)
-  if ends and ends * 1000 <= now then
-    real.call('DEL', KEYS[1], expiry)
+  local real, now = redis, tonumber(table.remove(ARGV))
+  for _, key in ipairs(KEYS) do
+    local ends = real.call('GET', key .. ':expiry')
+    if ends and ends * 1000 <= now then
+      real.call('DEL', key, key .. ':expiry')
+    end
   end
   return {call = function(name, key, ...)
-    local rest = {...}
+    local rest, expiry = {...}, key and key .. ':expiry'
     if name == 'TIME' then
       return {string.format('%.0f', math.floor(now / 1e6)), string.format('%.0f', now % 1e6)}
     elseif name == 'SET' then
@@ -60,29 +63,35 @@ impl Scripted {
     }
 
     pub(super) fn forget(&mut self) {
-        let keys = [self.key.clone(), self.expiry_key()];
-        redis::cmd("DEL").arg(&keys).exec(&mut self.connection).unwrap();
+        for key in [self.key.clone(), self.turns_key()] {
+            let keys = [format!("{key}:expiry"), key];
+            redis::cmd("DEL").arg(&keys).exec(&mut self.connection).unwrap();
+        }
     }
 
-    fn expiry_key(&self) -> String {
-        format!("{}:expiry", self.key)
+    fn turns_key(&self) -> String {
+        format!("{}:turns", self.key)
     }
 
     /// When the key expires, in milliseconds.
     pub(super) fn expiry(&mut self) -> Option<f64> {
-        redis::cmd("GET").arg(self.expiry_key()).query(&mut self.connection).unwrap()
+        let expiry = format!("{}:expiry", self.key);
+        redis::cmd("GET").arg(expiry).query(&mut self.connection).unwrap()
     }
 
     /// The bytes of the state: one text, or the elements of the list.
     pub(super) fn bytes(&mut self) -> Vec<Vec<u8>> {
-        let kind: String = redis::cmd("TYPE").arg(&self.key).query(&mut self.connection).unwrap();
+        self.bytes_of(&self.key.clone())
+    }
+
+    fn bytes_of(&mut self, key: &str) -> Vec<Vec<u8>> {
+        let kind: String = redis::cmd("TYPE").arg(key).query(&mut self.connection).unwrap();
         let mut read = match &*kind {
             "none" => return vec![],
             "list" => redis::cmd("LRANGE"),
             _ => redis::cmd("GETRANGE"),
         };
-        let value: redis::Value =
-            read.arg(&self.key).arg(0).arg(-1).query(&mut self.connection).unwrap();
+        let value: redis::Value = read.arg(key).arg(0).arg(-1).query(&mut self.connection).unwrap();
         match value {
             redis::Value::BulkString(text) => vec![text],
             list => redis::from_redis_value(list).unwrap(),
@@ -93,38 +102,32 @@ impl Scripted {
     pub(super) fn state(&mut self, params: &Params) -> State {
         let bytes = self.bytes();
         let Some(text) = bytes.first() else { return State::NeverSeen };
-        let double = |i: usize| f64::from_le_bytes(text[8 * i..][..8].try_into().unwrap());
+        let turns = self.bytes_of(&self.turns_key());
         match params {
-            Params::FixedWindow(_) => State::FixedWindow(fixed_window::State {
-                start: double(0),
-                ahead: double(1),
-                count: double(2),
-                window: double(3),
-            }),
-            Params::TokenBucket(_) => State::TokenBucket(token_bucket::State {
-                at: double(0),
-                debt: double(1),
-                unit: double(2),
-                period: double(3),
-                lump: double(4),
-            }),
-            Params::LeakyBucket(_) => State::LeakyBucket(leaky_bucket::State {
-                at: double(0),
-                debt: double(1),
-                unit: double(2),
-                tick: double(3),
-            }),
-            Params::SlidingWindow(_) => State::SlidingWindow(Box::new(sliding_window::State {
-                at: double(0),
-                start: double(1),
-                length: double(2),
-                index: double(3),
-                parts: text[32].into(),
-                counts: text[33..]
-                    .chunks(4)
-                    .map(|count| u32::from_le_bytes(count.try_into().unwrap()))
-                    .collect(),
+            Params::FixedWindow(_) => State::FixedWindow(booked(text, &turns, |text| {
+                let [start, ahead, count, length] = doubles(text);
+                fixed_window::State { start, ahead, count, length }
             })),
+            Params::TokenBucket(_) => State::TokenBucket(booked(text, &turns, |text| {
+                let [at, debt, unit, period, lump, last] = doubles(text);
+                token_bucket::State { at, debt, unit, period, lump, last }
+            })),
+            Params::LeakyBucket(_) => State::LeakyBucket(booked(text, &turns, |text| {
+                let [at, debt, unit, tick] = doubles(text);
+                leaky_bucket::State { at, debt, unit, tick }
+            })),
+            Params::SlidingWindow(_) => {
+                State::SlidingWindow(Box::new(booked(text, &turns, |text| {
+                    let [at, start, length, last] = doubles(text);
+                    let parts = f64::from(text[32]);
+                    let index = ((last - start) * parts / length).floor();
+                    let counts = text[33..]
+                        .chunks(4)
+                        .map(|count| u32::from_le_bytes(count.try_into().unwrap()))
+                        .collect();
+                    sliding_window::State { at, start, length, last, index, parts, counts }
+                })))
+            }
             Params::SlidingLog(_) => {
                 let numbers = |element: &[u8], lengths: &[usize]| -> Vec<f64> {
                     let mut rest = element;
@@ -153,29 +156,59 @@ impl Scripted {
     }
 }
 
+/// The state without turns of which the last has passed: Redis drops them at once, the twin later.
+pub(super) fn without_past_turns(mut state: State, now: f64) -> State {
+    fn clean<S>(Booked { turns: Turns(turns), .. }: &mut Booked<S>, now: f64) {
+        turns.take_if(|turns| turns.back().is_none_or(|newest| newest.instant <= now));
+    }
+    match &mut state {
+        State::NeverSeen | State::SlidingLog(_) => {}
+        State::FixedWindow(booked) => clean(booked, now),
+        State::SlidingWindow(booked) => clean(booked, now),
+        State::TokenBucket(booked) => clean(booked, now),
+        State::LeakyBucket(booked) => clean(booked, now),
+    }
+    state
+}
+
+fn doubles<const N: usize>(text: &[u8]) -> [f64; N] {
+    std::array::from_fn(|i| f64::from_le_bytes(text[8 * i..][..8].try_into().unwrap()))
+}
+
+fn booked<S>(state: &[u8], turns: &[Vec<u8>], read: impl Fn(&[u8]) -> S) -> Booked<S> {
+    let turn = |text: &Vec<u8>| {
+        let [instant, cost] = doubles(text);
+        Turn { instant, cost, before: read(&text[16..]) }
+    };
+    let turns = (!turns.is_empty()).then(|| Box::new(turns.iter().map(turn).collect()));
+    Booked { state: read(state), turns: Turns(turns) }
+}
+
 impl Face for Scripted {
     fn ask(&mut self, params: &Params, ask: Ask) -> Verdict {
         let mut eval = redis::cmd("EVAL");
-        eval.arg(CLOCK.to_owned() + params.script()).arg(1).arg(&self.key);
+        eval.arg(CLOCK.to_owned() + params.script()).arg(2).arg(&self.key).arg(self.turns_key());
         eval.arg(ask.action.name()).arg(ask.cost as u64).arg(ask.max_wait as u64);
+        eval.arg(ask.turn as u64);
         for arg in params.args() {
             eval.arg(arg as u64);
         }
-        let reply: (i64, i64, i64, i64, i64) =
+        let reply: (i64, i64, i64, i64, i64, i64) =
             eval.arg(ask.now as u64).query(&mut self.connection).unwrap();
-        let (admitted, wait, remaining, replenish, reset) = reply;
+        let (admitted, wait, remaining, replenish, reset, turn) = reply;
         Verdict {
             admitted: admitted == 1,
             wait: wait as f64,
             remaining: remaining as f64,
             replenish: replenish as f64,
             reset: reset as f64,
+            turn: turn as f64,
         }
     }
 }
 
-pub(super) fn check(cost: u32, now: f64) -> Ask {
-    Ask { action: Action::Check, cost: cost.into(), max_wait: 0.0, now }
+pub(super) fn check(cost: impl Into<f64>, now: f64) -> Ask {
+    Ask { action: Action::Check, cost: cost.into(), max_wait: 0.0, turn: 0.0, now }
 }
 
 /// Like the limiter, which lets a leaky bucket delay.

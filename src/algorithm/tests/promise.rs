@@ -6,7 +6,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
     super::{Action, Algorithm, Ask, Params, Refill, State},
-    faces::{Face, RedisServer, Scripted, default_wait},
+    faces::{Face, RedisServer, Scripted, check, default_wait},
 };
 use crate::quota::Quota;
 
@@ -19,13 +19,14 @@ struct Admitted {
 }
 
 /// The requests of a history: how long after the one before, the cost, and the longest wait, in
-/// 1/1000 of the window.
-type Request = (u32, u32, Option<u32>);
+/// 1/1000 of the window; and which of those that wait gives up right before it.
+type Request = (u32, u32, Option<u32>, Option<prop::sample::Index>);
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
     let ahead = prop_oneof![4 => 0_u32..100, 3 => Just(0), 1 => 100_u32..1_500];
-    let max_wait = prop_oneof![3 => Just(None), 1 => (0_u32..3_000).prop_map(Some)];
-    prop::collection::vec((ahead, 1_u32..5, max_wait), 1..120)
+    let max_wait = prop_oneof![1 => Just(None), 1 => (0_u32..3_000).prop_map(Some)];
+    let gives_up = prop::option::weighted(0.3, any::<prop::sample::Index>());
+    prop::collection::vec((ahead, 1_u32..5, max_wait, gives_up), 1..120)
 }
 
 fn quotas() -> impl Strategy<Value = Quota> {
@@ -42,12 +43,19 @@ fn admitted(
     let params = Params::new(algorithm, quota).unwrap();
     let part = |thousandths: u32| (quota.window_us() as f64 * f64::from(thousandths) / 1e3).floor();
     let mut now = 1.7e15;
-    let mut admitted = vec![];
-    for &(ahead, cost, max_wait) in requests {
+    let mut admitted: Vec<Admitted> = vec![];
+    // The estimate of a sliding window depends on where its sub-windows lie, and so on those who gave up.
+    let can_give_up = !matches!(algorithm, Algorithm::SlidingWindow { .. });
+    for &(ahead, cost, max_wait, gives_up) in requests {
         now += part(ahead);
+        let passed = admitted.partition_point(|it| it.instant <= now as u128);
+        if let Some(which) = gives_up.filter(|_| can_give_up && passed < admitted.len()) {
+            let it = admitted.remove(passed + which.index(admitted.len() - passed));
+            face.ask(&params, give_back(it.cost as f64, it.instant as f64, now));
+        }
         let cost = cost.min(quota.limit());
         let max_wait = max_wait.map_or(default_wait(&params), part);
-        let ask = Ask { action: Action::Check, cost: cost.into(), max_wait, now };
+        let ask = Ask { max_wait, ..check(cost, now) };
         let verdict = face.ask(&params, ask);
         if verdict.admitted {
             let instant = (now + verdict.wait) as u128;
@@ -70,6 +78,49 @@ fn always(algorithm: Algorithm, holds: impl Fn(Quota, &[Admitted]) -> bool) {
                 let mut face = Scripted::new(&server, "{key}");
                 face.forget();
                 prop_assert_eq!(admitted(&mut face, algorithm, quota, &requests), twin);
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn give_back(cost: f64, turn: f64, now: f64) -> Ask {
+    Ask { action: Action::Refund, turn, ..check(cost, now) }
+}
+
+#[test]
+fn turns_that_are_given_back_leave_no_trace() {
+    let costs = prop::collection::vec(1_u32..5, 1..20);
+    let order = any::<prop::sample::Index>();
+    TestRunner::default()
+        .run(&(quotas(), costs, order, 0_u32..50), |(quota, costs, order, ahead)| {
+            for (algorithm, quota) in super::contract::all_with(quota) {
+                let params = Params::new(algorithm, quota).unwrap();
+                let mut now = 1.7e15;
+                let mut state = State::NeverSeen;
+                while state.ask(&params, check(1, now)).admitted {}
+                now += (quota.window_us() as f64 / f64::from(quota.limit()) / 2.0).floor();
+                let before = state.clone();
+
+                let mut booked = vec![];
+                for cost in &costs {
+                    let cost = f64::from(*cost.min(&quota.limit()));
+                    let max_wait = params.longest_wait();
+                    let verdict = state.ask(&params, Ask { max_wait, ..check(cost, now) });
+                    if verdict.admitted {
+                        booked.push((cost, verdict.turn));
+                    }
+                    now += f64::from(ahead);
+                }
+                while !booked.is_empty() {
+                    let (cost, turn) = booked.swap_remove(order.index(booked.len()));
+                    state.ask(&params, give_back(cost, turn, now));
+                }
+                for later in [0.0, 1e3, 1e6, 1e9] {
+                    let peek = Ask { action: Action::Peek, ..check(1, now + later) };
+                    let expected = before.clone().ask(&params, peek);
+                    prop_assert_eq!(state.ask(&params, peek), expected, "{} {}", algorithm, quota);
+                }
             }
             Ok(())
         })
@@ -191,7 +242,7 @@ fn long_run(algorithm: Algorithm, quota: Quota, cost: u32, denials: u32) -> (f64
     let (mut now, mut spent) = (start, 0.0);
     for _ in 0..denials {
         loop {
-            let verdict = state.ask(&params, super::faces::check(cost, now));
+            let verdict = state.ask(&params, check(cost, now));
             if !verdict.admitted {
                 now += verdict.wait;
                 break;
@@ -264,8 +315,7 @@ fn a_shaper_does_not_drift() {
         let departures = 1_000_000;
         for _ in 0..departures {
             let max_wait = params.longest_wait();
-            let verdict =
-                state.ask(&params, Ask { action: Action::Check, cost: 1.0, max_wait, now });
+            let verdict = state.ask(&params, Ask { max_wait, ..check(1.0, now) });
             now += if verdict.admitted { verdict.wait } else { panic!("{quota}: {verdict:?}") };
         }
         let allowed = f64::from(quota.limit()) * (now - start) / quota.window_us() as f64;
@@ -286,7 +336,7 @@ fn a_burst_at_one_instant_admits_exactly_the_burst() {
         for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
             let params = Params::new(algorithm, quota).unwrap();
             let max_wait = default_wait(&params);
-            let ask = Ask { action: Action::Check, cost: 1.0, max_wait, now: 1.7e15 };
+            let ask = Ask { max_wait, ..check(1.0, 1.7e15) };
             let mut state = State::NeverSeen;
             let count = (0..).take_while(|_| state.ask(&params, ask).admitted).count();
             assert_eq!(count, quota.burst_size() as usize, "{algorithm} {quota}");
@@ -299,7 +349,7 @@ fn a_quota_that_is_changed_keeps_what_was_used() {
     let all = |quota| super::contract::all_with(quota).into_iter();
     let check = |params: &Params, state: &mut State, cost: u32, now: f64| {
         let max_wait = default_wait(params);
-        state.ask(params, Ask { action: Action::Check, cost: cost.into(), max_wait, now })
+        state.ask(params, Ask { max_wait, ..check(cost, now) })
     };
     let (slow, fast) = (Quota::per_hour(10), Quota::per_second(10));
     for ((algorithm, slow), (_, fast)) in all(slow).zip(all(fast)) {
@@ -332,7 +382,7 @@ fn replicas_with_different_quotas_lock_nobody_out() {
             let checks = 600;
             let admitted = (0..checks).filter(|i| {
                 let now = 1.7e15 + f64::from(*i) * 1e5;
-                state.ask(&params[*i as usize % 2], super::faces::check(1, now)).admitted
+                state.ask(&params[*i as usize % 2], check(1, now)).admitted
             });
             // At the least half of what the stricter quota allows in a minute.
             let admitted = admitted.count();
@@ -351,9 +401,9 @@ fn a_quota_that_is_lowered_as_far_as_can_be_keeps_what_was_used_in_bounds() {
             let high = Params::new(algorithm, high).unwrap();
             let low = Params::new(algorithm, low).unwrap();
             let mut state = State::NeverSeen;
-            let spent = state.ask(&high, super::faces::check(highest.limit(), 1.7e15));
+            let spent = state.ask(&high, check(highest.limit(), 1.7e15));
             assert!(spent.admitted);
-            let denied = state.ask(&low, super::faces::check(1, 1.7e15 + 1.0));
+            let denied = state.ask(&low, check(1, 1.7e15 + 1.0));
             assert!(!denied.admitted && denied.wait <= century, "{algorithm}: {denied:?}");
             assert!(denied.reset <= century, "{algorithm}: {denied:?}");
         }
@@ -365,7 +415,7 @@ fn a_refund_gives_back_the_oldest_so_that_the_log_keeps_its_promise() {
     let params = Params::new(Algorithm::SlidingLog, Quota::per_second(10)).unwrap();
     let mut state = State::NeverSeen;
     let mut ask = |action, cost, ms: f64| {
-        let ask = Ask { action, cost, max_wait: 0.0, now: 1.7e15 + ms * 1e3 };
+        let ask = Ask { action, ..check(cost, 1.7e15 + ms * 1e3) };
         state.ask(&params, ask)
     };
     assert!(ask(Action::Check, 5.0, 0.0).admitted);
@@ -390,11 +440,11 @@ fn turns_that_are_booked_stay_ahead_when_the_quota_is_changed() {
         let mut state = State::NeverSeen;
         let mut last = 0.0;
         for _ in 0..6 {
-            let ask = Ask { action: Action::Check, cost: 10.0, max_wait: 60e6, now };
+            let ask = Ask { max_wait: 60e6, ..check(10, now) };
             last = state.ask(&params, ask).wait;
         }
         let other = Params::new(algorithm, other).unwrap();
-        let denied = state.ask(&other, super::faces::check(1, now));
+        let denied = state.ask(&other, check(1, now));
         assert!(denied.wait > last, "{algorithm}: {} after {last}", denied.wait);
     }
 }
@@ -405,7 +455,7 @@ fn a_refund_gives_back_what_still_counts() {
         let params = Params::new(algorithm, Quota::per_second(10)).unwrap();
         let mut state = State::NeverSeen;
         let mut ask = |action, cost, ms: f64| {
-            let ask = Ask { action, cost, max_wait: 0.0, now: 1.7e15 + ms * 1e3 };
+            let ask = Ask { action, ..check(cost, 1.7e15 + ms * 1e3) };
             state.ask(&params, ask)
         };
         assert!(ask(Action::Check, 4.0, 0.0).admitted);

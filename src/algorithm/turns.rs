@@ -1,0 +1,109 @@
+//! The requests that wait, so that one that gives up can give its turn back.
+
+use std::collections::VecDeque;
+
+use super::Ask;
+
+/// A state that turns can be booked in.
+pub(crate) trait Count: Clone {
+    /// Counts a request that goes on at `instant`.
+    fn commit(&mut self, instant: f64, cost: f64);
+
+    fn refund(&mut self, now: f64, cost: f64);
+}
+
+/// A state, and the turns that are booked in it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Booked<S> {
+    pub(super) state: S,
+    pub(super) turns: Turns<S>,
+}
+
+/// Oldest first.
+#[allow(clippy::box_collection, reason = "few keys have any, and an entry shall be small")]
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Turns<S>(pub(super) Option<Box<VecDeque<Turn<S>>>>);
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Turn<S> {
+    pub(super) instant: f64,
+    pub(super) cost: f64,
+    /// The state before this turn was booked.
+    pub(super) before: S,
+}
+
+impl<S: Count> Booked<S> {
+    /// Gives back the turn at the instant `ask.turn`, or, if that is not waiting, `ask.cost` units of
+    /// what was spent before the first one that is. The turns behind stay where they are and are counted
+    /// again.
+    pub(super) fn give_back(&mut self, &Ask { now, turn, cost, .. }: &Ask) {
+        let Self { state, turns: Turns(turns) } = self;
+        let turns = turns.get_or_insert_default();
+        turns.drain(..turns.partition_point(|it| it.instant <= now));
+        let place = turns.iter().position(|it| it.instant == turn && it.cost == cost);
+        if let Some(turn) = turns.get(place.unwrap_or(0)) {
+            *state = turn.before.clone();
+        }
+        if place.is_none() {
+            state.refund(now, cost);
+        }
+        let behind = place.map_or(0, |place| place + 1);
+        for turn in turns.iter_mut().skip(behind) {
+            turn.before = state.clone();
+            state.commit(turn.instant, turn.cost);
+        }
+        if let Some(place) = place {
+            turns.remove(place);
+        }
+        if turns.is_empty() {
+            self.turns = Turns(None);
+        }
+    }
+}
+
+impl<S> Booked<S> {
+    pub(super) fn new(state: S) -> Self {
+        Self { state, turns: Turns(None) }
+    }
+
+    /// Stores what a check or a refund left.
+    pub(super) fn write(
+        stored: &mut Option<Self>,
+        state: Option<S>,
+        stale: bool,
+        now: f64,
+        turn: Option<Turn<S>>,
+    ) {
+        *stored = state.map(|state| {
+            let turns = stored.take().map_or(Turns(None), |old| old.turns);
+            let mut booked = Self { state, turns };
+            booked.turns.update(stale, now, turn);
+            booked
+        });
+    }
+}
+
+impl<S> Turns<S> {
+    /// Forgets the turns that were booked by another clock or quota, and books one.
+    pub(super) fn update(&mut self, stale: bool, now: f64, turn: Option<Turn<S>>) {
+        if stale {
+            self.0 = None;
+        }
+        if let Some(turn) = turn {
+            self.book(now, turn);
+        }
+    }
+
+    fn book(&mut self, now: f64, turn: Turn<S>) {
+        let turns = self.0.get_or_insert_default();
+        if turns.back().is_some_and(|newest| newest.instant <= now) {
+            turns.clear();
+        }
+        for _ in 0..2 {
+            if turns.front().is_some_and(|oldest| oldest.instant <= now) {
+                turns.pop_front();
+            }
+        }
+        turns.push_back(turn);
+    }
+}
