@@ -19,15 +19,6 @@ fn run(connection: &mut redis::Connection, words: &[&str]) {
     redis::cmd(words[0]).arg(&words[1..]).exec(connection).unwrap();
 }
 
-/// How often the server was asked for a command.
-fn calls(server: &RedisServer, command: &str) -> u64 {
-    let stats: String =
-        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-    let start = format!("cmdstat_{command}:calls=");
-    let line = stats.lines().find_map(|line| line.strip_prefix(&start));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
-}
-
 #[tokio::test]
 async fn a_decision_is_one_round_trip_and_the_text_is_sent_only_when_it_is_not_known() {
     let server = RedisServer::start();
@@ -35,13 +26,13 @@ async fn a_decision_is_one_round_trip_and_the_text_is_sent_only_when_it_is_not_k
     for _ in 0..10 {
         let _ = limiter.check("key").await.unwrap();
     }
-    assert_eq!((calls(&server, "evalsha"), calls(&server, "eval")), (10, 1));
+    assert_eq!((server.calls("evalsha"), server.calls("eval")), (10, 1));
 
     redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
     let decision = limiter.check("key").await.unwrap();
     assert_eq!(decision.remaining(), 89, "it was charged once");
     let _ = limiter.check("key").await.unwrap();
-    assert_eq!((calls(&server, "evalsha"), calls(&server, "eval")), (12, 2));
+    assert_eq!((server.calls("evalsha"), server.calls("eval")), (12, 2));
 }
 
 #[tokio::test]

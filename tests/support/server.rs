@@ -71,6 +71,15 @@ impl RedisServer {
         redis::Client::open(self.url()).and_then(|it| it.get_connection()).expect("the server runs")
     }
 
+    /// How often it was asked for a command.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut self.connection()).expect("it runs");
+        let start = format!("cmdstat_{command}:calls=");
+        let line = stats.lines().find_map(|line| line.strip_prefix(&start));
+        line.map_or(0, |line| line.split(',').next().expect("a number").parse().expect("a number"))
+    }
+
     fn socket(&self) -> PathBuf {
         self.folder.path().join("redis.sock")
     }

@@ -1,0 +1,453 @@
+//! Waiting for a turn, and giving it back.
+
+mod support;
+
+use std::{
+    convert::Infallible,
+    future::ready,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, atomic::AtomicUsize, atomic::Ordering},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode};
+use support::{ALGORITHMS, counting, get, server::RedisServer};
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::Instant,
+};
+use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
+use tower_ratelimit::{
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Refill, key,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn in_memory(algorithm: Algorithm, quota: Quota) -> Limiter {
+    Limiter::new(MemoryStore::new(), algorithm, quota)
+}
+
+async fn in_redis(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> Limiter {
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    Limiter::new(store.deadline(Duration::from_secs(30)), algorithm, quota)
+}
+
+fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Spends what can be spent at once.
+async fn drain(limiter: &Limiter) {
+    while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_admitted_now_or_in_time_or_denied_at_once() {
+    for algorithm in ALGORITHMS {
+        let limiter = in_memory(algorithm, Quota::per_second(2));
+        let acquire = async |timeout| {
+            let start = Instant::now();
+            let decision = limiter.try_acquire("key", 1, timeout).await.unwrap();
+            (decision, start.elapsed())
+        };
+        drain(&limiter).await;
+
+        let (denied, took) = acquire(Duration::ZERO).await;
+        let wait = denied.retry_after().expect("the quota is used up");
+        assert_eq!(took, Duration::ZERO, "{algorithm}");
+
+        let (denied, took) = acquire(wait - Duration::from_micros(1)).await;
+        assert_eq!(denied.retry_after(), Some(Duration::from_micros(1)), "{algorithm}");
+        assert_eq!(took, Duration::ZERO, "{algorithm}");
+
+        let (admitted, took) = acquire(wait).await;
+        assert_eq!(admitted.delay(), wait, "{algorithm}");
+        assert!(wait <= took && took <= wait + Duration::from_millis(1), "{algorithm}: {took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_go_on_in_the_order_in_which_they_came() {
+    for algorithm in ALGORITHMS {
+        let limiter = in_memory(algorithm, Quota::per_second(3));
+        let order = Arc::new(Mutex::new(vec![]));
+        let start = Instant::now();
+        let mut tasks = JoinSet::new();
+        for i in 0..20 {
+            let (limiter, order) = (limiter.clone(), order.clone());
+            tasks.spawn(async move {
+                let cost = 1 + i % 3;
+                // A leaky bucket of 3 has no room for all of them.
+                if algorithm != Algorithm::LeakyBucket {
+                    assert!(limiter.acquire("key", cost).await.unwrap().is_allowed());
+                } else if !limiter.try_acquire("key", 1, HOUR).await.unwrap().is_allowed() {
+                    return;
+                }
+                order.lock().unwrap().push(i);
+            });
+            tokio::task::yield_now().await;
+        }
+        tasks.join_all().await;
+        assert!(order.lock().unwrap().is_sorted(), "{algorithm}: {order:?}");
+        assert!(start.elapsed() >= SECOND * 2 / 3, "{algorithm}");
+    }
+}
+
+/// Waits for something that happens in another task or process.
+async fn until(happened: impl AsyncFn() -> bool) {
+    for _ in 0..10_000 {
+        if happened().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("it does not happen");
+}
+
+#[tokio::test]
+async fn a_turn_costs_one_round_trip_and_the_order_holds_over_many_connections() {
+    let server = RedisServer::start();
+    let quota = Quota::per_second(20).burst(1);
+    let mut limiters = vec![];
+    for _ in 0..4 {
+        limiters.push(in_redis(&server, Algorithm::token_bucket(), quota).await);
+    }
+    let order = Arc::new(Mutex::new(vec![]));
+    let mut tasks = JoinSet::new();
+    for i in 0..20 {
+        let (limiter, order) = (limiters[i % 4].clone(), order.clone());
+        tasks.spawn(async move {
+            assert!(limiter.acquire("key", 1).await.unwrap().is_allowed());
+            order.lock().unwrap().push(i);
+        });
+        until(async || server.calls("evalsha") == i as u64 + 1).await;
+    }
+    tasks.join_all().await;
+    assert!(order.lock().unwrap().is_sorted(), "{order:?}");
+    assert_eq!((server.calls("evalsha"), server.calls("eval")), (20, 1));
+}
+
+/// A request that waits for its turn, once the store knows of it.
+async fn start(limiter: &Limiter, server: Option<&RedisServer>) -> JoinHandle<()> {
+    let calls = || server.map_or(0, |server| server.calls("evalsha"));
+    let before = calls();
+    let limiter = limiter.clone();
+    let task = tokio::spawn(async move {
+        let _ = limiter.acquire("key", 1).await;
+    });
+    tokio::task::yield_now().await;
+    until(async || server.is_none() || calls() > before).await;
+    task
+}
+
+/// Drops it, and waits until the store knows.
+async fn give_up(task: JoinHandle<()>, server: Option<&RedisServer>) {
+    let calls = || server.map_or(0, |server| server.calls("evalsha"));
+    let before = calls();
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    until(async || server.is_none() || calls() > before).await;
+}
+
+#[tokio::test]
+async fn who_gives_up_gives_the_turn_back_once_and_those_behind_keep_theirs() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        let quota = Quota::per_hour(8);
+        let memory = (in_memory(algorithm, quota), None);
+        let redis = (in_redis(&server, algorithm, quota).await, Some(&server));
+        for (limiter, server) in [memory, redis] {
+            let next = async || {
+                let decision = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
+                limiter.cancel("key", decision).await.unwrap();
+                // A turn is an eighth of an hour, or more; what the test takes is not seen.
+                (decision.delay().as_secs() + 60) / 300
+            };
+            drain(&limiter).await;
+            let first = next().await;
+            assert!(first > 0, "{algorithm}");
+
+            let mut waiting = vec![];
+            for _ in 0..3 {
+                waiting.push(start(&limiter, server).await);
+            }
+            let fourth = next().await;
+            assert!(fourth >= first, "{algorithm}");
+            give_up(waiting.remove(1), server).await;
+            let behind = next().await;
+            assert!((first..=fourth).contains(&behind), "{algorithm}: {first} {behind} {fourth}");
+            give_up(waiting.remove(0), server).await;
+            give_up(waiting.remove(0), server).await;
+            assert_eq!(next().await, first, "{algorithm}: a turn is lost, or given back twice");
+
+            let peek = limiter.peek("key").await.unwrap();
+            let room = if algorithm == Algorithm::LeakyBucket { 7 } else { 0 };
+            assert_eq!(peek.remaining(), room, "{algorithm}: more was given back than booked");
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_gives_up_while_redis_is_asked_gives_back_what_it_then_spends() {
+    let server = RedisServer::start();
+    let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let service = RateLimitLayer::new(limiter.clone(), |_: &http::request::Parts| "key".to_owned())
+        .max_wait(HOUR)
+        .layer(counting(&calls));
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    let asked = server.calls("evalsha");
+    server.freeze();
+    let mut admitted = Box::pin(service.oneshot(get(&[])));
+    let mut waiting = Box::pin(limiter.acquire("key", 2));
+    for _ in 0..10 {
+        assert!(
+            poll_once(admitted.as_mut()).is_pending() && poll_once(waiting.as_mut()).is_pending()
+        );
+        tokio::task::yield_now().await;
+    }
+    drop((admitted, waiting));
+    server.thaw();
+    until(async || server.calls("evalsha") == asked + 4).await;
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
+    assert_eq!(calls.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn who_is_dropped_before_the_first_poll_spends_nothing() {
+    let limiter = in_memory(Algorithm::token_bucket(), Quota::per_hour(1));
+    drop(limiter.try_acquire("key", 1, HOUR));
+    drop(limiter.acquire("key", 1));
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
+}
+
+#[test]
+fn a_turn_is_given_back_outside_of_the_runtime_and_when_it_shuts_down() {
+    let server = RedisServer::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let quota = Quota::per_hour(1);
+    let memory = in_memory(Algorithm::token_bucket(), quota);
+    let redis = runtime.block_on(in_redis(&server, Algorithm::token_bucket(), quota));
+    for limiter in [&memory, &redis] {
+        let mut acquire = Box::pin(limiter.acquire("key", 1));
+        assert!(runtime.block_on(acquire.as_mut()).unwrap().is_allowed());
+
+        let mut acquire = Box::pin(limiter.acquire("key", 1));
+        runtime.block_on(async {
+            assert!(poll_once(acquire.as_mut()).is_pending());
+            let booked = async || limiter.peek("key").await.unwrap().reset_after() > HOUR;
+            until(booked).await;
+            let _ = poll_once(acquire.as_mut());
+        });
+        drop(acquire);
+        runtime.block_on(until(async || limiter.peek("key").await.unwrap().reset_after() <= HOUR));
+    }
+
+    runtime.spawn({
+        let memory = memory.clone();
+        async move { memory.acquire("key", 1).await }
+    });
+    runtime.block_on(until(async || memory.peek("key").await.unwrap().reset_after() > HOUR));
+    drop(runtime);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let left = runtime.block_on(memory.peek("key")).unwrap().reset_after();
+    assert!(left <= HOUR, "{left:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn to_acquire_from_a_full_leaky_bucket_takes_as_long_as_it_takes() {
+    let limiter = in_memory(Algorithm::LeakyBucket, Quota::per_second(10).burst(2));
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..20 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move {
+            assert!(limiter.acquire("key", 1).await.unwrap().is_allowed());
+            start.elapsed()
+        });
+    }
+    let mut departures = tasks.join_all().await;
+    departures.sort_unstable();
+    for pair in departures.windows(2) {
+        let apart = pair[1] - pair[0];
+        assert!(apart >= Duration::from_millis(99), "{departures:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_keeps_the_turn_when_the_quota_is_changed() {
+    for algorithm in ALGORITHMS {
+        let limiter = in_memory(algorithm, Quota::per_second(2));
+        drain(&limiter).await;
+        let start = Instant::now();
+        let mut waiting = pin!(limiter.acquire("key", 1));
+        assert!(poll_once(waiting.as_mut()).is_pending());
+
+        let faster = limiter.with_quota(Quota::per_second(100)).unwrap();
+        let later = faster.check_within("key", 1, HOUR).await.unwrap();
+        let turn = waiting.await.unwrap().delay();
+        assert!(start.elapsed() - turn <= Duration::from_millis(1), "{algorithm}");
+        assert!(later.delay() <= turn + SECOND, "{algorithm}: it is locked out");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_spent_ahead_of_its_time_is_waited_for() {
+    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
+    let limiter = in_memory(overdraft, Quota::per_second(10));
+    let start = Instant::now();
+    let acquire = async |cost| {
+        assert!(limiter.acquire("key", cost).await.unwrap().is_allowed());
+        start.elapsed().as_millis()
+    };
+    assert_eq!(acquire(15).await, 0);
+    assert_eq!(acquire(5).await, 500, "the debt is waited for, not the cost");
+    assert_eq!(acquire(6).await, 1_100, "what is above the overdraft must be there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_layer_lets_requests_wait_instead_of_refusing_them() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    for algorithm in ALGORITHMS {
+        let limiter = in_memory(algorithm, Quota::per_second(2));
+        let service =
+            RateLimitLayer::new(limiter, key::Global).max_wait(2 * SECOND).layer(counting(&calls));
+        let start = Instant::now();
+        let mut requests = JoinSet::new();
+        for _ in 0..20 {
+            let service = service.clone();
+            requests.spawn(async move {
+                let response = service.oneshot(get(&[])).await.unwrap();
+                (response.status().is_success(), start.elapsed())
+            });
+        }
+        let (admitted, refused): (Vec<_>, Vec<_>) =
+            requests.join_all().await.into_iter().partition(|(admitted, _)| *admitted);
+        assert!(
+            admitted.iter().any(|(_, after)| *after >= SECOND / 2),
+            "{algorithm}: nobody waited"
+        );
+        assert!(admitted.iter().all(|(_, after)| *after <= 2 * SECOND), "{algorithm}");
+        assert!(
+            !refused.is_empty() && refused.iter().all(|(_, after)| after.is_zero()),
+            "{algorithm}"
+        );
+    }
+}
+
+fn ask<S>(service: &S, user: &'static str) -> impl Future<Output = StatusCode> + Send + use<S>
+where
+    S: Service<Request<axum::body::Body>, Error = Infallible, Future: Send> + Clone + Send,
+    S::Response: Status,
+{
+    let service = service.clone();
+    async move { service.oneshot(get(&[("user", user)])).await.unwrap().code() }
+}
+
+trait Status: Send {
+    fn code(&self) -> StatusCode;
+}
+
+impl<B: Send> Status for Response<B> {
+    fn code(&self) -> StatusCode {
+        self.status()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_so_many_may_wait_and_the_others_are_refused_at_once() {
+    let limiter = in_memory(Algorithm::token_bucket(), Quota::per_second(1));
+    let layer = RateLimitLayer::new(limiter, key::Header::new("user"))
+        .max_wait(HOUR)
+        .max_waiting(5)
+        .max_waiting_per_key(2);
+    let service = layer.layer(counting(&Arc::default()));
+
+    let mut waiting = vec![];
+    for user in ["ada", "ben", "cyd"] {
+        assert_eq!(ask(&service, user).await, StatusCode::OK);
+    }
+    for (user, waits) in [
+        ("ada", true),
+        ("ada", true),
+        ("ada", false), // the third of its key
+        ("ben", true),
+        ("ben", true),
+        ("cyd", true),
+        ("cyd", false), // the sixth of all
+    ] {
+        let mut request = Box::pin(ask(&service, user));
+        match poll_once(request.as_mut()) {
+            Poll::Pending if waits => waiting.push(request),
+            Poll::Ready(status) if !waits => assert_eq!(status, StatusCode::TOO_MANY_REQUESTS),
+            polled => panic!("{user}: {polled:?}"),
+        }
+    }
+    assert_eq!(ask(&service, "dan").await, StatusCode::OK, "it need not wait");
+    // Who gives up leaves the place to another.
+    drop(waiting.pop());
+    let mut request = Box::pin(ask(&service, "cyd"));
+    assert!(poll_once(request.as_mut()).is_pending());
+    waiting.push(request);
+    for request in waiting {
+        assert_eq!(request.await, StatusCode::OK);
+    }
+    assert_eq!(ask(&service, "cyd").await, StatusCode::OK);
+    let next = poll_once(pin!(ask(&service, "cyd")));
+    assert!(next.is_pending(), "those who went have left their places");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_holds_no_readiness_and_the_service_is_made_ready_again() {
+    /// Is busy for a while after each call, and must be polled ready before each.
+    #[derive(Clone, Default)]
+    struct Once(bool, Arc<AtomicUsize>);
+    impl Service<Request<axum::body::Body>> for Once {
+        type Response = Response<()>;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Response<()>, Infallible>>;
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            self.0 = true;
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, _: Request<axum::body::Body>) -> Self::Future {
+            assert!(std::mem::take(&mut self.0), "it was not polled ready");
+            self.1.fetch_add(1, Ordering::SeqCst);
+            ready(Ok(Response::new(())))
+        }
+    }
+    let inner = Once::default();
+    let limiter = in_memory(Algorithm::token_bucket(), Quota::per_second(1));
+    let service = RateLimitLayer::new(limiter, key::Header::new("user"))
+        .max_wait(HOUR)
+        .layer(ConcurrencyLimit::new(inner.clone(), 1));
+    let start = Instant::now();
+    assert_eq!(ask(&service, "ada").await, StatusCode::OK);
+    let mut second = pin!(ask(&service, "ada"));
+    assert!(poll_once(second.as_mut()).is_pending());
+    assert_eq!(ask(&service, "ben").await, StatusCode::OK);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(second.await, StatusCode::OK);
+    assert_eq!(start.elapsed(), SECOND);
+    assert_eq!(inner.1.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_gives_up_while_the_service_is_not_ready_gives_back_too() {
+    let limiter = in_memory(Algorithm::token_bucket(), Quota::per_second(1));
+    let gate = Arc::new(tokio::sync::Semaphore::new(1));
+    let service = RateLimitLayer::new(limiter.clone(), |_: &http::request::Parts| "key".to_owned())
+        .max_wait(HOUR)
+        .layer(tower::limit::GlobalConcurrencyLimitLayer::with_semaphore(gate.clone()).layer(
+            service_fn(async |_: Request<axum::body::Body>| Ok::<_, Infallible>(Response::new(()))),
+        ));
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    let mut request = pin!(tokio::time::timeout(3 * SECOND, ask(&service, "ada")));
+    assert!(poll_once(request.as_mut()).is_pending());
+    let _busy = gate.clone().acquire_owned().await.unwrap();
+    assert!(request.await.is_err(), "the service is never ready");
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
+    assert_eq!(limiter.peek("key").await.unwrap().reset_after(), Duration::ZERO);
+}
