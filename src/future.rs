@@ -10,8 +10,8 @@ use tower_service::Service;
 
 use crate::{
     decision::Decision,
-    layer::Shared,
-    protocol::{Charge, Exchange, Protocol, Rejection},
+    layer::{Shared, Start},
+    protocol::{Exchange, Protocol, Rejection},
     turn::Turn,
 };
 
@@ -73,57 +73,31 @@ where
         let mut this = self.project();
         let protocol = &this.shared.protocol;
         loop {
-            let admitted = match this.state.as_mut().project() {
+            let outcome = match this.state.as_mut().project() {
                 StateProj::Starting => {
                     let (head, _) = this.request.as_ref().expect("the request was taken");
-                    match protocol.charging().charge(head) {
-                        Ok(Charge::Exempt) => None,
-                        Ok(Charge::Spend { key, cost }) => {
-                            let (max_wait, place) = this.shared.patience(&key);
-                            let limiter = &this.shared.limiter;
-                            match limiter.ask(&key, cost, max_wait) {
-                                Ok(answer) => match answer.now() {
-                                    Some(it) if it.is_allowed() && it.delay().is_zero() => Some(it),
-                                    _ => {
-                                        let turn = Turn::new(limiter.clone(), key, answer, place);
-                                        *this.turn = Some(turn);
-                                        this.state.set(State::Checking);
-                                        continue;
-                                    }
-                                },
-                                Err(error) => {
-                                    let rejection = Rejection::from(error);
-                                    return refuse::<P, _, _, _>(protocol, rejection, this.request);
-                                }
-                            }
+                    match this.shared.start(head) {
+                        Ok(Start::Go(decision)) => Ok(decision),
+                        Ok(Start::Ask(turn)) => {
+                            *this.turn = Some(turn);
+                            this.state.set(State::Checking);
+                            continue;
                         }
-                        Err(error) => {
-                            let rejection = Rejection::Request(error);
-                            return refuse::<P, _, _, _>(protocol, rejection, this.request);
-                        }
+                        Err(rejection) => Err(rejection),
                     }
                 }
                 StateProj::Checking => {
                     let turn = this.turn.as_mut().expect("the turn was taken");
-                    let rejection = match ready!(turn.poll_answer(cx)) {
-                        Ok(decision) if decision.is_allowed() => {
-                            if !decision.delay().is_zero() {
-                                // The fresh clone is not ready, so that nobody waits for what this holds.
-                                *this.inner = this.inner.clone();
-                                this.state.set(State::Waiting { decision });
-                                continue;
-                            }
-                            Ok(decision)
+                    match ready!(turn.poll_answer(cx)) {
+                        Ok(decision) if !decision.is_allowed() => Err(Rejection::Denied(decision)),
+                        Ok(decision) if decision.delay().is_zero() => Ok(Some(decision)),
+                        Ok(decision) => {
+                            // The fresh clone is not ready, so that nobody waits for what this holds.
+                            *this.inner = this.inner.clone();
+                            this.state.set(State::Waiting { decision });
+                            continue;
                         }
-                        Ok(denied) => Err(Rejection::Denied(denied)),
                         Err(error) => Err(Rejection::Store(error)),
-                    };
-                    match rejection {
-                        Ok(decision) => Some(decision),
-                        Err(rejection) => {
-                            *this.turn = None;
-                            return refuse::<P, _, _, _>(protocol, rejection, this.request);
-                        }
                     }
                 }
                 StateProj::Waiting { decision } => {
@@ -134,7 +108,7 @@ where
                 }
                 StateProj::Readying { decision } => {
                     ready!(this.inner.poll_ready(cx))?;
-                    Some(*decision)
+                    Ok(Some(*decision))
                 }
                 StateProj::Calling { decision, future } => {
                     let response = ready!(future.poll(cx))?;
@@ -142,26 +116,17 @@ where
                 }
             };
             let (head, rest) = this.request.take().expect("the request was taken");
-            let request = protocol.join(head, rest, admitted.as_ref());
-            let future = this.inner.call(request);
+            let decision = match outcome {
+                Ok(decision) => decision,
+                Err(rejection) => return Poll::Ready(Ok(protocol.refuse(rejection, head))),
+            };
+            let future = this.inner.call(protocol.join(head, rest, decision.as_ref()));
             if let Some(turn) = this.turn.take() {
                 turn.go();
             }
-            this.state.set(State::Calling { decision: admitted, future });
+            this.state.set(State::Calling { decision, future });
         }
     }
-}
-
-fn refuse<P, Req, Res, E>(
-    protocol: &P,
-    rejection: Rejection,
-    request: &mut Option<(P::Head, P::Rest)>,
-) -> Poll<Result<P::Response, E>>
-where
-    P: Exchange<Req, Res>,
-{
-    let (head, _) = request.take().expect("the request was taken");
-    Poll::Ready(Ok(protocol.refuse(rejection, head)))
 }
 
 impl<S, P, Req> fmt::Debug for ResponseFuture<S, P, Req>

@@ -5,11 +5,13 @@ use http::{Response, request::Parts};
 use tower_layer::Layer;
 
 use crate::{
-    key::{Key, KeyExtractor},
+    decision::Decision,
+    key::KeyExtractor,
     limiter::Limiter,
-    protocol::{Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
+    protocol::{Charge, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
     service::RateLimit,
-    waiters::{Place, Waiters},
+    turn::Turn,
+    waiters::Waiters,
 };
 
 /// Limits the requests to a service, per key.
@@ -88,14 +90,30 @@ impl<P> Shared<P> {
         let max_wait = limiter.default_wait();
         Self { limiter, protocol, max_wait, waiters: Waiters::default() }
     }
+}
 
-    /// How long a request may wait, and its place among those who do.
-    pub(crate) fn patience(&self, key: &Key<'_>) -> (f64, Option<Place>) {
-        if self.max_wait == 0.0 {
-            return (0.0, None);
+/// How a request sets out.
+pub(crate) enum Start {
+    /// It may go on at once; it is exempt if there is no decision.
+    Go(Option<Decision>),
+    Ask(Turn),
+}
+
+impl<P: Protocol> Shared<P> {
+    pub(crate) fn start(&self, head: &P::Head) -> Result<Start, Rejection> {
+        let (key, cost) = match self.protocol.charging().charge(head) {
+            Ok(Charge::Spend { key, cost }) => (key, cost),
+            Ok(Charge::Exempt) => return Ok(Start::Go(None)),
+            Err(error) => return Err(Rejection::Request(error)),
+        };
+        let place = if self.max_wait > 0.0 { self.waiters.enter(&key) } else { None };
+        let max_wait = if place.is_some() { self.max_wait } else { 0.0 };
+        let answer = self.limiter.ask(&key, cost, max_wait)?;
+        match answer.now() {
+            Some(decision) if !decision.is_allowed() => Err(Rejection::Denied(decision)),
+            Some(decision) if decision.delay().is_zero() => Ok(Start::Go(Some(decision))),
+            _ => Ok(Start::Ask(Turn::new(self.limiter.clone(), key, answer, place))),
         }
-        let place = self.waiters.enter(key);
-        (if place.is_some() { self.max_wait } else { 0.0 }, place)
     }
 }
 
