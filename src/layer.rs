@@ -16,12 +16,12 @@ use crate::{
 
 /// Limits the requests to a service, per key.
 ///
-/// A request over the quota is answered instead of going on; a request that a leaky bucket delays waits
-/// for its turn. The layer makes no state of its own: however often it is applied or cloned, its services
+/// A request over the quota is answered instead of going on, or waits for its turn, if
+/// [`max_wait`](RateLimitLayer::max_wait) or a leaky bucket lets it. The layer makes no state of its own: however often it is applied or cloned, its services
 /// share the limiter's counts. The service must be `Clone`.
 ///
-/// A request that waits, for its turn in a leaky bucket, holds no readiness of the service; one whose
-/// count is being looked up in Redis does, for a round trip, or up to the store's deadline.
+/// A request that waits for its turn holds no readiness of the service; one whose count is being looked
+/// up in Redis does, for a round trip, or up to the store's deadline.
 ///
 /// | | answer | `Retry-After` |
 /// |---|---|---|

@@ -15,6 +15,7 @@
 //! * A [`Quota`] says how much is allowed, an [`Algorithm`] how it is counted.
 //! * A [`Limiter`] decides about keys. It knows no HTTP, and is useful alone. Its counts are in a
 //!   [`MemoryStore`], or in a `RedisStore` (feature `redis`) that many processes share.
+//! * A request over the quota is denied, or [waits for its turn](Limiter::try_acquire).
 //! * A [`RateLimitLayer`] around a service finds the [`key`] of each request, asks the limiter, and answers
 //!   in the place of the service if it must.
 //! * A [`Decision`] is the limiter's answer, and in the extensions of requests and responses.
@@ -23,7 +24,7 @@
 //!
 //! `tower::limit::RateLimit` delays all requests to one instance of a service, whoever they are from. This
 //! one counts per key, over all clones, connections and replicas, and refuses instead of delaying, unless
-//! the algorithm is a [leaky bucket](Algorithm::LeakyBucket). See also `tower::limit::ConcurrencyLimit`:
+//! [`max_wait`](RateLimitLayer::max_wait) or a [leaky bucket](Algorithm::LeakyBucket) lets requests wait. See also `tower::limit::ConcurrencyLimit`:
 //! put it inside of this layer, so that requests that are refused or wait take none of its permits.
 //!
 //! # In tests

@@ -39,13 +39,14 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 ///
 /// A key is called `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
 /// `ratelimit:default:token-bucket:{header:x-api-key=alice}`, so that `redis-cli --scan` shows what there is.
-/// The braces make `KEY` decide about the slot in a cluster. A key expires when it is as if never seen.
+/// The braces make `KEY` decide about the slot in a cluster. A key expires when it is as if never seen. While
+/// requests wait for their turns, there is a list of these beside it, of the same name with `:turns` behind.
 ///
 /// # Permissions
 ///
-/// The store uses the commands `HELLO PING SELECT EVALSHA EVAL TIME GET SET DEL` and, for the sliding log,
-/// `PEXPIREAT LRANGE LLEN LINDEX LSET LTRIM RPUSH`. It speaks RESP3; where a proxy does not know that, add
-/// `?protocol=resp2` to the URL.
+/// The store uses the commands `HELLO PING SELECT EVALSHA EVAL TIME GET SET DEL`, and for the sliding log and
+/// for requests that wait `LINDEX LLEN LPOP LRANGE LSET LTRIM PEXPIREAT RPOP RPUSH`. It speaks RESP3; where a
+/// proxy does not know that, add `?protocol=resp2` to the URL.
 ///
 /// # When Redis is away
 ///
