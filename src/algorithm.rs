@@ -244,11 +244,24 @@ fn most_debt(period: f64, lump: f64) -> f64 {
 pub(crate) enum State {
     #[default]
     NeverSeen,
-    FixedWindow(Booked<fixed_window::State>),
-    SlidingLog(Box<sliding_log::State>),
-    SlidingWindow(Box<Booked<sliding_window::State>>),
-    TokenBucket(Booked<token_bucket::State>),
-    LeakyBucket(Booked<leaky_bucket::State>),
+    FixedWindow(Option<Booked<fixed_window::State>>),
+    SlidingLog(Option<Box<sliding_log::State>>),
+    SlidingWindow(Option<Box<Booked<sliding_window::State>>>),
+    TokenBucket(Option<Booked<token_bucket::State>>),
+    LeakyBucket(Option<Booked<leaky_bucket::State>>),
+}
+
+impl State {
+    pub(crate) fn is_never_seen(&self) -> bool {
+        match self {
+            Self::NeverSeen => true,
+            Self::FixedWindow(stored) => stored.is_none(),
+            Self::SlidingLog(stored) => stored.is_none(),
+            Self::SlidingWindow(stored) => stored.is_none(),
+            Self::TokenBucket(stored) => stored.is_none(),
+            Self::LeakyBucket(stored) => stored.is_none(),
+        }
+    }
 }
 
 /// An algorithm with a quota, ready to decide.
@@ -301,13 +314,11 @@ impl Params {
     pub(crate) fn step(&self, state: &mut State, ask: &Ask) -> Verdict {
         macro_rules! step {
             ($params:expr, $variant:path) => {{
-                let mut stored = match std::mem::take(state) {
-                    $variant(known) => Some(known),
-                    _ => None,
-                };
-                let verdict = $params.step(&mut stored, ask);
-                *state = stored.map_or(State::NeverSeen, $variant);
-                verdict
+                if !matches!(state, $variant(_)) {
+                    *state = $variant(None);
+                }
+                let $variant(stored) = state else { unreachable!() };
+                $params.step(stored, ask)
             }};
         }
         match self {

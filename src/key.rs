@@ -47,12 +47,7 @@ impl<'a> Key<'a> {
     /// A key that no key of another scope is equal to: `scope=value`.
     #[must_use]
     pub fn scoped(scope: &str, value: impl AsRef<[u8]>) -> Key<'static> {
-        let value = value.as_ref();
-        let mut text = String::with_capacity(scope.len() + 1 + value.len());
-        escape_into(&mut text, scope.as_bytes());
-        text.push('=');
-        escape_into(&mut text, value);
-        Key(bounded(Cow::Owned(text)))
+        Scope::new(scope).key(value.as_ref())
     }
 
     /// A key for both together: `this|other`.
@@ -71,6 +66,26 @@ impl<'a> Key<'a> {
     #[must_use]
     pub fn into_owned(self) -> Key<'static> {
         Key(Cow::Owned(self.0.into_owned()))
+    }
+}
+
+/// A scope, ready to be put in front of values.
+#[derive(Clone, Debug)]
+struct Scope(Box<str>);
+
+impl Scope {
+    fn new(scope: &str) -> Self {
+        let mut text = String::with_capacity(scope.len() + 1);
+        escape_into(&mut text, scope.as_bytes());
+        text.push('=');
+        Self(text.into())
+    }
+
+    fn key(&self, value: &[u8]) -> Key<'static> {
+        let mut text = String::with_capacity(self.0.len() + value.len());
+        text.push_str(&self.0);
+        escape_into(&mut text, value);
+        Key(bounded(Cow::Owned(text)))
     }
 }
 

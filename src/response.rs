@@ -1,9 +1,9 @@
 //! Decisions as header fields (draft-ietf-httpapi-ratelimit-headers-11) and rejections as responses
 //! with a problem description (RFC 9457).
 
-use std::{io::Write, time::Duration};
+use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER},
@@ -22,6 +22,8 @@ const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 #[derive(Clone, Debug)]
 pub(crate) struct Fields {
     name: Box<str>,
+    /// What `RateLimit` starts with.
+    start: Box<str>,
     policy: HeaderValue,
 }
 
@@ -34,7 +36,7 @@ impl Fields {
             policy.push_str(&format!(";w={}", window.as_secs()));
         }
         let policy = HeaderValue::from_maybe_shared(Bytes::from(policy)).expect("printable ASCII");
-        Self { name: name.into(), policy }
+        Self { name: name.into(), start: format!("\"{name}\";r=").into(), policy }
     }
 
     /// Adds to the fields of a response that the service, or a layer inside of it, has made.
@@ -52,11 +54,15 @@ impl Fields {
 
     fn append(&self, headers: &mut HeaderMap, decision: &Decision, t: Option<Duration>) {
         headers.append(RATELIMIT_POLICY, self.policy.clone());
-        let mut buffer = [0; 128];
+        let mut digits = itoa::Buffer::new();
+        let mut buffer = [0; 128]; // a name has at most 64 characters
         let mut text = &mut buffer[..];
-        let written = write!(text, "\"{}\";r={}", self.name, decision.remaining())
-            .and_then(|()| t.map_or(Ok(()), |t| write!(text, ";t={}", whole_seconds(t))));
-        written.expect("a name has at most 64 characters");
+        text.put_slice(self.start.as_bytes());
+        text.put_slice(digits.format(decision.remaining()).as_bytes());
+        if let Some(t) = t {
+            text.put_slice(b";t=");
+            text.put_slice(digits.format(whole_seconds(t)).as_bytes());
+        }
         let rest = text.len();
         let text = &buffer[..buffer.len() - rest];
         headers.append(RATELIMIT, HeaderValue::from_bytes(text).expect("printable ASCII"));

@@ -54,8 +54,8 @@ impl State {
 
     fn weight(&self, slot: f64, instant: f64, grain: f64) -> f64 {
         let overlap = (slot + 1.0) * self.length - (instant - self.start) * self.parts;
-        (self.count(slot - self.parts) * (overlap / grain).ceil() / (self.length / grain).ceil())
-            .ceil()
+        let count = self.count(slot - self.parts);
+        (count * (overlap / grain).ceil() / (self.length / grain).ceil()).ceil()
     }
 
     /// The newest sub-window that counts; none if even that has left the window.

@@ -74,12 +74,17 @@ impl<S> Booked<S> {
         now: f64,
         turn: Option<Turn<S>>,
     ) {
-        *stored = state.map(|state| {
-            let turns = stored.take().map_or(Turns(None), |old| old.turns);
-            let mut booked = Self { state, turns };
+        let Some(state) = state else {
+            *stored = None;
+            return;
+        };
+        match stored {
+            Some(booked) => booked.state = state,
+            None => *stored = Some(Self::new(state)),
+        }
+        if let Some(booked) = stored {
             booked.turns.update(stale, now, turn);
-            booked
-        });
+        }
     }
 }
 

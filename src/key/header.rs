@@ -1,6 +1,6 @@
 use http::{HeaderName, request::Parts};
 
-use super::{Key, KeyExtractor};
+use super::{Key, KeyExtractor, Scope};
 use crate::error::RequestError;
 
 /// The value of a header field, such as an API key.
@@ -22,7 +22,7 @@ use crate::error::RequestError;
 #[derive(Clone, Debug)]
 pub struct Header {
     name: HeaderName,
-    scope: Box<str>,
+    scope: Scope,
 }
 
 impl Header {
@@ -44,7 +44,7 @@ impl Header {
     /// Takes the value of the field of this name.
     #[must_use]
     pub fn from_name(name: HeaderName) -> Self {
-        let scope = format!("header:{name}").into();
+        let scope = Scope::new(&format!("header:{name}"));
         Self { name, scope }
     }
 }
@@ -58,6 +58,6 @@ impl KeyExtractor<Parts> for Header {
         if values.next().is_some() {
             return Err(RequestError::invalid(format!("the field {} comes twice", self.name)));
         }
-        Ok(Key::scoped(&self.scope, value))
+        Ok(self.scope.key(value.as_bytes()))
     }
 }

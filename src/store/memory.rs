@@ -142,9 +142,7 @@ impl Backend for MemoryStore {
             None => {
                 let mut entry = Entry::new(call);
                 let verdict = entry.step(call, now);
-                if entry.state != State::NeverSeen
-                    && !shard.insert(hash, entry, now, &self.0.hasher)
-                {
+                if !entry.state.is_never_seen() && !shard.insert(hash, entry, now, &self.0.hasher) {
                     return Answer::ready(Err(StoreError::full(self.0.max_keys)));
                 }
                 verdict

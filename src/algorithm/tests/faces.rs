@@ -104,20 +104,20 @@ impl Scripted {
         let Some(text) = bytes.first() else { return State::NeverSeen };
         let turns = self.bytes_of(&self.turns_key());
         match params {
-            Params::FixedWindow(_) => State::FixedWindow(booked(text, &turns, |text| {
+            Params::FixedWindow(_) => State::FixedWindow(Some(booked(text, &turns, |text| {
                 let [start, ahead, count, length] = doubles(text);
                 fixed_window::State { start, ahead, count, length }
-            })),
-            Params::TokenBucket(_) => State::TokenBucket(booked(text, &turns, |text| {
+            }))),
+            Params::TokenBucket(_) => State::TokenBucket(Some(booked(text, &turns, |text| {
                 let [at, debt, unit, period, lump, last] = doubles(text);
                 token_bucket::State { at, debt, unit, period, lump, last }
-            })),
-            Params::LeakyBucket(_) => State::LeakyBucket(booked(text, &turns, |text| {
+            }))),
+            Params::LeakyBucket(_) => State::LeakyBucket(Some(booked(text, &turns, |text| {
                 let [at, debt, unit, tick] = doubles(text);
                 leaky_bucket::State { at, debt, unit, tick }
-            })),
+            }))),
             Params::SlidingWindow(_) => {
-                State::SlidingWindow(Box::new(booked(text, &turns, |text| {
+                State::SlidingWindow(Some(Box::new(booked(text, &turns, |text| {
                     let [at, start, length, last] = doubles(text);
                     let parts = f64::from(text[32]);
                     let index = ((last - start) * parts / length).floor();
@@ -126,7 +126,7 @@ impl Scripted {
                         .map(|count| u32::from_le_bytes(count.try_into().unwrap()))
                         .collect();
                     sliding_window::State { at, start, length, last, index, parts, counts }
-                })))
+                }))))
             }
             Params::SlidingLog(_) => {
                 let numbers = |element: &[u8], lengths: &[usize]| -> Vec<f64> {
@@ -144,13 +144,13 @@ impl Scripted {
                     let entry = numbers(bytes, &[7, 6]);
                     (entry[0], entry[1])
                 };
-                State::SlidingLog(Box::new(sliding_log::State {
+                State::SlidingLog(Some(Box::new(sliding_log::State {
                     at: summary[0],
                     skew: summary[1],
                     window: summary[2],
                     total: summary[3],
                     entries: entries.iter().map(entry).collect(),
-                }))
+                })))
             }
         }
     }
@@ -162,11 +162,11 @@ pub(super) fn without_past_turns(mut state: State, now: f64) -> State {
         turns.take_if(|turns| turns.back().is_none_or(|newest| newest.instant <= now));
     }
     match &mut state {
-        State::NeverSeen | State::SlidingLog(_) => {}
-        State::FixedWindow(booked) => clean(booked, now),
-        State::SlidingWindow(booked) => clean(booked, now),
-        State::TokenBucket(booked) => clean(booked, now),
-        State::LeakyBucket(booked) => clean(booked, now),
+        State::FixedWindow(Some(booked)) => clean(booked, now),
+        State::SlidingWindow(Some(booked)) => clean(booked, now),
+        State::TokenBucket(Some(booked)) => clean(booked, now),
+        State::LeakyBucket(Some(booked)) => clean(booked, now),
+        _ => {}
     }
     state
 }
