@@ -148,6 +148,12 @@ pub enum ConfigError {
         /// The number of buckets.
         buckets: u32,
     },
+    /// A trusted network is an address, or one with a prefix, such as `10.0.0.0/8`.
+    #[non_exhaustive]
+    Network {
+        /// What was given.
+        network: String,
+    },
     /// The burst and the overdraft together are above `u32::MAX`, or take more than 100 years to
     /// refill.
     #[non_exhaustive]
@@ -183,6 +189,9 @@ impl fmt::Display for ConfigError {
             ),
             Self::Buckets { buckets } => {
                 write!(f, "a sliding window has 1 to 100 buckets, not {buckets}")
+            }
+            Self::Network { network } => {
+                write!(f, "network {network:?}: write an address, or one with a prefix: 10.0.0.0/8")
             }
             Self::Overdraft { overdraft, quota } => write!(
                 f,

@@ -1,5 +1,6 @@
 //! Who a request is charged to.
 
+mod client_ip;
 mod global;
 mod header;
 mod peer_ip;
@@ -10,6 +11,7 @@ use std::{borrow::Cow, fmt, net::IpAddr};
 
 use sha2::{Digest, Sha256};
 
+pub use client_ip::{ClientIp, ProxyHeader};
 pub use global::Global;
 pub use header::Header;
 pub use peer_ip::PeerIp;

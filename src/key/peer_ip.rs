@@ -28,33 +28,41 @@ use crate::error::RequestError;
 ///
 /// # Behind a proxy
 ///
-/// All requests then come from the proxy's address, and share one quota. Put the limiter into the proxy,
-/// or make a key of what the proxy tells, if nobody else can reach the service.
+/// All requests then come from the proxy's address, and share one quota: use
+/// [`ClientIp`](super::ClientIp).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeerIp;
 
 impl KeyExtractor<Parts> for PeerIp {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        let address = head.extensions.get::<SocketAddr>().copied();
-        #[cfg(feature = "axum")]
-        let address = address.or_else(|| {
-            use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
-            let info = head.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-            let mock = head.extensions.get::<MockConnectInfo<SocketAddr>>().map(|mock| mock.0);
-            info.or(mock)
-        });
-        let address = address.ok_or(RequestError::misconfigured(MISSING))?;
-        Ok(network(address.ip()))
+        Ok(network(address(head)?, IPV6_PREFIX))
     }
 }
 
-/// The address; of an IPv6 address the first 64 bits, which are the least that one host is given.
-fn network(address: IpAddr) -> Key<'static> {
+/// The least that one host is given.
+pub(super) const IPV6_PREFIX: u8 = 64;
+
+/// The address of the peer.
+pub(super) fn address(head: &Parts) -> Result<IpAddr, RequestError> {
+    let address = head.extensions.get::<SocketAddr>().copied();
+    #[cfg(feature = "axum")]
+    let address = address.or_else(|| {
+        use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+        let info = head.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+        let mock = head.extensions.get::<MockConnectInfo<SocketAddr>>().map(|mock| mock.0);
+        info.or(mock)
+    });
+    address.map(|address| address.ip()).ok_or(RequestError::misconfigured(MISSING))
+}
+
+/// The address; of an IPv6 address the first `prefix` bits.
+pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
     match address.to_canonical() {
         IpAddr::V4(address) => Key::from(IpAddr::V4(address)),
         IpAddr::V6(address) => {
-            let network = Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX));
-            Key::scoped("ip", format!("{network}/64"))
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            let network = Ipv6Addr::from_bits(address.to_bits() & mask);
+            Key::scoped("ip", format!("{network}/{prefix}"))
         }
     }
 }

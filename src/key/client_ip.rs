@@ -1,0 +1,200 @@
+use std::{net::IpAddr, sync::Arc};
+
+use http::{HeaderMap, HeaderName, HeaderValue, request::Parts};
+use ipnet::IpNet;
+
+use super::{Key, KeyExtractor, peer_ip};
+use crate::error::{ConfigError, RequestError};
+
+/// The header field in which trusted proxies say whom they speak for. Each of them must write it, or remove
+/// what the client wrote: there is no fallback to another field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProxyHeader {
+    /// `X-Forwarded-For`: addresses, to which each proxy adds that of its peer.
+    XForwardedFor,
+    /// `Forwarded` of RFC 7239, to which each proxy adds a `for=` with the address of its peer.
+    Forwarded,
+    /// A field with one address, such as `x-real-ip` or `cf-connecting-ip`, which the proxy sets.
+    Single(HeaderName),
+}
+
+/// The address of the client behind trusted proxies, which no client can choose.
+///
+/// The peer of the connection, found as by [`PeerIp`](super::PeerIp), is the client, unless it is one of the
+/// trusted proxies. Then the header field says who its peer was; if that was a trusted proxy too, then
+/// the entry before it, and so on from the right: the first address that is not trusted is the client's.
+/// What is left of it is not looked at, since anybody can have written it.
+///
+/// An entry that is not an address ends the search: the last trusted proxy before it counts as the client.
+/// If all are trusted, the leftmost one does; without the field, the peer. Entries may have ports and
+/// brackets. IPv4 addresses that are mapped into IPv6 are IPv4 addresses.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::key::{ClientIp, ProxyHeader};
+///
+/// // A load balancer in 10.0.0.0/8 that adds to X-Forwarded-For.
+/// let key = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8", "fd00::/8"]);
+///
+/// // A site behind one proxy on the same machine that sets X-Real-IP; of IPv6, a /56 is one client.
+/// let real_ip = ProxyHeader::Single(http::HeaderName::from_static("x-real-ip"));
+/// let key = ClientIp::new(real_ip, ["127.0.0.1", "::1"]).ipv6_prefix(56);
+/// # let _ = key;
+/// ```
+#[derive(Clone, Debug)]
+pub struct ClientIp {
+    header: ProxyHeader,
+    trusted: Arc<[IpNet]>,
+    ipv6_prefix: u8,
+}
+
+impl ClientIp {
+    /// Trusts what the proxies in these networks write into the field. A network is written as
+    /// `10.0.0.0/8`, `2001:db8::/32`, or as one address.
+    ///
+    /// # Panics
+    ///
+    /// If one of them is not a network. For networks that are not literals there is
+    /// [`try_new`](ClientIp::try_new).
+    #[must_use]
+    #[track_caller]
+    pub fn new<T: AsRef<str>>(header: ProxyHeader, trusted: impl IntoIterator<Item = T>) -> Self {
+        match Self::try_new(header, trusted) {
+            Ok(key) => key,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Like [`new`](ClientIp::new), for networks that are not literals.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not a network.
+    pub fn try_new<T: AsRef<str>>(
+        header: ProxyHeader,
+        trusted: impl IntoIterator<Item = T>,
+    ) -> Result<Self, ConfigError> {
+        let trusted =
+            trusted.into_iter().map(|it| network(it.as_ref())).collect::<Result<_, _>>()?;
+        Ok(Self { header, trusted, ipv6_prefix: peer_ip::IPV6_PREFIX })
+    }
+
+    /// Sets how many bits of an IPv6 address make a client, 64 by default: the least that one host is
+    /// given. Many homes are given a /56.
+    ///
+    /// # Panics
+    ///
+    /// If `bits` is above 128.
+    #[must_use]
+    pub fn ipv6_prefix(self, bits: u8) -> Self {
+        assert!(bits <= 128, "an IPv6 address has 128 bits, not {bits}");
+        Self { ipv6_prefix: bits, ..self }
+    }
+
+    fn trusts(&self, address: IpAddr) -> bool {
+        self.trusted.iter().any(|network| network.contains(&address))
+    }
+
+    fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Result<IpAddr, RequestError> {
+        let peer = peer.to_canonical();
+        if !self.trusts(peer) {
+            return Ok(peer);
+        }
+        match &self.header {
+            ProxyHeader::XForwardedFor => {
+                Ok(self.walk(peer, headers, &HeaderName::from_static("x-forwarded-for"), node))
+            }
+            ProxyHeader::Forwarded => {
+                Ok(self.walk(peer, headers, &http::header::FORWARDED, forwarded_for))
+            }
+            ProxyHeader::Single(name) => {
+                let mut values = headers.get_all(name).iter();
+                let value = values.next();
+                if values.next().is_some() {
+                    return Err(RequestError::invalid(format!("the field {name} comes twice")));
+                }
+                Ok(value.and_then(|value| node(value.as_bytes())).unwrap_or(peer))
+            }
+        }
+    }
+
+    /// From the right to the first entry that is not trusted.
+    fn walk(
+        &self,
+        peer: IpAddr,
+        headers: &HeaderMap,
+        name: &HeaderName,
+        read: fn(&[u8]) -> Option<IpAddr>,
+    ) -> IpAddr {
+        let mut last = peer;
+        for entry in headers.get_all(name).iter().rev().flat_map(entries_from_the_right) {
+            match read(entry) {
+                Some(address) if self.trusts(address) => last = address,
+                Some(address) => return address,
+                None => return last,
+            }
+        }
+        last
+    }
+}
+
+impl KeyExtractor<Parts> for ClientIp {
+    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+        let client = self.client(peer_ip::address(head)?, &head.headers)?;
+        Ok(peer_ip::network(client, self.ipv6_prefix))
+    }
+}
+
+fn network(text: &str) -> Result<IpNet, ConfigError> {
+    let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    let network = network.map_err(|_| ConfigError::Network { network: text.to_owned() })?;
+    Ok(match network {
+        // As of addresses: 96 bits say that it is mapped.
+        IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_ipv4_mapped() {
+            Some(address) => IpNet::new_assert(address.into(), mapped.prefix_len() - 96),
+            None => network,
+        },
+        _ => network,
+    })
+}
+
+/// The entries of a list, from its end. Quotes are read from the right, so that one that a client left open
+/// cannot swallow what a proxy has added behind it.
+fn entries_from_the_right(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    let mut quoted = false;
+    value.as_bytes().rsplit(move |&byte| {
+        quoted ^= byte == b'"';
+        byte == b',' && !quoted
+    })
+}
+
+/// The address in the `for=` of a `Forwarded` element.
+fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
+    let mut nodes = element.split(|&byte| byte == b';').filter_map(|pair| {
+        let (name, value) = pair.trim_ascii().split_at_checked(4)?;
+        name.eq_ignore_ascii_case(b"for=").then_some(value)
+    });
+    let value = nodes.next().filter(|_| nodes.next().is_none())?;
+    node(value.strip_prefix(b"\"").and_then(|it| it.strip_suffix(b"\"")).unwrap_or(value))
+}
+
+/// An address, perhaps in brackets, perhaps with a port.
+fn node(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text.trim_ascii()).ok()?;
+    let address = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (address, port) = rest.split_once(']')?;
+            let is_port = |port: &str| port.parse::<u16>().is_ok();
+            if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
+                return None;
+            }
+            IpAddr::V6(address.parse().ok()?)
+        }
+        None => {
+            text.parse().or_else(|_| text.parse().map(|it: std::net::SocketAddr| it.ip())).ok()?
+        }
+    };
+    Some(address.to_canonical())
+}

@@ -1,0 +1,236 @@
+//! The address of a client behind proxies, and that nobody can forge it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::{HeaderName, HeaderValue, Request, request::Parts};
+use proptest::prelude::*;
+use tower_ratelimit::{
+    ConfigError, KeyExtractor, RequestError,
+    key::{ClientIp, ProxyHeader},
+};
+
+const TRUSTED: [&str; 3] = ["10.0.0.0/8", "192.0.2.7", "fd00::/8"];
+
+fn head(peer: &str, lines: &[(&str, &[u8])]) -> Parts {
+    let mut request = Request::new(());
+    let peer = SocketAddr::new(peer.parse::<IpAddr>().unwrap(), 4711);
+    request.extensions_mut().insert(peer);
+    for (name, value) in lines {
+        let name = HeaderName::try_from(*name).unwrap();
+        request.headers_mut().append(name, HeaderValue::from_bytes(value).unwrap());
+    }
+    request.into_parts().0
+}
+
+fn key(header: &ProxyHeader, peer: &str, lines: &[&[u8]]) -> Result<String, RequestError> {
+    let name = match header {
+        ProxyHeader::XForwardedFor => "x-forwarded-for",
+        ProxyHeader::Forwarded => "forwarded",
+        _ => "x-real-ip",
+    };
+    let lines: Vec<_> = lines.iter().map(|line| (name, *line)).collect();
+    let key = ClientIp::new(header.clone(), TRUSTED).extract(&head(peer, &lines))?;
+    Ok(key.as_str().strip_prefix("ip=").expect("the scope").to_owned())
+}
+
+fn check(header: ProxyHeader, table: &[(&str, &[&str], &str)]) {
+    for &(peer, lines, expected) in table {
+        let lines: Vec<_> = lines.iter().map(|line| line.as_bytes()).collect();
+        assert_eq!(key(&header, peer, &lines).unwrap(), expected, "{header:?} {peer} {lines:?}");
+    }
+}
+
+#[test]
+fn the_first_address_from_the_right_that_is_not_trusted_is_the_clients() {
+    check(
+        ProxyHeader::XForwardedFor,
+        &[
+            // Whoever is not a proxy speaks for itself.
+            ("203.0.113.9", &["198.51.100.1"], "203.0.113.9"),
+            ("10.1.2.3", &["198.51.100.1"], "198.51.100.1"),
+            ("192.0.2.7", &["198.51.100.1"], "198.51.100.1"),
+            ("192.0.2.8", &["198.51.100.1"], "192.0.2.8"),
+            ("fd00::1", &["198.51.100.1"], "198.51.100.1"),
+            // What stands further left anybody can have written.
+            ("10.0.0.1", &["1.1.1.1, 198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["1.1.1.1, 198.51.100.1, 10.0.0.2, 192.0.2.7"], "198.51.100.1"),
+            // All lines are one list.
+            ("10.0.0.1", &["1.1.1.1", "198.51.100.1", "10.0.0.2"], "198.51.100.1"),
+            ("10.0.0.1", &["198.51.100.1, 10.0.0.3", "10.0.0.2"], "198.51.100.1"),
+            // Ports and brackets.
+            ("10.0.0.1", &["198.51.100.1:4711"], "198.51.100.1"),
+            ("10.0.0.1", &["198.51.100.1,10.0.0.2:80"], "198.51.100.1"),
+            ("10.0.0.1", &["[2001:db8:1:2:3::4]:443"], "2001:db8:1:2::/64"),
+            ("10.0.0.1", &["[2001:db8:1:2:3::4]"], "2001:db8:1:2::/64"),
+            ("10.0.0.1", &["2001:db8:1:2:3::4"], "2001:db8:1:2::/64"),
+            // Mapped addresses are IPv4, also as peers, and never one large network.
+            ("::ffff:10.0.0.1", &["198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["::ffff:198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["::ffff:c633:6402"], "198.51.100.2"),
+            ("10.0.0.1", &["198.51.100.1, ::ffff:10.0.0.2"], "198.51.100.1"),
+            // Nothing that is not an address is skipped.
+            ("10.0.0.1", &["198.51.100.1, unknown"], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.1, garbage, 10.0.0.2"], "10.0.0.2"),
+            ("10.0.0.1", &["198.51.100.1, , 10.0.0.2"], "10.0.0.2"),
+            ("10.0.0.1", &["198.51.100.1,"], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.1:http"], "10.0.0.1"),
+            ("10.0.0.1", &["[198.51.100.1]"], "10.0.0.1"),
+            ("10.0.0.1", &["[2001:db8::1]x"], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.256"], "10.0.0.1"),
+            ("10.0.0.1", &["0x7f.1"], "10.0.0.1"),
+            // Without an entry, or with proxies alone.
+            ("10.0.0.1", &[], "10.0.0.1"),
+            ("10.0.0.1", &[""], "10.0.0.1"),
+            ("10.0.0.1", &["10.0.0.3, 10.0.0.2"], "10.0.0.3"),
+        ],
+    );
+}
+
+#[test]
+fn forwarded_is_read_as_rfc_7239_says() {
+    check(
+        ProxyHeader::Forwarded,
+        &[
+            ("203.0.113.9", &["for=198.51.100.1"], "203.0.113.9"),
+            ("10.0.0.1", &["for=198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["For=\"198.51.100.1:80\";proto=https;by=10.0.0.1"], "198.51.100.1"),
+            ("10.0.0.1", &["proto=http ; FOR=\"[2001:db8:1:2:3::4]:4711\""], "2001:db8:1:2::/64"),
+            ("10.0.0.1", &["for=1.1.1.1, for=198.51.100.1, for=10.0.0.2"], "198.51.100.1"),
+            ("10.0.0.1", &["for=1.1.1.1", "for=198.51.100.1"], "198.51.100.1"),
+            // What the client wrote cannot reach into what the proxy has added.
+            ("10.0.0.1", &["for=\"1.1.1.1, for=198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["for=\"1.1.1.1\\\", for=198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["for=\"", "for=198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["for=1.1.1.1;, for=\"198.51.100.1\""], "198.51.100.1"),
+            // Hidden, unknown, twice or not there.
+            ("10.0.0.1", &["for=198.51.100.1, for=_hidden, for=10.0.0.2"], "10.0.0.2"),
+            ("10.0.0.1", &["for=198.51.100.1, for=unknown"], "10.0.0.1"),
+            ("10.0.0.1", &["for=198.51.100.1;for=198.51.100.2"], "10.0.0.1"),
+            ("10.0.0.1", &["for=198.51.100.1, proto=http"], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.1"], "10.0.0.1"),
+        ],
+    );
+}
+
+#[test]
+fn a_field_with_one_address_is_that_of_a_trusted_peer() {
+    let real_ip = || ProxyHeader::Single(HeaderName::from_static("x-real-ip"));
+    check(
+        real_ip(),
+        &[
+            ("203.0.113.9", &["198.51.100.1"], "203.0.113.9"),
+            ("10.0.0.1", &["198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["[2001:db8::1]:80"], "2001:db8::/64"),
+            ("10.0.0.1", &["198.51.100.1, 198.51.100.2"], "10.0.0.1"),
+            ("10.0.0.1", &["x"], "10.0.0.1"),
+            ("10.0.0.1", &[], "10.0.0.1"),
+        ],
+    );
+    let error = key(&real_ip(), "10.0.0.1", &[b"198.51.100.1", b"198.51.100.2"]).unwrap_err();
+    assert!(matches!(error, RequestError::Invalid(_)));
+}
+
+#[test]
+fn the_prefix_of_ipv6_can_be_set() {
+    for (bits, expected) in
+        [(56, "2001:db8:1:ff00::/56"), (128, "2001:db8:1:ffff::1/128"), (0, "::/0")]
+    {
+        let key = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED).ipv6_prefix(bits);
+        let key = key.extract(&head("2001:db8:1:ffff::1", &[])).unwrap();
+        assert_eq!(key.as_str(), format!("ip={expected}"));
+        let mapped = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED).ipv6_prefix(bits);
+        let mapped = mapped.extract(&head("::ffff:203.0.113.9", &[])).unwrap();
+        assert_eq!(mapped.as_str(), "ip=203.0.113.9");
+    }
+}
+
+#[test]
+fn networks_are_checked() {
+    for network in ["", "10.0.0.0/33", "10.0.0", "example.com", "fd00::/129"] {
+        let error = ClientIp::try_new(ProxyHeader::Forwarded, [network]).unwrap_err();
+        assert!(matches!(&error, ConfigError::Network { .. }));
+        assert!(error.to_string().contains(&format!("{network:?}")), "{error}");
+    }
+    let mapped = ClientIp::new(ProxyHeader::XForwardedFor, ["::ffff:10.0.0.0/104"]);
+    let key = mapped.extract(&head("10.1.1.1", &[("x-forwarded-for", b"198.51.100.1")])).unwrap();
+    assert_eq!(key.as_str(), "ip=198.51.100.1");
+}
+
+#[test]
+fn a_missing_peer_is_an_error_that_says_so() {
+    let head = Request::new(()).into_parts().0;
+    let error = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED).extract(&head).unwrap_err();
+    assert!(matches!(error, RequestError::Misconfigured(_)));
+}
+
+/// What a client can send in a field: anything, and things that look as if a proxy had written them.
+fn forged() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    let piece = prop_oneof![
+        Just("10.0.0.2".to_owned()),
+        Just("for=10.0.0.2".to_owned()),
+        Just("198.51.100.77".to_owned()),
+        Just("for=\"".to_owned()),
+        Just("\"".to_owned()),
+        Just("\\".to_owned()),
+        Just(",".to_owned()),
+        Just(";".to_owned()),
+        "[ -~]{0,12}",
+    ];
+    let text = prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat().into_bytes());
+    let bytes = prop::collection::vec(prop_oneof![0x20_u8..0x7f, 0x80_u8..=0xff], 0..40);
+    prop::collection::vec(prop_oneof![3 => text, 1 => bytes], 0..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn whatever_a_client_sends_it_cannot_choose_its_key(
+        forged in forged(),
+        client in prop_oneof![
+            any::<[u8; 4]>().prop_map(IpAddr::from),
+            any::<[u8; 16]>().prop_map(IpAddr::from),
+        ],
+        same_line in any::<bool>(),
+        port in any::<bool>(),
+        hops in 0_usize..3,
+    ) {
+        let proxies = ["10.0.0.1", "192.0.2.7", "fd00::1"];
+        let is_trusted = |it: &IpAddr| match it.to_canonical() {
+            IpAddr::V4(it) => it.octets()[0] == 10 || it.octets() == [192, 0, 2, 7],
+            IpAddr::V6(it) => it.octets()[0] == 0xfd,
+        };
+        prop_assume!(!is_trusted(&client));
+        let direct = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED);
+        let direct = direct.extract(&head(&client.to_string(), &[])).unwrap();
+        let expected = direct.as_str().strip_prefix("ip=").unwrap();
+
+        for header in [ProxyHeader::XForwardedFor, ProxyHeader::Forwarded] {
+            let own: Vec<_> = forged.iter().map(|line| &line[..]).collect();
+            prop_assert_eq!(key(&header, &client.to_string(), &own).unwrap(), expected);
+
+            // Each proxy adds its peer: to the last line, or in a line of its own.
+            let mut lines = forged.clone();
+            let mut peer = client;
+            for proxy in &proxies[..=hops] {
+                let node = match peer {
+                    IpAddr::V4(ip) if port => format!("{ip}:4711"),
+                    IpAddr::V6(ip) if port => format!("[{ip}]:4711"),
+                    ip => ip.to_string(),
+                };
+                let entry = match (&header, peer) {
+                    (ProxyHeader::XForwardedFor, _) => node,
+                    (_, IpAddr::V6(ip)) if !port => format!("for=\"[{ip}]\""),
+                    _ => format!("for=\"{node}\";proto=http"),
+                };
+                match lines.last_mut() {
+                    Some(line) if same_line => line.extend(format!(", {entry}").bytes()),
+                    _ => lines.push(entry.into_bytes()),
+                }
+                peer = proxy.parse().unwrap();
+            }
+            let lines: Vec<_> = lines.iter().map(|line| &line[..]).collect();
+            prop_assert_eq!(key(&header, &peer.to_string(), &lines).unwrap(), expected);
+        }
+    }
+}
