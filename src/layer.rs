@@ -5,6 +5,7 @@ use http::{Response, request::Parts};
 use tower_layer::Layer;
 
 use crate::{
+    algorithm::micros,
     decision::Decision,
     key::KeyExtractor,
     limiter::Limiter,
@@ -107,7 +108,12 @@ impl<P: Protocol> Shared<P> {
             Err(error) => return Err(Rejection::Request(error)),
         };
         let place = if self.max_wait > 0.0 { self.waiters.enter(&key) } else { None };
-        let max_wait = if place.is_some() { self.max_wait } else { 0.0 };
+        let mut max_wait = if place.is_some() { self.max_wait } else { 0.0 };
+        if max_wait > 0.0
+            && let Some(timeout) = P::timeout(head)
+        {
+            max_wait = max_wait.min(micros(timeout));
+        }
         let answer = self.limiter.ask(&key, cost, max_wait)?;
         match answer.now() {
             Some(decision) if !decision.is_allowed() => Err(Rejection::Denied(decision)),

@@ -52,6 +52,7 @@ mod body;
 mod decision;
 mod error;
 mod future;
+mod grpc;
 pub mod key;
 mod layer;
 mod limiter;

@@ -3,7 +3,7 @@
 mod custom;
 mod http;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::{custom::Custom, http::Http};
 use crate::{
@@ -22,6 +22,12 @@ pub trait Protocol: Clone {
 
     #[doc(hidden)]
     fn charging_mut(&mut self) -> &mut Charging<Self::Head>;
+
+    /// How long the client waits for its answer, if it says so.
+    #[doc(hidden)]
+    fn timeout(_head: &Self::Head) -> Option<Duration> {
+        None
+    }
 }
 
 /// A [`Protocol`] for these requests and responses.

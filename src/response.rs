@@ -9,7 +9,7 @@ use http::{
     header::{CONTENT_TYPE, RETRY_AFTER},
 };
 
-use crate::{decision::Decision, error::RequestError, protocol::Rejection, quota::Quota};
+use crate::{decision::Decision, error::RequestError, grpc, protocol::Rejection, quota::Quota};
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -74,20 +74,40 @@ impl Fields {
         }
     }
 
-    pub(crate) fn refusal(&self, rejection: &Rejection) -> Response<Bytes> {
+    /// The fields of a refusal.
+    fn refused(&self, rejection: &Rejection) -> HeaderMap {
         let mut headers = HeaderMap::new();
+        match rejection {
+            Rejection::Denied(decision) => {
+                let retry_after = decision.retry_after();
+                headers.insert(RETRY_AFTER, whole_seconds(retry_after.unwrap_or_default()).into());
+                self.append(&mut headers, decision, retry_after);
+            }
+            Rejection::CostAboveQuota { .. } => {
+                headers.append(RATELIMIT_POLICY, self.policy.clone());
+            }
+            Rejection::Store(_) | Rejection::Request(_) => {}
+        }
+        headers
+    }
+
+    pub(crate) fn grpc_refusal(&self, rejection: &Rejection) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::new());
+        *response.headers_mut() = self.refused(rejection);
+        grpc::add_status(response.headers_mut(), rejection);
+        response
+    }
+
+    pub(crate) fn refusal(&self, rejection: &Rejection) -> Response<Bytes> {
+        let mut headers = self.refused(rejection);
         headers.insert(CONTENT_TYPE, PROBLEM_JSON);
         let (status, kind, title, detail) = match rejection {
             Rejection::Denied(decision) => {
-                let retry_after = decision.retry_after();
-                let seconds = whole_seconds(retry_after.unwrap_or_default());
-                headers.insert(RETRY_AFTER, seconds.into());
-                self.append(&mut headers, decision, retry_after);
+                let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
                 let detail = format!("Try again in {seconds} s.");
                 (StatusCode::TOO_MANY_REQUESTS, "quota-exceeded", "The quota is used up", detail)
             }
             Rejection::CostAboveQuota { cost, most } => {
-                headers.append(RATELIMIT_POLICY, self.policy.clone());
                 let detail = format!(
                     "The request costs {cost}, and the quota never grants more than {most} at once."
                 );

@@ -1,16 +1,18 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
 
 use super::{Charging, Exchange, Protocol, Rejection};
 use crate::{
-    body::ResponseBody, decision::Decision, key::KeyExtractor, limiter::Limiter, response::Fields,
+    body::ResponseBody, decision::Decision, grpc, key::KeyExtractor, limiter::Limiter,
+    response::Fields,
 };
 
 type MapRefusal = Arc<dyn Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
-/// HTTP requests, refused with 429 and a problem description.
+/// HTTP requests, refused with 429 and a problem description; those that are gRPC with its status
+/// `RESOURCE_EXHAUSTED`.
 #[derive(Clone)]
 pub struct Http {
     charging: Charging<Parts>,
@@ -52,6 +54,10 @@ impl Protocol for Http {
     fn charging_mut(&mut self) -> &mut Charging<Parts> {
         &mut self.charging
     }
+
+    fn timeout(head: &Parts) -> Option<Duration> {
+        if grpc::is_grpc(head) { grpc::timeout(head) } else { None }
+    }
 }
 
 impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
@@ -88,7 +94,11 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     fn refuse(&self, rejection: Rejection, head: Parts) -> Self::Response {
-        let mut response = self.fields.refusal(&rejection);
+        let mut response = if grpc::is_grpc(&head) {
+            self.fields.grpc_refusal(&rejection)
+        } else {
+            self.fields.refusal(&rejection)
+        };
         if !self.header_fields {
             self.fields.remove(response.headers_mut());
         }
