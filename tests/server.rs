@@ -5,7 +5,7 @@ mod support;
 use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::LazyLock,
     time::{Duration, Instant},
@@ -26,7 +26,7 @@ struct Server {
 
 impl Server {
     fn start(flags: &[&str]) -> Self {
-        let mut process = Command::new(program())
+        let mut process = Command::new(&*PROGRAM)
             .args(["--listen", "127.0.0.1:0"])
             .args(flags)
             .stdout(Stdio::piped())
@@ -46,19 +46,7 @@ impl Drop for Server {
     }
 }
 
-/// Built anew if need be: `cargo test` builds the examples only when it runs all tests.
-fn program() -> &'static Path {
-    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-        let mut build = vec!["build", "--quiet", "--all-features", "--example", "server"];
-        if !cfg!(debug_assertions) {
-            build.push("--release");
-        }
-        assert!(Command::new(env!("CARGO")).args(build).status().unwrap().success());
-        let tests = std::env::current_exe().unwrap();
-        tests.ancestors().nth(2).unwrap().join("examples/server")
-    });
-    &PROGRAM
-}
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("server"));
 
 /// Sends some requests at once, over one connection; the statuses of the answers.
 async fn send(address: SocketAddr, count: usize, field: &str) -> Vec<u16> {
@@ -176,7 +164,7 @@ fn a_wrong_flag_is_explained() {
         (["--key", "cookie"], "use peer-ip, global or header:NAME"),
         (["--redis", "redis://127.0.0.1:1/"], "cannot use the Redis server"),
     ] {
-        let output = Command::new(program()).args(flags).output().unwrap();
+        let output = Command::new(&*PROGRAM).args(flags).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && stderr.contains(complaint), "{stderr}");
     }

@@ -4,7 +4,15 @@
 
 pub mod server;
 
-use std::{convert::Infallible, sync::Arc, sync::atomic::AtomicUsize, sync::atomic::Ordering};
+use std::{
+    convert::Infallible,
+    path::PathBuf,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use axum::body::Body;
 use http::{Request, Response};
@@ -46,4 +54,16 @@ pub fn get(headers: &[(&str, &str)]) -> Request<Body> {
 
 pub fn field<'a, B>(response: &'a Response<B>, name: &str) -> Vec<&'a str> {
     response.headers().get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
+}
+
+/// The program of an example, built anew if need be: `cargo test` builds the examples only when it
+/// runs all tests.
+pub fn example(name: &str) -> PathBuf {
+    let mut build = vec!["build", "--quiet", "--all-features", "--example", name];
+    if !cfg!(debug_assertions) {
+        build.push("--release");
+    }
+    assert!(Command::new(env!("CARGO")).args(build).status().unwrap().success());
+    let tests = std::env::current_exe().unwrap();
+    tests.ancestors().nth(2).unwrap().join("examples").join(name)
 }

@@ -1,0 +1,60 @@
+//! The example `outbound`: callers that share a vendor's quota.
+
+mod support;
+
+use std::{
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::LazyLock,
+};
+
+use support::server::RedisServer;
+
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("outbound"));
+
+fn start(flags: &[&str]) -> Child {
+    Command::new(&*PROGRAM)
+        .args(flags)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the example starts")
+}
+
+/// The figures of its last line: the bans, and how much of the quota was used.
+fn end(process: Child) -> (u32, f64) {
+    let output = process.wait_with_output().unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    let figures = stdout
+        .lines()
+        .last()
+        .and_then(|it| it.strip_prefix("bans: ")?.strip_suffix(" %")?.split_once(", quota used: "))
+        .unwrap_or_else(|| panic!("{stdout}"));
+    (figures.0.parse().unwrap(), figures.1.parse().unwrap())
+}
+
+/// In so short a run, the vendor's window never holds what it allows, unless too many requests leave:
+/// those that are late on a busy machine cannot cause a ban.
+#[test]
+fn the_layer_keeps_callers_from_being_banned() {
+    let redis = RedisServer::start();
+    let in_memory = start(&["--seconds", "6"]);
+    let in_redis = start(&["--seconds", "6", "--redis", &redis.url()]);
+    let without_limit = start(&["--seconds", "6", "--without-limit"]);
+    for (run, process) in [("in memory", in_memory), ("in Redis", in_redis)] {
+        let (bans, used) = end(process);
+        assert_eq!(bans, 0, "{run}");
+        assert!(used >= 90.0, "{run}: {used} %");
+    }
+    assert!(end(without_limit).0 > 0);
+}
+
+#[test]
+fn a_redis_that_cannot_be_reached_is_reported_once() {
+    let output = start(&["--redis", "redis://127.0.0.1:1/"]).wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr.starts_with("error: cannot use the Redis server"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
