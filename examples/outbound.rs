@@ -110,7 +110,9 @@ async fn call(client: Client, vendor: Uri) -> Result<(), String> {
         let pause = match response.extensions().get::<Rejection>() {
             // The layer's own 429.
             Some(Rejection::Denied(decision)) => decision.retry_after().unwrap_or_default(),
-            Some(rejection) => return Err(format!("a request was not sent: {rejection:?}")),
+            Some(rejection) => {
+                return Err(format!("a request was not sent: {}", with_sources(rejection)));
+            }
             // The vendor's.
             None if response.status() == StatusCode::TOO_MANY_REQUESTS => BAN,
             None => Duration::ZERO,

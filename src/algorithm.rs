@@ -97,7 +97,7 @@ pub enum Algorithm {
 
     /// A bucket with a constant outflow: a shaper. An admitted request may go on after
     /// [`Decision::delay`](crate::Decision::delay); at most `burst` are in the bucket, the one that is
-    /// leaving included.
+    /// leaving included: so many can wait, and the next one is denied.
     ///
     /// Departures are `window / limit` apart per unit of cost, each rounded up to a whole microsecond. The
     /// last request in a full bucket waits `burst x window / limit`: with `Quota::per_hour(100)`, an hour.

@@ -59,24 +59,14 @@ pub(crate) fn timeout(head: &Parts) -> Option<Duration> {
 
 /// Puts the status into the header fields of a response without a body.
 pub(crate) fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
-    let mut retry_after = None;
-    let (code, message) = match rejection {
-        Rejection::Denied(decision) => {
-            retry_after = decision.retry_after();
-            (RESOURCE_EXHAUSTED, String::from("the quota is used up"))
-        }
-        Rejection::CostAboveQuota { cost, most } => {
-            let message = format!(
-                "the request costs {cost}, and the quota never grants more than {most} at once"
-            );
-            (RESOURCE_EXHAUSTED, message)
-        }
-        Rejection::Store(_) => {
-            (UNAVAILABLE, String::from("requests cannot be counted at the moment"))
-        }
-        Rejection::Request(error @ RequestError::Misconfigured(_)) => (INTERNAL, error.to_string()),
-        Rejection::Request(error) => (INVALID_ARGUMENT, error.to_string()),
+    let (code, retry_after) = match rejection {
+        Rejection::Denied(decision) => (RESOURCE_EXHAUSTED, decision.retry_after()),
+        Rejection::CostAboveQuota { .. } => (RESOURCE_EXHAUSTED, None),
+        Rejection::Store(_) => (UNAVAILABLE, None),
+        Rejection::Request(RequestError::Misconfigured(_)) => (INTERNAL, None),
+        Rejection::Request(_) => (INVALID_ARGUMENT, None),
     };
+    let message = rejection.to_string();
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(STATUS, u16::from(code).into());
     let escaped = utf8_percent_encode(&message, ESCAPED).to_string();

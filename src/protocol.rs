@@ -87,6 +87,32 @@ pub enum Rejection {
     Store(StoreError),
 }
 
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Denied(decision) => {
+                let retry_after = decision.retry_after().unwrap_or_default();
+                write!(f, "the quota is used up, try again in {retry_after:?}")
+            }
+            Self::CostAboveQuota { cost, most } => write!(
+                f,
+                "the request costs {cost}, and the quota never grants more than {most} at once"
+            ),
+            Self::Request(error) => write!(f, "{error}"),
+            Self::Store(_) => f.write_str("requests cannot be counted at the moment"),
+        }
+    }
+}
+
+impl std::error::Error for Rejection {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Store(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         match error {
