@@ -17,6 +17,7 @@ lint:
 bench: redis-server
 	cargo bench --bench memory
 	cargo bench --bench redis
+	cargo bench --bench waiting
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand.
 redis-server:

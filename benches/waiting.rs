@@ -1,0 +1,419 @@
+//! What it takes to wait for a turn, against asking again and again: round trips to Redis, the order and
+//! the spread of the departures, and the memory of those who wait.
+//!
+//! A waiter arrives when the server runs its script. For `try_acquire` the server's slow log tells the
+//! order: each waiter names a timeout of its own, which the log shows. In the loop nobody has one, and
+//! the order is that of the first answers. A waiter departs when its call has returned: a sleep begins
+//! with the answer, so that a departure is late by the time that the answer took to come back.
+
+#![allow(missing_docs, unreachable_pub)]
+
+#[allow(dead_code)]
+#[path = "../tests/support/server.rs"]
+mod server;
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    mem,
+    pin::Pin,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use allocation_counter::measure;
+use axum::body::Body;
+use http::{Request, Response, request::Parts};
+use redis::{FromRedisValue, InfoDict};
+use server::RedisServer;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tower::{Layer, Service, service_fn};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Store};
+
+const WAITERS: usize = 1_000;
+const REPLICAS: usize = 4;
+const ROUNDS: usize = 5;
+const RATE: Quota = Quota::per_second(1_000);
+/// Between two departures.
+const PACE: Duration = Duration::from_millis(1);
+const TRIPS_GOAL: f64 = 1.0;
+
+/// The shortest timeout: longer than anybody waits.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Where an EVALSHA has the timeout.
+const MAX_WAIT: usize = 7;
+/// How long the loop may take in a round.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+/// Nobody's turn comes while the memory is counted, and all have one.
+const SLOW: Quota = Quota::per_hour(1);
+const TURNS: Duration = Duration::from_secs(3_600 * 2 * WAITERS as u64);
+/// After this time all know their turns.
+const SETTLED: Duration = Duration::from_secs(1);
+
+const ALGORITHMS: [Algorithm; 6] = [
+    Algorithm::FixedWindow,
+    Algorithm::SlidingLog,
+    Algorithm::SlidingWindow { buckets: 1 },
+    Algorithm::SlidingWindow { buckets: 60 },
+    Algorithm::token_bucket(),
+    Algorithm::LeakyBucket,
+];
+
+fn main() {
+    let bench = Bench::new();
+    bench.print_departures();
+    bench.print_memory();
+    bench.print_memory_in_redis();
+}
+
+struct Bench {
+    server: RedisServer,
+    runtime: Runtime,
+    stores: Vec<RedisStore>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let server = RedisServer::start();
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let connect = || runtime.block_on(RedisStore::connect(&server.url()));
+        let stores = (0..REPLICAS).map(|_| connect().expect("the server runs")).collect();
+        Self { server, runtime, stores }
+    }
+
+    fn print_departures(&self) {
+        println!(
+            "{WAITERS} waiters on one key at {RATE}, asking at once over {REPLICAS} connections"
+        );
+        println!(
+            "{ROUNDS} rounds taken together, the total is the median; \
+             goals: {TRIPS_GOAL:.1} round trips, nobody overtaken"
+        );
+        println!(
+            "off: between the k-th departure and k ms after the first; tokio's timer ticks in ms"
+        );
+        println!(
+            "overtaken: waiters that left after one that arrived later, and the longest time after"
+        );
+        println!(
+            "  {:<26} {:>18} {:>8} {:>9} {:>20} {:>16} {:>8} {:>9}",
+            "", "round trips", "admitted", "total, s", "off, ms", "overtaken", "by > 1", "longest,",
+        );
+        println!(
+            "  {:<26} {:>18} {:>8} {:>9} {:>6} {:>6} {:>6} {:>16} {:>8} {:>9}",
+            "", "per admitted", "", "(ideal 1)", "median", "p99", "max", "", "ms", "ms",
+        );
+        let mut runs = [const { Vec::new() }; 3];
+        for _ in 0..ROUNDS {
+            let (token_bucket, full) = (Algorithm::token_bucket(), WAITERS as u32);
+            runs[0].push(self.run_ours(token_bucket, RATE.burst(1)));
+            runs[1].push(self.run_ours(Algorithm::LeakyBucket, RATE.burst(full)));
+            runs[2].push(self.run_loop(token_bucket, RATE.burst(1)));
+        }
+        print_runs("try_acquire, token bucket", &runs[0]);
+        print_runs("try_acquire, leaky bucket", &runs[1]);
+        print_runs("check, sleep, check again", &runs[2]);
+    }
+
+    /// Everybody books a turn, and waits for it.
+    fn run_ours(&self, algorithm: Algorithm, quota: Quota) -> Run {
+        let ask = async |limiter: Limiter, waiter, _| {
+            let timeout = TIMEOUT + Duration::from_micros(waiter);
+            let decision = limiter.try_acquire("key", 1, timeout).await;
+            let departed = Instant::now();
+            assert!(decision.expect("the server answers").is_allowed());
+            Waiter { arrived: waiter, departed: Some(departed) }
+        };
+        self.ask::<()>("CONFIG SET slowlog-max-len 1000000");
+        self.ask::<()>("CONFIG SET slowlog-log-slower-than 0");
+        let mut run = self.run(algorithm, quota, ask);
+        self.ask::<()>("CONFIG SET slowlog-log-slower-than -1");
+        let order = self.order_of_arrival();
+        run.waiters.iter_mut().for_each(|it| it.arrived = order[it.arrived as usize]);
+        run.in_order()
+    }
+
+    /// Everybody asks, sleeps for as long as the answer says, and asks again.
+    fn run_loop(&self, algorithm: Algorithm, quota: Quota) -> Run {
+        let ask = async |limiter: Limiter, _, start: Instant| {
+            let mut first = None;
+            loop {
+                let decision = limiter.check("key").await.expect("the server answers");
+                let now = Instant::now();
+                let arrived = (*first.get_or_insert(now) - start).as_nanos() as u64;
+                match decision.retry_after() {
+                    None => return Waiter { arrived, departed: Some(now) },
+                    Some(_) if now - start > PATIENCE => return Waiter { arrived, departed: None },
+                    Some(retry_after) => sleep(retry_after).await,
+                }
+            }
+        };
+        self.run(algorithm, quota, ask).in_order()
+    }
+
+    fn run<F>(
+        &self,
+        algorithm: Algorithm,
+        quota: Quota,
+        ask: impl Fn(Limiter, u64, Instant) -> F,
+    ) -> Run
+    where
+        F: Future<Output = Waiter> + Send + 'static,
+    {
+        let limiters: Vec<Limiter> = (self.stores.iter())
+            .map(|store| Limiter::new(store.clone(), algorithm, quota))
+            .collect();
+        self.ask::<()>("FLUSHALL");
+        // The server learns the script.
+        let _ = self.runtime.block_on(limiters[0].peek("key")).expect("the server answers");
+        self.ask::<()>("CONFIG RESETSTAT");
+        self.ask::<()>("SLOWLOG RESET");
+        let start = Instant::now();
+        let waiters = self.runtime.block_on(async {
+            let tasks: JoinSet<Waiter> = (0..WAITERS)
+                .map(|waiter| ask(limiters[waiter % REPLICAS].clone(), waiter as u64, start))
+                .collect();
+            tasks.join_all().await
+        });
+        Run { start, waiters, trips: self.trips() }
+    }
+
+    /// The place of each waiter in the order in which the server ran the scripts.
+    fn order_of_arrival(&self) -> Vec<u64> {
+        type Entry = (u64, u64, u64, Vec<Vec<u8>>, Vec<u8>, Vec<u8>);
+        let log: Vec<Entry> = self.ask("SLOWLOG GET -1");
+        let questions = log.iter().rev().filter(|entry| entry.3[0] == b"EVALSHA");
+        let mut order = vec![0; WAITERS];
+        for (place, question) in questions.enumerate() {
+            let max_wait: u128 =
+                String::from_utf8_lossy(&question.3[MAX_WAIT]).parse().expect("a number");
+            order[(max_wait - TIMEOUT.as_micros()) as usize] = place as u64;
+        }
+        order
+    }
+
+    /// The scripts that the server has run.
+    fn trips(&self) -> u64 {
+        let stats: InfoDict = self.ask("INFO commandstats");
+        let calls = |command| {
+            let stat: String = stats.get(&format!("cmdstat_{command}")).unwrap_or_default();
+            let calls = stat.split(',').find_map(|it| it.strip_prefix("calls="));
+            calls.map_or(0, |it| it.parse().expect("a number"))
+        };
+        calls("evalsha") + calls("eval")
+    }
+
+    fn print_memory(&self) {
+        println!();
+        println!(
+            "Bytes per waiter in the process: what {WAITERS} on one key have allocated and not freed"
+        );
+        println!("waiting: with a turn; in memory the store's entry of the turn included");
+        println!(
+            "at most: while all of them ask; future: the part of both that is the future itself"
+        );
+        println!(
+            "layer: around a service that does nothing, with requests without fields and body"
+        );
+        println!("  {:<26} {:>8} {:>8} {:>8}", "", "waiting", "at most", "future");
+        let redis = || self.stores[0].clone();
+        self.print_acquire("try_acquire, memory", MemoryStore::new());
+        self.print_acquire("try_acquire, Redis", redis());
+        self.print_layer("layer, memory", MemoryStore::new());
+        self.print_layer("layer, Redis", redis());
+        println!(
+            "  {:<26} {:>8} {:>8} {:>8}",
+            "such a request",
+            "",
+            "",
+            size_of::<Request<Body>>()
+        );
+    }
+
+    fn print_acquire(&self, label: &str, store: impl Store) {
+        let limiter = self.used_up(label, store);
+        self.print_waiting(label, || limiter.try_acquire("key", 1, TURNS));
+    }
+
+    fn print_layer(&self, label: &str, store: impl Store) {
+        let layer =
+            RateLimitLayer::new(self.used_up(label, store), |_: &Parts| "key").max_wait(TURNS);
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        }));
+        self.print_waiting(label, || service.clone().call(Request::new(Body::empty())));
+    }
+
+    /// A limiter with nothing left.
+    fn used_up(&self, label: &str, store: impl Store) -> Limiter {
+        self.ask::<()>("FLUSHALL");
+        let limiter =
+            Limiter::named(&label.replace([' ', ','], "-"), store, Algorithm::token_bucket(), SLOW);
+        let first = self.runtime.block_on(limiter.check("key")).expect("the store answers");
+        assert!(first.is_allowed());
+        limiter
+    }
+
+    fn print_waiting<F: Future>(&self, label: &str, wait: impl Fn() -> F) {
+        let mut waiters = Vec::with_capacity(WAITERS);
+        let counted = measure(|| {
+            self.runtime.block_on(async {
+                waiters.extend((0..WAITERS).map(|_| Box::pin(wait())));
+                let all_wait = poll_fn(|cx| {
+                    let waits = |it: &mut Pin<Box<F>>| it.as_mut().poll(cx).is_pending();
+                    assert!(waiters.iter_mut().all(waits));
+                    Poll::<()>::Pending
+                });
+                let _ = timeout(SETTLED, all_wait).await;
+            });
+        });
+        let per_waiter = |bytes| bytes as f64 / WAITERS as f64;
+        println!(
+            "  {label:<26} {:>8.0} {:>8.0} {:>8}",
+            per_waiter(counted.bytes_current as u64),
+            per_waiter(counted.bytes_max),
+            size_of::<F>(),
+        );
+        mem::forget(waiters); // or each of them gives its turn back
+    }
+
+    fn print_memory_in_redis(&self) {
+        println!();
+        println!("Bytes in Redis per waiting turn (MEMORY USAGE of all keys), {WAITERS} turns");
+        for algorithm in ALGORITHMS {
+            let quota = match algorithm {
+                Algorithm::LeakyBucket => SLOW.burst(WAITERS as u32 + 1),
+                _ => SLOW,
+            };
+            self.ask::<()>("FLUSHALL");
+            let limiter = Limiter::new(self.stores[0].clone(), algorithm, quota);
+            let book = |turns| {
+                self.runtime.block_on(async {
+                    for _ in 0..turns {
+                        let decision = limiter.check_within("key", 1, TURNS).await;
+                        assert!(decision.expect("the server answers").is_allowed());
+                    }
+                })
+            };
+            book(1);
+            let before = self.memory_usage();
+            book(WAITERS);
+            let bytes = (self.memory_usage() - before) as f64 / WAITERS as f64;
+            println!("  {:<26} {bytes:>8.1}", name(algorithm));
+        }
+    }
+
+    fn memory_usage(&self) -> u64 {
+        let keys: Vec<String> = self.ask("KEYS *");
+        keys.iter().map(|key| self.ask::<u64>(&format!("MEMORY USAGE {key} SAMPLES 0"))).sum()
+    }
+
+    fn ask<T: FromRedisValue>(&self, words: &str) -> T {
+        let mut words = words.split(' ');
+        let mut cmd = redis::cmd(words.next().unwrap_or_default());
+        words.for_each(|word| {
+            cmd.arg(word);
+        });
+        cmd.query(&mut self.server.connection()).expect("the server answers")
+    }
+}
+
+struct Waiter {
+    /// Its place among the others.
+    arrived: u64,
+    /// `None` if it was not admitted in time.
+    departed: Option<Instant>,
+}
+
+struct Run {
+    start: Instant,
+    waiters: Vec<Waiter>,
+    trips: u64,
+}
+
+impl Run {
+    fn in_order(mut self) -> Self {
+        self.waiters.sort_by_key(|it| it.arrived);
+        self
+    }
+
+    fn departures(&self) -> Vec<Instant> {
+        let mut departures: Vec<_> = self.waiters.iter().filter_map(|it| it.departed).collect();
+        departures.sort();
+        departures
+    }
+
+    fn seconds(&self) -> f64 {
+        self.departures().last().map_or(0.0, |&last| (last - self.start).as_secs_f64())
+    }
+
+    /// How far each departure is from its ideal, in ms.
+    fn off(&self) -> Vec<f64> {
+        let departures = self.departures();
+        let ideal = (0..).map(|k| departures[0] + PACE * k);
+        departures
+            .iter()
+            .zip(ideal)
+            .map(|(&it, ideal)| millis(it.max(ideal) - it.min(ideal)))
+            .collect()
+    }
+
+    /// For each waiter that left after one that had arrived later: how long after the first such, in ms.
+    fn overtaken(&self) -> Vec<f64> {
+        let (mut first, mut overtaken) = (None, Vec::new());
+        for waiter in self.waiters.iter().rev() {
+            let departed = waiter.departed.unwrap_or(self.start + PATIENCE);
+            let first = first.get_or_insert(departed);
+            if departed > *first {
+                overtaken.push(millis(departed - *first));
+            }
+            *first = departed.min(*first);
+        }
+        overtaken
+    }
+}
+
+fn print_runs(label: &str, runs: &[Run]) {
+    let sorted = |of: &dyn Fn(&Run) -> Vec<f64>| {
+        let mut all: Vec<f64> = runs.iter().flat_map(of).collect();
+        all.sort_by(f64::total_cmp);
+        all
+    };
+    let off = sorted(&Run::off);
+    let overtaken = sorted(&Run::overtaken);
+    let total = sorted(&|run| vec![run.seconds()]);
+    let trips = runs.iter().map(|run| run.trips).sum::<u64>() as f64 / off.len() as f64;
+    println!(
+        "  {label:<26} {trips:>11.2} {:>6} {:>8} {:>9.3} {:>6.2} {:>6.2} {:>6.2} {:>9} {:>6} {:>8} {:>9.2}",
+        met(trips <= TRIPS_GOAL),
+        off.len(),
+        total[total.len() / 2],
+        off[off.len() / 2],
+        off[off.len() * 99 / 100],
+        off[off.len() - 1],
+        overtaken.len(),
+        met(overtaken.is_empty()),
+        overtaken.iter().filter(|&&it| it > 1.0).count(),
+        overtaken.last().unwrap_or(&0.0),
+    );
+}
+
+fn met(goal: bool) -> &'static str {
+    if goal { "met" } else { "MISSED" }
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn name(algorithm: Algorithm) -> String {
+    match algorithm {
+        Algorithm::SlidingWindow { buckets } => format!("{algorithm}/{buckets}"),
+        other => other.to_string(),
+    }
+}
