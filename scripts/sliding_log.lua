@@ -91,9 +91,9 @@ local admitted = late == 0
 -- The place of the turn that is given back, if it is still waiting.
 local function booked()
   local i = leading(function(instant)
-    return instant < turn
+    return instant < turn + skew
   end)
-  while turn > now and i < length and entry(i) == turn do
+  while turn + skew > now and i < length and entry(i) == turn + skew do
     local _, before = entry(i)
     local after = total
     if i + 1 < length then
@@ -171,4 +171,4 @@ elseif action == 'refund' or action == 'check' and (admitted or stale) then
   end
   redis.call('PEXPIREAT', KEYS[1], math.ceil((clock + reset) / 1000))
 end
-return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}
+return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, clock + wait}

@@ -34,11 +34,18 @@ pub struct Decision {
     quota: Quota,
     cost: u32,
     verdict: Verdict,
+    /// How long ago the store decided, in microseconds.
+    age: f64,
 }
 
 impl Decision {
-    pub(crate) fn new(quota: Quota, cost: u32, verdict: Verdict) -> Self {
-        Self { quota, cost, verdict }
+    pub(crate) fn new(quota: Quota, cost: u32, verdict: Verdict, age: f64) -> Self {
+        Self { quota, cost, verdict, age }
+    }
+
+    /// What is left of the delay.
+    pub(crate) const fn sleep(&self) -> Duration {
+        self.delay().saturating_sub(micros(self.age))
     }
 
     /// Returns whether the request may go on, after [`delay`](Decision::delay).

@@ -231,8 +231,8 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// the store at the moment. While so many do, others go on if they need not wait, and are refused
     /// otherwise.
     ///
-    /// It counts the requests of this layer's services in this process; a waiting request takes about a
-    /// kilobyte, its head and its body not included.
+    /// It counts the requests of this layer's services in this process. One that waits takes about a
+    /// kilobyte, one that asks Redis about four, its head and its body not included.
     pub fn max_waiting(mut self, most: usize) -> Self {
         Arc::make_mut(&mut self.0).waiters.set_most(most);
         self

@@ -47,8 +47,8 @@ impl Turn {
         let answer = ready!(Pin::new(answer).poll(cx));
         self.phase = match &answer {
             Ok(decision) if decision.is_allowed() => {
-                let delay = Some(decision.delay()).filter(|delay| !delay.is_zero());
-                Phase::Admitted(*decision, delay.map(|delay| Box::pin(sleep(delay))))
+                let left = Some(decision.sleep()).filter(|left| !left.is_zero());
+                Phase::Admitted(*decision, left.map(|left| Box::pin(sleep(left))))
             }
             _ => Phase::Over,
         };

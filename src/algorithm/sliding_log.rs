@@ -110,7 +110,8 @@ impl Params {
         let late = (wait - max_wait).max(0.0);
         let admitted = late == 0.0;
 
-        let place = if action == Action::Refund { log.booked(now, turn, cost) } else { None };
+        let place =
+            if action == Action::Refund { log.booked(now, turn + skew, cost) } else { None };
         if let Some(place) = place {
             log.remove(place, cost);
         } else if action == Action::Refund {
@@ -148,6 +149,6 @@ impl Params {
         }
         *stored = (!log.entries.is_empty()).then_some(log);
         let wait = if admitted { wait } else { late };
-        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: clock + wait }
     }
 }

@@ -148,7 +148,7 @@ impl Backend for MemoryStore {
                 verdict
             }
         };
-        Answer::ready(Ok(Decision::new(call.rule.quota, call.cost, verdict)))
+        Answer::ready(Ok(Decision::new(call.rule.quota, call.cost, verdict, 0.0)))
     }
 
     fn detach(&self, mut task: Pin<Box<dyn Future<Output = ()> + Send>>) {

@@ -11,7 +11,7 @@ use redis::{
     aio::{MultiplexedConnection, SendError},
     io::tcp::TcpSettings,
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::timeout};
 
 use super::{Answer, Backend, Call, Names, Rule, Store, lock};
 use crate::{
@@ -25,6 +25,8 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// After a failed attempt to connect, its error is the answer for so long.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// So long the difference of two clocks is taken as steady.
+const PERIOD: Duration = Duration::from_secs(10);
 /// A connection that is open, but gives nobody an answer for so long, is given up.
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 
@@ -153,8 +155,13 @@ impl Backend for RedisStore {
         let invocation = Invocation::new(call, key);
         let (link, deadline) = (self.link.clone(), self.deadline);
         Answer::Pending(Box::pin(async move {
-            let reply = link.within(deadline, async |it| invocation.run(it).await).await?;
-            Ok(Decision::new(quota, cost, reply.into()))
+            let asked = Instant::now();
+            let ask = async |connection: &mut Connection| {
+                let verdict = Verdict::from(invocation.run(connection).await?);
+                let age = if verdict.admitted { connection.age(asked, verdict) } else { 0.0 };
+                Ok(Decision::new(quota, cost, verdict, age))
+            };
+            link.within(deadline, ask).await
         }))
     }
 
@@ -251,7 +258,17 @@ struct Connection {
     inner: MultiplexedConnection,
     /// Where the connection was made.
     runtime: Handle,
-    last_answer: Arc<Mutex<Instant>>,
+    answers: Arc<Mutex<Answers>>,
+}
+
+/// What is known of a connection from its answers.
+struct Answers {
+    first: Instant,
+    last: Instant,
+    /// The least difference of our clock and the server's, in microseconds, in this period and the one
+    /// before: it is nearest to that without the way of an answer.
+    least: [f64; 2],
+    period: Instant,
 }
 
 impl Link {
@@ -291,7 +308,7 @@ impl Link {
             let connection = used.insert(self.connection().await?);
             ask(connection).await
         };
-        match tokio::time::timeout(deadline, answer).await {
+        match timeout(deadline, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => {
                 if let Some(connection) = used.filter(|_| is_of_the_connection(&error)) {
@@ -343,8 +360,8 @@ async fn connect(
     current: Arc<Mutex<Option<Connection>>>,
 ) -> Result<Connection, RedisError> {
     let slot = Arc::downgrade(&current);
-    let last_answer = Arc::new(Mutex::new(Instant::now()));
-    let broken = Arc::downgrade(&last_answer);
+    let answers = Arc::new(Mutex::new(Answers::new()));
+    let broken = Arc::downgrade(&answers);
     // The decisions have a deadline of their own.
     let config = AsyncConnectionConfig::new()
         .set_response_timeout(None)
@@ -354,14 +371,21 @@ async fn connect(
             if push.kind == PushKind::Disconnection
                 && let Some(slot) = slot.upgrade()
             {
-                lock(&slot).take_if(|it| Arc::as_ptr(&it.last_answer) == broken.as_ptr());
+                lock(&slot).take_if(|it| Arc::as_ptr(&it.answers) == broken.as_ptr());
             }
             Ok::<(), SendError>(())
         }),
         _ => config,
     };
     let inner = client.get_multiplexed_async_connection_with_config(&config).await?;
-    let connection = Connection { inner, runtime: Handle::current(), last_answer };
+    let mut connection = Connection { inner, runtime: Handle::current(), answers };
+    // While nothing else is on the way, so that the clocks are compared well.
+    let asked = Instant::now();
+    let time = redis::cmd("TIME");
+    if let Ok(time) = timeout(CONNECT_TIMEOUT, connection.query(&time)).await {
+        let (seconds, micros): (f64, f64) = time?;
+        lock(&connection.answers).age(asked, seconds * 1e6 + micros);
+    }
     *lock(&current) = Some(connection.clone());
     Ok(connection)
 }
@@ -377,15 +401,43 @@ fn is_of_the_connection(error: &RedisError) -> bool {
 impl Connection {
     async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Result<T, RedisError> {
         let answer = cmd.query_async(&mut self.inner).await;
-        *lock(&self.last_answer) = Instant::now();
+        lock(&self.answers).last = Instant::now();
         answer
     }
 
+    /// How long ago the server decided, in microseconds. It makes those whose answers have different ways
+    /// go on in the order of their turns.
+    fn age(&self, asked: Instant, verdict: Verdict) -> f64 {
+        lock(&self.answers).age(asked, verdict.turn - verdict.wait)
+    }
+
     fn silence(&self) -> Duration {
-        lock(&self.last_answer).elapsed()
+        lock(&self.answers).last.elapsed()
     }
 
     fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.last_answer, &other.last_answer)
+        Arc::ptr_eq(&self.answers, &other.answers)
+    }
+}
+
+impl Answers {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { first: now, last: now, least: [f64::INFINITY; 2], period: now }
+    }
+
+    /// How long ago the server decided, at an instant of its clock.
+    fn age(&mut self, asked: Instant, decided: f64) -> f64 {
+        let now = Instant::now();
+        let periods = (now - self.period).as_nanos() / PERIOD.as_nanos();
+        if periods > 0 {
+            self.least = [f64::INFINITY, if periods == 1 { self.least[0] } else { f64::INFINITY }];
+            self.period = now;
+        }
+        let difference = (now - self.first).as_micros() as f64 - decided;
+        self.least[0] = self.least[0].min(difference);
+        // It was not before the question, whatever the server's clock does.
+        let most = (now - asked).as_micros() as f64;
+        (difference - self.least[0].min(self.least[1])).min(most)
     }
 }
