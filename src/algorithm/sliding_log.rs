@@ -148,7 +148,8 @@ impl Params {
             (log.at, log.skew, log.window) = (now, skew, window);
         }
         *stored = (!log.entries.is_empty()).then_some(log);
+        let turn = clock + wait;
         let wait = if admitted { wait } else { late };
-        Verdict { admitted, wait, remaining, replenish, reset, turn: clock + wait }
+        Verdict { admitted, wait, remaining, replenish, reset, turn }
     }
 }
