@@ -22,9 +22,10 @@ const DEFAULT_MAX_KEYS: usize = 100_000;
 const MOST_SHARDS: usize = 64;
 const FEWEST_KEYS_PER_SHARD: usize = 1_024;
 
-/// The buckets that an insertion looks at for a key that may go.
+/// The buckets that an insertion looks at for keys that may go.
 const SWEEP: usize = 4;
-const SWEEP_WHEN_FULL: usize = 64;
+/// The keys that it looks at if the shard is full, in however many buckets.
+const SWEEP_WHEN_FULL: usize = 32;
 
 /// Counts in the memory of the process: one count per process, nothing to install.
 ///
@@ -244,8 +245,7 @@ impl Shard {
 
     /// Returns whether there was room for it.
     fn insert(&mut self, hash: u64, entry: Entry, now: f64, hasher: &RandomState) -> bool {
-        let full = self.table.len() >= self.max_keys;
-        self.sweep(now, if full { SWEEP_WHEN_FULL } else { SWEEP });
+        self.sweep(now);
         if self.table.len() >= self.max_keys {
             return false;
         }
@@ -253,14 +253,21 @@ impl Shard {
         true
     }
 
-    /// Drops the keys in the next `buckets` that are as if never seen; if the shard stays full, then
-    /// the one that has most of its quota left, and of several the one that expires soonest.
-    fn sweep(&mut self, now: f64, buckets: usize) {
+    /// Drops the next keys that are as if never seen; if the shard stays full, then the one of them that has
+    /// most of its quota left, and of several the one that expires soonest.
+    fn sweep(&mut self, now: f64) {
+        let full = self.table.len() >= self.max_keys;
+        let buckets = if full { self.table.num_buckets() } else { SWEEP };
         let now = (now / 1e6) as u32;
+        let mut keys = 0;
         let mut victim: Option<(f32, u32, usize)> = None;
         for _ in 0..buckets.min(self.table.num_buckets()) {
+            if keys == SWEEP_WHEN_FULL {
+                break;
+            }
             self.cursor = (self.cursor + 1) % self.table.num_buckets();
             let Some(entry) = self.table.get_bucket(self.cursor) else { continue };
+            keys += 1;
             if entry.expires <= now {
                 self.remove(self.cursor);
             } else if entry.denied_until <= now
