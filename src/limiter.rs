@@ -169,11 +169,13 @@ impl Limiter {
     /// The turn is booked by the same question that asks for it, in the order in which the questions reach the
     /// store: first come, first served, also over many processes. If the turn would come later than `timeout`,
     /// the request is denied at once, and [`retry_after`](Decision::retry_after) is when the same call would
-    /// succeed. With a `timeout` of zero it never waits. `timeout` counts from the answer of the store; a
-    /// leaky bucket that is full denies, whatever it is.
+    /// succeed. With a `timeout` of zero it never waits. `timeout` counts from the store's decision; a leaky
+    /// bucket that is full denies, whatever it is.
     ///
     /// A quota that is changed meanwhile applies to those who come later; those who wait keep their turns. The
-    /// sleep is [`tokio::time::sleep`], which can be up to a millisecond late, but never early.
+    /// sleep is [`tokio::time::sleep`], which can be up to a millisecond late, but never early. With a
+    /// `RedisStore` it counts from when Redis decided, as well as that can be told from how long answers
+    /// take.
     ///
     /// # Errors
     ///
