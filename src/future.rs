@@ -118,6 +118,8 @@ where
             let (head, rest) = this.request.take().expect("the request was taken");
             let decision = match outcome {
                 Ok(decision) => decision,
+                Err(Rejection::Denied(decision)) if this.shared.dry_run => Some(decision),
+                Err(_) if this.shared.dry_run => None,
                 Err(rejection) => return Poll::Ready(Ok(protocol.refuse(rejection, head))),
             };
             let future = this.inner.call(protocol.join(head, rest, decision.as_ref()));

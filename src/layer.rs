@@ -84,12 +84,13 @@ pub(crate) struct Shared<P> {
     /// In microseconds.
     max_wait: f64,
     waiters: Waiters,
+    pub(crate) dry_run: bool,
 }
 
 impl<P> Shared<P> {
     fn new(limiter: Limiter, protocol: P) -> Self {
         let max_wait = limiter.default_wait();
-        Self { limiter, protocol, max_wait, waiters: Waiters::default() }
+        Self { limiter, protocol, max_wait, waiters: Waiters::default(), dry_run: false }
     }
 }
 
@@ -107,7 +108,8 @@ impl<P: Protocol> Shared<P> {
             Ok(Charge::Exempt) => return Ok(Start::Go(None)),
             Err(error) => return Err(Rejection::Request(error)),
         };
-        let place = if self.max_wait > 0.0 { self.waiters.enter(&key) } else { None };
+        let may_wait = self.max_wait > 0.0 && !self.dry_run;
+        let place = if may_wait { self.waiters.enter(&key) } else { None };
         let mut max_wait = if place.is_some() { self.max_wait } else { 0.0 };
         if max_wait > 0.0
             && let Some(timeout) = P::timeout(head)
@@ -242,6 +244,34 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// [`max_waiting`](RateLimitLayer::max_waiting).
     pub fn max_waiting_per_key(mut self, most: usize) -> Self {
         Arc::make_mut(&mut self.0).waiters.set_most_per_key(most);
+        self
+    }
+
+    /// Sets which requests go on without being counted.
+    ///
+    /// # Examples
+    ///
+    /// Browsers ask with `OPTIONS` whether a request to another origin is allowed:
+    ///
+    /// ```
+    /// use http::{Method, request::Parts};
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+    /// let layer = RateLimitLayer::new(limiter, key::Global)
+    ///     .exempt(|head: &Parts| head.method == Method::OPTIONS);
+    /// # let _ = layer;
+    /// ```
+    pub fn exempt(self, exempt: impl Fn(&P::Head) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|protocol| protocol.charging_mut().set_exempt(exempt))
+    }
+
+    /// Sets whether all requests go on, whatever the layer decides; they are counted, and the
+    /// [`Decision`](crate::Decision) is told as ever, in extensions and header fields. Nobody waits.
+    ///
+    /// So a new limit can be watched before it is enforced.
+    pub fn dry_run(mut self, on: bool) -> Self {
+        Arc::make_mut(&mut self.0).dry_run = on;
         self
     }
 

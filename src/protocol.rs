@@ -124,11 +124,13 @@ impl From<Error> for Rejection {
 }
 
 type Cost<H> = Arc<dyn Fn(&H) -> Result<u32, RequestError> + Send + Sync>;
+type Exempt<H> = Arc<dyn Fn(&H) -> bool + Send + Sync>;
 
 /// Who a request is charged to, and how much.
 pub struct Charging<H> {
     key: Arc<dyn KeyExtractor<H>>,
     cost: Option<Cost<H>>,
+    exempt: Option<Exempt<H>>,
     pub(crate) missing_key: MissingKey,
 }
 
@@ -140,7 +142,11 @@ pub(crate) enum Charge {
 
 impl<H: 'static> Charging<H> {
     fn new(key: impl KeyExtractor<H>) -> Self {
-        Self { key: Arc::new(key), cost: None, missing_key: MissingKey::default() }
+        Self { key: Arc::new(key), cost: None, exempt: None, missing_key: MissingKey::default() }
+    }
+
+    pub(crate) fn set_exempt(&mut self, exempt: impl Fn(&H) -> bool + Send + Sync + 'static) {
+        self.exempt = Some(Arc::new(exempt));
     }
 
     pub(crate) fn set_cost<C: IntoCost>(&mut self, cost: impl Fn(&H) -> C + Send + Sync + 'static) {
@@ -148,6 +154,9 @@ impl<H: 'static> Charging<H> {
     }
 
     pub(crate) fn charge(&self, head: &H) -> Result<Charge, RequestError> {
+        if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
+            return Ok(Charge::Exempt);
+        }
         let key = match self.key.extract(head) {
             Err(error @ RequestError::MissingKey(_)) => match self.missing_key {
                 MissingKey::Refuse => return Err(error),
@@ -163,7 +172,13 @@ impl<H: 'static> Charging<H> {
 
 impl<H> Clone for Charging<H> {
     fn clone(&self) -> Self {
-        Self { key: self.key.clone(), cost: self.cost.clone(), missing_key: self.missing_key }
+        let Self { key, cost, exempt, missing_key } = self;
+        Self {
+            key: key.clone(),
+            cost: cost.clone(),
+            exempt: exempt.clone(),
+            missing_key: *missing_key,
+        }
     }
 }
 

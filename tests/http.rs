@@ -51,6 +51,40 @@ fn item(policy: &str, params: &[(&str, i64)]) -> (String, Vec<(String, i64)>) {
     (policy.to_owned(), params)
 }
 
+#[tokio::test]
+async fn requests_can_be_exempt() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"))
+        .exempt(|head: &Parts| head.method == http::Method::OPTIONS);
+    let options = || Request::options("/").body(Body::empty()).unwrap();
+    for _ in 0..3 {
+        let response = send(&layer, options()).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(field(&response, "ratelimit").is_empty());
+    }
+    assert_eq!(send(&layer, get(&[("user", "ada")])).await.status(), StatusCode::OK);
+    assert_eq!(send(&layer, get(&[("user", "ada")])).await.status(), 429);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_counts_and_tells_and_lets_all_through() {
+    for algorithm in ALGORITHMS {
+        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_hour(1));
+        let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("user"))
+            .max_wait(Duration::from_secs(7_200))
+            .dry_run(true);
+        let start = tokio::time::Instant::now();
+        for allowed in [true, false, false] {
+            let response = send(&layer, get(&[("user", "ada")])).await;
+            assert_eq!(response.status(), StatusCode::OK, "{algorithm}");
+            let decision = response.extensions().get::<Decision>().unwrap();
+            assert_eq!(decision.is_allowed(), allowed, "{algorithm}");
+            assert!(items(&response, "ratelimit")[0].1.contains(&("r".to_owned(), 0)));
+        }
+        assert_eq!(send(&layer, get(&[])).await.status(), StatusCode::OK, "without a key");
+        assert_eq!(start.elapsed(), Duration::ZERO, "{algorithm}: somebody waited");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_allowed_response_tells_how_the_quota_stands() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_minute(6).burst(3)), key::Global);
