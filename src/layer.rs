@@ -24,13 +24,16 @@ use crate::{
 /// A request that waits for its turn holds no readiness of the service; one whose count is being looked
 /// up in Redis does, for a round trip, or up to the store's deadline.
 ///
-/// | | answer | `Retry-After` |
-/// |---|---|---|
-/// | the quota is used up | 429, `quota-exceeded` | whole seconds, at least 1 |
-/// | the cost is above what the quota can ever grant | 429, `quota-exceeded` | none |
-/// | the request has no key, or a wrong one | 400 | none |
-/// | the service is set up wrong | 500 | none |
-/// | the store gives no answer | 503, `temporary-reduced-capacity` | none |
+/// | | answer | `Retry-After` | to gRPC |
+/// |---|---|---|---|
+/// | the quota is used up | 429, `quota-exceeded` | whole seconds, at least 1 | `RESOURCE_EXHAUSTED`, with `RetryInfo` |
+/// | the cost is above what the quota can ever grant | 429, `quota-exceeded` | none | `RESOURCE_EXHAUSTED`, not to be retried |
+/// | the request has no key, or a wrong one | 400 | none | `INVALID_ARGUMENT` |
+/// | the service is set up wrong | 500 | none | `INTERNAL` |
+/// | the store gives no answer | 503, `temporary-reduced-capacity` | none | `UNAVAILABLE` |
+///
+/// A request is gRPC if its content type says so; what refuses it is a response with status 200, trailers as
+/// its header fields, and no body.
 ///
 /// Responses carry the fields `RateLimit` and `RateLimit-Policy` of
 /// draft-ietf-httpapi-ratelimit-headers-11, added to those of other layers. (Where layers are stacked, the
@@ -149,7 +152,7 @@ impl RateLimitLayer {
 
     /// Sets a closure that every refusal passes through: it sees why the request was refused, the head
     /// of the request, and the response as it would be, and returns the response to send. Both have all of
-    /// their body at once, as [`Bytes`].
+    /// their body at once, as [`Bytes`]. That of a gRPC request's refusal is empty, and must stay so.
     pub fn map_refusal(
         self,
         map: impl Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
@@ -205,7 +208,7 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// Turns are booked when requests arrive: first come, first served, over all replicas. A request whose
     /// turn would come later is refused at once, and its retry-after is when it would be let wait. Without
     /// this setting nobody waits, except in a leaky bucket, which lets wait for as long as a request has room
-    /// in it; there `max_wait` is a further bound.
+    /// in it; there `max_wait` is a further bound. So is the `grpc-timeout` of a gRPC request, in either case.
     ///
     /// A request that waits holds no readiness of the service, and if it is dropped it gives its turn back:
     /// see [`ResponseFuture`](crate::ResponseFuture).

@@ -21,6 +21,9 @@ use crate::error::RequestError;
 /// # let _ = peer_ip;
 /// ```
 ///
+/// or a layer outside of this one that puts a [`SocketAddr`] into the extensions. A tonic server needs that: its
+/// type is `TcpConnectInfo`.
+///
 /// Of an IPv6 address the first 64 bits count: a host can choose the others as it likes.
 ///
 /// A request without an address is answered with 500: a service that is set up wrong must not make all
@@ -69,7 +72,8 @@ pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
 
 #[cfg(feature = "axum")]
 const MISSING: &str = "the rate limiter does not know the peer's address: serve the router with \
-     `into_make_service_with_connect_info::<SocketAddr>()`";
+     `into_make_service_with_connect_info::<SocketAddr>()`, or put a `SocketAddr` into the extensions \
+     of the request";
 #[cfg(not(feature = "axum"))]
 const MISSING: &str = "the rate limiter does not know the peer's address: put a `SocketAddr` into the \
      extensions of the request, or enable the feature `axum` of tower-ratelimit and serve the router \
