@@ -1,0 +1,634 @@
+//! What gRPC clients see.
+
+mod support;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{Router, body::Body, routing};
+use http::{HeaderValue, Request, Response, request::Parts};
+use http_body_util::BodyExt;
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use support::{counting, field, get, in_memory};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, WriteHalf, duplex, split},
+    net::{TcpListener, TcpStream, tcp::OwnedReadHalf},
+    time::{Instant, advance},
+};
+use tonic::{
+    Code, Status,
+    service::Routes,
+    transport::{
+        Channel, Endpoint, Server,
+        server::{TcpConnectInfo, TcpIncoming},
+    },
+};
+use tonic_health::pb::{
+    HealthCheckRequest,
+    health_client::HealthClient,
+    health_server::{Health, HealthServer},
+};
+use tonic_types::StatusExt;
+use tonic_web::{GrpcWebCall, GrpcWebClientLayer, GrpcWebClientService, GrpcWebLayer};
+use tower::{Layer, ServiceBuilder, ServiceExt, util::MapRequestLayer};
+use tower_ratelimit::{
+    Algorithm, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, RequestError,
+    ResponseBody, key,
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const MICROSECOND: Duration = Duration::from_micros(1);
+
+fn health() -> HealthServer<impl Health> {
+    tonic_health::server::health_reporter().1
+}
+
+async fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Starts a tonic server.
+async fn serve(layer: RateLimitLayer) -> SocketAddr {
+    let (listener, address) = listen().await;
+    let server = Server::builder().layer(layer).add_service(health());
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    address
+}
+
+async fn connect(address: SocketAddr) -> HealthClient<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    HealthClient::new(endpoint.connect().await.unwrap())
+}
+
+fn check(user: &str) -> tonic::Request<HealthCheckRequest> {
+    let mut request = tonic::Request::new(HealthCheckRequest::default());
+    request.metadata_mut().insert("user", user.parse().unwrap());
+    request
+}
+
+fn retry_delay(status: &Status) -> Option<Duration> {
+    status.get_details_retry_info().and_then(|info| info.retry_delay)
+}
+
+fn pushback(status: &Status) -> Option<&str> {
+    status.metadata().get("grpc-retry-pushback-ms").map(|value| value.to_str().unwrap())
+}
+
+async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
+    layer.layer(counting(&Arc::default())).oneshot(request).await.unwrap()
+}
+
+fn grpc(headers: &[(&str, &str)]) -> Request<Body> {
+    let mut headers = headers.to_vec();
+    headers.push(("content-type", "application/grpc"));
+    get(&headers)
+}
+
+/// The status of a refusal, none of an answer of the service.
+async fn status(layer: &RateLimitLayer, request: Request<Body>) -> Option<Status> {
+    let response = send(layer, request).await;
+    assert_eq!(response.status(), 200);
+    let status = Status::from_header_map(response.headers())?;
+    assert!(http_body::Body::is_end_stream(response.body()));
+    Some(status)
+}
+
+/// The time stands still, so that the delays are exact.
+#[tokio::test(start_paused = true)]
+async fn a_tonic_client_is_refused_and_told_when_to_come_back() {
+    let quota = Quota::per_hour(2);
+    let layer = RateLimitLayer::new(in_memory(quota), key::Header::new("user"));
+    let mut client = connect(serve(layer).await).await;
+    for remaining in ["1", "0"] {
+        let response = client.check(check("ada")).await.unwrap();
+        let start = format!("\"default\";r={remaining};t=");
+        let fields = response.metadata().get("ratelimit").unwrap().to_str().unwrap();
+        assert!(fields.starts_with(&start), "{fields}");
+    }
+    advance(Duration::from_micros(1_500)).await;
+
+    let status = client.check(check("ada")).await.unwrap_err();
+    let wait = HOUR / 2 - Duration::from_micros(1_500);
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(status.message(), format!("the quota is used up, try again in {wait:?}"));
+    assert_eq!(retry_delay(&status), Some(wait));
+    assert_eq!(pushback(&status), Some("1799999"), "whole milliseconds, and none too early");
+    assert!(status.metadata().get("retry-after").is_none());
+
+    assert!(client.check(check("ben")).await.is_ok());
+    advance(wait).await;
+    assert!(client.check(check("ada")).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_stream_is_refused_before_it_opens() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
+    let mut client = connect(serve(layer).await).await;
+    let mut open = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert!(open.message().await.unwrap().is_some());
+    let status = client.watch(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+}
+
+/// Passes on what a server sends, and keeps it.
+async fn record(mut from: OwnedReadHalf, mut to: WriteHalf<DuplexStream>) -> Vec<u8> {
+    let (mut recorded, mut buffer) = (vec![], [0; 1_024]);
+    loop {
+        let length = from.read(&mut buffer).await.unwrap();
+        if length == 0 {
+            return recorded;
+        }
+        recorded.extend_from_slice(&buffer[..length]);
+        let _ = to.write_all(&buffer[..length]).await; // the client may be gone
+    }
+}
+
+/// Kind and flags of the frames of the first stream.
+fn frames(mut bytes: &[u8]) -> Vec<(u8, u8)> {
+    let mut frames = vec![];
+    while let [l0, l1, l2, kind, flags, stream @ ..] = bytes {
+        let length = u32::from_be_bytes([0, *l0, *l1, *l2]) as usize;
+        if stream[..4] == [0, 0, 0, 1] {
+            frames.push((*kind, *flags));
+        }
+        bytes = &bytes[9 + length..];
+    }
+    frames
+}
+
+#[tokio::test]
+async fn a_refusal_is_one_headers_frame_while_the_request_is_still_open() {
+    const HEADERS: u8 = 1;
+    const RST_STREAM: u8 = 3;
+    const END_STREAM: u8 = 1;
+    const END_HEADERS: u8 = 4;
+
+    let limiter = in_memory(Quota::per_hour(1));
+    assert!(limiter.check("global").await.unwrap().is_allowed());
+    let address = serve(RateLimitLayer::new(limiter, |_: &Parts| "global")).await;
+    let (io, proxy) = duplex(1_024);
+    let (mut from_client, to_client) = split(proxy);
+    let (from_server, mut to_server) = TcpStream::connect(address).await.unwrap().into_split();
+    tokio::spawn(async move {
+        tokio::io::copy(&mut from_client, &mut to_server).await.unwrap();
+        to_server.shutdown().await.unwrap();
+    });
+    let recorded = tokio::spawn(record(from_server, to_client));
+
+    let (mut client, connection) = h2::client::handshake(io).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::post(format!("http://{address}/grpc.health.v1.Health/Check"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    let (response, request_body) = client.send_request(request, false).unwrap();
+    let response = response.await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert!(response.body().is_end_stream());
+    for (name, value) in [("content-type", "application/grpc"), ("grpc-status", "8")] {
+        assert_eq!(field(&response, name), [value]);
+    }
+    for name in ["grpc-status-details-bin", "grpc-retry-pushback-ms", "ratelimit"] {
+        assert_eq!(field(&response, name).len(), 1, "{name}");
+    }
+    assert!(field(&response, "grpc-message")[0].starts_with("the quota is used up"));
+    assert!(field(&response, "retry-after").is_empty());
+
+    drop((client, request_body, response));
+    connection.await.unwrap().unwrap();
+    let mut frames = frames(&recorded.await.unwrap());
+    frames.retain(|(kind, _)| *kind != RST_STREAM); // the body that is not wanted any more
+    assert_eq!(frames, [(HEADERS, END_STREAM | END_HEADERS)]);
+}
+
+#[tokio::test]
+async fn each_refusal_has_a_status() {
+    let lazy = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
+    let without_redis = Limiter::new(lazy, Algorithm::token_bucket(), Quota::per_hour(1));
+    let by = |key| RateLimitLayer::new(in_memory(Quota::per_hour(1)), key);
+    let by_user = by(key::Header::new("user"));
+    let misconfigured = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
+    let invalid = by_user.clone().cost(|_: &Parts| Err(RequestError::invalid("50 %\n\u{e9}")));
+    for (layer, user, code, message, may_retry) in [
+        (
+            RateLimitLayer::new(without_redis, key::Global),
+            "ada",
+            Code::Unavailable,
+            "requests cannot be counted at the moment",
+            None,
+        ),
+        (by_user.clone(), "", Code::InvalidArgument, "the field user is missing or empty", None),
+        (invalid, "ada", Code::InvalidArgument, "50 %\n\u{e9}", None),
+        (
+            misconfigured,
+            "ada",
+            Code::Internal,
+            "the rate limiter does not know the peer's address: serve the router with \
+             `into_make_service_with_connect_info::<SocketAddr>()`, or put a `SocketAddr` into the \
+             extensions of the request",
+            None,
+        ),
+        (
+            by_user.cost(|_: &Parts| 2),
+            "ada",
+            Code::ResourceExhausted,
+            "the request costs 2, and the quota never grants more than 1 at once",
+            Some("-1"),
+        ),
+    ] {
+        let status = status(&layer, grpc(&[("user", user)])).await.expect(message);
+        assert_eq!((status.code(), status.message()), (code, message));
+        assert_eq!(retry_delay(&status), None, "{message}");
+        assert_eq!(pushback(&status), may_retry, "{message}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_beyond_what_the_pushback_can_say_is_cut() {
+    let quota = Quota::new(1, Duration::from_secs(40 * 24 * 3_600));
+    let layer = RateLimitLayer::new(in_memory(quota), key::Global);
+    assert!(status(&layer, grpc(&[])).await.is_none());
+    let status = status(&layer, grpc(&[])).await.unwrap();
+    assert_eq!(retry_delay(&status), Some(quota.window()));
+    assert_eq!(pushback(&status), Some("2147483647"));
+}
+
+#[tokio::test]
+async fn header_fields_can_be_left_out_and_the_status_stays() {
+    let layer =
+        RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).header_fields(false);
+    let _ = send(&layer, grpc(&[])).await;
+    let refused = send(&layer, grpc(&[])).await;
+    assert_eq!(field(&refused, "grpc-status"), ["8"]);
+    assert_eq!(field(&refused, "grpc-retry-pushback-ms").len(), 1);
+    assert!(field(&refused, "ratelimit").is_empty());
+}
+
+#[tokio::test]
+async fn the_content_type_tells_what_is_grpc() {
+    for (content_type, is_grpc) in [
+        ("application/grpc", true),
+        ("application/grpc+proto", true),
+        ("application/grpc+json", true),
+        ("application/grpc; x", true),
+        ("application/grpc ;x", true),
+        ("application/grpc-web", false),
+        ("application/grpc-web+proto", false),
+        ("application/grpc-web-text", false),
+        ("application/grpcx", false),
+        ("application/json", false),
+        ("", false),
+    ] {
+        let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
+        let request = || get(&[("content-type", content_type)]);
+        let _ = send(&layer, request()).await;
+        let refused = send(&layer, request()).await;
+        let expected = if is_grpc { (200, vec!["8"]) } else { (429, vec![]) };
+        let got = (refused.status().as_u16(), field(&refused, "grpc-status"));
+        assert_eq!(got, expected, "{content_type:?}");
+    }
+}
+
+#[tokio::test]
+async fn http_and_grpc_on_one_port_draw_from_one_budget() {
+    let limiter = in_memory(Quota::per_hour(3));
+    let app = Routes::new(health())
+        .into_axum_router()
+        .merge(Router::new().route("/", routing::get(async || "hello")))
+        .layer(RateLimitLayer::new(limiter, (key::PeerIp, key::Header::new("user"))))
+        .into_make_service_with_connect_info::<SocketAddr>();
+    let (listener, address) = listen().await;
+    tokio::spawn(axum::serve(listener, app).into_future());
+    let http = legacy::Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let get = async |user| {
+        let request = Request::get(format!("http://{address}/")).header("user", user);
+        http.request(request.body(Body::empty()).unwrap()).await.unwrap()
+    };
+    let mut grpc = connect(address).await;
+
+    assert_eq!(get("ada").await.status(), 200);
+    assert!(grpc.check(check("ada")).await.is_ok());
+    assert_eq!(get("ada").await.status(), 200);
+
+    let status = grpc.check(check("ada")).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let refused = get("ada").await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(field(&refused, "content-type"), ["application/problem+json"]);
+    assert!(field(&refused, "grpc-status").is_empty());
+
+    assert!(grpc.check(check("ben")).await.is_ok());
+    assert_eq!(get("ben").await.status(), 200);
+}
+
+/// Sends the second request of a quota of one per `window`, which may wait for 200 years; the time it
+/// took, and how it was refused, if it was.
+async fn second(window: Duration, timeout: &[u8]) -> (Duration, Option<Status>) {
+    let layer = RateLimitLayer::new(in_memory(Quota::new(1, window)), key::Global);
+    let layer = layer.max_wait(HOUR * 24 * 365 * 200);
+    assert!(status(&layer, grpc(&[])).await.is_none());
+    let mut request = grpc(&[]);
+    request.headers_mut().insert("grpc-timeout", HeaderValue::from_bytes(timeout).unwrap());
+    let start = Instant::now();
+    let refused = status(&layer, request).await;
+    (start.elapsed(), refused)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_waits_only_for_a_turn_that_comes_before_its_deadline() {
+    for (text, timeout) in [
+        ("1H", HOUR),
+        ("01H", HOUR),
+        ("2M", Duration::from_secs(120)),
+        ("7S", Duration::from_secs(7)),
+        ("00000007S", Duration::from_secs(7)),
+        ("250m", Duration::from_millis(250)),
+        ("99999999m", Duration::from_millis(99_999_999)),
+        ("4000u", Duration::from_millis(4)),
+        ("99999000n", Duration::from_micros(99_999)),
+    ] {
+        let (took, refused) = second(timeout, text.as_bytes()).await;
+        assert!(refused.is_none(), "{text}: {refused:?}");
+        let late = took.checked_sub(timeout).expect(text);
+        assert!(late <= Duration::from_millis(1), "{text}: {late:?}");
+
+        let (took, refused) = second(timeout + MICROSECOND, text.as_bytes()).await;
+        let refused = refused.expect(text);
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{text}");
+        assert_eq!(took, Duration::ZERO, "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_of_nothing_or_of_millennia_is_one_too() {
+    for text in ["0H", "0n", "1n"] {
+        let (took, refused) = second(HOUR, text.as_bytes()).await;
+        assert!(refused.is_some() && took.is_zero(), "{text}");
+    }
+    let (took, refused) = second(HOUR, b"99999999H").await;
+    assert!(refused.is_none() && took >= HOUR);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_is_none_is_not_heeded() {
+    for text in [
+        "",
+        "H",
+        "1",
+        "1h",
+        "1s",
+        "1N",
+        "100000000n",
+        "-1n",
+        "+1n",
+        "1.5n",
+        "1 n",
+        "n1",
+        "1nn",
+        "1\u{b5}",
+        "\u{b5}",
+    ] {
+        let (took, refused) = second(HOUR, text.as_bytes()).await;
+        assert!(refused.is_none() && took >= HOUR, "{text:?}: {refused:?}");
+    }
+    assert!(second(HOUR, b"1\xff").await.1.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http_request_has_no_grpc_deadline() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).max_wait(HOUR);
+    for _ in 0..2 {
+        assert_eq!(send(&layer, get(&[("grpc-timeout", "1S")])).await.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_tonic_client_with_a_deadline_is_refused_before_it() {
+    let quota = Quota::per_hour(1);
+    let layer = RateLimitLayer::new(in_memory(quota), key::Header::new("user")).max_wait(HOUR);
+    let mut client = connect(serve(layer).await).await;
+    let start = Instant::now();
+    assert!(client.check(check("ada")).await.is_ok());
+    let mut request = check("ada");
+    request.set_timeout(HOUR / 2);
+    let status = client.check(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    // Then it would be let wait for the other half.
+    let delay = retry_delay(&status).unwrap();
+    assert!(delay <= HOUR / 2 && HOUR / 2 - delay <= start.elapsed(), "{delay:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leaky_bucket_heeds_the_deadline_too() {
+    let store = MemoryStore::new();
+    let limiter = Limiter::new(store, Algorithm::LeakyBucket, Quota::per_hour(1).burst(2));
+    let layer = RateLimitLayer::new(limiter, key::Global);
+    assert!(status(&layer, grpc(&[])).await.is_none());
+    for timeout in ["1M", "59M", "3599999m"] {
+        let status = status(&layer, grpc(&[("grpc-timeout", timeout)])).await.expect(timeout);
+        assert_eq!(status.code(), Code::ResourceExhausted);
+    }
+    assert!(status(&layer, grpc(&[("grpc-timeout", "60M")])).await.is_none());
+}
+
+type WebClient = legacy::Client<HttpConnector, GrpcWebCall<tonic::body::Body>>;
+
+fn web_client(address: SocketAddr) -> HealthClient<GrpcWebClientService<WebClient>> {
+    let http = legacy::Client::builder(TokioExecutor::new()).build_http();
+    let service = ServiceBuilder::new().layer(GrpcWebClientLayer::new()).service(http);
+    HealthClient::with_origin(service, format!("http://{address}").parse().unwrap())
+}
+
+async fn post_grpc_web(
+    address: SocketAddr,
+) -> Response<impl http_body::Body<Data: Send, Error: std::fmt::Debug>> {
+    let http = legacy::Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let request = Request::post(format!("http://{address}/grpc.health.v1.Health/Check"))
+        .header("content-type", "application/grpc-web")
+        .header("user", "ada");
+    http.request(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+#[tokio::test]
+async fn inside_of_the_grpc_web_layer_a_refusal_is_grpc_web() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let (listener, address) = listen().await;
+    let server = Server::builder()
+        .accept_http1(true)
+        .layer(GrpcWebLayer::new())
+        .layer(layer)
+        .add_service(health());
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+
+    let mut web = web_client(address);
+    assert!(web.check(check("ada")).await.is_ok());
+    let status = web.check(check("ada")).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let wait = retry_delay(&status).unwrap();
+    assert!(wait <= HOUR && pushback(&status).is_some(), "{wait:?}");
+
+    let mut grpc = connect(address).await;
+    let status = grpc.check(check("ada")).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+
+    // What a browser sees: the status is in the header fields, for lack of a message.
+    let refused = post_grpc_web(address).await;
+    assert_eq!(refused.status(), 200);
+    assert_eq!(field(&refused, "content-type"), ["application/grpc-web+proto"]);
+    assert_eq!(field(&refused, "grpc-status"), ["8"]);
+    assert!(refused.into_body().collect().await.unwrap().to_bytes().is_empty());
+}
+
+#[tokio::test]
+async fn outside_of_the_grpc_web_layer_a_refusal_is_http() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let (listener, address) = listen().await;
+    let server = Server::builder()
+        .accept_http1(true)
+        .layer(layer)
+        .layer(GrpcWebLayer::new())
+        .add_service(health());
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+
+    assert!(web_client(address).check(check("ada")).await.is_ok());
+    let refused = post_grpc_web(address).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(field(&refused, "content-type"), ["application/problem+json"]);
+    assert!(field(&refused, "grpc-status").is_empty());
+}
+
+#[tokio::test]
+async fn grpc_web_and_http_on_one_port_draw_from_one_budget() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::Header::new("user"));
+    // `GrpcWebLayer` answers 400 to other requests over HTTP/1.
+    let app = Routes::new(health())
+        .into_axum_router()
+        .layer(layer.clone())
+        .layer(GrpcWebLayer::new())
+        .merge(Router::new().route("/", routing::get(async || "hello")).layer(layer));
+    let (listener, address) = listen().await;
+    tokio::spawn(axum::serve(listener, app.clone()).into_future());
+    let get = async || app.clone().oneshot(get(&[("user", "ada")])).await.unwrap().status();
+
+    assert_eq!(get().await, 200);
+    let mut web = web_client(address);
+    assert!(web.check(check("ada")).await.is_ok());
+    assert_eq!(web.check(check("ada")).await.unwrap_err().code(), Code::ResourceExhausted);
+    assert_eq!(get().await, 429);
+}
+
+/// Tells the layer what tonic knows.
+fn with_peer<B>(mut request: Request<B>) -> Request<B> {
+    let info = request.extensions().get::<TcpConnectInfo>();
+    if let Some(peer) = info.and_then(|info| info.remote_addr()) {
+        request.extensions_mut().insert(peer);
+    }
+    request
+}
+
+#[tokio::test]
+async fn the_peer_of_a_tonic_server_is_known_once_the_layer_is_told() {
+    let limiter = in_memory(Quota::per_hour(2));
+    let layer = RateLimitLayer::new(limiter.clone(), key::PeerIp);
+    let mut untold = connect(serve(layer.clone()).await).await;
+    assert_eq!(untold.check(check("ada")).await.unwrap_err().code(), Code::Internal);
+
+    let (listener, address) = listen().await;
+    let server =
+        Server::builder().layer(MapRequestLayer::new(with_peer)).layer(layer).add_service(health());
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    let mut told = connect(address).await;
+    assert!(told.check(check("ada")).await.is_ok());
+    let peer = Key::from(IpAddr::from([127, 0, 0, 1]));
+    assert_eq!(limiter.peek(peer).await.unwrap().remaining(), 1);
+
+    let by_closure = RateLimitLayer::new(limiter, |head: &Parts| {
+        let info = head.extensions.get::<TcpConnectInfo>()?;
+        info.remote_addr().map(|peer| peer.ip())
+    });
+    let mut closure = connect(serve(by_closure).await).await;
+    assert!(closure.check(check("ada")).await.is_ok());
+    for client in [&mut told, &mut closure] {
+        let status = client.check(check("ada")).await.unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted, "they share the limiter and the key");
+    }
+}
+
+mod example {
+    use std::{
+        io::{BufRead, BufReader},
+        path::PathBuf,
+        process::{Child, Command, Output, Stdio},
+        sync::LazyLock,
+    };
+
+    use super::support;
+
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("grpc"));
+
+    struct Server(Child);
+
+    impl Drop for Server {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn run(flags: &[&str]) -> Output {
+        Command::new(&*PROGRAM).args(flags).output().unwrap()
+    }
+
+    #[test]
+    fn the_client_prints_when_it_may_come_back() {
+        let mut server = Command::new(&*PROGRAM);
+        server.args(["--listen", "127.0.0.1:0", "--quota", "2/h"]).stdout(Stdio::piped());
+        let mut server = Server(server.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let url = line.trim().strip_prefix("listening on ").expect("the first line");
+
+        let output = run(&["--call", "4", "--server", url]);
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{stdout}");
+        let lines: Vec<_> = stdout.lines().collect();
+        assert_eq!(lines[..2], ["1: Ok", "2: Ok"]);
+        let mut last = 1_800.0;
+        for (line, number) in lines[2..].iter().zip(3..) {
+            let delay = line
+                .strip_prefix(&format!("{number}: ResourceExhausted, retry in "))
+                .and_then(|rest| rest.strip_suffix(" s"))
+                .unwrap_or_else(|| panic!("{line}"));
+            let delay: f64 = delay.parse().unwrap();
+            assert!(0.0 < delay && delay <= last, "{line}");
+            last = delay;
+        }
+        assert_eq!(lines.len(), 4);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_explained() {
+        for (flags, complaint) in [
+            (&["--quota", "0/s"][..], "the limit is 0"),
+            (
+                &["--call", "1", "--server", "http://127.0.0.1:1"],
+                "cannot connect to http://127.0.0.1:1",
+            ),
+            (&["--call", "1", "--server", "not a URL"], "invalid URI"),
+            (&["--call", "1", "--quota", "1/s"], "cannot be used with"),
+        ] {
+            let output = run(flags);
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert!(!output.status.success() && stderr.contains(complaint), "{stderr}");
+        }
+    }
+}
