@@ -3,8 +3,7 @@
 //!
 //! A waiter arrives when the server runs its script. For `try_acquire` the server's slow log tells the
 //! order: each waiter names a timeout of its own, which the log shows. In the loop nobody has one, and
-//! the order is that of the first answers. A waiter departs when its call has returned: a sleep begins
-//! with the answer, so that a departure is late by the time that the answer took to come back.
+//! the order is that of the first answers. A waiter departs when its call has returned.
 
 #![allow(missing_docs, unreachable_pub)]
 

@@ -30,7 +30,9 @@ local function commit(instant, units)
 end
 
 local function refund(units)
-  count = math.max(count - units, 0)
+  if turn == 0 or math.floor((turn - start) / length) == ahead then -- else it counts no more
+    count = math.max(count - units, 0)
+  end
 end
 
 local function advance()
@@ -65,8 +67,9 @@ local wait = instant - now
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
-local before = wait > 0 and packed()
+local before
 if action == 'check' and admitted then
+  before = wait > 0 and packed()
   commit(instant, cost)
 end
 
@@ -79,16 +82,6 @@ if ahead > 0 or count > 0 then
 end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
-  if stale then
-    redis.call('DEL', KEYS[2])
-  end
-  if action == 'check' and admitted and wait > 0 then
-    book(now, instant, cost, before)
-  end
-  if reset > 0 then
-    redis.call('SET', KEYS[1], packed(), 'PXAT', math.ceil((now + reset) / 1000))
-  else
-    redis.call('DEL', KEYS[1])
-  end
+  write(now, stale, instant, cost, before, packed(), reset)
 end
 return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

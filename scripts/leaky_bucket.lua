@@ -33,7 +33,11 @@ local function commit(instant, units)
 end
 
 local function refund(units)
-  debt = math.max(debt - units * unit, 0)
+  local back = units * unit
+  if turn > 0 then -- what has flowed out since is back already
+    back = math.max(back - math.max(now - turn, 0) * tick, 0)
+  end
+  debt = math.max(debt - back, 0)
 end
 
 local state = redis.call('GET', KEYS[1])
@@ -63,8 +67,9 @@ local room = full - math.min(cost, burst) * unit -- a refund may be above the qu
 local late = math.max(time_until(debt - room), wait - max_wait)
 local admitted = late == 0
 
-local before = wait > 0 and packed()
+local before
 if action == 'check' and admitted then
+  before = wait > 0 and packed()
   commit(instant, cost)
 end
 
@@ -76,16 +81,6 @@ if debt > 0 then
 end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
-  if stale then
-    redis.call('DEL', KEYS[2])
-  end
-  if action == 'check' and admitted and wait > 0 then
-    book(now, instant, cost, before)
-  end
-  if reset > 0 then
-    redis.call('SET', KEYS[1], packed(), 'PXAT', math.ceil((now + reset) / 1000))
-  else
-    redis.call('DEL', KEYS[1])
-  end
+  write(now, stale, instant, cost, before, packed(), reset)
 end
 return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

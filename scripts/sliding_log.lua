@@ -88,12 +88,12 @@ local wait = instant - now
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
--- The place of the turn that is given back, if it is still waiting.
-local function booked()
+-- The place of what was spent at the instant `turn`, if it still counts.
+local function spent()
   local i = leading(function(instant)
     return instant < turn + skew
   end)
-  while turn + skew > now and i < length and entry(i) == turn + skew do
+  while i >= expired and i < length and entry(i) == turn + skew do
     local _, before = entry(i)
     local after = total
     if i + 1 < length then
@@ -106,15 +106,15 @@ local function booked()
   end
 end
 
-local place = action == 'refund' and booked()
+local place = action == 'refund' and turn > 0 and spent()
 if place then
   length, total = length - 1, (total - cost) % 2 ^ 48
-  for i = place, length - 1 do
-    local behind, before = entry(i + 1)
-    entries[i] = {behind, (before - cost) % 2 ^ 48}
+  for i, behind in ipairs(redis.call('LRANGE', KEYS[1], place + 1, length)) do
+    local instant, before = struct.unpack('<I7I6', behind)
+    entries[place + i - 1] = {instant, (before - cost) % 2 ^ 48}
   end
   last = length > 0 and entry(length - 1) or 0
-elseif action == 'refund' then
+elseif action == 'refund' and turn == 0 then
   -- The oldest first: what is left then stays for as long as any of it could. Not those that wait.
   local rest = math.max(sum_from(expired) - cost, sum_from(leading(function(instant)
     return instant <= now
@@ -145,13 +145,21 @@ if reset == 0 then
   end
 elseif action == 'refund' or action == 'check' and (admitted or stale) then
   local summary = struct.pack('<I7I7I6I6', now, skew, window, total)
-  if action == 'refund' then
-    if place then
-      for i = place, length - 1 do
-        redis.call('LSET', KEYS[1], i, packed(i))
-      end
-      redis.call('RPOP', KEYS[1])
+  if place then
+    if place > expired then
+      redis.call('LTRIM', KEYS[1], expired, place - 1)
+    else
+      redis.call('DEL', KEYS[1])
     end
+    local behind = {}
+    for i = place, length - 1 do
+      behind[#behind + 1] = packed(i)
+    end
+    behind[#behind + 1] = summary
+    for i = 1, #behind, 100 do
+      redis.call('RPUSH', KEYS[1], unpack(behind, i, math.min(i + 99, #behind)))
+    end
+  elseif action == 'refund' then
     redis.call('LTRIM', KEYS[1], expired, -1)
     redis.call('LSET', KEYS[1], 0, packed(expired))
     redis.call('LSET', KEYS[1], -1, summary)

@@ -101,6 +101,13 @@ local function commit(instant, units)
 end
 
 local function refund(units)
+  if turn > 0 then
+    local i = index - slot_of(turn) + 1
+    if counts[i] then -- else it counts no more
+      counts[i] = math.max(counts[i] - units, 0)
+    end
+    return
+  end
   for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
     local back = math.min(counts[i], units)
     counts[i] = counts[i] - back
@@ -156,8 +163,9 @@ local wait = instant - now
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
-local before = wait > 0 and packed()
+local before
 if action == 'check' and admitted then
+  before = wait > 0 and packed()
   commit(instant, cost)
 end
 
@@ -173,16 +181,6 @@ if newest() then
 end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
-  if stale then
-    redis.call('DEL', KEYS[2])
-  end
-  if action == 'check' and admitted and wait > 0 then
-    book(now, instant, cost, before)
-  end
-  if reset > 0 then
-    redis.call('SET', KEYS[1], packed(), 'PXAT', math.ceil((now + reset) / 1000))
-  else
-    redis.call('DEL', KEYS[1])
-  end
+  write(now, stale, instant, cost, before, packed(), reset)
 end
 return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

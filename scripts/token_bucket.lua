@@ -34,7 +34,11 @@ local function commit(instant, units)
 end
 
 local function refund(units)
-  debt = math.max(debt - units * unit, 0)
+  local back = units * unit
+  if turn > 0 then -- what has flowed in since is back already
+    back = math.max(back - math.max(math.ceil((now - turn) / period), 0) * lump, 0)
+  end
+  debt = math.max(debt - back, 0)
 end
 
 local function refill()
@@ -75,8 +79,9 @@ local instant = now + wait
 local late = math.max(wait - max_wait, 0)
 local admitted = late == 0
 
-local before = wait > 0 and packed()
+local before
 if action == 'check' and admitted then
+  before = wait > 0 and packed()
   commit(instant, cost)
 end
 
@@ -92,16 +97,6 @@ if debt > 0 then
 end
 
 if action == 'refund' or action == 'check' and (admitted or stale) then
-  if stale then
-    redis.call('DEL', KEYS[2])
-  end
-  if action == 'check' and admitted and wait > 0 then
-    book(now, instant, cost, before)
-  end
-  if reset > 0 then
-    redis.call('SET', KEYS[1], packed(), 'PXAT', math.ceil((now + reset) / 1000))
-  else
-    redis.call('DEL', KEYS[1])
-  end
+  write(now, stale, instant, cost, before, packed(), reset)
 end
 return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

@@ -2,54 +2,93 @@
 -- front of the algorithms whose state is a string.
 -- KEYS[2]  a list, oldest first: {instant, cost}, doubles, and the state before this turn was booked
 
-local function push(instant, cost, before)
-  redis.call('RPUSH', KEYS[2], struct.pack('<dd', instant, cost) .. before)
+local function instant_of(entry)
+  return entry and struct.unpack('<d', entry)
+end
+
+local function expire_at(instant)
   redis.call('PEXPIREAT', KEYS[2], math.ceil(instant / 1000))
 end
 
 local function book(now, instant, cost, before)
-  local newest = redis.call('LINDEX', KEYS[2], -1)
-  if newest and struct.unpack('<d', newest) <= now then
+  local newest = instant_of(redis.call('LINDEX', KEYS[2], -1))
+  if newest and (newest <= now or newest > instant) then -- nobody waits, or the state was lost
     redis.call('DEL', KEYS[2])
   end
   for _ = 1, 2 do -- drops more than it adds
-    local oldest = redis.call('LINDEX', KEYS[2], 0)
-    if oldest and struct.unpack('<d', oldest) <= now then
+    local oldest = instant_of(redis.call('LINDEX', KEYS[2], 0))
+    if oldest and oldest <= now then
       redis.call('LPOP', KEYS[2])
     end
   end
-  push(instant, cost, before)
+  redis.call('RPUSH', KEYS[2], struct.pack('<dd', instant, cost) .. before)
+  expire_at(instant)
 end
 
--- Gives back the turn at the instant `turn`, or, if that is not waiting, `cost` units of what was spent
--- before the first one that is. The turns behind stay where they are and are counted again.
+-- Gives back the turn at the instant `turn`, or, if that is not waiting, what was spent before the first
+-- one that is. The turns behind stay where they are and are counted again.
 local function give_back(now, turn, cost, read, refund, commit, packed)
-  local turns, place = {}, 0
-  for _, entry in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
-    local instant, units = struct.unpack('<dd', entry)
-    if instant > now then
-      turns[#turns + 1] = {instant, units, string.sub(entry, 17)}
-      if place == 0 and instant == turn and units == cost then
-        place = #turns
-      end
+  local kept, length = 0, redis.call('LLEN', KEYS[2])
+  local high = length
+  while kept < high do -- those whose turn has come
+    local middle = math.floor((kept + high) / 2)
+    if instant_of(redis.call('LINDEX', KEYS[2], middle)) <= now then
+      kept = middle + 1
+    else
+      high = middle
     end
   end
-  if turns[1] then
-    read(turns[math.max(place, 1)][3])
+  local turns = kept < length and redis.call('LRANGE', KEYS[2], kept, -1) or {}
+  local place = 0
+  for i, entry in ipairs(turns) do
+    local instant, units = struct.unpack('<dd', entry)
+    if instant == turn and units == cost then
+      place = i
+    end
+    if place > 0 or instant > turn then
+      break
+    end
   end
-  if place == 0 then
+
+  if turns[1] then
+    read(string.sub(turns[math.max(place, 1)], 17))
+  end
+  if place > 0 then
+    kept = kept + place - 1
+  else
     refund(cost)
   end
-  redis.call('DEL', KEYS[2])
-  for i, it in ipairs(turns) do
-    local instant, units, before = unpack(it)
-    if i > place then
-      before = packed()
-      commit(instant, units)
-    end
-    if i ~= place then
-      push(instant, units, before)
-    end
+  if kept == 0 then
+    redis.call('DEL', KEYS[2])
+  elseif kept < length then
+    redis.call('LTRIM', KEYS[2], 0, kept - 1)
+  end
+  local behind = {}
+  for i = place + 1, #turns do
+    behind[#behind + 1] = string.sub(turns[i], 1, 16) .. packed()
+    commit(struct.unpack('<dd', turns[i]))
+  end
+  for i = 1, #behind, 100 do
+    redis.call('RPUSH', KEYS[2], unpack(behind, i, math.min(i + 99, #behind)))
+  end
+  local newest = instant_of(redis.call('LINDEX', KEYS[2], -1))
+  if newest then
+    expire_at(newest)
+  end
+end
+
+-- Stores what a check or a refund left; `before` is the state before a turn was booked.
+local function write(now, stale, instant, cost, before, state, reset)
+  if stale then -- turns that were booked by another clock or quota are forgotten
+    redis.call('DEL', KEYS[2])
+  end
+  if before then
+    book(now, instant, cost, before)
+  end
+  if reset > 0 then
+    redis.call('SET', KEYS[1], state, 'PXAT', math.ceil((now + reset) / 1000))
+  else
+    redis.call('DEL', KEYS[1])
   end
 end
 

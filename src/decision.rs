@@ -75,7 +75,8 @@ impl Decision {
         self.verdict.remaining as u64
     }
 
-    /// The time until [`remaining`](Decision::remaining) grows; zero if it is as large as can be.
+    /// The time until [`remaining`](Decision::remaining) grows; zero if it is as large as can be. It counts
+    /// from the decision, and so does [`reset_after`](Decision::reset_after): not from after the delay.
     #[must_use]
     pub const fn replenish_after(&self) -> Duration {
         micros(self.verdict.replenish)

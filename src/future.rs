@@ -107,7 +107,10 @@ where
                     continue;
                 }
                 StateProj::Readying { decision } => {
-                    ready!(this.inner.poll_ready(cx))?;
+                    if let Err(error) = ready!(this.inner.poll_ready(cx)) {
+                        *this.turn = None;
+                        return Poll::Ready(Err(error));
+                    }
                     Ok(Some(*decision))
                 }
                 StateProj::Calling { decision, future } => {
@@ -120,12 +123,15 @@ where
                 Ok(decision) => decision,
                 Err(Rejection::Denied(decision)) if this.shared.dry_run => Some(decision),
                 Err(_) if this.shared.dry_run => None,
-                Err(rejection) => return Poll::Ready(Ok(protocol.refuse(rejection, head))),
+                Err(rejection) => {
+                    *this.turn = None;
+                    return Poll::Ready(Ok(protocol.refuse(rejection, head)));
+                }
             };
-            let future = this.inner.call(protocol.join(head, rest, decision.as_ref()));
             if let Some(turn) = this.turn.take() {
                 turn.go();
             }
+            let future = this.inner.call(protocol.join(head, rest, decision.as_ref()));
             this.state.set(State::Calling { decision, future });
         }
     }

@@ -172,10 +172,9 @@ impl Limiter {
     /// succeed. With a `timeout` of zero it never waits. `timeout` counts from the store's decision; a leaky
     /// bucket that is full denies, whatever it is.
     ///
-    /// A quota that is changed meanwhile applies to those who come later; those who wait keep their turns. The
-    /// sleep is [`tokio::time::sleep`], which can be up to a millisecond late, but never early. With a
-    /// `RedisStore` it counts from when Redis decided, as well as that can be told from how long answers
-    /// take.
+    /// A quota that is changed meanwhile applies to those who come later; those who wait keep their turns, but
+    /// in a fixed window and in a leaky bucket others may then go before them. The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a `RedisStore` it counts
+    /// from when Redis decided, as well as that can be told from how long answers take.
     ///
     /// # Errors
     ///
@@ -184,9 +183,13 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// Dropping the future before its first poll spends nothing. Dropping it before it is ready gives back
-    /// what was spent or booked, once, and those behind keep their turns. With a
-    /// [`MemoryStore`](crate::MemoryStore) that happens in the drop. With a `RedisStore` it takes a task on the
-    /// runtime: if that is shutting down, the turn stays booked, and passes unused.
+    /// what was spent or booked, once, and those behind keep their turns, as [`cancel`](Limiter::cancel) does.
+    /// With a [`MemoryStore`](crate::MemoryStore) that happens in the drop. With a `RedisStore` it takes a task
+    /// on the runtime: if that is shutting down, the turn stays booked, and passes unused.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time, if it has to wait.
     ///
     /// # Examples
     ///
@@ -220,8 +223,8 @@ impl Limiter {
 
     /// Spends `cost` from `key`'s quota and waits for the request's turn, as long as it takes.
     ///
-    /// The decision is always an allowed one. First come, first served, with two exceptions, where no turn
-    /// can be booked: a leaky bucket that is full, and a turn that is further away than
+    /// The decision is always an allowed one. It is first come, first served, with two exceptions, where no
+    /// turn can be booked: a leaky bucket that is full, and a turn that is further away than
     /// [`check_within`](Limiter::check_within) can book. Then the call asks again after
     /// [`retry_after`](Decision::retry_after) and up to half as long again, at random.
     ///
@@ -230,6 +233,10 @@ impl Limiter {
     /// As for [`check_n`](Limiter::check_n).
     ///
     /// # Cancel safety
+    ///
+    /// As for [`try_acquire`](Limiter::try_acquire).
+    ///
+    /// # Panics
     ///
     /// As for [`try_acquire`](Limiter::try_acquire).
     pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
@@ -272,8 +279,11 @@ impl Limiter {
     /// Gives back what an allowed `decision` about `key` has spent, or the turn that it has booked.
     ///
     /// While the turn is still to come, it is as if it had never been booked: those behind keep their turns,
-    /// and those who come later still come after them, but may find more left. Once the turn has come, or the
-    /// quota was changed, this is a [`refund`](Limiter::refund).
+    /// and those who come later still come after them, but may find more left. Once the turn has come, what
+    /// still counts of it is given back: nothing if its window is over, nor what has flowed back into its
+    /// bucket since. For a decision that was cancelled already, it may give back what another has spent.
+    ///
+    /// With Redis it costs the server 2 to 5 us for each that waits behind it on this key.
     ///
     /// # Errors
     ///
@@ -390,9 +400,8 @@ impl Limiter {
         self.0.store.call(&Call { rule: &self.0.rule, key, action, cost, max_wait: 0.0, turn })
     }
 
-    /// Runs what nobody waits for any more.
-    pub(crate) fn detach(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.0.store.detach(Box::pin(task));
+    pub(crate) fn store(&self) -> &Arc<dyn Backend> {
+        &self.0.store
     }
 
     fn call(

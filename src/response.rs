@@ -41,7 +41,8 @@ impl Fields {
 
     /// Adds to the fields of a response that the service, or a layer inside of it, has made.
     pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision) {
-        let replenish_after = decision.replenish_after();
+        // The time that the request has waited is over.
+        let replenish_after = decision.replenish_after().saturating_sub(decision.delay());
         self.append(headers, decision, (!replenish_after.is_zero()).then_some(replenish_after));
         if decision.remaining() == 0
             && let Some(other) = headers.get(RETRY_AFTER)

@@ -16,10 +16,9 @@ use crate::{
 /// A request that asks for its turn, and waits for it. Dropped before it goes on, it gives back what it
 /// has spent or booked.
 pub(crate) struct Turn {
-    limiter: Limiter,
-    key: Key<'static>,
     phase: Phase,
-    _place: Option<Place>,
+    /// Until it goes on, or gives back.
+    who: Option<(Limiter, Key<'static>, Option<Place>)>,
 }
 
 enum Phase {
@@ -35,7 +34,7 @@ impl Turn {
         answer: Answer<Decision>,
         place: Option<Place>,
     ) -> Self {
-        Self { limiter, key, phase: Phase::Asking(answer), _place: place }
+        Self { phase: Phase::Asking(answer), who: Some((limiter, key, place)) }
     }
 
     /// Waits for the decision. If that allows, there is its delay to wait for.
@@ -45,13 +44,15 @@ impl Turn {
     ) -> Poll<Result<Decision, StoreError>> {
         let Phase::Asking(answer) = &mut self.phase else { panic!("polled after completion") };
         let answer = ready!(Pin::new(answer).poll(cx));
-        self.phase = match &answer {
-            Ok(decision) if decision.is_allowed() => {
-                let left = Some(decision.sleep()).filter(|left| !left.is_zero());
-                Phase::Admitted(*decision, left.map(|left| Box::pin(sleep(left))))
-            }
+        self.phase = match answer {
+            Ok(decision) if decision.is_allowed() => Phase::Admitted(decision, None),
             _ => Phase::Over,
         };
+        if let Phase::Admitted(decision, timer) = &mut self.phase
+            && !decision.sleep().is_zero()
+        {
+            *timer = Some(Box::pin(sleep(decision.sleep())));
+        }
         Poll::Ready(answer)
     }
 
@@ -75,20 +76,22 @@ impl Drop for Turn {
             Phase::Admitted(decision, _) => Answer::ready(Ok(decision)),
             Phase::Over => return,
         };
-        let (limiter, key) = (self.limiter.clone(), self.key.clone());
-        self.limiter.detach(async move {
+        let Some((limiter, key, place)) = self.who.take() else { return };
+        let store = limiter.store().clone();
+        store.detach(Box::pin(async move {
             if let Ok(decision) = answer.await
                 && decision.is_allowed()
             {
                 // Without an answer the turn passes unused.
                 let _ = limiter.give_back(&key, &decision).await;
             }
-        });
+            drop(place);
+        }));
     }
 }
 
 impl fmt::Debug for Turn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("Turn").finish_non_exhaustive()
     }
 }

@@ -6,10 +6,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{key::Key, store::lock};
+use crate::{algorithm::Algorithm, key::Key, limiter::Limiter, store::lock};
 
 const DEFAULT_MOST: usize = 10_000;
-const DEFAULT_MOST_PER_KEY: usize = 1_000;
+const DEFAULT_MOST_PER_KEY: usize = 100;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Waiters {
@@ -32,14 +32,15 @@ pub(crate) struct Place {
     hash: u64,
 }
 
-impl Default for Waiters {
-    fn default() -> Self {
-        Self { most: DEFAULT_MOST, most_per_key: DEFAULT_MOST_PER_KEY, counts: Arc::default() }
-    }
-}
-
 impl Waiters {
-    // A layer that was cloned and then set up differently counts for itself.
+    pub(crate) fn new(limiter: &Limiter) -> Self {
+        let most_per_key = match limiter.algorithm() {
+            // All that there is room for.
+            Algorithm::LeakyBucket => limiter.quota().burst_size() as usize,
+            _ => DEFAULT_MOST_PER_KEY,
+        };
+        Self { most: DEFAULT_MOST, most_per_key, counts: Arc::default() }
+    }
 
     pub(crate) fn set_most(&mut self, most: usize) {
         *self = Self { most, counts: Arc::default(), ..*self };

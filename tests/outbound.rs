@@ -45,7 +45,7 @@ fn the_layer_keeps_callers_from_being_banned() {
     for (run, process) in [("in memory", in_memory), ("in Redis", in_redis)] {
         let (bans, used) = end(process);
         assert_eq!(bans, 0, "{run}");
-        assert!(used >= 90.0, "{run}: {used} %");
+        assert!(used >= 80.0, "{run}: {used} %");
     }
     assert!(end(without_limit).0 > 0);
 }

@@ -109,14 +109,14 @@ async fn until(happened: impl AsyncFn() -> bool) {
 #[tokio::test]
 async fn a_turn_costs_one_round_trip_and_the_order_holds_over_many_connections() {
     let server = RedisServer::start();
-    let quota = Quota::per_second(20).burst(1);
+    let quota = Quota::per_second(5).burst(1);
     let mut limiters = vec![];
     for _ in 0..4 {
         limiters.push(in_redis(&server, Algorithm::token_bucket(), quota).await);
     }
     let order = Arc::new(Mutex::new(vec![]));
     let mut tasks = JoinSet::new();
-    for i in 0..20 {
+    for i in 0..10 {
         let (limiter, order) = (limiters[i % 4].clone(), order.clone());
         tasks.spawn(async move {
             assert!(limiter.acquire("key", 1).await.unwrap().is_allowed());
@@ -126,7 +126,7 @@ async fn a_turn_costs_one_round_trip_and_the_order_holds_over_many_connections()
     }
     tasks.join_all().await;
     assert!(order.lock().unwrap().is_sorted(), "{order:?}");
-    assert_eq!((server.calls("evalsha"), server.calls("eval")), (20, 1));
+    assert_eq!((server.calls("evalsha"), server.calls("eval")), (10, 1));
 }
 
 /// A request that waits for its turn, once the store knows of it.
@@ -435,19 +435,71 @@ async fn who_waits_holds_no_readiness_and_the_service_is_made_ready_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_gives_up_late_gives_back_only_what_still_counts() {
+    for algorithm in ALGORITHMS {
+        let limiter = in_memory(algorithm, Quota::per_second(2));
+        let gate = Arc::new(tokio::sync::Semaphore::new(0));
+        let busy = tower::limit::GlobalConcurrencyLimitLayer::with_semaphore(gate);
+        let never =
+            service_fn(async |_: Request<axum::body::Body>| Ok::<_, Infallible>(Response::new(())));
+        let key = |_: &http::request::Parts| "key".to_owned();
+        let service =
+            RateLimitLayer::new(limiter.clone(), key).max_wait(HOUR).layer(busy.layer(never));
+        drain(&limiter).await;
+        // Their turns come, and then they wait for the service, which is never ready.
+        let mut stuck = JoinSet::new();
+        for _ in 0..2 {
+            let mut service = service.clone();
+            stuck.spawn(async move { service.call(get(&[])).await.map(|_| ()) });
+        }
+        tokio::time::sleep(60 * SECOND).await;
+        assert_eq!(stuck.len(), 2, "{algorithm}");
+        let (mut admitted, wait) = (0, HOUR);
+        while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
+            admitted += 1;
+        }
+        stuck.shutdown().await;
+        let next = limiter.check_within("key", 1, wait).await.unwrap();
+        assert!(!next.delay().is_zero(), "{algorithm}: {} at once", admitted + 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_gives_up_while_the_service_is_not_ready_gives_back_too() {
-    let limiter = in_memory(Algorithm::token_bucket(), Quota::per_second(1));
-    let gate = Arc::new(tokio::sync::Semaphore::new(1));
-    let service = RateLimitLayer::new(limiter.clone(), |_: &http::request::Parts| "key".to_owned())
-        .max_wait(HOUR)
-        .layer(tower::limit::GlobalConcurrencyLimitLayer::with_semaphore(gate.clone()).layer(
-            service_fn(async |_: Request<axum::body::Body>| Ok::<_, Infallible>(Response::new(()))),
-        ));
+    let limiter = in_memory(Algorithm::SlidingLog, Quota::per_hour(1));
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let busy = tower::limit::GlobalConcurrencyLimitLayer::with_semaphore(gate);
+    let never =
+        service_fn(async |_: Request<axum::body::Body>| Ok::<_, Infallible>(Response::new(())));
+    let key = |_: &http::request::Parts| "key".to_owned();
+    let mut service =
+        RateLimitLayer::new(limiter.clone(), key).max_wait(HOUR).layer(busy.layer(never));
     assert!(limiter.check("key").await.unwrap().is_allowed());
-    let mut request = pin!(tokio::time::timeout(3 * SECOND, ask(&service, "ada")));
-    assert!(poll_once(request.as_mut()).is_pending());
-    let _busy = gate.clone().acquire_owned().await.unwrap();
-    assert!(request.await.is_err(), "the service is never ready");
+    let request = service.call(get(&[]));
+    assert!(tokio::time::timeout(HOUR + SECOND, request).await.is_err(), "it is never ready");
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
-    assert_eq!(limiter.peek("key").await.unwrap().reset_after(), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn to_give_up_costs_redis_few_commands_however_many_wait() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        let quota = Quota::per_hour(400);
+        let limiter = in_redis(&server, algorithm, quota).await;
+        let spent =
+            limiter.check_n("key", if algorithm == Algorithm::LeakyBucket { 1 } else { 400 });
+        assert!(spent.await.unwrap().is_allowed());
+        let mut waiting = vec![];
+        for _ in 0..300 {
+            waiting.push(limiter.check_within("key", 1, 24 * HOUR).await.unwrap());
+        }
+        redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut server.connection()).unwrap();
+        for decision in waiting {
+            assert!(decision.is_allowed() && !decision.delay().is_zero(), "{algorithm}");
+            limiter.cancel("key", decision).await.unwrap();
+        }
+        let commands = ["lindex", "llen", "lrange", "lset", "ltrim", "rpush", "pexpireat"];
+        let commands: u64 = commands.iter().map(|command| server.calls(command)).sum();
+        assert!(commands < 300 * 25, "{algorithm}: {commands} commands");
+    }
 }

@@ -28,8 +28,10 @@ impl Count for State {
         self.count += cost;
     }
 
-    fn refund(&mut self, _now: f64, cost: f64) {
-        self.count = (self.count - cost).max(0.0);
+    fn refund(&mut self, _now: f64, turn: f64, cost: f64) {
+        if turn == 0.0 || ((turn - self.start) / self.length).floor() == self.ahead {
+            self.count = (self.count - cost).max(0.0);
+        }
     }
 }
 

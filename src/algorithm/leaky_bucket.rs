@@ -30,8 +30,12 @@ impl Count for State {
         self.debt += cost * self.unit;
     }
 
-    fn refund(&mut self, _now: f64, cost: f64) {
-        self.debt = (self.debt - cost * self.unit).max(0.0);
+    fn refund(&mut self, now: f64, turn: f64, cost: f64) {
+        let mut back = cost * self.unit;
+        if turn > 0.0 {
+            back = (back - (now - turn).max(0.0) * self.tick).max(0.0);
+        }
+        self.debt = (self.debt - back).max(0.0);
     }
 }
 

@@ -40,13 +40,11 @@ impl State {
         self.entries.partition_point(|&(instant, _)| instant <= now - window)
     }
 
-    /// The place of the turn at the instant `turn`, if it is still waiting.
-    fn booked(&self, now: f64, turn: f64, cost: f64) -> Option<usize> {
-        let first = self.entries.partition_point(|&(instant, _)| instant < turn);
+    /// The place of what was spent at the instant `turn`, if it still counts.
+    fn spent(&self, expired: usize, turn: f64, cost: f64) -> Option<usize> {
+        let first = self.entries.partition_point(|&(instant, _)| instant < turn).max(expired);
         let same = self.entries.range(first..).take_while(|&&(instant, _)| instant == turn);
-        (first..first + same.count())
-            .filter(|_| turn > now)
-            .find(|&i| self.sum_from(i) - self.sum_from(i + 1) == cost)
+        (first..first + same.count()).find(|&i| self.sum_from(i) - self.sum_from(i + 1) == cost)
     }
 
     fn remove(&mut self, place: usize, cost: f64) {
@@ -110,11 +108,11 @@ impl Params {
         let late = (wait - max_wait).max(0.0);
         let admitted = late == 0.0;
 
-        let place =
-            if action == Action::Refund { log.booked(now, turn + skew, cost) } else { None };
+        let gives_back = action == Action::Refund && turn > 0.0;
+        let place = gives_back.then(|| log.spent(expired, turn + skew, cost)).flatten();
         if let Some(place) = place {
             log.remove(place, cost);
-        } else if action == Action::Refund {
+        } else if action == Action::Refund && turn == 0.0 {
             // The oldest first: what is left then stays for as long as any of it could. Not those that wait.
             let waiting = log.entries.partition_point(|&(instant, _)| instant <= now);
             let rest = (log.sum_from(expired) - cost).max(log.sum_from(waiting));

@@ -121,7 +121,16 @@ impl Count for State {
         (self.last, self.index) = (instant, slot - cycles * self.parts);
     }
 
-    fn refund(&mut self, now: f64, mut cost: f64) {
+    fn refund(&mut self, now: f64, turn: f64, mut cost: f64) {
+        if turn > 0.0 {
+            let i = self.index - self.slot_of(turn);
+            if i >= 0.0
+                && let Some(count) = self.counts.get_mut(i as usize)
+            {
+                *count = (f64::from(*count) - cost).max(0.0) as u32;
+            }
+            return;
+        }
         let inside = (self.index - self.slot_of(now)).min(0.0) + self.parts + 1.0;
         for count in self.counts[..inside as usize].iter_mut().rev() {
             let back = f64::from(*count).min(cost);

@@ -9,7 +9,8 @@ pub(crate) trait Count: Clone {
     /// Counts a request that goes on at `instant`.
     fn commit(&mut self, instant: f64, cost: f64);
 
-    fn refund(&mut self, now: f64, cost: f64);
+    /// Gives back what was spent at the instant `turn`, if it still counts, or, if that is 0, at any.
+    fn refund(&mut self, now: f64, turn: f64, cost: f64);
 }
 
 /// A state, and the turns that are booked in it.
@@ -33,30 +34,25 @@ pub(crate) struct Turn<S> {
 }
 
 impl<S: Count> Booked<S> {
-    /// Gives back the turn at the instant `ask.turn`, or, if that is not waiting, `ask.cost` units of
-    /// what was spent before the first one that is. The turns behind stay where they are and are counted
-    /// again.
+    /// Gives back the turn at the instant `ask.turn`, or, if that is not waiting, what was spent before the
+    /// first one that is. The turns behind stay where they are and are counted again.
     pub(super) fn give_back(&mut self, &Ask { now, turn, cost, .. }: &Ask) {
-        let Self { state, turns: Turns(turns) } = self;
-        let turns = turns.get_or_insert_default();
-        turns.drain(..turns.partition_point(|it| it.instant <= now));
-        let place = turns.iter().position(|it| it.instant == turn && it.cost == cost);
-        if let Some(turn) = turns.get(place.unwrap_or(0)) {
+        let mut none = VecDeque::new();
+        let turns = self.turns.0.as_deref_mut().unwrap_or(&mut none);
+        let kept = turns.partition_point(|it| it.instant <= now);
+        let found = |it: &Turn<S>| it.instant == turn && it.cost == cost;
+        let place = turns.iter().skip(kept).position(found).map(|place| kept + place);
+        let state = &mut self.state;
+        if let Some(turn) = turns.get(place.unwrap_or(kept)) {
             *state = turn.before.clone();
         }
-        if place.is_none() {
-            state.refund(now, cost);
+        match place {
+            Some(place) => drop(turns.remove(place)),
+            None => state.refund(now, turn, cost),
         }
-        let behind = place.map_or(0, |place| place + 1);
-        for turn in turns.iter_mut().skip(behind) {
+        for turn in turns.iter_mut().skip(place.unwrap_or(kept)) {
             turn.before = state.clone();
             state.commit(turn.instant, turn.cost);
-        }
-        if let Some(place) = place {
-            turns.remove(place);
-        }
-        if turns.is_empty() {
-            self.turns = Turns(None);
         }
     }
 }
@@ -101,7 +97,8 @@ impl<S> Turns<S> {
 
     fn book(&mut self, now: f64, turn: Turn<S>) {
         let turns = self.0.get_or_insert_default();
-        if turns.back().is_some_and(|newest| newest.instant <= now) {
+        let is_past = |newest: &Turn<S>| newest.instant <= now || newest.instant > turn.instant;
+        if turns.back().is_some_and(is_past) {
             turns.clear();
         }
         for _ in 0..2 {

@@ -36,7 +36,8 @@ const SWEEP_WHEN_FULL: usize = 32;
 ///
 /// A store holds at most `max_keys` keys, 100,000 unless [`with_max_keys`](MemoryStore::with_max_keys)
 /// says otherwise. A key of 16 bytes costs 150 to 280 bytes, as full as the tables happen to be; a sliding
-/// window 80 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that it remembers.
+/// window 80 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that it remembers. Each
+/// request that waits costs about 60 bytes more, in a sliding window 100 and 4 per bucket.
 ///
 /// Keys that have returned to their first state are dropped as new ones come. When the store is full, a
 /// new key takes the place of one that has much of its quota left, out of some that are looked at. A key

@@ -47,7 +47,7 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 /// # Permissions
 ///
 /// The store uses the commands `HELLO PING SELECT EVALSHA EVAL TIME GET SET DEL`, and for the sliding log and
-/// for requests that wait `LINDEX LLEN LPOP LRANGE LSET LTRIM PEXPIREAT RPOP RPUSH`. It speaks RESP3; where a
+/// for requests that wait `LINDEX LLEN LPOP LRANGE LSET LTRIM PEXPIREAT RPUSH`. It speaks RESP3; where a
 /// proxy does not know that, add `?protocol=resp2` to the URL.
 ///
 /// # When Redis is away
@@ -155,8 +155,8 @@ impl Backend for RedisStore {
         let invocation = Invocation::new(call, key);
         let (link, deadline) = (self.link.clone(), self.deadline);
         Answer::Pending(Box::pin(async move {
-            let asked = Instant::now();
             let ask = async |connection: &mut Connection| {
+                let asked = Instant::now();
                 let verdict = Verdict::from(invocation.run(connection).await?);
                 let age = if verdict.admitted { connection.age(asked, verdict) } else { 0.0 };
                 Ok(Decision::new(quota, cost, verdict, age))

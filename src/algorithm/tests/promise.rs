@@ -46,9 +46,12 @@ fn admitted(
     let mut admitted: Vec<Admitted> = vec![];
     // The estimate of a sliding window depends on where its sub-windows lie, and so on those who gave up.
     let can_give_up = !matches!(algorithm, Algorithm::SlidingWindow { .. });
+    // Also when the turn has come. A fixed window stays open, even if its first request is given back.
+    let at_any_time = can_give_up && algorithm != Algorithm::FixedWindow;
     for &(ahead, cost, max_wait, gives_up) in requests {
         now += part(ahead);
-        let passed = admitted.partition_point(|it| it.instant <= now as u128);
+        let is_past = |it: &Admitted| !at_any_time && it.instant <= now as u128;
+        let passed = admitted.partition_point(is_past);
         if let Some(which) = gives_up.filter(|_| can_give_up && passed < admitted.len()) {
             let it = admitted.remove(passed + which.index(admitted.len() - passed));
             face.ask(&params, give_back(it.cost as f64, it.instant as f64, now));
