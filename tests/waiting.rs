@@ -294,6 +294,28 @@ async fn who_waits_keeps_the_turn_when_the_quota_is_changed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_gives_up_after_the_quota_was_changed_gives_back_no_more_than_was_booked() {
+    for algorithm in ALGORITHMS {
+        for other in [Quota::per_second(100), Quota::per_minute(2), Quota::new(3, 5 * SECOND)] {
+            let limiter = in_memory(algorithm, Quota::per_second(2));
+            drain(&limiter).await;
+            let waiting = limiter.check_within("key", 1, HOUR).await.unwrap();
+            assert!(!waiting.delay().is_zero(), "{algorithm}");
+
+            let changed = limiter.with_quota(other).unwrap();
+            let used = other.limit() - changed.peek("key").await.unwrap().remaining() as u32;
+            let _ = changed.check_within("key", 1, HOUR).await.unwrap();
+            changed.cancel("key", waiting).await.unwrap();
+            let mut admitted = 0;
+            while changed.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
+                admitted += 1;
+            }
+            assert!(admitted <= other.limit() + 1 - used.min(other.limit()), "{algorithm} {other}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_spent_ahead_of_its_time_is_waited_for() {
     let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
     let limiter = in_memory(overdraft, Quota::per_second(10));
