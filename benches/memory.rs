@@ -28,7 +28,7 @@ use tower::{Layer, Service, ServiceBuilder};
 use tower_governor::{
     GovernorError, GovernorLayer, governor::GovernorConfigBuilder, key_extractor::KeyExtractor,
 };
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Algorithm, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 
 const KEYS: usize = 10_000;
 const ROUNDS: usize = 11;
@@ -151,8 +151,8 @@ fn print_layers() {
     println!("What the layer adds to a service that answers at once, against tower_governor");
     println!("ns and allocations per request without those of the bare service");
 
-    let ours = |quota, fields, extensions| {
-        move || ours(quota).header_fields(fields).extensions(extensions)
+    let ours = |quota, fields: bool, extensions| {
+        move || ours(quota).headers(fields.then_some(Headers::Draft11)).extensions(extensions)
     };
     let plain = |quota| move || GovernorLayer::new(theirs(quota).finish().expect("a config"));
     let fields =

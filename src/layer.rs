@@ -10,6 +10,7 @@ use crate::{
     key::KeyExtractor,
     limiter::Limiter,
     protocol::{Charge, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
+    response::Headers,
     service::RateLimit,
     turn::Turn,
     waiters::Waiters,
@@ -140,10 +141,22 @@ impl RateLimitLayer {
         Self(Arc::new(Shared::new(limiter, protocol)))
     }
 
-    /// Sets whether responses carry `RateLimit`, `RateLimit-Policy` and `Retry-After`; they do by
-    /// default.
-    pub fn header_fields(self, on: bool) -> Self {
-        self.with(|http| http.header_fields = on)
+    /// Sets the header fields that tell a client how its quota stands: [`Headers::Draft11`] by default, others,
+    /// or several; with none there is no `Retry-After` either.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, Reset, key};
+    ///
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+    /// let layer = RateLimitLayer::new(limiter, key::Global)
+    ///     .headers([Headers::Draft11, Headers::XRateLimit { reset: Reset::Epoch }]);
+    /// let silent = layer.clone().headers([]);
+    /// # let _ = silent;
+    /// ```
+    pub fn headers(self, headers: impl IntoIterator<Item = Headers>) -> Self {
+        self.with(|http| http.fields.headers = headers.into_iter().collect())
     }
 
     /// Sets whether the extensions of requests and responses hold the

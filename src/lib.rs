@@ -77,6 +77,7 @@ pub use {
     limiter::Limiter,
     protocol::{Custom, Exchange, Http, IntoCost, MissingKey, Protocol, Rejection},
     quota::{Quota, QuotaError},
+    response::{Headers, Reset},
     service::RateLimit,
     store::{MemoryStore, Store},
 };

@@ -1,7 +1,7 @@
 //! Decisions as header fields (draft-ietf-httpapi-ratelimit-headers-11) and rejections as responses
 //! with a problem description (RFC 9457).
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::{BufMut, Bytes};
 use http::{
@@ -17,11 +17,56 @@ const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+
 
 const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 
+/// Limit, remaining, reset.
+type Triple = [HeaderName; 3];
+
+const TRIPLE: Triple = [
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+];
+const X_TRIPLE: Triple = [
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
+
+/// The header fields that tell a client how its quota stands. See
+/// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Headers {
+    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11. The fields of stacked
+    /// layers stand side by side.
+    Draft11,
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the limit, what
+    /// remains, and the seconds until the key is as if never seen. Of stacked layers the one with the least
+    /// remaining tells.
+    Triple,
+    /// The same three as `X-RateLimit-*`, which many APIs send.
+    XRateLimit {
+        /// What `X-RateLimit-Reset` counts.
+        reset: Reset,
+    },
+}
+
+/// What the field `X-RateLimit-Reset` counts: there is no common form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reset {
+    /// Seconds since 1970-01-01 UTC, as GitHub does.
+    Epoch,
+    /// Seconds from now.
+    Delta,
+}
+
 /// The header fields of one policy. Its name needs no escaping: see
 /// [`Limiter::named`](crate::Limiter::named).
 #[derive(Clone, Debug)]
 pub(crate) struct Fields {
+    pub(crate) headers: Box<[Headers]>,
     name: Box<str>,
+    limit: u32,
     /// What `RateLimit` starts with.
     start: Box<str>,
     policy: HeaderValue,
@@ -36,21 +81,55 @@ impl Fields {
             policy.push_str(&format!(";w={}", window.as_secs()));
         }
         let policy = HeaderValue::from_maybe_shared(Bytes::from(policy)).expect("printable ASCII");
-        Self { name: name.into(), start: format!("\"{name}\";r=").into(), policy }
+        Self {
+            headers: [Headers::Draft11].into(),
+            name: name.into(),
+            limit: quota.limit(),
+            start: format!("\"{name}\";r=").into(),
+            policy,
+        }
     }
 
     /// Adds to the fields of a response that the service, or a layer inside of it, has made.
     pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision) {
         // The time that the request has waited is over.
         let replenish_after = decision.replenish_after().saturating_sub(decision.delay());
-        self.append(headers, decision, (!replenish_after.is_zero()).then_some(replenish_after));
-        if decision.remaining() == 0
+        self.tell(headers, decision, (!replenish_after.is_zero()).then_some(replenish_after));
+        if !self.headers.is_empty()
+            && decision.remaining() == 0
             && let Some(other) = headers.get(RETRY_AFTER)
             && let Some(seconds) = other.to_str().ok().and_then(|it| it.parse::<u64>().ok())
             && seconds < whole_seconds(replenish_after)
         {
             headers.insert(RETRY_AFTER, whole_seconds(replenish_after).into());
         }
+    }
+
+    fn tell(&self, headers: &mut HeaderMap, decision: &Decision, t: Option<Duration>) {
+        for kind in &self.headers {
+            match kind {
+                Headers::Draft11 => self.append(headers, decision, t),
+                Headers::Triple => self.insert(headers, &TRIPLE, decision, Reset::Delta),
+                Headers::XRateLimit { reset } => self.insert(headers, &X_TRIPLE, decision, *reset),
+            }
+        }
+    }
+
+    /// Unless another layer has less remaining.
+    fn insert(&self, headers: &mut HeaderMap, names: &Triple, decision: &Decision, reset: Reset) {
+        let [limit, remaining, until] = names;
+        let other = headers.get(remaining).and_then(|other| other.to_str().ok()?.parse().ok());
+        if other.is_some_and(|other: u64| other <= decision.remaining()) {
+            return;
+        }
+        let mut time = decision.reset_after().saturating_sub(decision.delay());
+        if reset == Reset::Epoch {
+            time += SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        }
+        let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+        headers.insert(limit, self.limit.into());
+        headers.insert(remaining, decision.remaining().into());
+        headers.insert(until, seconds.into());
     }
 
     fn append(&self, headers: &mut HeaderMap, decision: &Decision, t: Option<Duration>) {
@@ -69,25 +148,19 @@ impl Fields {
         headers.append(RATELIMIT, HeaderValue::from_bytes(text).expect("printable ASCII"));
     }
 
-    pub(crate) fn remove(&self, headers: &mut HeaderMap) {
-        for name in [RATELIMIT, RATELIMIT_POLICY, RETRY_AFTER] {
-            headers.remove(name);
-        }
-    }
-
     /// The fields of a refusal.
     fn refused(&self, rejection: &Rejection) -> HeaderMap {
         let mut headers = HeaderMap::new();
         match rejection {
-            Rejection::Denied(decision) => {
+            Rejection::Denied(decision) if !self.headers.is_empty() => {
                 let retry_after = decision.retry_after();
                 headers.insert(RETRY_AFTER, whole_seconds(retry_after.unwrap_or_default()).into());
-                self.append(&mut headers, decision, retry_after);
+                self.tell(&mut headers, decision, retry_after);
             }
-            Rejection::CostAboveQuota { .. } => {
+            Rejection::CostAboveQuota { .. } if self.headers.contains(&Headers::Draft11) => {
                 headers.append(RATELIMIT_POLICY, self.policy.clone());
             }
-            Rejection::Store(_) | Rejection::Request(_) => {}
+            _ => {}
         }
         headers
     }

@@ -264,8 +264,7 @@ async fn a_wait_beyond_what_the_pushback_can_say_is_cut() {
 
 #[tokio::test]
 async fn header_fields_can_be_left_out_and_the_status_stays() {
-    let layer =
-        RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).header_fields(false);
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).headers([]);
     let _ = send(&layer, grpc(&[])).await;
     let refused = send(&layer, grpc(&[])).await;
     assert_eq!(field(&refused, "grpc-status"), ["8"]);

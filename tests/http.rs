@@ -16,8 +16,8 @@ use sfv::{BareItem, ListEntry, Parser};
 use support::{ALGORITHMS, counting, field, get, in_memory, server::RedisServer};
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Decision, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer, RedisStore,
-    Rejection, RequestError, ResponseBody, key,
+    Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
+    RedisStore, Rejection, RequestError, Reset, ResponseBody, key,
 };
 
 async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
@@ -295,10 +295,46 @@ async fn the_decision_is_in_the_extensions() {
     assert!(matches!(refused.extensions().get(), Some(Rejection::Denied(_))));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_older_header_fields_can_be_chosen() {
+    let quota = Quota::per_minute(6).burst(2);
+    let both = [Headers::Triple, Headers::XRateLimit { reset: Reset::Epoch }];
+    let layer = RateLimitLayer::new(in_memory(quota), key::Global).headers(both);
+    for (status, remaining, reset) in [(200, "1", "10"), (200, "0", "20"), (429, "0", "20")] {
+        let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        let response = send(&layer, get(&[])).await;
+        assert_eq!(response.status(), status);
+        assert!(field(&response, "ratelimit").is_empty());
+        assert_eq!(field(&response, "ratelimit-limit"), ["6"]);
+        assert_eq!(field(&response, "ratelimit-remaining"), [remaining]);
+        assert_eq!(field(&response, "ratelimit-reset"), [reset]);
+        assert_eq!(field(&response, "x-ratelimit-limit"), ["6"]);
+        assert_eq!(field(&response, "x-ratelimit-remaining"), [remaining]);
+        let epoch: u64 = field(&response, "x-ratelimit-reset")[0].parse().unwrap();
+        let reset: u64 = reset.parse().unwrap();
+        assert!((before + reset..before + reset + 60).contains(&epoch), "{epoch}");
+        let retry_after = if status == 429 { vec!["10"] } else { vec![] };
+        assert_eq!(field(&response, "retry-after"), retry_after);
+    }
+
+    // Of stacked layers, the one with less remaining tells.
+    let delta = [Headers::Draft11, Headers::XRateLimit { reset: Reset::Delta }];
+    let outer = |quota| RateLimitLayer::new(in_memory(quota), key::Global).headers(delta);
+    for (one, other) in [(9, 5), (5, 9)] {
+        let inner = outer(Quota::per_hour(one)).layer(counting(&Arc::default()));
+        let stacked = outer(Quota::per_hour(other)).layer(inner);
+        let response = stacked.oneshot(get(&[])).await.unwrap();
+        assert_eq!(field(&response, "x-ratelimit-limit"), ["5"]);
+        assert_eq!(field(&response, "x-ratelimit-remaining"), ["4"]);
+        assert_eq!(field(&response, "x-ratelimit-reset"), ["720"]);
+        assert_eq!(field(&response, "ratelimit").len(), 2);
+    }
+}
+
 #[tokio::test]
 async fn all_can_be_switched_off() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
-        .header_fields(false)
+        .headers([])
         .extensions(false);
     let allowed = send(&layer, get(&[])).await;
     assert!(allowed.headers().is_empty() && allowed.extensions().is_empty());

@@ -184,7 +184,7 @@ fn nameable() -> RateLimitLayer {
     RateLimitLayer::new(in_memory(Quota::per_second(10)), |head: &Parts| head.uri.to_string())
         .cost(|_: &Parts| 2)
         .missing_key(MissingKey::Share)
-        .header_fields(false)
+        .headers([])
         .extensions(false)
         .map_refusal(|_, _, response| response)
 }

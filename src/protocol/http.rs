@@ -16,8 +16,7 @@ type MapRefusal = Arc<dyn Fn(&Rejection, &Parts, Response<Bytes>) -> Response<By
 #[derive(Clone)]
 pub struct Http {
     charging: Charging<Parts>,
-    fields: Fields,
-    pub(crate) header_fields: bool,
+    pub(crate) fields: Fields,
     pub(crate) extensions: bool,
     pub(crate) map_refusal: Option<MapRefusal>,
 }
@@ -27,7 +26,6 @@ impl Http {
         Self {
             charging: Charging::new(key),
             fields: Fields::new(limiter.name(), limiter.quota()),
-            header_fields: true,
             extensions: true,
             map_refusal: None,
         }
@@ -38,7 +36,7 @@ impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
             .field("charging", &self.charging)
-            .field("header_fields", &self.header_fields)
+            .field("headers", &self.fields.headers)
             .field("extensions", &self.extensions)
             .finish_non_exhaustive()
     }
@@ -83,9 +81,7 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
     fn respond(&self, response: Response<ResBody>, decision: Option<&Decision>) -> Self::Response {
         let mut response = response.map(ResponseBody::service);
         if let Some(decision) = decision {
-            if self.header_fields {
-                self.fields.add(response.headers_mut(), decision);
-            }
+            self.fields.add(response.headers_mut(), decision);
             if self.extensions {
                 response.extensions_mut().insert(*decision);
             }
@@ -99,9 +95,6 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
         } else {
             self.fields.refusal(&rejection)
         };
-        if !self.header_fields {
-            self.fields.remove(response.headers_mut());
-        }
         if let Some(map) = &self.map_refusal {
             response = map(&rejection, &head, response);
         }
