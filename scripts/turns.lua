@@ -88,7 +88,7 @@ local function write(now, stale, instant, cost, before, state, reset)
   if reset > 0 then
     redis.call('SET', KEYS[1], state, 'PXAT', math.ceil((now + reset) / 1000))
   else
-    redis.call('DEL', KEYS[1])
+    redis.call('DEL', KEYS[1], KEYS[2])
   end
 end
 

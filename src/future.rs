@@ -10,6 +10,7 @@ use tower_service::Service;
 
 use crate::{
     decision::Decision,
+    key::Key,
     layer::{Shared, Start},
     protocol::{Exchange, Protocol, Rejection},
     turn::Turn,
@@ -47,7 +48,13 @@ pin_project! {
         Checking,
         Waiting { decision: Decision },
         Readying { decision: Decision },
-        Calling { decision: Option<Decision>, #[pin] future: F },
+        Calling {
+            decision: Option<Decision>,
+            // If it depends on the response whether it is charged.
+            key: Option<Key<'static>>,
+            #[pin]
+            future: F,
+        },
     }
 }
 
@@ -77,7 +84,8 @@ where
                 StateProj::Starting => {
                     let (head, _) = this.request.as_ref().expect("the request was taken");
                     match this.shared.start(head) {
-                        Ok(Start::Go(decision)) => Ok(decision),
+                        Ok(Start::Exempt) => Ok((None, None)),
+                        Ok(Start::Go(decision, key)) => Ok((Some(decision), Some(key))),
                         Ok(Start::Ask(turn)) => {
                             *this.turn = Some(turn);
                             this.state.set(State::Checking);
@@ -90,7 +98,7 @@ where
                     let turn = this.turn.as_mut().expect("the turn was taken");
                     match ready!(turn.poll_answer(cx)) {
                         Ok(decision) if !decision.is_allowed() => Err(Rejection::Denied(decision)),
-                        Ok(decision) if decision.delay().is_zero() => Ok(Some(decision)),
+                        Ok(decision) if decision.delay().is_zero() => Ok((Some(decision), None)),
                         Ok(decision) => {
                             // The fresh clone is not ready, so that nobody waits for what this holds.
                             *this.inner = this.inner.clone();
@@ -111,28 +119,33 @@ where
                         *this.turn = None;
                         return Poll::Ready(Err(error));
                     }
-                    Ok(Some(*decision))
+                    Ok((Some(*decision), None))
                 }
-                StateProj::Calling { decision, future } => {
-                    let response = ready!(future.poll(cx))?;
+                StateProj::Calling { decision, key, future } => {
+                    let (response, charged) = protocol.charges(ready!(future.poll(cx))?);
+                    if let (Some(key), Some(decision)) = (key.take(), *decision)
+                        && !charged
+                        && decision.is_allowed()
+                    {
+                        this.shared.limiter.give_back_later(key, decision);
+                    }
                     return Poll::Ready(Ok(protocol.respond(response, decision.as_ref())));
                 }
             };
             let (head, rest) = this.request.take().expect("the request was taken");
-            let decision = match outcome {
-                Ok(decision) => decision,
-                Err(Rejection::Denied(decision)) if this.shared.dry_run => Some(decision),
-                Err(_) if this.shared.dry_run => None,
+            let (decision, key) = match outcome {
+                Ok(charged) => charged,
+                Err(Rejection::Denied(decision)) if this.shared.dry_run => (Some(decision), None),
+                Err(_) if this.shared.dry_run => (None, None),
                 Err(rejection) => {
                     *this.turn = None;
                     return Poll::Ready(Ok(protocol.refuse(rejection, head)));
                 }
             };
-            if let Some(turn) = this.turn.take() {
-                turn.go();
-            }
+            let key = this.turn.take().and_then(Turn::go).or(key);
+            let key = key.filter(|_| protocol.charges_by_outcome());
             let future = this.inner.call(protocol.join(head, rest, decision.as_ref()));
-            this.state.set(State::Calling { decision, future });
+            this.state.set(State::Calling { decision, key, future });
         }
     }
 }

@@ -7,7 +7,7 @@ use tower_layer::Layer;
 use crate::{
     algorithm::micros,
     decision::Decision,
-    key::KeyExtractor,
+    key::{Key, KeyExtractor},
     limiter::Limiter,
     protocol::{Charge, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
     response::Headers,
@@ -102,8 +102,10 @@ impl<P> Shared<P> {
 
 /// How a request sets out.
 pub(crate) enum Start {
-    /// It may go on at once; it is exempt if there is no decision.
-    Go(Option<Decision>),
+    /// It goes on, and is not counted.
+    Exempt,
+    /// It may go on at once.
+    Go(Decision, Key<'static>),
     Ask(Turn),
 }
 
@@ -111,7 +113,7 @@ impl<P: Protocol> Shared<P> {
     pub(crate) fn start(&self, head: &P::Head) -> Result<Start, Rejection> {
         let (key, cost) = match self.protocol.charging().charge(head) {
             Ok(Charge::Spend { key, cost }) => (key, cost),
-            Ok(Charge::Exempt) => return Ok(Start::Go(None)),
+            Ok(Charge::Exempt) => return Ok(Start::Exempt),
             Err(error) => return Err(Rejection::Request(error)),
         };
         let may_wait = self.max_wait > 0.0 && !self.dry_run;
@@ -125,7 +127,7 @@ impl<P: Protocol> Shared<P> {
         let answer = self.limiter.ask(&key, cost, max_wait)?;
         match answer.now() {
             Some(decision) if !decision.is_allowed() => Err(Rejection::Denied(decision)),
-            Some(decision) if decision.delay().is_zero() => Ok(Start::Go(Some(decision))),
+            Some(decision) if decision.delay().is_zero() => Ok(Start::Go(decision, key)),
             _ => Ok(Start::Ask(Turn::new(self.limiter.clone(), key, answer, place))),
         }
     }
@@ -163,6 +165,33 @@ impl RateLimitLayer {
     /// [`Decision`](crate::Decision), and those of refusals the [`Rejection`]; they do by default.
     pub fn extensions(self, on: bool) -> Self {
         self.with(|http| http.extensions = on)
+    }
+
+    /// Sets which responses of the service are charged: all by default. What a request was charged is given
+    /// back if the closure says no, as by [`Limiter::cancel`]; until then it counts, so that nobody gets
+    /// ahead by asking many times at once. A request without a response, because the service failed or the
+    /// client went away, stays charged.
+    ///
+    /// The header fields tell how the quota stood before it was given back.
+    ///
+    /// # Examples
+    ///
+    /// Five failed logins per minute, and as many that succeed as one likes:
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::SlidingLog, Quota::per_minute(5));
+    /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
+    ///     .charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
+    /// # let _ = layer;
+    /// ```
+    pub fn charge_when(
+        self,
+        charge_when: impl Fn(&http::response::Parts) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|http| http.charge_when = Some(Arc::new(charge_when)))
     }
 
     /// Sets a closure that every refusal passes through: it sees why the request was refused, the head

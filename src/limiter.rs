@@ -400,6 +400,14 @@ impl Limiter {
         self.0.store.call(&Call { rule: &self.0.rule, key, action, cost, max_wait: 0.0, turn })
     }
 
+    /// Gives back without anybody waiting for it.
+    pub(crate) fn give_back_later(&self, key: Key<'static>, decision: Decision) {
+        let limiter = self.clone();
+        self.0.store.detach(Box::pin(async move {
+            let _ = limiter.give_back(&key, &decision).await;
+        }));
+    }
+
     pub(crate) fn store(&self) -> &Arc<dyn Backend> {
         &self.0.store
     }

@@ -28,6 +28,12 @@ pub trait Protocol: Clone {
     fn timeout(_head: &Self::Head) -> Option<Duration> {
         None
     }
+
+    /// Whether it depends on the response if a request is charged.
+    #[doc(hidden)]
+    fn charges_by_outcome(&self) -> bool {
+        false
+    }
 }
 
 /// A [`Protocol`] for these requests and responses.
@@ -44,6 +50,12 @@ pub trait Exchange<Req, Res>: Protocol {
     /// Makes the request for the inner service. Without a decision it is exempt.
     #[doc(hidden)]
     fn join(&self, head: Self::Head, rest: Self::Rest, decision: Option<&Decision>) -> Req;
+
+    /// Whether a request with this response is charged.
+    #[doc(hidden)]
+    fn charges(&self, response: Res) -> (Res, bool) {
+        (response, true)
+    }
 
     #[doc(hidden)]
     fn respond(&self, response: Res, decision: Option<&Decision>) -> Self::Response;

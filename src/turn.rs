@@ -63,9 +63,10 @@ impl Turn {
         }
     }
 
-    /// The request goes on, and nothing is given back.
-    pub(crate) fn go(mut self) {
+    /// The request goes on, and nothing is given back. Returns who is charged.
+    pub(crate) fn go(mut self) -> Option<Key<'static>> {
         self.phase = Phase::Over;
+        self.who.take().map(|(_, key, _)| key)
     }
 }
 

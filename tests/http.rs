@@ -52,6 +52,55 @@ fn item(policy: &str, params: &[(&str, i64)]) -> (String, Vec<(String, i64)>) {
 }
 
 #[tokio::test]
+async fn only_some_outcomes_are_charged() {
+    let server = RedisServer::start();
+    let in_redis = RedisStore::connect(&server.url()).await.unwrap();
+    for algorithm in ALGORITHMS {
+        let quota = Quota::per_hour(2);
+        for limiter in [
+            Limiter::new(MemoryStore::new(), algorithm, quota),
+            Limiter::named(algorithm.name(), in_redis.clone(), algorithm, quota),
+        ] {
+            let layer = RateLimitLayer::new(limiter.clone(), key::Global)
+                .charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
+                .max_wait(Duration::ZERO);
+            let login = layer.layer(tower::service_fn(async |request: Request<Body>| {
+                match request.uri().path() {
+                    "/fails" => Err(std::io::Error::other("no response")),
+                    "/wrong" => Ok(StatusCode::UNAUTHORIZED),
+                    _ => Ok(StatusCode::OK),
+                }
+                .map(|status| Response::builder().status(status).body(Body::empty()).unwrap())
+            }));
+            let ask = async |path: &str| {
+                let request = Request::get(path).body(Body::empty()).unwrap();
+                login.clone().oneshot(request).await.map(|it| it.status().as_u16()).unwrap_or(0)
+            };
+            // In Redis it is given back when the answer is on its way.
+            let left = async |expected| {
+                for _ in 0..1_000 {
+                    if limiter.peek("global").await.unwrap().remaining() == expected {
+                        return;
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                panic!("{algorithm}: not {expected} are left");
+            };
+            for _ in 0..5 {
+                assert_eq!(ask("/").await, 200, "{algorithm}");
+                left(2).await;
+            }
+            assert_eq!(ask("/wrong").await, 401, "{algorithm}");
+            left(1).await;
+            if algorithm != Algorithm::LeakyBucket {
+                assert_eq!(ask("/fails").await, 0, "{algorithm}: without a response it is charged");
+                assert_eq!(ask("/").await, 429, "{algorithm}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn requests_can_be_exempt() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"))
         .exempt(|head: &Parts| head.method == http::Method::OPTIONS);

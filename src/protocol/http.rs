@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, Response, request::Parts};
+use http::{Request, Response, request::Parts, response};
 
 use super::{Charging, Exchange, Protocol, Rejection};
 use crate::{
@@ -9,6 +9,7 @@ use crate::{
     response::Fields,
 };
 
+type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 type MapRefusal = Arc<dyn Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
 /// HTTP requests, refused with 429 and a problem description; those that are gRPC with its status
@@ -19,6 +20,7 @@ pub struct Http {
     pub(crate) fields: Fields,
     pub(crate) extensions: bool,
     pub(crate) map_refusal: Option<MapRefusal>,
+    pub(crate) charge_when: Option<ChargeWhen>,
 }
 
 impl Http {
@@ -28,6 +30,7 @@ impl Http {
             fields: Fields::new(limiter.name(), limiter.quota()),
             extensions: true,
             map_refusal: None,
+            charge_when: None,
         }
     }
 }
@@ -56,6 +59,10 @@ impl Protocol for Http {
     fn timeout(head: &Parts) -> Option<Duration> {
         if grpc::is_grpc(head) { grpc::timeout(head) } else { None }
     }
+
+    fn charges_by_outcome(&self) -> bool {
+        self.charge_when.is_some()
+    }
 }
 
 impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
@@ -76,6 +83,13 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
             head.extensions.insert(*decision);
         }
         Request::from_parts(head, body)
+    }
+
+    fn charges(&self, response: Response<ResBody>) -> (Response<ResBody>, bool) {
+        let Some(charge_when) = &self.charge_when else { return (response, true) };
+        let (head, body) = response.into_parts();
+        let charged = charge_when(&head);
+        (Response::from_parts(head, body), charged)
     }
 
     fn respond(&self, response: Response<ResBody>, decision: Option<&Decision>) -> Self::Response {

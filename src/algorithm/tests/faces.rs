@@ -50,7 +50,10 @@ local redis = (function()
     elseif name == 'PEXPIREAT' then
       return real.call('SET', expiry, rest[1])
     elseif name == 'DEL' then
-      return real.call('DEL', key, expiry)
+      for _, key in ipairs({key, ...}) do
+        real.call('DEL', key, key .. ':expiry')
+      end
+      return
     end
     return real.call(name, key, ...)
   end}
