@@ -502,6 +502,71 @@ async fn who_gives_up_while_the_service_is_not_ready_gives_back_too() {
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_service_that_fails_after_the_wait_costs_nothing() {
+    /// Is ready at first, and broken from the second time on.
+    #[derive(Clone)]
+    struct Breaks(u32);
+    impl Service<Request<axum::body::Body>> for Breaks {
+        type Response = Response<()>;
+        type Error = std::io::Error;
+        type Future = std::future::Ready<Result<Response<()>, std::io::Error>>;
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), std::io::Error>> {
+            self.0 += 1;
+            Poll::Ready(if self.0 > 1 { Err(std::io::Error::other("broken")) } else { Ok(()) })
+        }
+        fn call(&mut self, _: Request<axum::body::Body>) -> Self::Future {
+            panic!("it is broken");
+        }
+    }
+    let limiter = in_memory(Algorithm::SlidingLog, Quota::per_hour(1));
+    let key = |_: &http::request::Parts| "key".to_owned();
+    let layer = RateLimitLayer::new(limiter.clone(), key).max_wait(HOUR);
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    let mut service = layer.layer(Breaks(0));
+    let mut response = pin!(service.ready().await.unwrap().call(get(&[])));
+    let error = response.as_mut().await.unwrap_err();
+    assert_eq!(error.to_string(), "broken");
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1, "though it is not dropped yet");
+}
+
+#[tokio::test]
+async fn to_give_up_when_redis_is_gone_harms_nobody() {
+    let mut server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    let waiting = start(&limiter, Some(&server)).await;
+    server.kill();
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    until(async || limiter.peek("key").await.is_err()).await;
+    server.restart();
+    until(async || limiter.check("key").await.is_ok_and(|it| it.is_allowed())).await;
+}
+
+#[tokio::test]
+async fn those_who_ask_redis_have_a_place_too() {
+    let server = RedisServer::start();
+    let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(1)).await;
+    assert!(limiter.check("user").await.unwrap().is_allowed());
+    let key = |_: &http::request::Parts| "user".to_owned();
+    let layer = RateLimitLayer::new(limiter.clone(), key).max_wait(2 * HOUR).max_waiting(2);
+    let service = layer.layer(counting(&Arc::default()));
+    server.freeze();
+    let mut requests: Vec<_> = (0..4).map(|_| Box::pin(ask(&service, "ada"))).collect();
+    for request in &mut requests {
+        assert!(poll_once(request.as_mut()).is_pending());
+    }
+    server.thaw();
+    for request in requests.split_off(2) {
+        assert_eq!(request.await, StatusCode::TOO_MANY_REQUESTS, "both places are taken");
+    }
+    let mut first = requests.swap_remove(0);
+    let waits = tokio::time::timeout(Duration::from_millis(50), first.as_mut()).await;
+    assert!(waits.is_err(), "its turn is in an hour");
+}
+
 #[tokio::test]
 async fn to_give_up_costs_redis_few_commands_however_many_wait() {
     let server = RedisServer::start();
