@@ -5,7 +5,7 @@ use http::{Response, request::Parts};
 use tower_layer::Layer;
 
 use crate::{
-    algorithm::micros,
+    algorithm::{Algorithm, micros},
     decision::Decision,
     key::{Key, KeyExtractor},
     limiter::Limiter,
@@ -13,7 +13,7 @@ use crate::{
     response::Headers,
     service::RateLimit,
     turn::Turn,
-    waiters::Waiters,
+    waiters::{DEFAULT_MOST_PER_KEY, Waiters},
 };
 
 /// Limits the requests to a service, per key.
@@ -95,7 +95,11 @@ pub(crate) struct Shared<P> {
 impl<P> Shared<P> {
     fn new(limiter: Limiter, protocol: P) -> Self {
         let max_wait = limiter.default_wait();
-        let waiters = Waiters::new(&limiter);
+        let waiters = Waiters::new(match limiter.algorithm() {
+            // All that there is room for.
+            Algorithm::LeakyBucket => limiter.quota().burst_size() as usize,
+            _ => DEFAULT_MOST_PER_KEY,
+        });
         Self { limiter, protocol, max_wait, waiters, dry_run: false }
     }
 }

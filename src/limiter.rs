@@ -1,9 +1,4 @@
-use std::{
-    future::poll_fn,
-    hash::{BuildHasher, RandomState},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Action, Algorithm, Params, micros},
@@ -12,7 +7,6 @@ use crate::{
     key::Key,
     quota::Quota,
     store::{Answer, Backend, Call, Name, Rule, Store},
-    turn::Turn,
 };
 
 /// Decides whether a key may spend: an algorithm and a quota over a store. It knows no HTTP.
@@ -164,91 +158,6 @@ impl Limiter {
         self.ask(&key.into(), cost, self.0.default_wait)?.await.map_err(Error::from)
     }
 
-    /// Spends `cost` from `key`'s quota and waits for the request's turn, if that comes within `timeout`.
-    ///
-    /// The turn is booked by the same question that asks for it, in the order in which the questions reach the
-    /// store: first come, first served, also over many processes. If the turn would come later than `timeout`,
-    /// the request is denied at once, and [`retry_after`](Decision::retry_after) is when the same call would
-    /// succeed. With a `timeout` of zero it never waits. `timeout` counts from the store's decision; a leaky
-    /// bucket that is full denies, whatever it is.
-    ///
-    /// A quota that is changed meanwhile applies to those who come later; those who wait keep their turns, but
-    /// in a fixed window and in a leaky bucket others may then go before them. The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a `RedisStore` it counts
-    /// from when Redis decided, as well as that can be told from how long answers take.
-    ///
-    /// # Errors
-    ///
-    /// As for [`check_n`](Limiter::check_n).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future before its first poll spends nothing. Dropping it before it is ready gives back
-    /// what was spent or booked, once, and those behind keep their turns, as [`cancel`](Limiter::cancel) does.
-    /// With a [`MemoryStore`](crate::MemoryStore) that happens in the drop. With a `RedisStore` it takes a task
-    /// on the runtime: if that is shutting down, the turn stays booked, and passes unused.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime with time, if it has to wait.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let quota = Quota::per_second(10).burst(1);
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
-    ///
-    /// let timeout = Duration::from_millis(150);
-    /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // now
-    /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // 100 ms later
-    ///
-    /// let denied = limiter.try_acquire("vendor", 5, timeout).await;
-    /// assert!(denied.is_err(), "five at once are more than the burst");
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn try_acquire(
-        &self,
-        key: impl Into<Key<'_>>,
-        cost: u32,
-        timeout: Duration,
-    ) -> Result<Decision, Error> {
-        let max_wait = self.bounded_wait(timeout);
-        self.wait(&key.into(), cost, max_wait).await
-    }
-
-    /// Spends `cost` from `key`'s quota and waits for the request's turn, as long as it takes.
-    ///
-    /// The decision is always an allowed one. It is first come, first served, with two exceptions, where no
-    /// turn can be booked: a leaky bucket that is full, and a turn that is further away than
-    /// [`check_within`](Limiter::check_within) can book. Then the call asks again after
-    /// [`retry_after`](Decision::retry_after) and up to half as long again, at random.
-    ///
-    /// # Errors
-    ///
-    /// As for [`check_n`](Limiter::check_n).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`try_acquire`](Limiter::try_acquire).
-    ///
-    /// # Panics
-    ///
-    /// As for [`try_acquire`](Limiter::try_acquire).
-    pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        let key = key.into();
-        loop {
-            let decision = self.wait(&key, cost, self.0.longest_wait).await?;
-            let Some(retry_after) = decision.retry_after() else { return Ok(decision) };
-            let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
-            tokio::time::sleep(retry_after.mul_f64(1.0 + jitter / 2.0)).await;
-        }
-    }
-
     /// Like [`check_n`](Limiter::check_n), and books the request's turn if that comes within `max_wait`:
     /// then the request is allowed, with a [`delay`](Decision::delay) that the caller must wait for.
     /// [`try_acquire`](Limiter::try_acquire) does that, and gives the turn back if it is dropped.
@@ -369,6 +278,10 @@ impl Limiter {
         micros(max_wait).min(self.0.longest_wait)
     }
 
+    pub(crate) fn longest_wait(&self) -> f64 {
+        self.0.longest_wait
+    }
+
     pub(crate) fn default_wait(&self) -> f64 {
         self.0.default_wait
     }
@@ -380,18 +293,6 @@ impl Limiter {
         max_wait: f64,
     ) -> Result<Answer<Decision>, Error> {
         self.call(Action::Check, key, cost, max_wait)
-    }
-
-    async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: f64) -> Result<Decision, Error> {
-        let answer = self.ask(key, cost, max_wait)?;
-        if let Some(decision) = answer.now().filter(|it| it.delay().is_zero()) {
-            return Ok(decision);
-        }
-        let mut turn = Turn::new(self.clone(), key.clone().into_owned(), answer, None);
-        let decision = poll_fn(|cx| turn.poll_answer(cx)).await?;
-        poll_fn(|cx| turn.poll_sleep(cx)).await;
-        turn.go();
-        Ok(decision)
     }
 
     pub(crate) fn give_back(&self, key: &Key<'_>, decision: &Decision) -> Answer<Decision> {

@@ -6,10 +6,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{algorithm::Algorithm, key::Key, limiter::Limiter, store::lock};
+use crate::{key::Key, store::lock};
 
 const DEFAULT_MOST: usize = 10_000;
-const DEFAULT_MOST_PER_KEY: usize = 100;
+pub(crate) const DEFAULT_MOST_PER_KEY: usize = 100;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Waiters {
@@ -33,12 +33,7 @@ pub(crate) struct Place {
 }
 
 impl Waiters {
-    pub(crate) fn new(limiter: &Limiter) -> Self {
-        let most_per_key = match limiter.algorithm() {
-            // All that there is room for.
-            Algorithm::LeakyBucket => limiter.quota().burst_size() as usize,
-            _ => DEFAULT_MOST_PER_KEY,
-        };
+    pub(crate) fn new(most_per_key: usize) -> Self {
         Self { most: DEFAULT_MOST, most_per_key, counts: Arc::default() }
     }
 
