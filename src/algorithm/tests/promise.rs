@@ -11,7 +11,7 @@ use super::{
 use crate::quota::Quota;
 
 /// A request that was admitted: when it asked, when it goes on, and its cost.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Admitted {
     asked: u128,
     instant: u128,
@@ -34,27 +34,30 @@ fn quotas() -> impl Strategy<Value = Quota> {
     (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
 }
 
+/// Who went on, and everything that happened on the way: who was admitted (`Ok`), and who gave up.
+type Outcome = (Vec<Admitted>, Vec<Result<Admitted, Admitted>>);
+
 fn admitted(
     face: &mut impl Face,
     algorithm: Algorithm,
     quota: Quota,
     requests: &[Request],
-) -> Vec<Admitted> {
+) -> Outcome {
     let params = Params::new(algorithm, quota).unwrap();
     let part = |thousandths: u32| (quota.window_us() as f64 * f64::from(thousandths) / 1e3).floor();
     let mut now = 1.7e15;
-    let mut admitted: Vec<Admitted> = vec![];
-    // The estimate of a sliding window depends on where its sub-windows lie, and so on those who gave up.
-    let can_give_up = !matches!(algorithm, Algorithm::SlidingWindow { .. });
-    // Also when the turn has come. A fixed window stays open, even if its first request is given back.
-    let at_any_time = can_give_up && algorithm != Algorithm::FixedWindow;
+    let (mut admitted, mut history): Outcome = Default::default();
+    // Also when the turn has come; but windows stay where they are, even if their first request is given back.
+    let at_any_time =
+        !matches!(algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow { .. });
     for &(ahead, cost, max_wait, gives_up) in requests {
         now += part(ahead);
         let is_past = |it: &Admitted| !at_any_time && it.instant <= now as u128;
         let passed = admitted.partition_point(is_past);
-        if let Some(which) = gives_up.filter(|_| can_give_up && passed < admitted.len()) {
+        if let Some(which) = gives_up.filter(|_| passed < admitted.len()) {
             let it = admitted.remove(passed + which.index(admitted.len() - passed));
             face.ask(&params, give_back(it.cost as f64, it.instant as f64, now));
+            history.push(Err(it));
         }
         let cost = cost.min(quota.limit());
         let max_wait = max_wait.map_or(default_wait(&params), part);
@@ -63,20 +66,29 @@ fn admitted(
         if verdict.admitted {
             let instant = (now + verdict.wait) as u128;
             admitted.push(Admitted { asked: now as u128, instant, cost: cost.into() });
+            history.push(Ok(admitted[admitted.len() - 1]));
         }
     }
-    admitted
+    (admitted, history)
 }
 
 /// Runs a history on the twin, and every tenth on the script too.
 fn always(algorithm: Algorithm, holds: impl Fn(Quota, &[Admitted]) -> bool) {
+    always_in_history(algorithm, |quota, admitted, _| holds(quota, admitted));
+}
+
+fn always_in_history(
+    algorithm: Algorithm,
+    holds: impl Fn(Quota, &[Admitted], &[Result<Admitted, Admitted>]) -> bool,
+) {
     let server = RedisServer::start();
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
         .run(&(quotas(), requests(), 0..10), |(quota, requests, scripted)| {
             let twin = admitted(&mut State::NeverSeen, algorithm, quota, &requests);
-            prop_assert!(holds(quota, &twin), "{algorithm} {quota}: {twin:?}");
-            prop_assert!(twin.is_sorted_by_key(|it| it.instant), "not in order: {twin:?}");
+            let (went, history) = &twin;
+            prop_assert!(holds(quota, went, history), "{algorithm} {quota}: {history:?}");
+            prop_assert!(went.is_sorted_by_key(|it| it.instant), "not in order: {went:?}");
             if scripted == 0 {
                 let mut face = Scripted::new(&server, "{key}");
                 face.forget();
@@ -174,20 +186,28 @@ fn a_sliding_log_admits_at_most_its_limit_in_any_window() {
 #[test]
 fn a_sliding_window_admits_what_its_estimate_allows() {
     for buckets in [1, 2, 3, 7, 60, 100] {
-        always(Algorithm::SlidingWindow { buckets }, |quota, admitted| {
+        always_in_history(Algorithm::SlidingWindow { buckets }, |quota, _, history| {
             let (limit, window) = limit_and_window(quota);
             let buckets = u128::from(buckets);
             let mut counts: std::collections::BTreeMap<u128, u128> = Default::default();
             let mut start = 0;
-            admitted.iter().all(|&Admitted { asked, instant, cost }| {
-                let slot = |start: u128| (instant - start) * buckets / window;
+            history.iter().all(|event| {
+                let slot_of = |start: u128, at: u128| at.saturating_sub(start) * buckets / window;
+                let Admitted { asked, instant, cost } = match *event {
+                    Ok(it) => it,
+                    Err(it) => {
+                        let slot = slot_of(start, it.instant);
+                        let left = counts.remove(&slot).unwrap() - it.cost;
+                        counts.extend((left > 0).then_some((slot, left)));
+                        return true;
+                    }
+                };
                 let seen = counts.last_key_value().map(|(slot, _)| *slot);
-                let slot_now = asked.saturating_sub(start) * buckets / window;
-                if seen.is_none_or(|seen| slot_now > seen + buckets) {
+                if seen.is_none_or(|seen| slot_of(start, asked) > seen + buckets) {
                     counts.clear();
                     start = asked;
                 }
-                let slot = slot(start);
+                let slot = slot_of(start, instant);
                 let first_inside = (slot + 1).saturating_sub(buckets);
                 let inside: u128 = counts.range(first_inside..).map(|(_, count)| count).sum();
                 let oldest = slot.checked_sub(buckets).and_then(|slot| counts.get(&slot)).copied();
