@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use crate::{algorithm::Verdict, quota::Quota};
 
@@ -9,7 +9,7 @@ use crate::{algorithm::Verdict, quota::Quota};
 /// # Examples
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::{fmt, time::Duration};
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -28,7 +28,7 @@ use crate::{algorithm::Verdict, quota::Quota};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 #[must_use = "a denied request must not go on"]
 pub struct Decision {
     quota: Quota,
@@ -102,6 +102,21 @@ impl Decision {
     #[must_use]
     pub const fn cost(&self) -> u32 {
         self.cost
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision")
+            .field("is_allowed", &self.is_allowed())
+            .field("delay", &self.delay())
+            .field("retry_after", &self.retry_after())
+            .field("remaining", &self.remaining())
+            .field("replenish_after", &self.replenish_after())
+            .field("reset_after", &self.reset_after())
+            .field("quota", &self.quota)
+            .field("cost", &self.cost)
+            .finish()
     }
 }
 

@@ -33,6 +33,9 @@ const X_TRIPLE: Triple = [
 
 /// The header fields that tell a client how its quota stands. See
 /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
+///
+/// Of a request that has waited, they tell what remained when its turn was booked. With a burst above the
+/// limit, more can remain than the limit that they tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Headers {
