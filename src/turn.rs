@@ -30,9 +30,11 @@ impl Limiter {
     /// succeed. With a `timeout` of zero it never waits. `timeout` counts from the store's decision; a leaky
     /// bucket that is full denies, whatever it is.
     ///
-    /// A quota that is changed meanwhile applies to those who come later; those who wait keep their turns, but
-    /// in a fixed window and in a leaky bucket others may then go before them. The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a `RedisStore` it counts
-    /// from when Redis decided, as well as that can be told from how long answers take.
+    /// A quota that is changed meanwhile applies to those who come later; those who wait keep their turns,
+    /// but in a fixed window and in a leaky bucket others may then go before them.
+    ///
+    /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a `RedisStore` it
+    /// counts from when Redis decided, as well as that can be told from how long answers take.
     ///
     /// # Errors
     ///
@@ -64,8 +66,9 @@ impl Limiter {
     /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // now
     /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // 100 ms later
     ///
-    /// let denied = limiter.try_acquire("vendor", 5, timeout).await;
-    /// assert!(denied.is_err(), "five at once are more than the burst");
+    /// // The next turn is 100 ms away: this one is denied at once.
+    /// let denied = limiter.try_acquire("vendor", 1, Duration::from_millis(30)).await?;
+    /// assert_eq!(denied.retry_after(), Some(Duration::from_millis(70)));
     /// # Ok(())
     /// # }
     /// ```
