@@ -13,6 +13,7 @@ use crate::{
     key::Key,
     layer::{Shared, Start},
     protocol::{Exchange, Protocol, Rejection},
+    store::Answer,
     turn::Turn,
 };
 
@@ -125,9 +126,9 @@ where
                     let (response, charged) = protocol.charges(ready!(future.poll(cx))?);
                     if let (Some(key), Some(decision)) = (key.take(), *decision)
                         && !charged
-                        && decision.is_allowed()
                     {
-                        this.shared.limiter.give_back_later(key, decision);
+                        let answer = Answer::ready(Ok(decision));
+                        this.shared.limiter.give_back_later(key, answer, None);
                     }
                     return Poll::Ready(Ok(protocol.respond(response, decision.as_ref())));
                 }

@@ -7,6 +7,7 @@ use crate::{
     key::Key,
     quota::Quota,
     store::{Answer, Backend, Call, Name, Rule, Store},
+    waiters::Place,
 };
 
 /// Decides whether a key may spend: an algorithm and a quota over a store. It knows no HTTP.
@@ -203,7 +204,11 @@ impl Limiter {
     /// As for [`check`](Limiter::check).
     pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
         if decision.is_allowed() {
-            let _ = self.give_back(&key.into(), &decision).await?;
+            let key = key.into();
+            let (cost, turn) = (decision.cost(), decision.turn());
+            let (rule, key, action) = (&self.0.rule, key.as_str(), Action::Refund);
+            let call = Call { rule, key, action, cost, max_wait: 0.0, turn };
+            let _ = self.0.store.call(&call).await?;
         }
         Ok(())
     }
@@ -295,22 +300,21 @@ impl Limiter {
         self.call(Action::Check, key, cost, max_wait)
     }
 
-    pub(crate) fn give_back(&self, key: &Key<'_>, decision: &Decision) -> Answer<Decision> {
-        let (action, key) = (Action::Refund, key.as_str());
-        let (cost, turn) = (decision.cost(), decision.turn());
-        self.0.store.call(&Call { rule: &self.0.rule, key, action, cost, max_wait: 0.0, turn })
-    }
-
-    /// Gives back without anybody waiting for it.
-    pub(crate) fn give_back_later(&self, key: Key<'static>, decision: Decision) {
+    /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
+    pub(crate) fn give_back_later(
+        &self,
+        key: Key<'static>,
+        answer: Answer<Decision>,
+        place: Option<Place>,
+    ) {
         let limiter = self.clone();
         self.0.store.detach(Box::pin(async move {
-            let _ = limiter.give_back(&key, &decision).await;
+            if let Ok(decision) = answer.await {
+                // Without an answer the turn passes unused.
+                let _ = limiter.cancel(&key, decision).await;
+            }
+            drop(place);
         }));
-    }
-
-    pub(crate) fn store(&self) -> &Arc<dyn Backend> {
-        &self.0.store
     }
 
     fn call(

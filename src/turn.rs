@@ -187,17 +187,9 @@ impl Drop for Turn {
             Phase::Admitted(decision, _) => Answer::ready(Ok(decision)),
             Phase::Over => return,
         };
-        let Some((limiter, key, place)) = self.who.take() else { return };
-        let store = limiter.store().clone();
-        store.detach(Box::pin(async move {
-            if let Ok(decision) = answer.await
-                && decision.is_allowed()
-            {
-                // Without an answer the turn passes unused.
-                let _ = limiter.give_back(&key, &decision).await;
-            }
-            drop(place);
-        }));
+        if let Some((limiter, key, place)) = self.who.take() {
+            limiter.give_back_later(key, answer, place);
+        }
     }
 }
 
