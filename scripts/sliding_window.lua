@@ -1,186 +1,183 @@
 -- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one
 -- before them, which is weighted by its overlap with the window.
--- KEYS[1]  {at, start, length, last}, doubles, parts, a byte, then `parts + 1` counts of four bytes,
---          newest first: `last`, the newest admitted request, is in the first of these sub-windows
--- KEYS[2]  the turns that are booked: see turns.lua
--- ARGV     action (check, peek, refund), cost, max_wait, turn, limit, window, buckets, grain
--- Returns  {admitted, wait, remaining, replenish, reset, turn}
--- Times are in microseconds. Inside, one microsecond is `buckets` parts, so that a sub-window is
--- `window` parts; overlaps are rounded up to `grain` parts. All numbers are integers below 2^53.
-local action, cost, max_wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local turn, limit, window = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local buckets, grain = tonumber(ARGV[7]), tonumber(ARGV[8])
+-- key   {at, start, length, last}, doubles, parts, a byte, then `parts + 1` counts of four bytes, newest
+--       first: `last`, the newest admitted request, is in the first of these sub-windows
+-- list  the turns that are booked: see turns.lua
+-- ARGV  limit, window, buckets, grain
+-- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are rounded
+-- up to `grain` parts.
+local function sliding_window(key, list, cost, needed, max_wait, arg)
+  local limit, window = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+  local buckets, grain = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
+  local at, start, last, stale = now, now, now, false
+  local index, counts = 0 -- the sub-window of `last`, from `start`
+  local length, parts = window, buckets -- of the state: a sub-window's parts, a microsecond's parts
 
-local at, start, last, stale = now, now, now, false
-local index, counts = 0 -- the sub-window of `last`, from `start`
-local length, parts = window, buckets -- of the state: a sub-window's parts, a microsecond's parts
-
-local function zeros(n)
-  local all = {}
-  for i = 1, n do
-    all[i] = 0
-  end
-  return all
-end
-
-local function count(slot)
-  return counts[index - slot + 1] or 0
-end
-
-local function slot_of(instant)
-  return math.floor((instant - start) * parts / length)
-end
-
-local function opening(slot)
-  return start + math.ceil(slot * length / parts)
-end
-
-local function count_inside(slot)
-  local sum = 0
-  for i = math.max(index - slot + 1, 1), math.min(index - slot + parts, parts + 1) do
-    sum = sum + counts[i]
-  end
-  return sum
-end
-
-local function weight(slot, instant)
-  local overlap = (slot + 1) * length - (instant - start) * parts
-  return math.ceil(count(slot - parts) * math.ceil(overlap / grain) / math.ceil(length / grain))
-end
-
--- The newest sub-window that counts; none if even that has left the window.
-local function newest()
-  for i = 1, parts + 1 do
-    if counts[i] > 0 then
-      local slot = index - i + 1
-      return slot_of(now) <= slot + parts and slot or nil
+  local function zeros(n)
+    local all = {}
+    for i = 1, n do
+      all[i] = 0
     end
+    return all
   end
-end
 
--- Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two quotas
--- that take turns do not move the counts ahead of the time.
-local function regrid()
-  local moved, newest = zeros(buckets + 1), math.floor((last - start) * buckets / window)
-  for slot = index, index - parts, -1 do
-    local middle = math.floor((opening(slot) + opening(slot + 1)) / 2)
-    local instant = math.max(opening(slot), math.min(middle, now, last))
-    local i = newest - math.floor((instant - start) * buckets / window) + 1
-    if moved[i] then
-      moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)
+  local function count(slot)
+    return counts[index - slot + 1] or 0
+  end
+
+  local function slot_of(instant)
+    return math.floor((instant - start) * parts / length)
+  end
+
+  local function opening(slot)
+    return start + math.ceil(slot * length / parts)
+  end
+
+  local function count_inside(slot)
+    local sum = 0
+    for i = math.max(index - slot + 1, 1), math.min(index - slot + parts, parts + 1) do
+      sum = sum + counts[i]
     end
+    return sum
   end
-  index, counts, length, parts = newest, moved, window, buckets
-end
 
-local function read(state)
-  local position
-  at, start, length, last, parts, position = struct.unpack('<ddddB', state)
-  counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
-  counts[parts + 2] = nil -- the position behind them
-  index = slot_of(last)
-end
+  local function weight(slot, instant)
+    local overlap = (slot + 1) * length - (instant - start) * parts
+    return math.ceil(count(slot - parts) * math.ceil(overlap / grain) / math.ceil(length / grain))
+  end
 
-local function packed()
-  local form = '<ddddB' .. string.rep('I4', parts + 1)
-  return struct.pack(form, at, start, length, last, parts, unpack(counts, 1, parts + 1))
-end
-
-local function commit(instant, units)
-  local slot = slot_of(instant)
-  local by = math.min(slot - index, parts + 1)
-  for i = parts + 1, 1, -1 do
-    counts[i] = i > by and counts[i - by] or 0
-  end
-  counts[1] = counts[1] + units
-  local cycles = math.floor(slot / parts) -- `start` moves by whole windows
-  start, last, index = start + cycles * length, instant, slot - cycles * parts
-end
-
-local function refund(units)
-  if turn > 0 then
-    local i = index - slot_of(turn) + 1
-    if counts[i] then -- else it counts no more
-      counts[i] = math.max(counts[i] - units, 0)
-    end
-    return
-  end
-  for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
-    local back = math.min(counts[i], units)
-    counts[i] = counts[i] - back
-    units = units - back
-  end
-end
-
-local state = redis.call('GET', KEYS[1])
-if state then
-  read(state)
-  if action == 'refund' then
-    give_back(now, turn, cost, read, refund, commit, packed)
-  end
-  if now < at then -- the clock stepped back
-    start, last, stale = start - (at - now), last - (at - now), true
-  end
-  if newest() and (length ~= window or parts ~= buckets) then -- the quota was changed
-    regrid()
-    stale = true
-  end
-end
-if not state or not newest() then
-  start, last, index, counts = now, now, 0, zeros(buckets + 1)
-  length, parts = window, buckets
-end
-at = now
-
-local function earliest(units)
-  local instant = math.max(now, last)
-  local slot = slot_of(instant)
-  local inside = count_inside(slot)
-  while true do
-    local oldest = count(slot - parts)
-    local free = limit - units - inside
-    if free >= oldest then
-      return instant
-    end
-    if free >= 0 then
-      local overlap = math.floor(free * math.ceil(length / grain) / oldest) * grain
-      local light = start + math.ceil(((slot + 1) * length - overlap) / parts)
-      if light < opening(slot + 1) then
-        return math.max(instant, light)
+  -- The newest sub-window that counts; none if even that has left the window.
+  local function newest()
+    for i = 1, parts + 1 do
+      if counts[i] > 0 then
+        local slot = index - i + 1
+        return slot_of(now) <= slot + parts and slot or nil
       end
     end
-    slot = slot + 1
-    inside = inside - count(slot - parts)
-    instant = opening(slot)
+  end
+
+  -- Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two quotas
+  -- that take turns do not move the counts ahead of the time.
+  local function regrid()
+    local moved, newest = zeros(buckets + 1), math.floor((last - start) * buckets / window)
+    for slot = index, index - parts, -1 do
+      local middle = math.floor((opening(slot) + opening(slot + 1)) / 2)
+      local instant = math.max(opening(slot), math.min(middle, now, last))
+      local i = newest - math.floor((instant - start) * buckets / window) + 1
+      if moved[i] then
+        moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)
+      end
+    end
+    index, counts, length, parts = newest, moved, window, buckets
+  end
+
+  local function read(state)
+    local position
+    at, start, length, last, parts, position = struct.unpack('<ddddB', state)
+    counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
+    counts[parts + 2] = nil -- the position behind them
+    index = slot_of(last)
+  end
+
+  local function packed()
+    local form = '<ddddB' .. string.rep('I4', parts + 1)
+    return struct.pack(form, at, start, length, last, parts, unpack(counts, 1, parts + 1))
+  end
+
+  local function commit(instant, units)
+    local slot = slot_of(instant)
+    local by = math.min(slot - index, parts + 1)
+    for i = parts + 1, 1, -1 do
+      counts[i] = i > by and counts[i - by] or 0
+    end
+    counts[1] = math.min(counts[1] + units, 2 ^ 32 - 1) -- what is spent may be above the quota
+    local cycles = math.floor(slot / parts) -- `start` moves by whole windows
+    start, last, index = start + cycles * length, instant, slot - cycles * parts
+  end
+
+  local function refund(units)
+    if turn > 0 then
+      local i = index - slot_of(turn) + 1
+      if counts[i] then -- else it counts no more
+        counts[i] = math.max(counts[i] - units, 0)
+      end
+      return
+    end
+    for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+      local back = math.min(counts[i], units)
+      counts[i] = counts[i] - back
+      units = units - back
+    end
+  end
+
+  local state = redis.call('GET', key)
+  if state then
+    read(state)
+    if action == 'refund' then
+      give_back(list, cost, read, refund, commit, packed)
+    end
+    if now < at then -- the clock stepped back
+      start, last, stale = start - (at - now), last - (at - now), true
+    end
+    if newest() and (length ~= window or parts ~= buckets) then -- the quota was changed
+      regrid()
+      stale = true
+    end
+  end
+  if not state or not newest() then
+    start, last, index, counts = now, now, 0, zeros(buckets + 1)
+    length, parts = window, buckets
+  end
+  at = now
+
+  local function earliest(units)
+    local instant = math.max(now, last)
+    local slot = slot_of(instant)
+    local inside = count_inside(slot)
+    while true do
+      local oldest = count(slot - parts)
+      local free = limit - units - inside
+      if free >= oldest then
+        return instant
+      end
+      if free >= 0 then
+        local overlap = math.floor(free * math.ceil(length / grain) / oldest) * grain
+        local light = start + math.ceil(((slot + 1) * length - overlap) / parts)
+        if light < opening(slot + 1) then
+          return math.max(instant, light)
+        end
+      end
+      slot = slot + 1
+      inside = inside - count(slot - parts)
+      instant = opening(slot)
+    end
+  end
+
+  local wait = earliest(needed) - now
+
+  return wait, math.max(wait - max_wait, 0), function(admitted, wait)
+    local before
+    if commits and admitted then
+      before = wait > 0 and packed()
+      commit(now + wait, cost)
+    end
+
+    local remaining, replenish, reset = limit, 0, 0
+    if newest() then
+      remaining = 0
+      if last <= now then
+        local slot = slot_of(now)
+        remaining = math.max(limit - count_inside(slot) - weight(slot, now), 0)
+      end
+      replenish = earliest(remaining + 1) - now
+      reset = opening(newest() + parts + 1) - now
+    end
+
+    if action == 'refund' or commits and (admitted or stale) then
+      write(key, list, stale, now + wait, cost, before, packed(), reset)
+    end
+    return remaining, replenish, reset
   end
 end
 
-local instant = earliest(math.min(cost, limit)) -- a refund may be above the quota
-local wait = instant - now
-local late = math.max(wait - max_wait, 0)
-local admitted = late == 0
-
-local before
-if action == 'check' and admitted then
-  before = wait > 0 and packed()
-  commit(instant, cost)
-end
-
-local remaining, replenish, reset = limit, 0, 0
-if newest() then
-  remaining = 0
-  if last <= now then
-    local slot = slot_of(now)
-    remaining = math.max(limit - count_inside(slot) - weight(slot, now), 0)
-  end
-  replenish = earliest(remaining + 1) - now
-  reset = opening(newest() + parts + 1) - now
-end
-
-if action == 'refund' or action == 'check' and (admitted or stale) then
-  write(now, stale, instant, cost, before, packed(), reset)
-end
-return {admitted and 1 or 0, admitted and wait or late, remaining, replenish, reset, instant}

@@ -3,6 +3,7 @@
 //! they agree to the bit.
 
 mod fixed_window;
+mod joint;
 mod leaky_bucket;
 mod sliding_log;
 mod sliding_window;
@@ -13,6 +14,7 @@ mod turns;
 
 use std::{fmt, str::FromStr, time::Duration};
 
+pub(crate) use self::joint::Joint;
 use self::turns::Booked;
 use crate::{
     error::ConfigError,
@@ -173,11 +175,17 @@ pub(crate) enum Action {
     Check,
     Peek,
     Refund,
+    /// Spends what is not there, too.
+    Spend,
 }
 
 impl Action {
+    fn commits(self) -> bool {
+        matches!(self, Self::Check | Self::Spend)
+    }
+
     fn writes(self, changed: bool) -> bool {
-        self == Self::Refund || self == Self::Check && changed
+        self == Self::Refund || self.commits() && changed
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -185,6 +193,7 @@ impl Action {
             Self::Check => "check",
             Self::Peek => "peek",
             Self::Refund => "refund",
+            Self::Spend => "spend",
         }
     }
 }
@@ -198,6 +207,34 @@ pub(crate) struct Ask {
     /// The instant of the turn that is given back; 0 for what was spent.
     pub(crate) turn: f64,
     pub(crate) now: f64,
+    /// What all limits of the request together came to, if there are others.
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// Whether a request is admitted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) admitted: bool,
+    /// The delay of an admitted request, the retry-after of a denied one.
+    pub(crate) wait: f64,
+}
+
+impl Ask {
+    /// What of the cost must be there.
+    fn needed(&self) -> f64 {
+        match self.action {
+            Action::Check | Action::Peek => self.cost,
+            Action::Refund | Action::Spend => f64::NEG_INFINITY,
+        }
+    }
+
+    /// What comes of a request that has to wait so long, which is so much too late.
+    fn outcome(&self, wait: f64, late: f64) -> Outcome {
+        self.outcome.unwrap_or_else(|| {
+            let admitted = late == 0.0 || self.action == Action::Spend;
+            Outcome { admitted, wait: if admitted { wait } else { late } }
+        })
+    }
 }
 
 /// The answer, as the scripts return it.
@@ -210,7 +247,7 @@ pub(crate) struct Verdict {
     /// The time until `remaining` grows; 0 when it cannot.
     pub(crate) replenish: f64,
     pub(crate) reset: f64,
-    /// The instant at which the request goes on, by the clock of the store.
+    /// The instant at which the request goes on, or could, by the clock of the store.
     pub(crate) turn: f64,
 }
 
@@ -300,6 +337,14 @@ impl Params {
         })
     }
 
+    /// The wait of a check that names none, in microseconds.
+    pub(crate) fn own_wait(&self) -> f64 {
+        match self {
+            Self::LeakyBucket(params) => params.drain_time(),
+            _ => 0.0,
+        }
+    }
+
     /// The longest wait, in microseconds, for which a turn may be booked.
     pub(crate) fn longest_wait(&self) -> f64 {
         let longest = LONGEST_REFILL as f64;
@@ -330,25 +375,18 @@ impl Params {
         }
     }
 
-    pub(crate) fn script(&self) -> &'static str {
-        macro_rules! with_turns {
-            ($file:literal) => {
-                concat!(
-                    include_str!("../scripts/turns.lua"),
-                    include_str!(concat!("../scripts/", $file))
-                )
-            };
-        }
+    /// The place of the script among [`SCRIPTS`].
+    pub(crate) fn place(&self) -> usize {
         match self {
-            Self::FixedWindow(_) => with_turns!("fixed_window.lua"),
-            Self::SlidingLog(_) => include_str!("../scripts/sliding_log.lua"),
-            Self::SlidingWindow(_) => with_turns!("sliding_window.lua"),
-            Self::TokenBucket(_) => with_turns!("token_bucket.lua"),
-            Self::LeakyBucket(_) => with_turns!("leaky_bucket.lua"),
+            Self::FixedWindow(_) => 0,
+            Self::SlidingLog(_) => 1,
+            Self::SlidingWindow(_) => 2,
+            Self::TokenBucket(_) => 3,
+            Self::LeakyBucket(_) => 4,
         }
     }
 
-    /// What the script takes behind action, cost, `max_wait` and turn.
+    /// The parameters of the script.
     pub(crate) fn args(&self) -> Vec<f64> {
         match self {
             Self::FixedWindow(params) => params.args(),
@@ -358,6 +396,31 @@ impl Params {
             Self::LeakyBucket(params) => params.args(),
         }
     }
+}
+
+/// The function of each algorithm, and the text that defines it.
+pub(crate) const SCRIPTS: [(&str, &str); 5] = [
+    ("fixed_window", include_str!("../scripts/fixed_window.lua")),
+    ("sliding_log", include_str!("../scripts/sliding_log.lua")),
+    ("sliding_window", include_str!("../scripts/sliding_window.lua")),
+    ("token_bucket", include_str!("../scripts/token_bucket.lua")),
+    ("leaky_bucket", include_str!("../scripts/leaky_bucket.lua")),
+];
+
+/// The script that decides about limits of these algorithms: for each its place, as a bit.
+pub(crate) fn script(algorithms: usize) -> String {
+    let mut text = String::from(include_str!("../scripts/ask.lua"));
+    text.push_str(include_str!("../scripts/turns.lua"));
+    let mut table = String::new();
+    for (place, (name, source)) in SCRIPTS.iter().enumerate() {
+        if algorithms & 1 << place != 0 {
+            text.push_str(source);
+            table.push_str(&format!("{name} = {name}, "));
+        }
+    }
+    text.push_str(&format!("local algorithms = {{{table}}}\n"));
+    text.push_str(include_str!("../scripts/verdict.lua"));
+    text
 }
 
 /// A duration in microseconds, rounded up.

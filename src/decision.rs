@@ -31,16 +31,23 @@ use crate::{algorithm::Verdict, quota::Quota};
 #[derive(Clone, Copy, PartialEq)]
 #[must_use = "a denied request must not go on"]
 pub struct Decision {
-    quota: Quota,
-    cost: u32,
+    limit: Policy,
     verdict: Verdict,
     /// How long ago the store decided, in microseconds.
     age: f64,
 }
 
+/// The limit that a request is held against.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Policy {
+    pub(crate) limiter: &'static str,
+    pub(crate) quota: Quota,
+    pub(crate) cost: u32,
+}
+
 impl Decision {
-    pub(crate) fn new(quota: Quota, cost: u32, verdict: Verdict, age: f64) -> Self {
-        Self { quota, cost, verdict, age }
+    pub(crate) fn new(limit: Policy, verdict: Verdict, age: f64) -> Self {
+        Self { limit, verdict, age }
     }
 
     /// What is left of the delay.
@@ -88,10 +95,17 @@ impl Decision {
         micros(self.verdict.reset)
     }
 
+    /// The name of the limiter that decided; of several, of the one that binds: it denies longest, or makes
+    /// the request wait, or has least remaining.
+    #[must_use]
+    pub const fn limiter(&self) -> &'static str {
+        self.limit.limiter
+    }
+
     /// The quota that the request was held against.
     #[must_use]
     pub const fn quota(&self) -> Quota {
-        self.quota
+        self.limit.quota
     }
 
     pub(crate) const fn turn(&self) -> f64 {
@@ -101,7 +115,7 @@ impl Decision {
     /// What the request costs.
     #[must_use]
     pub const fn cost(&self) -> u32 {
-        self.cost
+        self.limit.cost
     }
 }
 
@@ -114,8 +128,9 @@ impl fmt::Debug for Decision {
             .field("remaining", &self.remaining())
             .field("replenish_after", &self.replenish_after())
             .field("reset_after", &self.reset_after())
-            .field("quota", &self.quota)
-            .field("cost", &self.cost)
+            .field("limiter", &self.limiter())
+            .field("quota", &self.quota())
+            .field("cost", &self.cost())
             .finish()
     }
 }

@@ -12,11 +12,23 @@ pub enum Error {
     /// The cost is more than the quota can ever grant, however long one waits. Nothing was spent.
     #[non_exhaustive]
     CostAboveQuota {
+        /// The name of the limiter.
+        limiter: &'static str,
         /// What the request would cost.
         cost: u32,
         /// The most that the quota can grant to one request.
         most: u32,
     },
+    /// There is no limit to hold the request against: it is [exempt](crate::Charge::exempt).
+    NoLimits,
+    /// One limiter is to be charged for one key twice at once: charge it once, with the sum of the costs.
+    #[non_exhaustive]
+    SameLimitTwice {
+        /// The name of the limiter.
+        limiter: &'static str,
+    },
+    /// The limits of one charge are in different stores, which cannot decide together.
+    DifferentStores,
     /// The store gave no answer.
     Store(StoreError),
 }
@@ -25,12 +37,18 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ZeroCost => f.write_str("a request must cost at least 1 (peek spends nothing)"),
-            Self::CostAboveQuota { cost, most } => {
-                write!(
-                    f,
-                    "a request that costs {cost} can never pass, the quota grants {most} at most"
-                )
-            }
+            Self::CostAboveQuota { limiter, cost, most } => write!(
+                f,
+                "a request that costs {cost} can never pass, the quota of {limiter:?} grants {most} at most"
+            ),
+            Self::NoLimits => f.write_str("an exempt charge has no limit that could decide"),
+            Self::SameLimitTwice { limiter } => write!(
+                f,
+                "the limiter {limiter:?} is charged for the same key twice: charge it once, with the sum"
+            ),
+            Self::DifferentStores => f.write_str(
+                "limits that are charged together must be in one store, with one prefix",
+            ),
             Self::Store(_) => f.write_str("the store of the rate limiter gave no answer"),
         }
     }

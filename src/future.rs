@@ -1,5 +1,5 @@
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -10,9 +10,9 @@ use tower_service::Service;
 
 use crate::{
     decision::Decision,
-    key::Key,
     layer::{Shared, Start},
-    protocol::{Exchange, Protocol, Rejection},
+    protocol::{Charged, Exchange, Protocol, Rejection},
+    rule::{Lookup, Ruling},
     store::Answer,
     turn::Turn,
 };
@@ -34,25 +34,25 @@ pin_project! {
     {
         shared: Arc<Shared<P>>,
         inner: S,
-        request: Option<(<P as Protocol>::Head, P::Rest)>,
         // Until the inner service is called.
+        head: Option<<P as Protocol>::Head>,
+        rest: Option<P::Rest>,
         turn: Option<Turn>,
         #[pin]
-        state: State<S::Future>,
+        state: State<S::Future, <P as Protocol>::Head>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<F> {
+    enum State<F, H> {
         Starting,
-        Checking,
-        Waiting { decision: Decision },
+        LookingUp { charge: Lookup<H> },
+        // With the service that was ready, unless the request has waited.
+        Asking { ready: bool },
         Readying { decision: Decision },
         Calling {
-            decision: Option<Decision>,
-            // If it depends on the response whether it is charged.
-            key: Option<Key<'static>>,
+            charged: Charged,
             #[pin]
             future: F,
         },
@@ -65,8 +65,9 @@ where
     P: Exchange<Req, S::Response>,
 {
     pub(crate) fn new(ready: S, shared: Arc<Shared<P>>, request: Req) -> Self {
-        let request = Some(P::split(request));
-        Self { shared, inner: ready, request, turn: None, state: State::Starting }
+        let (head, rest) = P::split(request);
+        let (head, rest) = (Some(head), Some(rest));
+        Self { shared, inner: ready, head, rest, turn: None, state: State::Starting }
     }
 }
 
@@ -81,72 +82,90 @@ where
         let mut this = self.project();
         let protocol = &this.shared.protocol;
         loop {
-            let outcome = match this.state.as_mut().project() {
+            let start = match this.state.as_mut().project() {
                 StateProj::Starting => {
-                    let (head, _) = this.request.as_ref().expect("the request was taken");
-                    match this.shared.start(head) {
-                        Ok(Start::Exempt) => Ok((None, None)),
-                        Ok(Start::Go(decision, key)) => Ok((Some(decision), Some(key))),
-                        Ok(Start::Ask(turn)) => {
-                            *this.turn = Some(turn);
-                            this.state.set(State::Checking);
+                    let head = this.head.as_ref().expect("the head was taken");
+                    match protocol.charging().charge(head) {
+                        Ruling::Now(charge) => this.shared.start(head, charge),
+                        Ruling::Later(rule) => {
+                            let head = this.head.take().expect("the head was taken");
+                            this.state.set(State::LookingUp { charge: rule.later(head) });
                             continue;
                         }
-                        Err(rejection) => Err(rejection),
                     }
                 }
-                StateProj::Checking => {
+                StateProj::LookingUp { charge } => {
+                    let (head, charge) = ready!(charge.as_mut().poll(cx));
+                    let charge = protocol.charging().complete(&head, charge);
+                    let start = this.shared.start(&head, charge);
+                    *this.head = Some(head);
+                    start
+                }
+                StateProj::Asking { ready } => {
                     let turn = this.turn.as_mut().expect("the turn was taken");
-                    match ready!(turn.poll_answer(cx)) {
-                        Ok(decision) if !decision.is_allowed() => Err(Rejection::Denied(decision)),
-                        Ok(decision) if decision.delay().is_zero() => Ok((Some(decision), None)),
-                        Ok(decision) => {
-                            // The fresh clone is not ready, so that nobody waits for what this holds.
-                            *this.inner = this.inner.clone();
-                            this.state.set(State::Waiting { decision });
+                    match turn.poll(cx) {
+                        Poll::Pending => {
+                            if *ready && turn.is_waiting() {
+                                *ready = false;
+                                // The fresh clone is not ready, so that nobody waits for what this holds.
+                                *this.inner = this.inner.clone();
+                            }
+                            return Poll::Pending;
+                        }
+                        Poll::Ready(Ok(decision)) if !decision.is_allowed() => {
+                            Start::Refused(Rejection::Denied(decision), turn.go())
+                        }
+                        Poll::Ready(Ok(decision)) if *ready => {
+                            Start::Go(Charged { charge: turn.go(), decision: Some(decision) })
+                        }
+                        Poll::Ready(Ok(decision)) => {
+                            this.state.set(State::Readying { decision });
                             continue;
                         }
-                        Err(error) => Err(Rejection::Store(error)),
+                        Poll::Ready(Err(error)) => Start::Refused(error.into(), turn.go()),
                     }
-                }
-                StateProj::Waiting { decision } => {
-                    ready!(this.turn.as_mut().expect("the turn was taken").poll_sleep(cx));
-                    let decision = *decision;
-                    this.state.set(State::Readying { decision });
-                    continue;
                 }
                 StateProj::Readying { decision } => {
+                    let turn = this.turn.as_mut().expect("the turn was taken");
                     if let Err(error) = ready!(this.inner.poll_ready(cx)) {
                         *this.turn = None;
                         return Poll::Ready(Err(error));
                     }
-                    Ok((Some(*decision), None))
+                    Start::Go(Charged { charge: turn.go(), decision: Some(*decision) })
                 }
-                StateProj::Calling { decision, key, future } => {
-                    let (response, charged) = protocol.charges(ready!(future.poll(cx))?);
-                    if let (Some(key), Some(decision)) = (key.take(), *decision)
-                        && !charged
-                    {
-                        let answer = Answer::ready(Ok(decision));
-                        this.shared.limiter.give_back_later(key, answer, None);
+                StateProj::Calling { charged, future } => {
+                    let (response, counts) = protocol.charges(ready!(future.poll(cx))?);
+                    let response = protocol.respond(response, charged);
+                    if !counts && let Some(decision) = charged.decision {
+                        let charge = mem::take(&mut charged.charge);
+                        charge.give_back_later(Answer::ready(Ok(decision)), None);
                     }
-                    return Poll::Ready(Ok(protocol.respond(response, decision.as_ref())));
+                    return Poll::Ready(Ok(response));
                 }
             };
-            let (head, rest) = this.request.take().expect("the request was taken");
-            let (decision, key) = match outcome {
-                Ok(charged) => charged,
-                Err(Rejection::Denied(decision)) if this.shared.dry_run => (Some(decision), None),
-                Err(_) if this.shared.dry_run => (None, None),
-                Err(rejection) => {
-                    *this.turn = None;
-                    return Poll::Ready(Ok(protocol.refuse(rejection, head)));
+            let charged = match start {
+                Start::Go(charged) => charged,
+                Start::Ask(turn) => {
+                    *this.turn = Some(turn);
+                    this.state.set(State::Asking { ready: true });
+                    continue;
+                }
+                Start::Refused(Rejection::Denied(decision), charge) if this.shared.dry_run => {
+                    Charged { charge, decision: Some(decision) }
+                }
+                Start::Refused(_, charge) if this.shared.dry_run => {
+                    Charged { charge, decision: None }
+                }
+                Start::Refused(rejection, charge) => {
+                    let head = this.head.take().expect("the head was taken");
+                    return Poll::Ready(Ok(protocol.refuse(rejection, head, &charge)));
                 }
             };
-            let key = this.turn.take().and_then(Turn::go).or(key);
-            let key = key.filter(|_| protocol.charges_by_outcome());
-            let future = this.inner.call(protocol.join(head, rest, decision.as_ref()));
-            this.state.set(State::Calling { decision, key, future });
+            *this.turn = None;
+            let head = this.head.take().expect("the head was taken");
+            let rest = this.rest.take().expect("the request was taken");
+            let future = this.inner.call(protocol.join(head, rest, &charged));
+            this.state.set(State::Calling { charged, future });
         }
     }
 }

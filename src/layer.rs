@@ -5,15 +5,17 @@ use http::{Response, request::Parts};
 use tower_layer::Layer;
 
 use crate::{
-    algorithm::{Algorithm, micros},
-    decision::Decision,
-    key::{Key, KeyExtractor},
-    limiter::Limiter,
-    protocol::{Charge, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
+    algorithm::micros,
+    charge::Charge,
+    error::RequestError,
+    key::KeyExtractor,
+    limiter::{Limiter, MaxWait},
+    protocol::{Charged, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
     response::Headers,
+    rule::Rule,
     service::RateLimit,
     turn::Turn,
-    waiters::{DEFAULT_MOST_PER_KEY, Waiters},
+    waiters::{Place, Waiters},
 };
 
 /// Limits the requests to a service, per key.
@@ -84,56 +86,56 @@ pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
 /// What all services of a layer share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared<P> {
-    pub(crate) limiter: Limiter,
     pub(crate) protocol: P,
-    /// In microseconds.
-    max_wait: f64,
+    max_wait: MaxWait,
     waiters: Waiters,
     pub(crate) dry_run: bool,
 }
 
-impl<P> Shared<P> {
-    fn new(limiter: Limiter, protocol: P) -> Self {
-        let max_wait = limiter.default_wait();
-        let waiters = Waiters::new(match limiter.algorithm() {
-            // All that there is room for.
-            Algorithm::LeakyBucket => limiter.quota().burst_size() as usize,
-            _ => DEFAULT_MOST_PER_KEY,
-        });
-        Self { limiter, protocol, max_wait, waiters, dry_run: false }
-    }
-}
-
 /// How a request sets out.
 pub(crate) enum Start {
-    /// It goes on, and is not counted.
-    Exempt,
-    /// It may go on at once.
-    Go(Decision, Key<'static>),
+    Go(Charged),
     Ask(Turn),
+    Refused(Rejection, Charge),
 }
 
 impl<P: Protocol> Shared<P> {
-    pub(crate) fn start(&self, head: &P::Head) -> Result<Start, Rejection> {
-        let (key, cost) = match self.protocol.charging().charge(head) {
-            Ok(Charge::Spend { key, cost }) => (key, cost),
-            Ok(Charge::Exempt) => return Ok(Start::Exempt),
-            Err(error) => return Err(Rejection::Request(error)),
+    fn new(protocol: P) -> Self {
+        Self { protocol, max_wait: MaxWait::OWN, waiters: Waiters::new(), dry_run: false }
+    }
+
+    pub(crate) fn start(&self, head: &P::Head, charge: Result<Charge, RequestError>) -> Start {
+        let charge = match charge {
+            Ok(charge) if charge.is_exempt() => {
+                return Start::Go(Charged { charge, decision: None });
+            }
+            Ok(charge) => charge,
+            Err(error) => return Start::Refused(Rejection::Request(error), Charge::exempt()),
         };
-        let may_wait = self.max_wait > 0.0 && !self.dry_run;
-        let place = if may_wait { self.waiters.enter(&key) } else { None };
-        let mut max_wait = if place.is_some() { self.max_wait } else { 0.0 };
-        if max_wait > 0.0
-            && let Some(timeout) = P::timeout(head)
-        {
-            max_wait = max_wait.min(micros(timeout));
-        }
-        let answer = self.limiter.ask(&key, cost, max_wait)?;
+        let (max_wait, place) = self.patience(head, &charge);
+        let answer = match charge.ask(max_wait) {
+            Ok(answer) => answer,
+            Err(error) => return Start::Refused(error.into(), charge),
+        };
         match answer.now() {
-            Some(decision) if !decision.is_allowed() => Err(Rejection::Denied(decision)),
-            Some(decision) if decision.delay().is_zero() => Ok(Start::Go(decision, key)),
-            _ => Ok(Start::Ask(Turn::new(self.limiter.clone(), key, answer, place))),
+            Some(decision) if decision.is_allowed() && decision.delay().is_zero() => {
+                Start::Go(Charged { charge, decision: Some(decision) })
+            }
+            Some(decision) if !decision.is_allowed() && place.is_none() => {
+                Start::Refused(Rejection::Denied(decision), charge)
+            }
+            _ => Start::Ask(Turn::new(charge, answer, max_wait, place)),
         }
+    }
+
+    /// How long a request may wait, and its place among those who do.
+    fn patience(&self, head: &P::Head, charge: &Charge) -> (MaxWait, Option<Place>) {
+        if self.dry_run || charge.longest_wait(self.max_wait) == 0.0 {
+            return (MaxWait::NONE, None);
+        }
+        let Some(place) = self.waiters.enter(charge) else { return (MaxWait::NONE, None) };
+        let timeout = P::timeout(head).map_or(f64::INFINITY, micros);
+        (self.max_wait.at_most(timeout), Some(place))
     }
 }
 
@@ -143,8 +145,47 @@ impl RateLimitLayer {
     /// The key comes from [`key::Header`](crate::key::Header), [`key::PeerIp`](crate::key::PeerIp),
     /// [`key::Global`](crate::key::Global), a closure over the head of the request, or a pair of them.
     pub fn new(limiter: Limiter, key: impl KeyExtractor<Parts>) -> Self {
-        let protocol = Http::new(&limiter, key);
-        Self(Arc::new(Shared::new(limiter, protocol)))
+        Self(Arc::new(Shared::new(Http::by_key(limiter, key))))
+    }
+
+    /// Limits HTTP requests by a [`Rule`], which says for each what it is charged: which limits, whose, and
+    /// how much.
+    ///
+    /// # Examples
+    ///
+    /// Limits by plan, and one for all users together; the service's own probes are exempt:
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError};
+    ///
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     id: u64,
+    ///     is_pro: bool,
+    /// }
+    ///
+    /// let store = MemoryStore::new();
+    /// let limiter = |name, quota| {
+    ///     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// };
+    /// let free = limiter("free", Quota::per_second(10));
+    /// let pro = limiter("pro", Quota::per_second(100));
+    /// let all = limiter("all", Quota::per_second(10_000));
+    ///
+    /// let layer = RateLimitLayer::by_rule(move |head: &Parts| {
+    ///     if head.uri.path() == "/health" {
+    ///         return Ok(Charge::exempt());
+    ///     }
+    ///     let user = head.extensions.get::<User>();
+    ///     let user = user.ok_or_else(|| RequestError::missing_key("log in first"))?;
+    ///     let plan = if user.is_pro { &pro } else { &free };
+    ///     Ok(Charge::new(plan, user.id).and(Charge::new(&all, "everybody")))
+    /// });
+    /// # let _ = layer;
+    /// ```
+    pub fn by_rule(rule: impl Rule<Parts>) -> Self {
+        Self(Arc::new(Shared::new(Http::by_rule(rule))))
     }
 
     /// Sets the header fields that tell a client how its quota stands: [`Headers::Draft11`] by default, others,
@@ -198,6 +239,45 @@ impl RateLimitLayer {
         self.with(|http| http.charge_when = Some(Arc::new(charge_when)))
     }
 
+    /// Sets whether the extensions of requests hold the [`Charge`], for costs that are known later: the
+    /// service can give back what it did not use, or spend what it used more. They do not by default.
+    ///
+    /// # Examples
+    ///
+    /// Tokens of a language model, of which a request is charged 500 beforehand:
+    ///
+    /// ```
+    /// use axum::{Extension, Router, routing::post};
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer};
+    ///
+    /// async fn answer(Extension(charge): Extension<Charge>) -> Result<String, String> {
+    ///     let used: u32 = 730; // says the model
+    ///     let tokens = charge.of("tokens");
+    ///     let settled = match used {
+    ///         0..500 => tokens.cost(500 - used).refund().await,
+    ///         500 => Ok(()),
+    ///         _ => tokens.cost(used - 500).spend().await.map(drop),
+    ///     };
+    ///     settled.map_err(|error| error.to_string())?;
+    ///     Ok(String::from("42"))
+    /// }
+    ///
+    /// let store = MemoryStore::new();
+    /// let limiter = |name, quota| {
+    ///     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// };
+    /// let requests = limiter("requests", Quota::per_minute(60));
+    /// let tokens = limiter("tokens", Quota::per_minute(100_000));
+    /// let layer = RateLimitLayer::by_rule(move |_: &Parts| {
+    ///     Charge::new(&requests, "alice").and(Charge::new(&tokens, "alice").cost(500))
+    /// });
+    /// let app: Router = Router::new().route("/", post(answer)).layer(layer.charge_handle(true));
+    /// ```
+    pub fn charge_handle(self, on: bool) -> Self {
+        self.with(|http| http.charge_handle = on)
+    }
+
     /// Sets a closure that every refusal passes through: it sees why the request was refused, the head
     /// of the request, and the response as it would be, and returns the response to send. Both have all of
     /// their body at once, as [`Bytes`]. That of a gRPC request's refusal is empty, and must stay so.
@@ -240,13 +320,24 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
         key: impl KeyExtractor<Req>,
         refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared::new(limiter, Custom::new(key, refusal))))
+        Self(Arc::new(Shared::new(Custom::by_key(limiter, key, refusal))))
+    }
+
+    /// Limits requests of any kind by a [`Rule`].
+    pub fn custom_by_rule(
+        rule: impl Rule<Req>,
+        refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+    ) -> Self
+    where
+        Req: Send + Sync,
+    {
+        Self(Arc::new(Shared::new(Custom::by_rule(rule, refusal))))
     }
 }
 
 impl<P: Protocol> RateLimitLayer<P> {
     /// Sets what a request costs, 1 by default. The closure returns a `u32`, or a
-    /// `Result<u32, RequestError>`.
+    /// `Result<u32, RequestError>`. A [`Rule`] can set other costs.
     pub fn cost<C: IntoCost>(self, cost: impl Fn(&P::Head) -> C + Send + Sync + 'static) -> Self {
         self.with(|protocol| protocol.charging_mut().set_cost(cost))
     }
@@ -275,8 +366,7 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// # let _ = layer;
     /// ```
     pub fn max_wait(mut self, max_wait: Duration) -> Self {
-        let shared = Arc::make_mut(&mut self.0);
-        shared.max_wait = shared.limiter.bounded_wait(max_wait);
+        Arc::make_mut(&mut self.0).max_wait = MaxWait::UpTo(micros(max_wait));
         self
     }
 

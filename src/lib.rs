@@ -49,6 +49,7 @@ struct Readme;
 
 mod algorithm;
 mod body;
+mod charge;
 mod decision;
 mod error;
 mod future;
@@ -59,6 +60,7 @@ mod limiter;
 mod protocol;
 mod quota;
 mod response;
+mod rule;
 mod service;
 mod store;
 mod turn;
@@ -69,15 +71,17 @@ pub use store::RedisStore;
 pub use {
     algorithm::{Algorithm, Refill},
     body::ResponseBody,
+    charge::Charge,
     decision::Decision,
     error::{ConfigError, Error, RequestError, StoreError},
     future::ResponseFuture,
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
     limiter::Limiter,
-    protocol::{Custom, Exchange, Http, IntoCost, MissingKey, Protocol, Rejection},
+    protocol::{Charged, Custom, Exchange, Http, IntoCost, MissingKey, Protocol, Rejection},
     quota::{Quota, QuotaError},
     response::{Headers, Reset},
+    rule::{IntoCharge, Rule},
     service::RateLimit,
     store::{MemoryStore, Store},
 };

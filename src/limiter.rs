@@ -6,8 +6,8 @@ use crate::{
     error::{ConfigError, Error},
     key::Key,
     quota::Quota,
-    store::{Answer, Backend, Call, Name, Rule, Store},
-    waiters::Place,
+    store::{Answer, Backend, Call, Limit, Name, Rule, Store},
+    waiters::DEFAULT_MOST_PER_KEY,
 };
 
 /// Decides whether a key may spend: an algorithm and a quota over a store. It knows no HTTP.
@@ -42,9 +42,32 @@ struct Inner {
     taken: Arc<Name>,
     rule: Rule,
     /// The wait of a check that names none, in microseconds.
-    default_wait: f64,
+    own_wait: f64,
     longest_wait: f64,
     most: u32,
+}
+
+/// How long a request may wait, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MaxWait {
+    /// As long as the algorithm lets it by itself: a leaky bucket, until it has run dry.
+    Own {
+        at_most: f64,
+    },
+    UpTo(f64),
+}
+
+impl MaxWait {
+    pub(crate) const OWN: Self = Self::Own { at_most: f64::INFINITY };
+    pub(crate) const NONE: Self = Self::UpTo(0.0);
+    pub(crate) const LONGEST: Self = Self::UpTo(f64::INFINITY);
+
+    pub(crate) fn at_most(self, bound: f64) -> Self {
+        match self {
+            Self::Own { at_most } => Self::Own { at_most: at_most.min(bound) },
+            Self::UpTo(max_wait) => Self::UpTo(max_wait.min(bound)),
+        }
+    }
 }
 
 impl Limiter {
@@ -98,7 +121,7 @@ impl Limiter {
             .names()
             .take(name)
             .ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
-        let rule = Rule::new(name.into(), algorithm, quota, params);
+        let rule = Rule { name: taken.text, algorithm, quota, params };
         Ok(Self::assemble(Arc::new(store), Arc::new(taken), rule))
     }
 
@@ -113,18 +136,18 @@ impl Limiter {
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
         let Inner { store, taken, rule, .. } = &*self.0;
         let params = Params::new(rule.algorithm, quota)?;
-        let rule = Rule::new(rule.name.clone(), rule.algorithm, quota, params);
+        let rule = Rule { quota, params, ..*rule };
         Ok(Self::assemble(store.clone(), taken.clone(), rule))
     }
 
     fn assemble(store: Arc<dyn Backend>, taken: Arc<Name>, rule: Rule) -> Self {
-        let longest_wait = rule.params.longest_wait();
-        let (default_wait, most) = match rule.algorithm {
-            Algorithm::LeakyBucket => (longest_wait, rule.quota.burst_size()),
-            Algorithm::TokenBucket { overdraft, .. } => (0.0, rule.quota.burst_size() + overdraft),
-            _ => (0.0, rule.quota.limit()),
+        let most = match rule.algorithm {
+            Algorithm::LeakyBucket => rule.quota.burst_size(),
+            Algorithm::TokenBucket { overdraft, .. } => rule.quota.burst_size() + overdraft,
+            _ => rule.quota.limit(),
         };
-        Self(Arc::new(Inner { store, taken, rule, default_wait, longest_wait, most }))
+        let (own_wait, longest_wait) = (rule.params.own_wait(), rule.params.longest_wait());
+        Self(Arc::new(Inner { store, taken, rule, own_wait, longest_wait, most }))
     }
 
     /// Spends 1 from `key`'s quota if that much is left.
@@ -142,7 +165,7 @@ impl Limiter {
     /// Dropping the future before its first poll spends nothing. After that, it may or may not have
     /// spent: with a [`MemoryStore`](crate::MemoryStore) the first poll decides.
     pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.ask(&key.into(), 1, self.0.default_wait)?.await.map_err(Error::from)
+        self.ask(&key.into(), 1, MaxWait::OWN)?.await.map_err(Error::from)
     }
 
     /// Spends `cost` from `key`'s quota if that much is left.
@@ -156,7 +179,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.ask(&key.into(), cost, self.0.default_wait)?.await.map_err(Error::from)
+        self.ask(&key.into(), cost, MaxWait::OWN)?.await.map_err(Error::from)
     }
 
     /// Like [`check_n`](Limiter::check_n), and books the request's turn if that comes within `max_wait`:
@@ -182,8 +205,7 @@ impl Limiter {
         cost: u32,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        let max_wait = self.bounded_wait(max_wait);
-        self.ask(&key.into(), cost, max_wait)?.await.map_err(Error::from)
+        self.ask(&key.into(), cost, MaxWait::UpTo(micros(max_wait)))?.await.map_err(Error::from)
     }
 
     /// Gives back what an allowed `decision` about `key` has spent, or the turn that it has booked.
@@ -204,11 +226,8 @@ impl Limiter {
     /// As for [`check`](Limiter::check).
     pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
         if decision.is_allowed() {
-            let key = key.into();
             let (cost, turn) = (decision.cost(), decision.turn());
-            let (rule, key, action) = (&self.0.rule, key.as_str(), Action::Refund);
-            let call = Call { rule, key, action, cost, max_wait: 0.0, turn };
-            let _ = self.0.store.call(&call).await?;
+            let _ = self.call(Action::Refund, turn, &key.into(), cost, MaxWait::OWN)?.await?;
         }
         Ok(())
     }
@@ -225,8 +244,42 @@ impl Limiter {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        let max_wait = self.0.default_wait;
-        self.call(Action::Peek, &key.into(), 1, max_wait)?.await.map_err(Error::from)
+        self.call(Action::Peek, 0.0, &key.into(), 1, MaxWait::OWN)?.await.map_err(Error::from)
+    }
+
+    /// Spends `cost` of `key`'s quota, whether that much is left or not: for a cost that is known when it is
+    /// too late to deny it.
+    ///
+    /// What is not left is owed, and those who come later wait for it; a fixed window forgets it when it ends.
+    /// Requests that wait for their turns keep these. The decision is always an allowed one, without a delay.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ZeroCost`]; [`Error::Store`] if the store gives no answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_minute(1000);
+    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// if tokens.check_n("alice", 200).await?.is_allowed() {
+    ///     let used = 1_450; // says the answer
+    ///     tokens.spend("alice", used - 200).await?;
+    /// }
+    /// assert!(!tokens.check("alice").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+        self.call(Action::Spend, 0.0, &key.into(), cost, MaxWait::OWN)?.await.map_err(Error::from)
     }
 
     /// Gives back `cost` units of `key`'s quota, and never more than were spent.
@@ -237,13 +290,13 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As for [`check_n`](Limiter::check_n).
+    /// [`Error::ZeroCost`]; [`Error::Store`] if the store gives no answer.
     ///
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
     pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.call(Action::Refund, &key.into(), cost, 0.0)?.await?;
+        let _ = self.call(Action::Refund, 0.0, &key.into(), cost, MaxWait::OWN)?.await?;
         Ok(())
     }
 
@@ -263,7 +316,7 @@ impl Limiter {
     /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.0.rule.name
+        self.0.rule.name
     }
 
     /// The algorithm.
@@ -278,60 +331,64 @@ impl Limiter {
         self.0.rule.quota
     }
 
-    /// The wait of a check, in microseconds: as long as the algorithm can book.
-    pub(crate) fn bounded_wait(&self, max_wait: Duration) -> f64 {
-        micros(max_wait).min(self.0.longest_wait)
+    /// How many requests of a key may wait, if nobody says.
+    pub(crate) fn default_most_waiting(&self) -> usize {
+        match self.algorithm() {
+            // All that there is room for.
+            Algorithm::LeakyBucket => self.quota().burst_size() as usize,
+            _ => DEFAULT_MOST_PER_KEY,
+        }
     }
 
-    pub(crate) fn longest_wait(&self) -> f64 {
-        self.0.longest_wait
-    }
-
-    pub(crate) fn default_wait(&self) -> f64 {
-        self.0.default_wait
+    pub(crate) fn store(&self) -> &dyn Backend {
+        &*self.0.store
     }
 
     pub(crate) fn ask(
         &self,
         key: &Key<'_>,
         cost: u32,
-        max_wait: f64,
+        max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
-        self.call(Action::Check, key, cost, max_wait)
-    }
-
-    /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
-    pub(crate) fn give_back_later(
-        &self,
-        key: Key<'static>,
-        answer: Answer<Decision>,
-        place: Option<Place>,
-    ) {
-        let limiter = self.clone();
-        self.0.store.detach(Box::pin(async move {
-            if let Ok(decision) = answer.await {
-                // Without an answer the turn passes unused.
-                let _ = limiter.cancel(&key, decision).await;
-            }
-            drop(place);
-        }));
+        self.call(Action::Check, 0.0, key, cost, max_wait)
     }
 
     fn call(
         &self,
         action: Action,
+        turn: f64,
         key: &Key<'_>,
         cost: u32,
-        max_wait: f64,
+        max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
-        let Inner { store, rule, most, .. } = &*self.0;
+        let limits = &[self.limit(action, key, cost, max_wait)?];
+        Ok(self.0.store.call(&Call { action, turn, limits }))
+    }
+
+    /// The wait, in microseconds: not longer than the algorithm can book.
+    pub(crate) fn cut(&self, max_wait: MaxWait) -> f64 {
+        let Inner { own_wait, longest_wait, .. } = *self.0;
+        match max_wait {
+            MaxWait::Own { at_most } => own_wait.min(at_most),
+            MaxWait::UpTo(max_wait) => max_wait.min(longest_wait),
+        }
+    }
+
+    /// What is asked of this limiter.
+    pub(crate) fn limit<'a>(
+        &'a self,
+        action: Action,
+        key: &'a Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<Limit<'a>, Error> {
+        let Inner { rule, most, .. } = &*self.0;
         if cost == 0 {
             return Err(Error::ZeroCost);
         }
-        if cost > *most {
-            return Err(Error::CostAboveQuota { cost, most: *most });
+        if matches!(action, Action::Check | Action::Peek) && cost > *most {
+            return Err(Error::CostAboveQuota { limiter: rule.name, cost, most: *most });
         }
-        let key = key.as_str();
-        Ok(store.call(&Call { rule, key, action, cost, max_wait, turn: 0.0 }))
+        Ok(Limit { rule, key: key.as_str(), cost, max_wait: self.cut(max_wait) })
     }
 }

@@ -7,9 +7,12 @@ use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::{custom::Custom, http::Http};
 use crate::{
+    charge::Charge,
     decision::Decision,
     error::{Error, RequestError, StoreError},
     key::{Key, KeyExtractor},
+    limiter::Limiter,
+    rule::{AnyRule, Rule, Ruling},
 };
 
 /// What a layer knows about its requests: [`Http`] or [`Custom`].
@@ -28,12 +31,6 @@ pub trait Protocol: Clone {
     fn timeout(_head: &Self::Head) -> Option<Duration> {
         None
     }
-
-    /// Whether it depends on the response if a request is charged.
-    #[doc(hidden)]
-    fn charges_by_outcome(&self) -> bool {
-        false
-    }
 }
 
 /// A [`Protocol`] for these requests and responses.
@@ -47,9 +44,9 @@ pub trait Exchange<Req, Res>: Protocol {
     #[doc(hidden)]
     fn split(request: Req) -> (Self::Head, Self::Rest);
 
-    /// Makes the request for the inner service. Without a decision it is exempt.
+    /// Makes the request for the inner service.
     #[doc(hidden)]
-    fn join(&self, head: Self::Head, rest: Self::Rest, decision: Option<&Decision>) -> Req;
+    fn join(&self, head: Self::Head, rest: Self::Rest, charged: &Charged) -> Req;
 
     /// Whether a request with this response is charged.
     #[doc(hidden)]
@@ -58,10 +55,18 @@ pub trait Exchange<Req, Res>: Protocol {
     }
 
     #[doc(hidden)]
-    fn respond(&self, response: Res, decision: Option<&Decision>) -> Self::Response;
+    fn respond(&self, response: Res, charged: &Charged) -> Self::Response;
 
     #[doc(hidden)]
-    fn refuse(&self, rejection: Rejection, head: Self::Head) -> Self::Response;
+    fn refuse(&self, rejection: Rejection, head: Self::Head, charge: &Charge) -> Self::Response;
+}
+
+/// What a request is charged, and what came of it.
+#[derive(Debug)]
+pub struct Charged {
+    pub(crate) charge: Charge,
+    /// None if the request is exempt.
+    pub(crate) decision: Option<Decision>,
 }
 
 /// What the layer does with a request that has no key.
@@ -88,6 +93,8 @@ pub enum Rejection {
     /// The request costs more than the quota can ever grant: 429, without `Retry-After`.
     #[non_exhaustive]
     CostAboveQuota {
+        /// The name of the limiter.
+        limiter: &'static str,
         /// What the request would cost.
         cost: u32,
         /// The most that the quota can grant to one request.
@@ -106,7 +113,7 @@ impl fmt::Display for Rejection {
                 let retry_after = decision.retry_after().unwrap_or_default();
                 write!(f, "the quota is used up, try again in {retry_after:?}")
             }
-            Self::CostAboveQuota { cost, most } => write!(
+            Self::CostAboveQuota { cost, most, .. } => write!(
                 f,
                 "the request costs {cost}, and the quota never grants more than {most} at once"
             ),
@@ -128,9 +135,11 @@ impl std::error::Error for Rejection {
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         match error {
-            Error::ZeroCost => Self::Request(RequestError::misconfigured(error.to_string())),
-            Error::CostAboveQuota { cost, most } => Self::CostAboveQuota { cost, most },
+            Error::CostAboveQuota { limiter, cost, most } => {
+                Self::CostAboveQuota { limiter, cost, most }
+            }
             Error::Store(error) => Self::Store(error),
+            _ => Self::Request(RequestError::misconfigured(error.to_string())),
         }
     }
 }
@@ -140,21 +149,32 @@ type Exempt<H> = Arc<dyn Fn(&H) -> bool + Send + Sync>;
 
 /// Who a request is charged to, and how much.
 pub struct Charging<H> {
-    key: Arc<dyn KeyExtractor<H>>,
+    rule: Source<H>,
     cost: Option<Cost<H>>,
     exempt: Option<Exempt<H>>,
     pub(crate) missing_key: MissingKey,
 }
 
-/// What a request is charged.
-pub(crate) enum Charge {
-    Exempt,
-    Spend { key: Key<'static>, cost: u32 },
+/// Where a charge comes from.
+enum Source<H> {
+    Key(Limiter, Arc<dyn KeyExtractor<H>>),
+    Rule(Arc<dyn AnyRule<H>>),
 }
 
 impl<H: 'static> Charging<H> {
-    fn new(key: impl KeyExtractor<H>) -> Self {
-        Self { key: Arc::new(key), cost: None, exempt: None, missing_key: MissingKey::default() }
+    fn by_key(limiter: Limiter, key: impl KeyExtractor<H>) -> Self {
+        Self::new(Source::Key(limiter, Arc::new(key)))
+    }
+
+    fn by_rule(rule: impl Rule<H>) -> Self
+    where
+        H: Send + Sync,
+    {
+        Self::new(Source::Rule(Arc::new(rule)))
+    }
+
+    fn new(rule: Source<H>) -> Self {
+        Self { rule, cost: None, exempt: None, missing_key: MissingKey::default() }
     }
 
     pub(crate) fn set_exempt(&mut self, exempt: impl Fn(&H) -> bool + Send + Sync + 'static) {
@@ -165,28 +185,63 @@ impl<H: 'static> Charging<H> {
         self.cost = Some(Arc::new(move |head| cost(head).into_cost()));
     }
 
-    pub(crate) fn charge(&self, head: &H) -> Result<Charge, RequestError> {
+    pub(crate) fn charge(&self, head: &H) -> Ruling<H> {
         if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
-            return Ok(Charge::Exempt);
+            return Ruling::Now(Ok(Charge::exempt()));
         }
-        let key = match self.key.extract(head) {
-            Err(error @ RequestError::MissingKey(_)) => match self.missing_key {
-                MissingKey::Refuse => return Err(error),
-                MissingKey::Exempt => return Ok(Charge::Exempt),
-                MissingKey::Share => Key::scoped("anonymous", ""),
+        let charge = match &self.rule {
+            Source::Key(limiter, key) => key.extract(head).map(|key| Charge::new(limiter, key)),
+            Source::Rule(rule) => match rule.now(head) {
+                Some(charge) => charge,
+                None => return Ruling::Later(rule.clone()),
             },
-            key => key?,
         };
-        let cost = self.cost.as_ref().map_or(Ok(1), |cost| cost(head))?;
-        Ok(Charge::Spend { key, cost })
+        Ruling::Now(self.complete(head, charge))
+    }
+
+    /// Adds what the layer says to what its rule says.
+    pub(crate) fn complete(
+        &self,
+        head: &H,
+        charge: Result<Charge, RequestError>,
+    ) -> Result<Charge, RequestError> {
+        let charge = match (charge, self.missing_key, &self.rule) {
+            (Ok(charge), ..) => charge,
+            (Err(RequestError::MissingKey(_)), MissingKey::Exempt, _) => {
+                return Ok(Charge::exempt());
+            }
+            (Err(RequestError::MissingKey(_)), MissingKey::Share, Source::Key(limiter, _)) => {
+                Charge::new(limiter, Key::scoped("anonymous", ""))
+            }
+            (Err(RequestError::MissingKey(_)), MissingKey::Share, Source::Rule(_)) => {
+                return Err(RequestError::misconfigured(NOTHING_TO_SHARE));
+            }
+            (Err(error), ..) => return Err(error),
+        };
+        match &self.cost {
+            Some(cost) if !charge.is_exempt() => Ok(charge.or_cost(cost(head)?)),
+            _ => Ok(charge),
+        }
+    }
+}
+
+const NOTHING_TO_SHARE: &str = "`MissingKey::Share` is for layers with a key; a rule says itself what \
+     requests without a key are charged";
+
+impl<H> Clone for Source<H> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Key(limiter, key) => Self::Key(limiter.clone(), key.clone()),
+            Self::Rule(rule) => Self::Rule(rule.clone()),
+        }
     }
 }
 
 impl<H> Clone for Charging<H> {
     fn clone(&self) -> Self {
-        let Self { key, cost, exempt, missing_key } = self;
+        let Self { rule, cost, exempt, missing_key } = self;
         Self {
-            key: key.clone(),
+            rule: rule.clone(),
             cost: cost.clone(),
             exempt: exempt.clone(),
             missing_key: *missing_key,

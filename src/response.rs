@@ -9,7 +9,10 @@ use http::{
     header::{CONTENT_TYPE, RETRY_AFTER},
 };
 
-use crate::{decision::Decision, error::RequestError, grpc, protocol::Rejection, quota::Quota};
+use crate::{
+    charge::Charge, decision::Decision, error::RequestError, grpc, limiter::Limiter,
+    protocol::Rejection,
+};
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -63,41 +66,32 @@ pub enum Reset {
     Delta,
 }
 
-/// The header fields of one policy. Its name needs no escaping: see
+/// What is told in header fields. The names of limiters need no escaping: see
 /// [`Limiter::named`](crate::Limiter::named).
 #[derive(Clone, Debug)]
 pub(crate) struct Fields {
     pub(crate) headers: Box<[Headers]>,
-    name: Box<str>,
-    limit: u32,
-    /// What `RateLimit` starts with.
-    start: Box<str>,
-    policy: HeaderValue,
+    /// Of the limiter, if there is always the same one.
+    policy: Option<HeaderValue>,
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Self { headers: [Headers::Draft11].into(), policy: None }
+    }
 }
 
 impl Fields {
-    pub(crate) fn new(name: &str, quota: Quota) -> Self {
-        let mut policy = format!("\"{name}\";q={}", quota.limit());
-        let window = quota.window();
-        if window.subsec_nanos() == 0 {
-            // The field has no way to say anything but whole seconds.
-            policy.push_str(&format!(";w={}", window.as_secs()));
-        }
-        let policy = HeaderValue::from_maybe_shared(Bytes::from(policy)).expect("printable ASCII");
-        Self {
-            headers: [Headers::Draft11].into(),
-            name: name.into(),
-            limit: quota.limit(),
-            start: format!("\"{name}\";r=").into(),
-            policy,
-        }
+    pub(crate) fn of(limiter: &Limiter) -> Self {
+        Self { policy: Some(policy(limiter)), ..Self::default() }
     }
 
     /// Adds to the fields of a response that the service, or a layer inside of it, has made.
-    pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision) {
+    pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision, charge: &Charge) {
         // The time that the request has waited is over.
         let replenish_after = decision.replenish_after().saturating_sub(decision.delay());
-        self.tell(headers, decision, (!replenish_after.is_zero()).then_some(replenish_after));
+        let t = (!replenish_after.is_zero()).then_some(replenish_after);
+        self.tell(headers, decision, charge, t);
         if !self.headers.is_empty()
             && decision.remaining() == 0
             && let Some(other) = headers.get(RETRY_AFTER)
@@ -108,75 +102,62 @@ impl Fields {
         }
     }
 
-    fn tell(&self, headers: &mut HeaderMap, decision: &Decision, t: Option<Duration>) {
+    fn tell(
+        &self,
+        headers: &mut HeaderMap,
+        decision: &Decision,
+        charge: &Charge,
+        t: Option<Duration>,
+    ) {
         for kind in &self.headers {
             match kind {
-                Headers::Draft11 => self.append(headers, decision, t),
-                Headers::Triple => self.insert(headers, &TRIPLE, decision, Reset::Delta),
-                Headers::XRateLimit { reset } => self.insert(headers, &X_TRIPLE, decision, *reset),
+                Headers::Draft11 => {
+                    self.append_policies(headers, charge);
+                    headers.append(RATELIMIT, ratelimit(decision, t));
+                }
+                Headers::Triple => insert(headers, &TRIPLE, decision, Reset::Delta),
+                Headers::XRateLimit { reset } => insert(headers, &X_TRIPLE, decision, *reset),
             }
         }
     }
 
-    /// Unless another layer has less remaining.
-    fn insert(&self, headers: &mut HeaderMap, names: &Triple, decision: &Decision, reset: Reset) {
-        let [limit, remaining, until] = names;
-        let other = headers.get(remaining).and_then(|other| other.to_str().ok()?.parse().ok());
-        if other.is_some_and(|other: u64| other <= decision.remaining()) {
-            return;
+    fn append_policies(&self, headers: &mut HeaderMap, charge: &Charge) {
+        match &self.policy {
+            Some(policy) => drop(headers.append(RATELIMIT_POLICY, policy.clone())),
+            None => {
+                for limiter in charge.limiters() {
+                    headers.append(RATELIMIT_POLICY, policy(limiter));
+                }
+            }
         }
-        let mut time = decision.reset_after().saturating_sub(decision.delay());
-        if reset == Reset::Epoch {
-            time += SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        }
-        let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-        headers.insert(limit, self.limit.into());
-        headers.insert(remaining, decision.remaining().into());
-        headers.insert(until, seconds.into());
-    }
-
-    fn append(&self, headers: &mut HeaderMap, decision: &Decision, t: Option<Duration>) {
-        headers.append(RATELIMIT_POLICY, self.policy.clone());
-        let mut digits = itoa::Buffer::new();
-        let mut buffer = [0; 128]; // a name has at most 64 characters
-        let mut text = &mut buffer[..];
-        text.put_slice(self.start.as_bytes());
-        text.put_slice(digits.format(decision.remaining()).as_bytes());
-        if let Some(t) = t {
-            text.put_slice(b";t=");
-            text.put_slice(digits.format(whole_seconds(t)).as_bytes());
-        }
-        let rest = text.len();
-        let text = &buffer[..buffer.len() - rest];
-        headers.append(RATELIMIT, HeaderValue::from_bytes(text).expect("printable ASCII"));
     }
 
     /// The fields of a refusal.
-    fn refused(&self, rejection: &Rejection) -> HeaderMap {
+    fn refused(&self, rejection: &Rejection, charge: &Charge) -> HeaderMap {
         let mut headers = HeaderMap::new();
         match rejection {
             Rejection::Denied(decision) if !self.headers.is_empty() => {
                 let retry_after = decision.retry_after();
                 headers.insert(RETRY_AFTER, whole_seconds(retry_after.unwrap_or_default()).into());
-                self.tell(&mut headers, decision, retry_after);
+                self.tell(&mut headers, decision, charge, retry_after);
             }
             Rejection::CostAboveQuota { .. } if self.headers.contains(&Headers::Draft11) => {
-                headers.append(RATELIMIT_POLICY, self.policy.clone());
+                self.append_policies(&mut headers, charge);
             }
             _ => {}
         }
         headers
     }
 
-    pub(crate) fn grpc_refusal(&self, rejection: &Rejection) -> Response<Bytes> {
+    pub(crate) fn grpc_refusal(&self, rejection: &Rejection, charge: &Charge) -> Response<Bytes> {
         let mut response = Response::new(Bytes::new());
-        *response.headers_mut() = self.refused(rejection);
+        *response.headers_mut() = self.refused(rejection, charge);
         grpc::add_status(response.headers_mut(), rejection);
         response
     }
 
-    pub(crate) fn refusal(&self, rejection: &Rejection) -> Response<Bytes> {
-        let mut headers = self.refused(rejection);
+    pub(crate) fn refusal(&self, rejection: &Rejection, charge: &Charge) -> Response<Bytes> {
+        let mut headers = self.refused(rejection, charge);
         headers.insert(CONTENT_TYPE, PROBLEM_JSON);
         let (status, kind, title, detail) = match rejection {
             Rejection::Denied(decision) => {
@@ -184,7 +165,7 @@ impl Fields {
                 let detail = format!("Try again in {seconds} s.");
                 (StatusCode::TOO_MANY_REQUESTS, "quota-exceeded", "The quota is used up", detail)
             }
-            Rejection::CostAboveQuota { cost, most } => {
+            Rejection::CostAboveQuota { cost, most, .. } => {
                 let detail = format!(
                     "The request costs {cost}, and the quota never grants more than {most} at once."
                 );
@@ -206,25 +187,74 @@ impl Fields {
                 (StatusCode::BAD_REQUEST, "", title, error.to_string())
             }
         };
-        let mut response = Response::new(self.problem(status, kind, title, &detail));
+        let kind = match kind {
+            "" => String::from("about:blank"),
+            kind => format!("{PROBLEMS}{kind}"),
+        };
+        let policies = match rejection {
+            Rejection::Denied(decision) => violated(decision.limiter()),
+            Rejection::CostAboveQuota { limiter, .. } => violated(limiter),
+            _ => String::new(),
+        };
+        let (code, detail) = (status.as_u16(), json_string(&detail));
+        let mut response = Response::new(Bytes::from(format!(
+            "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{code},\"detail\":{detail}{policies}}}"
+        )));
         *response.status_mut() = status;
         *response.headers_mut() = headers;
         response
     }
+}
 
-    fn problem(&self, status: StatusCode, kind: &str, title: &str, detail: &str) -> Bytes {
-        let (kind, policies) = match kind {
-            "" => (String::from("about:blank"), String::new()),
-            kind => {
-                (format!("{PROBLEMS}{kind}"), format!(",\"violated-policies\":[\"{}\"]", self.name))
-            }
-        };
-        let detail = json_string(detail);
-        let status = status.as_u16();
-        Bytes::from(format!(
-            "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{status},\"detail\":{detail}{policies}}}"
-        ))
+fn violated(limiter: &str) -> String {
+    format!(",\"violated-policies\":[\"{limiter}\"]")
+}
+
+/// The limiter's `RateLimit-Policy`.
+fn policy(limiter: &Limiter) -> HeaderValue {
+    let (name, quota) = (limiter.name(), limiter.quota());
+    let mut policy = format!("\"{name}\";q={}", quota.limit());
+    let window = quota.window();
+    if window.subsec_nanos() == 0 {
+        // The field has no way to say anything but whole seconds.
+        policy.push_str(&format!(";w={}", window.as_secs()));
     }
+    HeaderValue::from_maybe_shared(Bytes::from(policy)).expect("printable ASCII")
+}
+
+/// The `RateLimit` of a decision.
+fn ratelimit(decision: &Decision, t: Option<Duration>) -> HeaderValue {
+    let mut digits = itoa::Buffer::new();
+    let mut buffer = [0; 128]; // a name has at most 64 characters
+    let mut text = &mut buffer[..];
+    text.put_slice(b"\"");
+    text.put_slice(decision.limiter().as_bytes());
+    text.put_slice(b"\";r=");
+    text.put_slice(digits.format(decision.remaining()).as_bytes());
+    if let Some(t) = t {
+        text.put_slice(b";t=");
+        text.put_slice(digits.format(whole_seconds(t)).as_bytes());
+    }
+    let rest = text.len();
+    let text = &buffer[..buffer.len() - rest];
+    HeaderValue::from_bytes(text).expect("printable ASCII")
+}
+
+/// Unless another layer has less remaining.
+fn insert(headers: &mut HeaderMap, names: &Triple, decision: &Decision, reset: Reset) {
+    let [limit, remaining, until] = names;
+    let other = headers.get(remaining).and_then(|other| other.to_str().ok()?.parse().ok());
+    if other.is_some_and(|other: u64| other <= decision.remaining()) {
+        return;
+    }
+    let mut time = decision.reset_after().saturating_sub(decision.delay());
+    if reset == Reset::Epoch {
+        time += SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    }
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    headers.insert(limit, decision.quota().limit().into());
+    headers.insert(remaining, decision.remaining().into());
+    headers.insert(until, seconds.into());
 }
 
 /// At least 1, so that nobody is told to come back at once.

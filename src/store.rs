@@ -5,10 +5,10 @@ mod memory;
 mod redis;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
@@ -18,7 +18,7 @@ pub use redis::RedisStore;
 
 use crate::{
     algorithm::{Action, Algorithm, Ask, Params},
-    decision::Decision,
+    decision::{Decision, Policy},
     error::StoreError,
     quota::Quota,
 };
@@ -46,37 +46,47 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// A limiter's settings, as a store needs them.
 #[derive(Debug)]
 pub struct Rule {
-    pub(crate) name: Arc<str>,
+    pub(crate) name: &'static str,
     pub(crate) algorithm: Algorithm,
     pub(crate) quota: Quota,
     pub(crate) params: Params,
-    /// By which a server knows the script.
-    pub(crate) script_hash: OnceLock<Box<str>>,
 }
 
-impl Rule {
-    pub(crate) fn new(name: Arc<str>, algorithm: Algorithm, quota: Quota, params: Params) -> Self {
-        Self { name, algorithm, quota, params, script_hash: OnceLock::new() }
-    }
-}
-
-/// One question about one key.
+/// One question about a key, or about several limits, which then are of one mind.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
+    pub(crate) action: Action,
+    /// The instant of the turn that is given back; 0 for what was spent.
+    pub(crate) turn: f64,
+    pub(crate) limits: &'a [Limit<'a>],
+}
+
+/// What is asked of one limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit<'a> {
     pub(crate) rule: &'a Rule,
     pub(crate) key: &'a str,
-    pub(crate) action: Action,
     pub(crate) cost: u32,
     /// In microseconds.
     pub(crate) max_wait: f64,
-    /// The instant of the turn that is given back; 0 for what was spent.
-    pub(crate) turn: f64,
+}
+
+impl Limit<'_> {
+    /// Whether both are counted in one place.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.rule.name == other.rule.name && self.key == other.key
+    }
+
+    fn policy(&self) -> Policy {
+        Policy { limiter: self.rule.name, quota: self.rule.quota, cost: self.cost }
+    }
 }
 
 impl Call<'_> {
-    fn ask(&self, now: f64) -> Ask {
-        let Self { action, cost, max_wait, turn, .. } = *self;
-        Ask { action, cost: cost.into(), max_wait, turn, now }
+    fn ask(&self, limit: &Limit<'_>, now: f64) -> Ask {
+        let Limit { cost, max_wait, .. } = *limit;
+        let (action, turn) = (self.action, self.turn);
+        Ask { action, cost: cost.into(), max_wait, turn, now, outcome: None }
     }
 }
 
@@ -147,13 +157,19 @@ impl Names {
     pub(crate) fn take(&self, name: &str) -> Option<Name> {
         let scoped = [&self.scope, ":", name].concat();
         let free = lock(&self.taken).insert(scoped.clone());
-        free.then(|| Name { scoped, names: self.clone() })
+        free.then(|| Name { text: interned(name), scoped, names: self.clone() })
+    }
+
+    /// Whether these are the names of one and the same store.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.taken, &other.taken) && self.scope == other.scope
     }
 }
 
 /// A name that is in use.
 #[derive(Debug)]
 pub(crate) struct Name {
+    pub(crate) text: &'static str,
     scoped: String,
     names: Names,
 }
@@ -162,4 +178,16 @@ impl Drop for Name {
     fn drop(&mut self) {
         lock(&self.names.taken).remove(&self.scoped);
     }
+}
+
+/// The one copy of a name, so that decisions and entries can hold it for nothing.
+fn interned(name: &str) -> &'static str {
+    static ALL: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut all = lock(&ALL);
+    if let Some(known) = all.get(name) {
+        return known;
+    }
+    let name = String::from(name).leak();
+    all.insert(name);
+    name
 }

@@ -10,13 +10,15 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
+    algorithm::micros,
+    charge::Charge,
     decision::Decision,
-    error::{Error, StoreError},
+    error::Error,
     key::Key,
-    limiter::Limiter,
+    limiter::{Limiter, MaxWait},
     store::Answer,
     waiters::Place,
 };
@@ -78,8 +80,7 @@ impl Limiter {
         cost: u32,
         timeout: Duration,
     ) -> Result<Decision, Error> {
-        let max_wait = self.bounded_wait(timeout);
-        self.wait(&key.into(), cost, max_wait).await
+        self.wait(&key.into(), cost, MaxWait::UpTo(micros(timeout))).await
     }
 
     /// Spends `cost` from `key`'s quota and waits for the request's turn, as long as it takes.
@@ -103,81 +104,119 @@ impl Limiter {
     pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
         let key = key.into();
         loop {
-            let decision = self.wait(&key, cost, self.longest_wait()).await?;
+            let decision = self.wait(&key, cost, MaxWait::LONGEST).await?;
             let Some(retry_after) = decision.retry_after() else { return Ok(decision) };
-            let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
-            tokio::time::sleep(retry_after.mul_f64(1.0 + jitter / 2.0)).await;
+            sleep(with_jitter(retry_after)).await;
         }
     }
 
-    async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: f64) -> Result<Decision, Error> {
+    async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
         let answer = self.ask(key, cost, max_wait)?;
         if let Some(decision) = answer.now().filter(|it| it.delay().is_zero()) {
             return Ok(decision);
         }
-        let mut turn = Turn::new(self.clone(), key.clone().into_owned(), answer, None);
-        let decision = poll_fn(|cx| turn.poll_answer(cx)).await?;
-        poll_fn(|cx| turn.poll_sleep(cx)).await;
-        turn.go();
-        Ok(decision)
+        Turn::new(Charge::new(self, key).cost(cost), answer, max_wait, None).wait().await
     }
+}
+
+/// The time, and up to half as long again.
+pub(crate) fn with_jitter(time: Duration) -> Duration {
+    let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
+    time.mul_f64(1.0 + jitter / 2.0)
 }
 
 /// A request that asks for its turn, and waits for it. Dropped before it goes on, it gives back what it
 /// has spent or booked.
 pub(crate) struct Turn {
     phase: Phase,
-    /// Until it goes on, or gives back.
-    who: Option<(Limiter, Key<'static>, Option<Place>)>,
+    charge: Charge,
+    place: Option<Place>,
+    /// Where no turn can be booked, until when to ask again.
+    retry_until: Option<Instant>,
 }
 
 enum Phase {
     Asking(Answer<Decision>),
     Admitted(Decision, Option<Pin<Box<Sleep>>>),
+    Retrying(Pin<Box<Sleep>>),
     Over,
 }
 
 impl Turn {
     pub(crate) fn new(
-        limiter: Limiter,
-        key: Key<'static>,
+        charge: Charge,
         answer: Answer<Decision>,
+        max_wait: MaxWait,
         place: Option<Place>,
     ) -> Self {
-        Self { phase: Phase::Asking(answer), who: Some((limiter, key, place)) }
+        let retry_until = charge.retry_until(max_wait);
+        Self { phase: Phase::Asking(answer), charge, place, retry_until }
     }
 
-    /// Waits for the decision. If that allows, there is its delay to wait for.
-    pub(crate) fn poll_answer(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Decision, StoreError>> {
-        let Phase::Asking(answer) = &mut self.phase else { panic!("polled after completion") };
-        let answer = ready!(Pin::new(answer).poll(cx));
-        self.phase = match answer {
-            Ok(decision) if decision.is_allowed() => Phase::Admitted(decision, None),
-            _ => Phase::Over,
-        };
-        if let Phase::Admitted(decision, timer) = &mut self.phase
-            && !decision.sleep().is_zero()
-        {
-            *timer = Some(Box::pin(sleep(decision.sleep())));
+    /// Waits for the decision, and until an admitted request may go on.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
+        loop {
+            self.phase = match &mut self.phase {
+                Phase::Asking(answer) => match ready!(Pin::new(answer).poll(cx)) {
+                    Ok(decision) if decision.is_allowed() => {
+                        Phase::Admitted(decision, timer(decision))
+                    }
+                    Ok(decision) => match self.retry(decision) {
+                        Some(sleep) => Phase::Retrying(sleep),
+                        None => {
+                            self.phase = Phase::Over;
+                            return Poll::Ready(Ok(decision));
+                        }
+                    },
+                    Err(error) => {
+                        self.phase = Phase::Over;
+                        return Poll::Ready(Err(error.into()));
+                    }
+                },
+                Phase::Admitted(decision, timer) => {
+                    if let Some(sleep) = timer {
+                        ready!(sleep.as_mut().poll(cx));
+                    }
+                    return Poll::Ready(Ok(*decision));
+                }
+                Phase::Retrying(sleep) => {
+                    ready!(sleep.as_mut().poll(cx));
+                    Phase::Asking(self.charge.ask(MaxWait::NONE)?)
+                }
+                Phase::Over => panic!("polled after completion"),
+            }
         }
-        Poll::Ready(answer)
     }
 
-    pub(crate) fn poll_sleep(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut self.phase {
-            Phase::Admitted(_, Some(sleep)) => sleep.as_mut().poll(cx),
-            _ => Poll::Ready(()),
-        }
+    /// The time until a denied request asks again, if that is not too late.
+    fn retry(&self, decision: Decision) -> Option<Pin<Box<Sleep>>> {
+        let (until, retry_after) = (self.retry_until?, decision.retry_after()?);
+        let left = until.saturating_duration_since(Instant::now());
+        (retry_after <= left).then(|| Box::pin(sleep(with_jitter(retry_after).min(left))))
     }
 
-    /// The request goes on, and nothing is given back. Returns who is charged.
-    pub(crate) fn go(mut self) -> Option<Key<'static>> {
+    /// Whether it sleeps.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Admitted(..) | Phase::Retrying(_))
+    }
+
+    pub(crate) async fn wait(mut self) -> Result<Decision, Error> {
+        let decision = poll_fn(|cx| self.poll(cx)).await?;
+        drop(self.go());
+        Ok(decision)
+    }
+
+    /// The request goes on, or never will, and nothing is given back. Returns what it is charged.
+    pub(crate) fn go(&mut self) -> Charge {
         self.phase = Phase::Over;
-        self.who.take().map(|(_, key, _)| key)
+        self.place = None;
+        mem::take(&mut self.charge)
     }
+}
+
+fn timer(decision: Decision) -> Option<Pin<Box<Sleep>>> {
+    let delay = decision.sleep();
+    (!delay.is_zero()).then(|| Box::pin(sleep(delay)))
 }
 
 impl Drop for Turn {
@@ -185,11 +224,9 @@ impl Drop for Turn {
         let answer = match mem::replace(&mut self.phase, Phase::Over) {
             Phase::Asking(answer) => answer,
             Phase::Admitted(decision, _) => Answer::ready(Ok(decision)),
-            Phase::Over => return,
+            Phase::Retrying(_) | Phase::Over => return,
         };
-        if let Some((limiter, key, place)) = self.who.take() {
-            limiter.give_back_later(key, answer, place);
-        }
+        mem::take(&mut self.charge).give_back_later(answer, self.place.take());
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{key::Key, store::lock};
+use crate::{charge::Charge, store::lock};
 
 const DEFAULT_MOST: usize = 10_000;
 pub(crate) const DEFAULT_MOST_PER_KEY: usize = 100;
@@ -14,7 +14,7 @@ pub(crate) const DEFAULT_MOST_PER_KEY: usize = 100;
 #[derive(Clone, Debug)]
 pub(crate) struct Waiters {
     most: usize,
-    most_per_key: usize,
+    most_per_key: Option<usize>,
     counts: Arc<Counts>,
 }
 
@@ -33,8 +33,8 @@ pub(crate) struct Place {
 }
 
 impl Waiters {
-    pub(crate) fn new(most_per_key: usize) -> Self {
-        Self { most: DEFAULT_MOST, most_per_key, counts: Arc::default() }
+    pub(crate) fn new() -> Self {
+        Self { most: DEFAULT_MOST, most_per_key: None, counts: Arc::default() }
     }
 
     pub(crate) fn set_most(&mut self, most: usize) {
@@ -42,15 +42,16 @@ impl Waiters {
     }
 
     pub(crate) fn set_most_per_key(&mut self, most_per_key: usize) {
-        *self = Self { most_per_key, counts: Arc::default(), ..*self };
+        *self = Self { most_per_key: Some(most_per_key), counts: Arc::default(), ..*self };
     }
 
     /// Takes a place, if there is one.
-    pub(crate) fn enter(&self, key: &Key<'_>) -> Option<Place> {
-        let hash = self.counts.hasher.hash_one(key.as_str());
+    pub(crate) fn enter(&self, charge: &Charge) -> Option<Place> {
+        let hash = self.counts.hasher.hash_one(charge.key()?.as_str());
+        let most_per_key = self.most_per_key.unwrap_or_else(|| charge.default_most_waiting());
         let (all, by_key) = &mut *lock(&self.counts.waiting);
         let same = by_key.get(&hash).copied().unwrap_or(0);
-        if *all >= self.most || same >= self.most_per_key {
+        if *all >= self.most || same >= most_per_key {
             return None;
         }
         *all += 1;

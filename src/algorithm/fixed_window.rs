@@ -1,10 +1,10 @@
 use super::{
-    Action, Ask, Verdict,
+    Action, Ask, Outcome, Verdict,
     turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
 
-/// What `scripts/fixed_window.lua` takes behind action, cost, `max_wait` and turn.
+/// The parameters of `scripts/fixed_window.lua`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -78,15 +78,14 @@ impl Params {
             }
         }
 
-        let index = if state.count + cost > limit { state.ahead + 1.0 } else { state.ahead };
-        let instant = (state.start + index * window).max(now);
-        let wait = instant - now;
-        let late = (wait - max_wait).max(0.0);
-        let admitted = late == 0.0;
+        let full = state.count + ask.needed() > limit;
+        let index = if full { state.ahead + 1.0 } else { state.ahead };
+        let wait = (state.start + index * window - now).max(0.0);
+        let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
 
         let before = state;
-        if action == Action::Check && admitted {
-            state.commit(instant, cost);
+        if action.commits() && admitted {
+            state.commit(now + wait, cost);
         }
 
         let State { start, ahead, count, .. } = state;
@@ -99,14 +98,10 @@ impl Params {
         }
 
         if action.writes(admitted || stale) {
-            let turn = (action == Action::Check && admitted && wait > 0.0).then_some(Turn {
-                instant,
-                cost,
-                before,
-            });
+            let waits = action.commits() && admitted && wait > 0.0;
+            let turn = waits.then_some(Turn { instant: now + wait, cost, before });
             Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
         }
-        let wait = if admitted { wait } else { late };
-        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
     }
 }

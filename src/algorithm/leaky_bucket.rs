@@ -1,10 +1,10 @@
 use super::{
-    Action, Ask, Rate, Verdict,
+    Action, Ask, Outcome, Rate, Verdict,
     turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
 
-/// What `scripts/leaky_bucket.lua` takes behind action, cost, `max_wait` and turn.
+/// The parameters of `scripts/leaky_bucket.lua`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
@@ -51,6 +51,11 @@ impl Params {
     }
 
     #[inline]
+    /// The time in which a full bucket runs dry.
+    pub(super) fn drain_time(&self) -> f64 {
+        (self.burst * self.unit / self.tick).ceil()
+    }
+
     pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { burst, unit, tick, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
@@ -77,14 +82,13 @@ impl Params {
 
         let full = burst * unit;
         let wait = time_until(state.debt);
-        let instant = now + wait;
-        let room = full - cost.min(burst) * unit;
-        let late = time_until(state.debt - room).max(wait - max_wait);
-        let admitted = late == 0.0;
+        let late = time_until(state.debt - (full - ask.needed() * unit)).max(wait - max_wait);
+        let Outcome { admitted, wait } = ask.outcome(wait, late);
 
         let before = state;
-        if action == Action::Check && admitted {
-            state.commit(instant, cost);
+        if action.commits() && admitted {
+            state.commit(now + wait, cost);
+            state.debt = state.debt.min(most_debt);
         }
 
         let debt = state.debt;
@@ -96,14 +100,10 @@ impl Params {
         }
 
         if action.writes(admitted || stale) {
-            let turn = (action == Action::Check && admitted && wait > 0.0).then_some(Turn {
-                instant,
-                cost,
-                before,
-            });
+            let waits = action.commits() && admitted && wait > 0.0;
+            let turn = waits.then_some(Turn { instant: now + wait, cost, before });
             Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
         }
-        let wait = if admitted { wait } else { late };
-        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
     }
 }

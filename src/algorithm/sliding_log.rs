@@ -1,12 +1,12 @@
 use std::collections::VecDeque;
 
-use super::{Action, Ask, Verdict};
+use super::{Action, Ask, Outcome, Verdict};
 use crate::quota::Quota;
 
 /// Sums of costs are kept modulo this.
 const MODULUS: f64 = (1_u64 << 48) as f64;
 
-/// What `scripts/sliding_log.lua` takes behind action, cost, `max_wait` and turn.
+/// The parameters of `scripts/sliding_log.lua`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -84,7 +84,7 @@ impl Params {
 
     pub(super) fn step(&self, stored: &mut Option<Box<State>>, ask: &Ask) -> Verdict {
         let Params { limit, window } = *self;
-        let Ask { action, cost, max_wait, turn, now: clock } = *ask;
+        let Ask { action, cost, max_wait, turn, now: clock, .. } = *ask;
 
         let (mut now, mut skew, mut stale) = (clock, 0.0, false);
         let mut log = stored.take().unwrap_or_else(|| Box::new(State::new(window)));
@@ -103,10 +103,8 @@ impl Params {
 
         // The entries that do not count any more.
         let mut expired = log.count_expired(now, window);
-        let instant = log.earliest(now, expired, cost, *self);
-        let wait = instant - now;
-        let late = (wait - max_wait).max(0.0);
-        let admitted = late == 0.0;
+        let wait = log.earliest(now, expired, ask.needed(), *self) - now;
+        let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
 
         let gives_back = action == Action::Refund && turn > 0.0;
         let place = gives_back.then(|| log.spent(expired, turn + skew, cost)).flatten();
@@ -125,10 +123,10 @@ impl Params {
                 log.entries[back].1 = (total - rest).rem_euclid(MODULUS);
             }
             expired = expired.max(back);
-        } else if action == Action::Check && admitted {
-            let before = log.total;
-            log.entries.push_back((instant, before));
-            log.total = (log.total + cost).rem_euclid(MODULUS);
+        } else if action.commits() && admitted {
+            let units = cost.min(MODULUS - 1.0 - log.sum_from(expired));
+            log.entries.push_back((now + wait, log.total));
+            log.total = (log.total + units).rem_euclid(MODULUS);
         }
 
         let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
@@ -146,8 +144,6 @@ impl Params {
             (log.at, log.skew, log.window) = (now, skew, window);
         }
         *stored = (!log.entries.is_empty()).then_some(log);
-        let turn = clock + wait;
-        let wait = if admitted { wait } else { late };
-        Verdict { admitted, wait, remaining, replenish, reset, turn }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: clock + wait }
     }
 }

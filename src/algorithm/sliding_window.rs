@@ -1,10 +1,10 @@
 use super::{
-    Action, Ask, Verdict,
+    Action, Ask, Outcome, Verdict,
     turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
 
-/// What `scripts/sliding_window.lua` takes behind action, cost, `max_wait` and turn.
+/// The parameters of `scripts/sliding_window.lua`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -115,7 +115,7 @@ impl Count for State {
         let by = ((slot - self.index) as usize).min(counts);
         self.counts.copy_within(..counts - by, by);
         self.counts[..by].fill(0);
-        self.counts[0] += cost as u32;
+        self.counts[0] = self.counts[0].saturating_add(cost as u32);
         let cycles = (slot / self.parts).floor(); // `start` moves by whole windows
         self.start += cycles * self.length;
         (self.last, self.index) = (instant, slot - cycles * self.parts);
@@ -185,16 +185,15 @@ impl Params {
             }
         }
 
-        let instant = state.earliest(now, cost.min(limit), *self);
-        let wait = instant - now;
-        let late = (wait - max_wait).max(0.0);
-        let admitted = late == 0.0;
+        let wait = state.earliest(now, ask.needed(), *self) - now;
+        let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
 
         if action.writes(admitted || stale) {
             state.at = now;
         }
         let mut turn = None;
-        if action == Action::Check && admitted {
+        if action.commits() && admitted {
+            let instant = now + wait;
             turn = (wait > 0.0).then(|| Turn { instant, cost, before: state.clone() });
             state.commit(instant, cost);
         }
@@ -215,7 +214,6 @@ impl Params {
         if action != Action::Peek {
             *stored = (reset > 0.0).then_some(booked);
         }
-        let wait = if admitted { wait } else { late };
-        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
     }
 }

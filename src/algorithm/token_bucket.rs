@@ -1,10 +1,10 @@
 use super::{
-    Action, Ask, Rate, Refill, Verdict,
+    Action, Ask, Outcome, Rate, Refill, Verdict,
     turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
 
-/// What `scripts/token_bucket.lua` takes behind action, cost, `max_wait` and turn.
+/// The parameters of `scripts/token_bucket.lua`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
@@ -105,16 +105,18 @@ impl Params {
         let time_until = |parts: f64| ((parts / lump).ceil() * period - since).max(0.0);
 
         let full = burst * unit;
-        let covered = (cost - overdraft).min(burst).max(0.0);
-        let short = covered * unit - (full - state.debt);
-        let wait = time_until(short).max(state.last - now);
-        let instant = now + wait;
-        let late = (wait - max_wait).max(0.0);
-        let admitted = late == 0.0;
+        let mut wait = (state.last - now).max(0.0);
+        let needed = ask.needed();
+        if needed > 0.0 {
+            let covered = (needed - overdraft).max(0.0);
+            wait = time_until(covered * unit - (full - state.debt)).max(wait);
+        }
+        let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
 
         let before = state;
-        if action == Action::Check && admitted {
-            state.commit(instant, cost);
+        if action.commits() && admitted {
+            state.commit(now + wait, cost);
+            state.debt = state.debt.min(most_debt);
         }
 
         let State { debt, last, .. } = state;
@@ -131,14 +133,10 @@ impl Params {
         }
 
         if action.writes(admitted || stale) {
-            let turn = (action == Action::Check && admitted && wait > 0.0).then_some(Turn {
-                instant,
-                cost,
-                before,
-            });
+            let waits = action.commits() && admitted && wait > 0.0;
+            let turn = waits.then_some(Turn { instant: now + wait, cost, before });
             Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
         }
-        let wait = if admitted { wait } else { late };
-        Verdict { admitted, wait, remaining, replenish, reset, turn: instant }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
     }
 }

@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc};
 
-use super::{Charging, Exchange, Protocol, Rejection};
-use crate::{decision::Decision, key::KeyExtractor};
+use super::{Charged, Charging, Exchange, Protocol, Rejection};
+use crate::{charge::Charge, key::KeyExtractor, limiter::Limiter, rule::Rule};
 
 type Refusal<Req, Res> = Arc<dyn Fn(Rejection, &Req) -> Res + Send + Sync>;
 
@@ -13,11 +13,22 @@ pub struct Custom<Req, Res> {
 }
 
 impl<Req: 'static, Res: 'static> Custom<Req, Res> {
-    pub(crate) fn new(
+    pub(crate) fn by_key(
+        limiter: Limiter,
         key: impl KeyExtractor<Req>,
         refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self { charging: Charging::new(key), refusal: Arc::new(refusal) }
+        Self { charging: Charging::by_key(limiter, key), refusal: Arc::new(refusal) }
+    }
+
+    pub(crate) fn by_rule(
+        rule: impl Rule<Req>,
+        refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+    ) -> Self
+    where
+        Req: Send + Sync,
+    {
+        Self { charging: Charging::by_rule(rule), refusal: Arc::new(refusal) }
     }
 }
 
@@ -53,15 +64,15 @@ impl<Req: 'static, Res> Exchange<Req, Res> for Custom<Req, Res> {
         (request, ())
     }
 
-    fn join(&self, head: Req, (): (), _: Option<&Decision>) -> Req {
+    fn join(&self, head: Req, (): (), _: &Charged) -> Req {
         head
     }
 
-    fn respond(&self, response: Res, _: Option<&Decision>) -> Res {
+    fn respond(&self, response: Res, _: &Charged) -> Res {
         response
     }
 
-    fn refuse(&self, rejection: Rejection, head: Req) -> Res {
+    fn refuse(&self, rejection: Rejection, head: Req, _: &Charge) -> Res {
         (self.refusal)(rejection, &head)
     }
 }

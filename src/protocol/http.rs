@@ -3,10 +3,10 @@ use std::{fmt, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Request, Response, request::Parts, response};
 
-use super::{Charging, Exchange, Protocol, Rejection};
+use super::{Charged, Charging, Exchange, Protocol, Rejection};
 use crate::{
-    body::ResponseBody, decision::Decision, grpc, key::KeyExtractor, limiter::Limiter,
-    response::Fields,
+    body::ResponseBody, charge::Charge, grpc, key::KeyExtractor, limiter::Limiter,
+    response::Fields, rule::Rule,
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
@@ -19,16 +19,27 @@ pub struct Http {
     charging: Charging<Parts>,
     pub(crate) fields: Fields,
     pub(crate) extensions: bool,
+    pub(crate) charge_handle: bool,
     pub(crate) map_refusal: Option<MapRefusal>,
     pub(crate) charge_when: Option<ChargeWhen>,
 }
 
 impl Http {
-    pub(crate) fn new(limiter: &Limiter, key: impl KeyExtractor<Parts>) -> Self {
+    pub(crate) fn by_key(limiter: Limiter, key: impl KeyExtractor<Parts>) -> Self {
+        let fields = Fields::of(&limiter);
+        Self::new(Charging::by_key(limiter, key), fields)
+    }
+
+    pub(crate) fn by_rule(rule: impl Rule<Parts>) -> Self {
+        Self::new(Charging::by_rule(rule), Fields::default())
+    }
+
+    fn new(charging: Charging<Parts>, fields: Fields) -> Self {
         Self {
-            charging: Charging::new(key),
-            fields: Fields::new(limiter.name(), limiter.quota()),
+            charging,
+            fields,
             extensions: true,
+            charge_handle: false,
             map_refusal: None,
             charge_when: None,
         }
@@ -59,10 +70,6 @@ impl Protocol for Http {
     fn timeout(head: &Parts) -> Option<Duration> {
         if grpc::is_grpc(head) { grpc::timeout(head) } else { None }
     }
-
-    fn charges_by_outcome(&self) -> bool {
-        self.charge_when.is_some()
-    }
 }
 
 impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
@@ -73,14 +80,12 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
         request.into_parts()
     }
 
-    fn join(
-        &self,
-        mut head: Parts,
-        body: ReqBody,
-        decision: Option<&Decision>,
-    ) -> Request<ReqBody> {
-        if let Some(decision) = decision.filter(|_| self.extensions) {
-            head.extensions.insert(*decision);
+    fn join(&self, mut head: Parts, body: ReqBody, charged: &Charged) -> Request<ReqBody> {
+        if let Some(decision) = charged.decision.filter(|_| self.extensions) {
+            head.extensions.insert(decision);
+        }
+        if self.charge_handle {
+            head.extensions.insert(charged.charge.clone());
         }
         Request::from_parts(head, body)
     }
@@ -92,22 +97,22 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
         (Response::from_parts(head, body), charged)
     }
 
-    fn respond(&self, response: Response<ResBody>, decision: Option<&Decision>) -> Self::Response {
+    fn respond(&self, response: Response<ResBody>, charged: &Charged) -> Self::Response {
         let mut response = response.map(ResponseBody::service);
-        if let Some(decision) = decision {
-            self.fields.add(response.headers_mut(), decision);
+        if let Some(decision) = charged.decision {
+            self.fields.add(response.headers_mut(), &decision, &charged.charge);
             if self.extensions {
-                response.extensions_mut().insert(*decision);
+                response.extensions_mut().insert(decision);
             }
         }
         response
     }
 
-    fn refuse(&self, rejection: Rejection, head: Parts) -> Self::Response {
+    fn refuse(&self, rejection: Rejection, head: Parts, charge: &Charge) -> Self::Response {
         let mut response = if grpc::is_grpc(&head) {
-            self.fields.grpc_refusal(&rejection)
+            self.fields.grpc_refusal(&rejection, charge)
         } else {
-            self.fields.refusal(&rejection)
+            self.fields.refusal(&rejection, charge)
         };
         if let Some(map) = &self.map_refusal {
             response = map(&rejection, &head, response);

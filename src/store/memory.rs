@@ -1,7 +1,9 @@
 use std::{
     fmt,
     hash::BuildHasher,
+    mem,
     pin::Pin,
+    ptr,
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Waker},
 };
@@ -10,9 +12,9 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use super::{Answer, Backend, Call, Names, Rule, Store, lock};
+use super::{Answer, Backend, Call, Limit, Names, Rule, Store, lock};
 use crate::{
-    algorithm::{Action, State, Verdict},
+    algorithm::{Action, Ask, Joint, State, Verdict},
     decision::Decision,
     error::StoreError,
 };
@@ -105,14 +107,78 @@ impl MemoryStore {
         elapsed.as_secs() as f64 * 1e6 + f64::from(elapsed.subsec_micros())
     }
 
+    fn ask(&self, call: &Call<'_>, limit: &Limit<'_>) -> Result<Decision, StoreError> {
+        let Limit { rule, key, .. } = *limit;
+        let hash = self.hash(rule, key);
+        let mut shard = self.shard(hash);
+        let ask = call.ask(limit, self.now());
+        let step = |entry: &mut Entry| {
+            let verdict = entry.step(rule, &ask);
+            if ask.action == Action::Check {
+                entry.note_denial(verdict, ask.now);
+            }
+            verdict
+        };
+        let verdict = match shard.find(hash, rule, key) {
+            Some(entry) => step(entry),
+            None => {
+                let mut entry = Entry::new(rule, key);
+                let verdict = step(&mut entry);
+                if !entry.state.is_never_seen()
+                    && !shard.insert(hash, entry, ask.now, &self.0.hasher)
+                {
+                    return Err(StoreError::full(self.0.max_keys));
+                }
+                verdict
+            }
+        };
+        Ok(Decision::new(limit.policy(), verdict, 0.0))
+    }
+
+    fn ask_all(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
+        let limits = call.limits;
+        let mut held = Held::new(self, limits);
+        let now = self.now();
+        held.add_missing(now)?;
+        let mut joint = Joint::default();
+        let mut looks = vec![];
+        for (i, limit) in limits.iter().enumerate() {
+            let look = held.entry(i).step(limit.rule, &call.ask(limit, now).look());
+            joint.look(i, look);
+            looks.push(look);
+        }
+        let outcome = joint.outcome();
+        for (i, (limit, look)) in limits.iter().zip(looks).enumerate() {
+            let ask = Ask { outcome: Some(outcome), ..call.ask(limit, now) };
+            let entry = held.entry(i);
+            let verdict = entry.step(limit.rule, &ask);
+            if call.action == Action::Check {
+                entry.note_denial(if outcome.admitted { verdict } else { look }, now);
+            }
+            joint.settle(i, verdict);
+        }
+        held.remove_never_seen();
+        let (verdict, binding) = joint.verdict();
+        Ok(Decision::new(limits[binding].policy(), verdict, 0.0))
+    }
+
     fn hash(&self, rule: &Rule, key: &str) -> u64 {
-        self.0.hasher.hash_one((&*rule.name, key))
+        hash_of(&self.0.hasher, rule.name, key)
+    }
+
+    fn place(&self, hash: u64) -> usize {
+        // The table takes the lowest and the highest bits.
+        (hash >> 32) as usize & (self.0.shards.len() - 1)
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        // The table takes the lowest and the highest bits.
-        lock(&self.0.shards[(hash >> 32) as usize & (self.0.shards.len() - 1)])
+        lock(&self.0.shards[self.place(hash)])
     }
+}
+
+/// Of a limiter's name there is one copy: its address will do.
+fn hash_of(hasher: &RandomState, limiter: &'static str, key: &str) -> u64 {
+    hasher.hash_one((limiter.as_ptr() as usize, key))
 }
 
 /// The second in which an instant lies, from 1 on, rounded up.
@@ -136,21 +202,10 @@ impl Store for MemoryStore {}
 
 impl Backend for MemoryStore {
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        let hash = self.hash(call.rule, call.key);
-        let mut shard = self.shard(hash);
-        let now = self.now();
-        let verdict = match shard.find(hash, call.rule, call.key) {
-            Some(entry) => entry.step(call, now),
-            None => {
-                let mut entry = Entry::new(call);
-                let verdict = entry.step(call, now);
-                if !entry.state.is_never_seen() && !shard.insert(hash, entry, now, &self.0.hasher) {
-                    return Answer::ready(Err(StoreError::full(self.0.max_keys)));
-                }
-                verdict
-            }
-        };
-        Answer::ready(Ok(Decision::new(call.rule.quota, call.cost, verdict, 0.0)))
+        match call.limits {
+            [limit] => Answer::ready(self.ask(call, limit)),
+            _ => Answer::ready(self.ask_all(call)),
+        }
     }
 
     fn detach(&self, mut task: Pin<Box<dyn Future<Output = ()> + Send>>) {
@@ -160,10 +215,7 @@ impl Backend for MemoryStore {
 
     fn reset(&self, rule: &Rule, key: &str) -> Answer<()> {
         let hash = self.hash(rule, key);
-        let mut shard = self.shard(hash);
-        if let Ok(entry) = shard.table.find_entry(hash, |entry| entry.is(rule, key)) {
-            entry.remove();
-        }
+        self.shard(hash).forget(hash, rule, key);
         Answer::ready(Ok(()))
     }
 
@@ -172,8 +224,74 @@ impl Backend for MemoryStore {
     }
 }
 
+/// The keys of several limits, with their shards locked.
+struct Held<'a> {
+    store: &'a MemoryStore,
+    limits: &'a [Limit<'a>],
+    hashes: Vec<u64>,
+    /// Sorted, so that nobody waits for one who waits for him.
+    places: Vec<usize>,
+    shards: Vec<MutexGuard<'a, Shard>>,
+    added: Vec<usize>,
+}
+
+impl<'a> Held<'a> {
+    fn new(store: &'a MemoryStore, limits: &'a [Limit<'a>]) -> Self {
+        let hashes: Vec<u64> = limits.iter().map(|it| store.hash(it.rule, it.key)).collect();
+        let mut places: Vec<usize> = hashes.iter().map(|&hash| store.place(hash)).collect();
+        places.sort_unstable();
+        places.dedup();
+        let shards = places.iter().map(|&place| lock(&store.0.shards[place])).collect();
+        Self { store, limits, hashes, places, shards, added: vec![] }
+    }
+
+    fn shard(&mut self, limit: usize) -> &mut Shard {
+        let place = self.store.place(self.hashes[limit]);
+        let held = self.places.partition_point(|&it| it < place);
+        &mut self.shards[held]
+    }
+
+    fn find(&mut self, limit: usize) -> Option<&mut Entry> {
+        let (hash, Limit { rule, key, .. }) = (self.hashes[limit], self.limits[limit]);
+        self.shard(limit).find(hash, rule, key)
+    }
+
+    fn entry(&mut self, limit: usize) -> &mut Entry {
+        self.find(limit).expect("it was added")
+    }
+
+    /// Adds the keys that are not there, all or none. To add one may take the place of another.
+    fn add_missing(&mut self, now: f64) -> Result<(), StoreError> {
+        while let Some(limit) = (0..self.limits.len()).find(|&limit| self.find(limit).is_none()) {
+            let (hash, Limit { rule, key, .. }) = (self.hashes[limit], self.limits[limit]);
+            let store = self.store;
+            let pinned =
+                Entry { expires: u32::MAX, denied_until: u32::MAX, ..Entry::new(rule, key) };
+            if !self.shard(limit).insert(hash, pinned, now, &store.0.hasher) {
+                self.remove_never_seen();
+                return Err(StoreError::full(store.0.max_keys));
+            }
+            self.added.push(limit);
+        }
+        for limit in 0..self.added.len() {
+            self.entry(self.added[limit]).denied_until = 0;
+        }
+        Ok(())
+    }
+
+    /// Removes those that were added for nothing.
+    fn remove_never_seen(&mut self) {
+        for limit in mem::take(&mut self.added) {
+            if self.entry(limit).state.is_never_seen() {
+                let (hash, Limit { rule, key, .. }) = (self.hashes[limit], self.limits[limit]);
+                self.shard(limit).forget(hash, rule, key);
+            }
+        }
+    }
+}
+
 struct Entry {
-    limiter: Arc<str>,
+    limiter: &'static str,
     key: Box<str>,
     state: State,
     /// The second by which the state is as if never seen.
@@ -185,10 +303,10 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(call: &Call<'_>) -> Self {
+    fn new(rule: &Rule, key: &str) -> Self {
         Self {
-            limiter: call.rule.name.clone(),
-            key: call.key.into(),
+            limiter: rule.name,
+            key: key.into(),
             state: State::NeverSeen,
             expires: 0,
             denied_until: 0,
@@ -197,26 +315,27 @@ impl Entry {
     }
 
     fn is(&self, rule: &Rule, key: &str) -> bool {
-        *self.key == *key && self.limiter == rule.name
+        *self.key == *key && ptr::eq(self.limiter, rule.name)
     }
 
-    fn step(&mut self, call: &Call<'_>, now: f64) -> Verdict {
-        let verdict = call.rule.params.step(&mut self.state, &call.ask(now));
-        if call.action != Action::Peek {
-            self.expires = second(now + verdict.reset);
-            self.left = (verdict.remaining / f64::from(call.rule.quota.limit())) as f32;
-        }
-        if call.action == Action::Check {
-            let denied = match verdict {
-                Verdict { admitted: false, wait, .. } => wait,
-                Verdict { remaining: 0.0, replenish, .. } => replenish,
-                _ => 0.0,
-            };
-            if denied > 0.0 {
-                self.denied_until = self.denied_until.max(second(now + denied));
-            }
+    fn step(&mut self, rule: &Rule, ask: &Ask) -> Verdict {
+        let verdict = rule.params.step(&mut self.state, ask);
+        if ask.action != Action::Peek {
+            self.expires = second(ask.now + verdict.reset);
+            self.left = (verdict.remaining / f64::from(rule.quota.limit())) as f32;
         }
         verdict
+    }
+
+    fn note_denial(&mut self, verdict: Verdict, now: f64) {
+        let denied = match verdict {
+            Verdict { admitted: false, wait, .. } => wait,
+            Verdict { remaining: 0.0, replenish, .. } => replenish,
+            _ => 0.0,
+        };
+        if denied > 0.0 {
+            self.denied_until = self.denied_until.max(second(now + denied));
+        }
     }
 
     fn is_less_used(&self, left: f32, expires: u32) -> bool {
@@ -224,7 +343,7 @@ impl Entry {
     }
 
     fn hash(&self, hasher: &RandomState) -> u64 {
-        hasher.hash_one((&*self.limiter, &*self.key))
+        hash_of(hasher, self.limiter, &self.key)
     }
 }
 
@@ -242,6 +361,12 @@ impl Shard {
 
     fn find(&mut self, hash: u64, rule: &Rule, key: &str) -> Option<&mut Entry> {
         self.table.find_mut(hash, |entry| entry.is(rule, key))
+    }
+
+    fn forget(&mut self, hash: u64, rule: &Rule, key: &str) {
+        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.is(rule, key)) {
+            entry.remove();
+        }
     }
 
     /// Returns whether there was room for it.

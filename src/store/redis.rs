@@ -1,22 +1,22 @@
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::{Duration, Instant},
 };
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo,
-    ProtocolVersion, PushInfo, PushKind, RedisError, Script, ServerErrorKind,
+    ProtocolVersion, PushInfo, PushKind, RedisError, ServerErrorKind,
     aio::{MultiplexedConnection, SendError},
     io::tcp::TcpSettings,
 };
 use tokio::{runtime::Handle, time::timeout};
 
-use super::{Answer, Backend, Call, Names, Rule, Store, lock};
+use super::{Answer, Backend, Call, Limit, Names, Rule, Store, lock};
 use crate::{
-    algorithm::{Params, Verdict},
-    decision::Decision,
+    algorithm::{self, SCRIPTS, Verdict},
+    decision::{Decision, Policy},
     error::StoreError,
 };
 
@@ -150,16 +150,15 @@ impl Store for RedisStore {}
 
 impl Backend for RedisStore {
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        let (quota, cost) = (call.rule.quota, call.cost);
-        let key = self.key(call.rule, call.key);
-        let invocation = Invocation::new(call, key);
+        let limits: Vec<Policy> = call.limits.iter().map(Limit::policy).collect();
+        let invocation = Invocation::new(self, call);
         let (link, deadline) = (self.link.clone(), self.deadline);
         Answer::Pending(Box::pin(async move {
             let ask = async |connection: &mut Connection| {
                 let asked = Instant::now();
-                let verdict = Verdict::from(invocation.run(connection).await?);
+                let (verdict, binding) = invocation.run(connection).await?;
                 let age = if verdict.admitted { connection.age(asked, verdict) } else { 0.0 };
-                Ok(Decision::new(quota, cost, verdict, age))
+                Ok(Decision::new(limits[binding], verdict, age))
             };
             link.within(deadline, ask).await
         }))
@@ -189,60 +188,90 @@ fn turns_key(key: &str) -> String {
     [key, ":turns"].concat()
 }
 
+struct Script {
+    text: String,
+    /// By which a server knows it.
+    hash: Box<str>,
+}
+
+impl Script {
+    /// The script for these limits.
+    fn of(limits: &[Limit<'_>]) -> &'static Self {
+        static ALL: [OnceLock<Script>; 1 << SCRIPTS.len()] =
+            [const { OnceLock::new() }; 1 << SCRIPTS.len()];
+        let algorithms = limits.iter().fold(0, |all, limit| all | 1 << limit.rule.params.place());
+        ALL[algorithms].get_or_init(|| {
+            let text = algorithm::script(algorithms);
+            let hash = redis::Script::new(&text).get_hash().into();
+            Self { text, hash }
+        })
+    }
+}
+
 /// A script with its keys and arguments.
 struct Invocation {
-    params: Params,
+    script: &'static Script,
     by_hash: Cmd,
 }
 
 impl Invocation {
-    fn new(call: &Call<'_>, key: String) -> Self {
-        let params = call.rule.params;
+    fn new(store: &RedisStore, call: &Call<'_>) -> Self {
+        let script = Script::of(call.limits);
         let mut by_hash = redis::cmd("EVALSHA");
-        let hash =
-            call.rule.script_hash.get_or_init(|| Script::new(params.script()).get_hash().into());
-        by_hash.arg(&**hash).arg(2).arg(&key).arg(turns_key(&key));
-        by_hash.arg(call.action.name()).arg(call.cost).arg(call.max_wait as u64);
-        by_hash.arg(call.turn as u64);
-        for arg in params.args() {
-            by_hash.arg(arg as u64);
+        by_hash.arg(&*script.hash).arg(2 * call.limits.len());
+        for limit in call.limits {
+            let key = store.key(limit.rule, limit.key);
+            by_hash.arg(&key).arg(turns_key(&key));
         }
-        Self { params, by_hash }
+        by_hash.arg(call.action.name()).arg(call.turn as u64);
+        for limit in call.limits {
+            let params = &limit.rule.params;
+            let args = params.args();
+            by_hash.arg(SCRIPTS[params.place()].0).arg(limit.cost).arg(limit.max_wait as u64);
+            by_hash.arg(args.len());
+            for arg in args {
+                by_hash.arg(arg as u64);
+            }
+        }
+        Self { script, by_hash }
     }
 
     /// Runs the script by its hash, and with its text if the server does not know it yet: that is not
     /// run twice, and the server knows it from then on.
-    async fn run(self, connection: &mut Connection) -> Result<Reply, RedisError> {
-        match connection.query(&self.by_hash).await {
+    async fn run(self, connection: &mut Connection) -> Result<(Verdict, usize), RedisError> {
+        let reply: Reply = match connection.query(&self.by_hash).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 let mut by_text = redis::cmd("EVAL");
-                by_text.arg(self.params.script());
+                by_text.arg(&self.script.text);
                 for arg in self.by_hash.args_iter().skip(2) {
                     if let redis::Arg::Simple(arg) = arg {
                         by_text.arg(arg);
                     }
                 }
-                connection.query(&by_text).await
+                connection.query(&by_text).await?
             }
-            reply => reply,
-        }
+            reply => reply?,
+        };
+        Ok(verdict(reply))
     }
 }
 
 /// What every script returns.
-type Reply = (i64, u64, u64, u64, u64, u64);
+type Reply = (i64, u64, u64, u64, u64, u64, usize);
 
-impl From<Reply> for Verdict {
-    fn from((admitted, wait, remaining, replenish, reset, turn): Reply) -> Self {
-        Self {
-            admitted: admitted == 1,
-            wait: wait as f64,
-            remaining: remaining as f64,
-            replenish: replenish as f64,
-            reset: reset as f64,
-            turn: turn as f64,
-        }
-    }
+/// The verdict, and the limit that binds.
+fn verdict(
+    (admitted, wait, remaining, replenish, reset, turn, binding): Reply,
+) -> (Verdict, usize) {
+    let verdict = Verdict {
+        admitted: admitted == 1,
+        wait: wait as f64,
+        remaining: remaining as f64,
+        replenish: replenish as f64,
+        reset: reset as f64,
+        turn: turn as f64,
+    };
+    (verdict, binding - 1)
 }
 
 /// The connection to the server: made when it is first needed, and again when it breaks.

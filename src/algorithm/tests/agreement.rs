@@ -31,6 +31,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => Just(Action::Check),
         1 => Just(Action::Peek),
         2 => Just(Action::Refund),
+        1 => Just(Action::Spend),
     ];
     let turn = prop::option::weighted(0.7, any::<prop::sample::Index>());
     let ahead = prop_oneof![
@@ -162,6 +163,7 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
                 .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
                 .min(params.longest_wait()),
             now,
+            outcome: None,
         };
 
         let (bytes, expiry) = (scripted.bytes(), scripted.expiry());
@@ -181,14 +183,13 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
 
         let state = scripted.state(params);
         let gone = |state: &State| {
-            let peek = Ask { action: Action::Peek, ..ask };
+            let peek = Ask { action: Action::Peek, cost: 1.0, ..ask };
             state.clone().ask(params, peek).reset == 0.0
         };
         if without_past_turns(state.clone(), now) != without_past_turns(twin.clone(), now) {
             assert!(gone(&state) && gone(&twin), "{params:?} {ask:?}\n{state:?}\n{twin:?}");
         }
-        let writes =
-            ask.action == Action::Refund || ask.action == Action::Check && verdict.admitted;
+        let writes = ask.action.writes(verdict.admitted);
         if writes && verdict.reset > 0.0 {
             assert_eq!(scripted.expiry(), Some(((now + verdict.reset) / 1e3).ceil()));
         }

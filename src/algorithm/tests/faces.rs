@@ -1,8 +1,8 @@
 //! An algorithm behind one question, wherever its state is; time is part of the question.
 
 use super::super::{
-    Action, Ask, Params, State, Verdict, fixed_window, leaky_bucket, sliding_log, sliding_window,
-    token_bucket,
+    Action, Ask, Params, SCRIPTS, State, Verdict, fixed_window, leaky_bucket, script, sliding_log,
+    sliding_window, token_bucket,
     turns::{Booked, Turn, Turns},
 };
 
@@ -189,29 +189,46 @@ fn booked<S>(state: &[u8], turns: &[Vec<u8>], read: impl Fn(&[u8]) -> S) -> Book
 
 impl Face for Scripted {
     fn ask(&mut self, params: &Params, ask: Ask) -> Verdict {
-        let mut eval = redis::cmd("EVAL");
-        eval.arg(CLOCK.to_owned() + params.script()).arg(2).arg(&self.key).arg(self.turns_key());
-        eval.arg(ask.action.name()).arg(ask.cost as u64).arg(ask.max_wait as u64);
-        eval.arg(ask.turn as u64);
-        for arg in params.args() {
-            eval.arg(arg as u64);
-        }
-        let reply: (i64, i64, i64, i64, i64, i64) =
-            eval.arg(ask.now as u64).query(&mut self.connection).unwrap();
-        let (admitted, wait, remaining, replenish, reset, turn) = reply;
-        Verdict {
-            admitted: admitted == 1,
-            wait: wait as f64,
-            remaining: remaining as f64,
-            replenish: replenish as f64,
-            reset: reset as f64,
-            turn: turn as f64,
-        }
+        let keys = [self.key.clone(), self.turns_key()];
+        eval(&mut self.connection, &keys, &[*params], ask).0
     }
 }
 
+/// Asks the script about limits with these parameters, all with the same question.
+pub(super) fn eval(
+    connection: &mut redis::Connection,
+    keys: &[String],
+    limits: &[Params],
+    ask: Ask,
+) -> (Verdict, usize) {
+    let algorithms = limits.iter().fold(0, |all, params| all | 1 << params.place());
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(CLOCK.to_owned() + &script(algorithms)).arg(keys.len()).arg(keys);
+    eval.arg(ask.action.name()).arg(ask.turn as u64);
+    for params in limits {
+        let args = params.args();
+        eval.arg(SCRIPTS[params.place()].0).arg(ask.cost as u64).arg(ask.max_wait as u64);
+        eval.arg(args.len());
+        for arg in args {
+            eval.arg(arg as u64);
+        }
+    }
+    let reply: (i64, i64, i64, i64, i64, i64, usize) =
+        eval.arg(ask.now as u64).query(connection).unwrap();
+    let (admitted, wait, remaining, replenish, reset, turn, binding) = reply;
+    let verdict = Verdict {
+        admitted: admitted == 1,
+        wait: wait as f64,
+        remaining: remaining as f64,
+        replenish: replenish as f64,
+        reset: reset as f64,
+        turn: turn as f64,
+    };
+    (verdict, binding - 1)
+}
+
 pub(super) fn check(cost: impl Into<f64>, now: f64) -> Ask {
-    Ask { action: Action::Check, cost: cost.into(), max_wait: 0.0, turn: 0.0, now }
+    Ask { action: Action::Check, cost: cost.into(), max_wait: 0.0, turn: 0.0, now, outcome: None }
 }
 
 /// Like the limiter, which lets a leaky bucket delay.
