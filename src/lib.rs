@@ -38,6 +38,7 @@
 //! |---|---|
 //! | `redis` | `RedisStore` |
 //! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and `key::Route` is its `MatchedPath` |
+//! | `serde` | `Limits`, named limits from TOML, JSON and the like; [`Quota`] as text |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Only `RedisStore` runs the scripts.
@@ -49,6 +50,8 @@ struct Readme;
 
 mod algorithm;
 mod body;
+#[cfg(feature = "serde")]
+mod config;
 mod decision;
 mod error;
 mod future;
@@ -64,6 +67,8 @@ mod store;
 mod turn;
 mod waiters;
 
+#[cfg(feature = "serde")]
+pub use config::{Limit, Limits};
 #[cfg(feature = "redis")]
 pub use store::RedisStore;
 pub use {
