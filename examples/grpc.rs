@@ -11,7 +11,6 @@
 use std::{net::SocketAddr, process::ExitCode};
 
 use clap::Parser;
-use http::Request;
 use tokio::net::TcpListener;
 use tonic::{
     Status,
@@ -25,7 +24,6 @@ use tonic_health::{
     server::health_reporter,
 };
 use tonic_types::StatusExt;
-use tower::util::MapRequestLayer;
 use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 
 /// Serves grpc.health.v1.Health over plain HTTP/2, as often as the quota allows each peer; or calls it.
@@ -50,15 +48,6 @@ struct Flags {
     server: Endpoint,
 }
 
-/// tonic tells the address of the peer in its own way, and `key::PeerIp` looks for a `SocketAddr`.
-fn with_peer<B>(mut request: Request<B>) -> Request<B> {
-    let info = request.extensions().get::<TcpConnectInfo>();
-    if let Some(peer) = info.and_then(|info| info.remote_addr()) {
-        request.extensions_mut().insert(peer);
-    }
-    request
-}
-
 async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), String> {
     let limiter = Limiter::try_named("grpc", MemoryStore::new(), Algorithm::token_bucket(), quota)
         .map_err(|error| error.to_string())?;
@@ -67,10 +56,10 @@ async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), String> {
         .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     println!("listening on http://{address}");
+    let peer_ip = key::PeerIp.peer_addr(|it| it.get::<TcpConnectInfo>()?.remote_addr());
     let (_reporter, health) = health_reporter();
     Server::builder()
-        .layer(MapRequestLayer::new(with_peer))
-        .layer(RateLimitLayer::new(limiter, key::PeerIp))
+        .layer(RateLimitLayer::new(limiter, peer_ip))
         .add_service(health)
         .serve_with_incoming(TcpIncoming::from(listener))
         .await

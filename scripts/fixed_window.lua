@@ -2,9 +2,11 @@
 -- key   {start, ahead, count, length}, doubles: the current window's start, how many windows ahead the
 --       newest booked one is, that one's count, the window that this was counted with
 -- list  the turns that are booked: see turns.lua
--- ARGV  limit, window
-local function fixed_window(key, list, cost, needed, max_wait, arg)
-  local limit, window = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+-- ARGV  cost, max_wait, limit, window
+local function fixed_window(key, list, arg)
+  local cost, max_wait = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+  local needed = asks and cost or -math.huge
+  local limit, window = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
 
   local start, ahead, count, length, stale = now, 0, 0, window, false
 
@@ -58,26 +60,25 @@ local function fixed_window(key, list, cost, needed, max_wait, arg)
 
   local index = count + needed > limit and ahead + 1 or ahead
   local wait = math.max(start + index * window - now, 0)
+  local admitted, wait = settle(wait, math.max(wait - max_wait, 0))
 
-  return wait, math.max(wait - max_wait, 0), function(admitted, wait)
-    local before
-    if commits and admitted then
-      before = wait > 0 and packed()
-      commit(now + wait, cost)
-    end
-
-    local remaining, replenish, reset = limit, 0, 0
-    if ahead > 0 or count > 0 then
-      remaining = ahead == 0 and math.max(limit - count, 0) or 0
-      local opening = (ahead > 0 and count < limit) and ahead or ahead + 1
-      replenish = start + opening * window - now
-      reset = start + (ahead + 1) * window - now
-    end
-
-    if action == 'refund' or commits and (admitted or stale) then
-      write(key, list, stale, now + wait, cost, before, packed(), reset)
-    end
-    return remaining, replenish, reset
+  local before
+  if commits and admitted then
+    before = wait > 0 and packed()
+    commit(now + wait, cost)
   end
+
+  local remaining, replenish, reset = limit, 0, 0
+  if ahead > 0 or count > 0 then
+    remaining = ahead == 0 and math.max(limit - count, 0) or 0
+    local opening = (ahead > 0 and count < limit) and ahead or ahead + 1
+    replenish = start + opening * window - now
+    reset = start + (ahead + 1) * window - now
+  end
+
+  if action == 'refund' or commits and (admitted or stale) then
+    write(key, list, stale, now + wait, cost, before, packed(), reset)
+  end
+  return {admitted and 1 or 0, wait, remaining, replenish, reset, now + wait}
 end
 

@@ -3,12 +3,14 @@
 -- key   {at, debt, unit, tick}, doubles: what is in the bucket at `at`, and the rate that this was
 --       counted at
 -- list  the turns that are booked: see turns.lua
--- ARGV  burst, unit, tick, most_debt
+-- ARGV  cost, max_wait, burst, unit, tick, most_debt
 -- `debt` is in parts of a request: `unit` parts to one of cost 1, of which `tick` flow out in a
 -- microsecond.
-local function leaky_bucket(key, list, cost, needed, max_wait, arg)
-  local burst, most_debt = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 4])
-  local new_unit, new_tick = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
+local function leaky_bucket(key, list, arg)
+  local cost, max_wait = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+  local needed = asks and cost or -math.huge
+  local burst, most_debt = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 6])
+  local new_unit, new_tick = tonumber(ARGV[arg + 4]), tonumber(ARGV[arg + 5])
 
   local at, debt, unit, tick, stale = now, 0, new_unit, new_tick, false
 
@@ -59,26 +61,25 @@ local function leaky_bucket(key, list, cost, needed, max_wait, arg)
   local full = burst * unit
   local wait = time_until(debt)
   local late = math.max(time_until(debt - (full - needed * unit)), wait - max_wait)
+  local admitted, wait = settle(wait, late)
 
-  return wait, late, function(admitted, wait)
-    local before
-    if commits and admitted then
-      before = wait > 0 and packed()
-      commit(now + wait, cost)
-      debt = math.min(debt, most_debt) -- what is spent may be above the quota
-    end
-
-    local remaining = math.max(math.floor((full - debt) / unit), 0)
-    local replenish, reset = 0, 0
-    if debt > 0 then
-      replenish = time_until((remaining + 1) * unit - (full - debt))
-      reset = time_until(debt)
-    end
-
-    if action == 'refund' or commits and (admitted or stale) then
-      write(key, list, stale, now + wait, cost, before, packed(), reset)
-    end
-    return remaining, replenish, reset
+  local before
+  if commits and admitted then
+    before = wait > 0 and packed()
+    commit(now + wait, cost)
+    debt = math.min(debt, most_debt) -- what is spent may be above the quota
   end
+
+  local remaining = math.max(math.floor((full - debt) / unit), 0)
+  local replenish, reset = 0, 0
+  if debt > 0 then
+    replenish = time_until((remaining + 1) * unit - (full - debt))
+    reset = time_until(debt)
+  end
+
+  if action == 'refund' or commits and (admitted or stale) then
+    write(key, list, stale, now + wait, cost, before, packed(), reset)
+  end
+  return {admitted and 1 or 0, wait, remaining, replenish, reset, now + wait}
 end
 

@@ -3,12 +3,14 @@
 -- key   {at, start, length, last}, doubles, parts, a byte, then `parts + 1` counts of four bytes, newest
 --       first: `last`, the newest admitted request, is in the first of these sub-windows
 -- list  the turns that are booked: see turns.lua
--- ARGV  limit, window, buckets, grain
+-- ARGV  cost, max_wait, limit, window, buckets, grain
 -- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are rounded
 -- up to `grain` parts.
-local function sliding_window(key, list, cost, needed, max_wait, arg)
-  local limit, window = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-  local buckets, grain = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
+local function sliding_window(key, list, arg)
+  local cost, max_wait = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+  local needed = asks and cost or -math.huge
+  local limit, window = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
+  local buckets, grain = tonumber(ARGV[arg + 5]), tonumber(ARGV[arg + 6])
 
   local at, start, last, stale = now, now, now, false
   local index, counts = 0 -- the sub-window of `last`, from `start`
@@ -155,29 +157,28 @@ local function sliding_window(key, list, cost, needed, max_wait, arg)
   end
 
   local wait = earliest(needed) - now
+  local admitted, wait = settle(wait, math.max(wait - max_wait, 0))
 
-  return wait, math.max(wait - max_wait, 0), function(admitted, wait)
-    local before
-    if commits and admitted then
-      before = wait > 0 and packed()
-      commit(now + wait, cost)
-    end
-
-    local remaining, replenish, reset = limit, 0, 0
-    if newest() then
-      remaining = 0
-      if last <= now then
-        local slot = slot_of(now)
-        remaining = math.max(limit - count_inside(slot) - weight(slot, now), 0)
-      end
-      replenish = earliest(remaining + 1) - now
-      reset = opening(newest() + parts + 1) - now
-    end
-
-    if action == 'refund' or commits and (admitted or stale) then
-      write(key, list, stale, now + wait, cost, before, packed(), reset)
-    end
-    return remaining, replenish, reset
+  local before
+  if commits and admitted then
+    before = wait > 0 and packed()
+    commit(now + wait, cost)
   end
+
+  local remaining, replenish, reset = limit, 0, 0
+  if newest() then
+    remaining = 0
+    if last <= now then
+      local slot = slot_of(now)
+      remaining = math.max(limit - count_inside(slot) - weight(slot, now), 0)
+    end
+    replenish = earliest(remaining + 1) - now
+    reset = opening(newest() + parts + 1) - now
+  end
+
+  if action == 'refund' or commits and (admitted or stale) then
+    write(key, list, stale, now + wait, cost, before, packed(), reset)
+  end
+  return {admitted and 1 or 0, wait, remaining, replenish, reset, now + wait}
 end
 

@@ -4,12 +4,14 @@
 -- key   {at, debt, unit, period, lump, last}, doubles: what the bucket lacks at `at` to be full, the
 --       rate that this was counted at, the instant of the newest admitted request
 -- list  the turns that are booked: see turns.lua
--- ARGV  burst, overdraft, unit, period, lump, most_debt
+-- ARGV  cost, max_wait, burst, overdraft, unit, period, lump, most_debt
 -- `debt` and `lump` are in parts of a token, `unit` parts to a token.
-local function token_bucket(key, list, cost, needed, max_wait, arg)
-  local burst, overdraft = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-  local new_unit, new_period = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
-  local new_lump, most_debt = tonumber(ARGV[arg + 5]), tonumber(ARGV[arg + 6])
+local function token_bucket(key, list, arg)
+  local cost, max_wait = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+  local needed = asks and cost or -math.huge
+  local burst, overdraft = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
+  local new_unit, new_period = tonumber(ARGV[arg + 5]), tonumber(ARGV[arg + 6])
+  local new_lump, most_debt = tonumber(ARGV[arg + 7]), tonumber(ARGV[arg + 8])
 
   local at, debt, last, stale = now, 0, 0, false
   local unit, period, lump = new_unit, new_period, new_lump
@@ -71,30 +73,29 @@ local function token_bucket(key, list, cost, needed, max_wait, arg)
     local covered = math.max(needed - overdraft, 0)
     wait = math.max(time_until(covered * unit - (full - debt)), wait)
   end
+  local admitted, wait = settle(wait, math.max(wait - max_wait, 0))
 
-  return wait, math.max(wait - max_wait, 0), function(admitted, wait)
-    local before
-    if commits and admitted then
-      before = wait > 0 and packed()
-      commit(now + wait, cost)
-      debt = math.min(debt, most_debt) -- what is spent may be above the quota
-    end
-
-    local overdrawn = overdraft > 0 and 1 or 0
-    local remaining, replenish, reset = burst + overdrawn, 0, 0
-    if debt > 0 then
-      remaining = 0
-      if last <= now then
-        remaining = math.max(math.floor((full - debt) / unit) + overdrawn, 0)
-      end
-      replenish = math.max(time_until((remaining + 1 - overdrawn) * unit - (full - debt)), last - now)
-      reset = time_until(debt)
-    end
-
-    if action == 'refund' or commits and (admitted or stale) then
-      write(key, list, stale, now + wait, cost, before, packed(), reset)
-    end
-    return remaining, replenish, reset
+  local before
+  if commits and admitted then
+    before = wait > 0 and packed()
+    commit(now + wait, cost)
+    debt = math.min(debt, most_debt) -- what is spent may be above the quota
   end
+
+  local overdrawn = overdraft > 0 and 1 or 0
+  local remaining, replenish, reset = burst + overdrawn, 0, 0
+  if debt > 0 then
+    remaining = 0
+    if last <= now then
+      remaining = math.max(math.floor((full - debt) / unit) + overdrawn, 0)
+    end
+    replenish = math.max(time_until((remaining + 1 - overdrawn) * unit - (full - debt)), last - now)
+    reset = time_until(debt)
+  end
+
+  if action == 'refund' or commits and (admitted or stale) then
+    write(key, list, stale, now + wait, cost, before, packed(), reset)
+  end
+  return {admitted and 1 or 0, wait, remaining, replenish, reset, now + wait}
 end
 

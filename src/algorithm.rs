@@ -407,21 +407,29 @@ pub(crate) const SCRIPTS: [(&str, &str); 5] = [
     ("leaky_bucket", include_str!("../scripts/leaky_bucket.lua")),
 ];
 
-/// The script that decides about limits of these algorithms: for each its place, as a bit.
-pub(crate) fn script(algorithms: usize) -> String {
-    let mut text = String::from(include_str!("../scripts/ask.lua"));
-    text.push_str(include_str!("../scripts/turns.lua"));
-    let mut table = String::new();
-    for (place, (name, source)) in SCRIPTS.iter().enumerate() {
-        if algorithms & 1 << place != 0 {
-            text.push_str(source);
-            table.push_str(&format!("{name} = {name}, "));
-        }
-    }
-    text.push_str(&format!("local algorithms = {{{table}}}\n"));
-    text.push_str(include_str!("../scripts/verdict.lua"));
-    text
+/// The script for one limit of the algorithm at this place.
+pub(crate) fn script_alone(place: usize) -> String {
+    let (function, source) = SCRIPTS[place];
+    let alone = include_str!("../scripts/alone.lua");
+    [ASK, alone, TURNS, source, "return ", function, "(KEYS[1], KEYS[2], 2)\n"].concat()
 }
+
+/// The script for several limits of these algorithms: for each its place, as a bit.
+pub(crate) fn script_together(algorithms: usize) -> String {
+    let used = SCRIPTS.iter().enumerate().filter(|(place, _)| algorithms & 1 << place != 0);
+    let (mut sources, mut table) = (String::new(), String::new());
+    for (_, (function, source)) in used {
+        sources.push_str(source);
+        table.push_str(&format!("{function} = {function}, "));
+    }
+    let together = include_str!("../scripts/together.lua");
+    let end = format!("algorithms = {{{table}}}\n{TOGETHER_END}");
+    [ASK, together, TURNS, &sources, &end].concat()
+}
+
+const ASK: &str = include_str!("../scripts/ask.lua");
+const TURNS: &str = include_str!("../scripts/turns.lua");
+const TOGETHER_END: &str = "decide()\nverdict[7] = binding\nreturn verdict\n";
 
 /// A duration in microseconds, rounded up.
 pub(crate) fn micros(duration: Duration) -> f64 {

@@ -10,7 +10,7 @@ use crate::{
     error::Error,
     key::Key,
     limiter::{Limiter, MaxWait},
-    store::{Answer, Call, Limit},
+    store::{Answer, Call, Demand},
     turn::{Turn, with_jitter},
     waiters::Place,
 };
@@ -299,27 +299,27 @@ impl Charge {
     ) -> Result<Answer<Decision>, Error> {
         let first = self.first.as_ref().ok_or(Error::NoLimits)?;
         let max_wait = if self.books() { max_wait } else { MaxWait::NONE };
-        let limit = first.limit(action, max_wait)?;
+        let demand = first.demand(action, max_wait)?;
         if self.rest.is_empty() {
-            return Ok(first.limiter.store().call(&Call { action, turn, limits: &[limit] }));
+            return Ok(first.limiter.store().call(&Call { action, turn, demands: &[demand] }));
         }
-        let mut limits = vec![limit];
+        let mut demands = vec![demand];
         for part in &self.rest {
             if !part.limiter.store().names().is_same(first.limiter.store().names()) {
                 return Err(Error::DifferentStores);
             }
-            let limit = part.limit(action, max_wait)?;
-            if limits.iter().any(|it| it.is_same(&limit)) {
-                return Err(Error::SameLimitTwice { limiter: limit.rule.name });
+            let demand = part.demand(action, max_wait)?;
+            if demands.iter().any(|it| it.is_same(&demand)) {
+                return Err(Error::SameLimitTwice { limiter: demand.rule.name });
             }
-            limits.push(limit);
+            demands.push(demand);
         }
-        Ok(first.limiter.store().call(&Call { action, turn, limits: &limits }))
+        Ok(first.limiter.store().call(&Call { action, turn, demands: &demands }))
     }
 }
 
 impl Part {
-    fn limit(&self, action: Action, max_wait: MaxWait) -> Result<Limit<'_>, Error> {
-        self.limiter.limit(action, &self.key, self.cost.unwrap_or(1), max_wait)
+    fn demand(&self, action: Action, max_wait: MaxWait) -> Result<Demand<'_>, Error> {
+        self.limiter.demand(action, &self.key, self.cost.unwrap_or(1), max_wait)
     }
 }

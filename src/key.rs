@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 pub use client_ip::{ClientIp, ProxyHeader};
 pub use global::Global;
 pub use header::Header;
-pub use peer_ip::PeerIp;
+pub use peer_ip::{PeerIp, PeerIpFrom};
 #[cfg(feature = "axum")]
 pub use route::Route;
 

@@ -38,6 +38,7 @@
 //! |---|---|
 //! | `redis` | `RedisStore` |
 //! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and `key::Route` is its `MatchedPath` |
+//! | `serde` | `Limits`, named limits from TOML, JSON and the like; [`Quota`] as text |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Only `RedisStore` runs the scripts.
@@ -50,6 +51,8 @@ struct Readme;
 mod algorithm;
 mod body;
 mod charge;
+#[cfg(feature = "serde")]
+mod config;
 mod decision;
 mod error;
 mod future;
@@ -66,6 +69,8 @@ mod store;
 mod turn;
 mod waiters;
 
+#[cfg(feature = "serde")]
+pub use config::{Limit, Limits};
 #[cfg(feature = "redis")]
 pub use store::RedisStore;
 pub use {
@@ -78,7 +83,7 @@ pub use {
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
     limiter::Limiter,
-    protocol::{Charged, Custom, Exchange, Http, IntoCost, MissingKey, Protocol, Rejection},
+    protocol::{Custom, Exchange, Http, IntoCost, MissingKey, Protocol, Rejection},
     quota::{Quota, QuotaError},
     response::{Headers, Reset},
     rule::{IntoCharge, Rule},

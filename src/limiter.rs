@@ -6,7 +6,7 @@ use crate::{
     error::{ConfigError, Error},
     key::Key,
     quota::Quota,
-    store::{Answer, Backend, Call, Limit, Name, Rule, Store},
+    store::{Answer, Backend, Call, Demand, Name, Rule, Store},
     waiters::DEFAULT_MOST_PER_KEY,
 };
 
@@ -113,10 +113,7 @@ impl Limiter {
         quota: Quota,
     ) -> Result<Self, ConfigError> {
         let params = Params::new(algorithm, quota)?;
-        let fine = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
-        if name.is_empty() || name.len() > 64 || !name.bytes().all(fine) {
-            return Err(ConfigError::Name { name: name.to_owned() });
-        }
+        check_name(name)?;
         let taken = store
             .names()
             .take(name)
@@ -361,8 +358,8 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
-        let limits = &[self.limit(action, key, cost, max_wait)?];
-        Ok(self.0.store.call(&Call { action, turn, limits }))
+        let demands = &[self.demand(action, key, cost, max_wait)?];
+        Ok(self.0.store.call(&Call { action, turn, demands }))
     }
 
     /// The wait, in microseconds: not longer than the algorithm can book.
@@ -375,13 +372,13 @@ impl Limiter {
     }
 
     /// What is asked of this limiter.
-    pub(crate) fn limit<'a>(
+    pub(crate) fn demand<'a>(
         &'a self,
         action: Action,
         key: &'a Key<'_>,
         cost: u32,
         max_wait: MaxWait,
-    ) -> Result<Limit<'a>, Error> {
+    ) -> Result<Demand<'a>, Error> {
         let Inner { rule, most, .. } = &*self.0;
         if cost == 0 {
             return Err(Error::ZeroCost);
@@ -389,6 +386,14 @@ impl Limiter {
         if matches!(action, Action::Check | Action::Peek) && cost > *most {
             return Err(Error::CostAboveQuota { limiter: rule.name, cost, most: *most });
         }
-        Ok(Limit { rule, key: key.as_str(), cost, max_wait: self.cut(max_wait) })
+        Ok(Demand { rule, key: key.as_str(), cost, max_wait: self.cut(max_wait) })
+    }
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
+    let fine = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+    match !name.is_empty() && name.len() <= 64 && name.bytes().all(fine) {
+        true => Ok(()),
+        false => Err(ConfigError::Name { name: name.to_owned() }),
     }
 }

@@ -58,12 +58,12 @@ pub struct Call<'a> {
     pub(crate) action: Action,
     /// The instant of the turn that is given back; 0 for what was spent.
     pub(crate) turn: f64,
-    pub(crate) limits: &'a [Limit<'a>],
+    pub(crate) demands: &'a [Demand<'a>],
 }
 
 /// What is asked of one limit.
 #[derive(Clone, Copy, Debug)]
-pub struct Limit<'a> {
+pub struct Demand<'a> {
     pub(crate) rule: &'a Rule,
     pub(crate) key: &'a str,
     pub(crate) cost: u32,
@@ -71,7 +71,7 @@ pub struct Limit<'a> {
     pub(crate) max_wait: f64,
 }
 
-impl Limit<'_> {
+impl Demand<'_> {
     /// Whether both are counted in one place.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.rule.name == other.rule.name && self.key == other.key
@@ -83,8 +83,8 @@ impl Limit<'_> {
 }
 
 impl Call<'_> {
-    fn ask(&self, limit: &Limit<'_>, now: f64) -> Ask {
-        let Limit { cost, max_wait, .. } = *limit;
+    fn ask(&self, demand: &Demand<'_>, now: f64) -> Ask {
+        let Demand { cost, max_wait, .. } = *demand;
         let (action, turn) = (self.action, self.turn);
         Ask { action, cost: cost.into(), max_wait, turn, now, outcome: None }
     }

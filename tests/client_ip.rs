@@ -157,6 +157,22 @@ fn networks_are_checked() {
 }
 
 #[test]
+fn the_peer_is_where_peer_addr_says() {
+    #[derive(Clone)]
+    struct Peer(SocketAddr);
+
+    let key = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED)
+        .peer_addr(|extensions| Some(extensions.get::<Peer>()?.0));
+    let mut head = head("203.0.113.9", &[("x-forwarded-for", b"198.51.100.1")]);
+    let error = key.extract(&head).unwrap_err();
+    assert!(matches!(error, RequestError::Misconfigured(_)), "no other place counts");
+    for (peer, expected) in [("10.0.0.1:80", "198.51.100.1"), ("192.0.2.8:80", "192.0.2.8")] {
+        head.extensions.insert(Peer(peer.parse().unwrap()));
+        assert_eq!(key.extract(&head).unwrap().as_str(), format!("ip={expected}"));
+    }
+}
+
+#[test]
 fn a_missing_peer_is_an_error_that_says_so() {
     let head = Request::new(()).into_parts().0;
     let error = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED).extract(&head).unwrap_err();

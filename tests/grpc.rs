@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::{Router, body::Body, routing};
-use http::{HeaderValue, Request, Response, request::Parts};
+use http::{Extensions, HeaderValue, Request, Response, request::Parts};
 use http_body_util::BodyExt;
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
@@ -36,10 +36,11 @@ use tonic_health::pb::{
 };
 use tonic_types::StatusExt;
 use tonic_web::{GrpcWebCall, GrpcWebClientLayer, GrpcWebClientService, GrpcWebLayer};
-use tower::{Layer, ServiceBuilder, ServiceExt, util::MapRequestLayer};
+use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, RequestError,
-    ResponseBody, key,
+    ResponseBody,
+    key::{self, ClientIp, ProxyHeader},
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -233,8 +234,7 @@ async fn each_refusal_has_a_status() {
             "ada",
             Code::Internal,
             "the rate limiter does not know the peer's address: serve the router with \
-             `into_make_service_with_connect_info::<SocketAddr>()`, or put a `SocketAddr` into the \
-             extensions of the request",
+             `into_make_service_with_connect_info::<SocketAddr>()`, or say with `peer_addr` where it is",
             None,
         ),
         (
@@ -525,40 +525,56 @@ async fn grpc_web_and_http_on_one_port_draw_from_one_budget() {
     assert_eq!(get().await, 429);
 }
 
-/// Tells the layer what tonic knows.
-fn with_peer<B>(mut request: Request<B>) -> Request<B> {
-    let info = request.extensions().get::<TcpConnectInfo>();
-    if let Some(peer) = info.and_then(|info| info.remote_addr()) {
-        request.extensions_mut().insert(peer);
-    }
-    request
+fn tonic_peer(extensions: &Extensions) -> Option<SocketAddr> {
+    extensions.get::<TcpConnectInfo>()?.remote_addr()
 }
 
 #[tokio::test]
-async fn the_peer_of_a_tonic_server_is_known_once_the_layer_is_told() {
-    let limiter = in_memory(Quota::per_hour(2));
-    let layer = RateLimitLayer::new(limiter.clone(), key::PeerIp);
-    let mut untold = connect(serve(layer.clone()).await).await;
+async fn the_peer_of_a_tonic_server_is_known_once_the_key_is_told() {
+    let limiter = in_memory(Quota::per_hour(3));
+    let untold = RateLimitLayer::new(limiter.clone(), key::PeerIp);
+    let mut untold = connect(serve(untold).await).await;
     assert_eq!(untold.check(check("ada")).await.unwrap_err().code(), Code::Internal);
 
-    let (listener, address) = listen().await;
-    let server =
-        Server::builder().layer(MapRequestLayer::new(with_peer)).layer(layer).add_service(health());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-    let mut told = connect(address).await;
-    assert!(told.check(check("ada")).await.is_ok());
+    let client_ip = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8"]);
+    let layers = [
+        RateLimitLayer::new(limiter.clone(), key::PeerIp.peer_addr(tonic_peer)),
+        RateLimitLayer::new(limiter.clone(), client_ip.peer_addr(tonic_peer)),
+        RateLimitLayer::new(limiter.clone(), |head: &Parts| {
+            tonic_peer(&head.extensions).map(|peer| peer.ip())
+        }),
+    ];
     let peer = Key::from(IpAddr::from([127, 0, 0, 1]));
-    assert_eq!(limiter.peek(peer).await.unwrap().remaining(), 1);
-
-    let by_closure = RateLimitLayer::new(limiter, |head: &Parts| {
-        let info = head.extensions.get::<TcpConnectInfo>()?;
-        info.remote_addr().map(|peer| peer.ip())
-    });
-    let mut closure = connect(serve(by_closure).await).await;
-    assert!(closure.check(check("ada")).await.is_ok());
-    for client in [&mut told, &mut closure] {
-        let status = client.check(check("ada")).await.unwrap_err();
+    for (layer, remaining) in layers.iter().zip([2, 1, 0]) {
+        let mut told = connect(serve(layer.clone()).await).await;
+        assert!(told.check(check("ada")).await.is_ok());
+        assert_eq!(limiter.peek(&peer).await.unwrap().remaining(), remaining);
+    }
+    for layer in layers {
+        let mut told = connect(serve(layer).await).await;
+        let status = told.check(check("ada")).await.unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted, "they share the limiter and the key");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_is_not_where_the_key_looks_is_a_loud_mistake() {
+    let client_ip = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8"]);
+    for layer in [
+        RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp.peer_addr(tonic_peer)),
+        RateLimitLayer::new(in_memory(Quota::per_hour(1)), client_ip.peer_addr(tonic_peer)),
+    ] {
+        let mut request = grpc(&[]);
+        let elsewhere: SocketAddr = "192.0.2.1:80".parse().unwrap();
+        request.extensions_mut().insert(elsewhere);
+        let status = status(&layer, request).await.unwrap();
+        assert_eq!(status.code(), Code::Internal);
+        assert_eq!(
+            status.message(),
+            "the rate limiter does not know the peer's address: it is not where `peer_addr` looks for it \
+             in the extensions of the request"
+        );
+        assert_eq!(send(&layer, get(&[])).await.status(), 500);
     }
 }
 

@@ -1,9 +1,15 @@
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use http::{HeaderMap, HeaderName, HeaderValue, request::Parts};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, request::Parts};
 use ipnet::IpNet;
 
-use super::{Key, KeyExtractor, peer_ip};
+use super::{
+    Key, KeyExtractor,
+    peer_ip::{self, PeerAddr},
+};
 use crate::error::{ConfigError, RequestError};
 
 /// The header field in which trusted proxies say whom they speak for. Each of them must write it, or remove
@@ -48,6 +54,7 @@ pub struct ClientIp {
     header: ProxyHeader,
     trusted: Arc<[IpNet]>,
     ipv6_prefix: u8,
+    peer_addr: Option<PeerAddr>,
 }
 
 impl ClientIp {
@@ -78,7 +85,7 @@ impl ClientIp {
     ) -> Result<Self, ConfigError> {
         let trusted =
             trusted.into_iter().map(|it| network(it.as_ref())).collect::<Result<_, _>>()?;
-        Ok(Self { header, trusted, ipv6_prefix: peer_ip::IPV6_PREFIX })
+        Ok(Self { header, trusted, ipv6_prefix: peer_ip::IPV6_PREFIX, peer_addr: None })
     }
 
     /// Sets how many bits of an IPv6 address make a client, 64 by default: the least that one host is
@@ -91,6 +98,25 @@ impl ClientIp {
     pub fn ipv6_prefix(self, bits: u8) -> Self {
         assert!(bits <= 128, "an IPv6 address has 128 bits, not {bits}");
         Self { ipv6_prefix: bits, ..self }
+    }
+
+    /// Says where a server puts the address of the peer: there, and nowhere else, it is looked for.
+    ///
+    /// A request for which `peer_addr` returns `None` is answered with 500.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tonic::transport::server::TcpConnectInfo;
+    /// use tower_ratelimit::key::{ClientIp, ProxyHeader};
+    ///
+    /// let key = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8"])
+    ///     .peer_addr(|it| it.get::<TcpConnectInfo>()?.remote_addr());
+    /// # let _ = key;
+    /// ```
+    #[must_use]
+    pub fn peer_addr(self, peer_addr: fn(&Extensions) -> Option<SocketAddr>) -> Self {
+        Self { peer_addr: Some(peer_addr), ..self }
     }
 
     fn trusts(&self, address: IpAddr) -> bool {
@@ -142,7 +168,7 @@ impl ClientIp {
 
 impl KeyExtractor<Parts> for ClientIp {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        let client = self.client(peer_ip::address(head)?, &head.headers)?;
+        let client = self.client(peer_ip::address(head, self.peer_addr)?, &head.headers)?;
         Ok(peer_ip::network(client, self.ipv6_prefix))
     }
 }

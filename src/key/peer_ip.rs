@@ -1,6 +1,6 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use http::request::Parts;
+use http::{Extensions, request::Parts};
 
 use super::{Key, KeyExtractor};
 use crate::error::RequestError;
@@ -8,21 +8,8 @@ use crate::error::RequestError;
 /// The address of the peer of the connection: the client, or the last proxy in front of the service.
 ///
 /// It is taken from the extensions of the request: a [`SocketAddr`], or, with the feature `axum`, axum's
-/// `ConnectInfo<SocketAddr>`, and in tests its `MockConnectInfo`. For other types use a closure:
-///
-/// ```
-/// use http::request::Parts;
-/// use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-///
-/// #[derive(Clone)]
-/// struct Peer(SocketAddr);
-///
-/// let peer_ip = |head: &Parts| head.extensions.get::<Peer>().map(|peer| peer.0.ip());
-/// # let _ = peer_ip;
-/// ```
-///
-/// or a layer outside of this one that puts a [`SocketAddr`] into the extensions. A tonic server needs that: its
-/// type is `TcpConnectInfo`.
+/// `ConnectInfo<SocketAddr>`, and in tests its `MockConnectInfo`. For other servers, such as tonic's,
+/// [`peer_addr`](PeerIp::peer_addr) says where it is.
 ///
 /// Of an IPv6 address the first 64 bits count: a host can choose the others as it likes.
 ///
@@ -36,26 +23,69 @@ use crate::error::RequestError;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeerIp;
 
-impl KeyExtractor<Parts> for PeerIp {
-    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        Ok(network(address(head)?, IPV6_PREFIX))
+impl PeerIp {
+    /// Says where a server puts the address of the peer: there, and nowhere else, it is looked for.
+    ///
+    /// A request for which `peer_addr` returns `None` is answered with 500.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tonic::transport::server::TcpConnectInfo;
+    /// use tower_ratelimit::key;
+    ///
+    /// let peer_ip = key::PeerIp.peer_addr(|it| it.get::<TcpConnectInfo>()?.remote_addr());
+    /// # let _ = peer_ip;
+    /// ```
+    #[must_use]
+    pub fn peer_addr(self, peer_addr: fn(&Extensions) -> Option<SocketAddr>) -> PeerIpFrom {
+        PeerIpFrom { peer_addr }
     }
 }
+
+impl KeyExtractor<Parts> for PeerIp {
+    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+        Ok(network(address(head, None)?, IPV6_PREFIX))
+    }
+}
+
+/// A [`PeerIp`] that knows [where the address is](PeerIp::peer_addr).
+#[derive(Clone, Copy, Debug)]
+pub struct PeerIpFrom {
+    peer_addr: PeerAddr,
+}
+
+impl KeyExtractor<Parts> for PeerIpFrom {
+    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+        Ok(network(address(head, Some(self.peer_addr))?, IPV6_PREFIX))
+    }
+}
+
+/// Where a server puts the address of the peer.
+pub(super) type PeerAddr = fn(&Extensions) -> Option<SocketAddr>;
 
 /// The least that one host is given.
 pub(super) const IPV6_PREFIX: u8 = 64;
 
-/// The address of the peer.
-pub(super) fn address(head: &Parts) -> Result<IpAddr, RequestError> {
-    let address = head.extensions.get::<SocketAddr>().copied();
+/// The address of the peer, where `peer_addr` finds it, or else in one of the usual places.
+pub(super) fn address(head: &Parts, peer_addr: Option<PeerAddr>) -> Result<IpAddr, RequestError> {
+    let (address, missing) = match peer_addr {
+        Some(peer_addr) => (peer_addr(&head.extensions), MISSING_THERE),
+        None => (usual(&head.extensions), MISSING),
+    };
+    address.map(|address| address.ip()).ok_or(RequestError::misconfigured(missing))
+}
+
+fn usual(extensions: &Extensions) -> Option<SocketAddr> {
+    let address = extensions.get::<SocketAddr>().copied();
     #[cfg(feature = "axum")]
     let address = address.or_else(|| {
         use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
-        let info = head.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-        let mock = head.extensions.get::<MockConnectInfo<SocketAddr>>().map(|mock| mock.0);
+        let info = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+        let mock = extensions.get::<MockConnectInfo<SocketAddr>>().map(|mock| mock.0);
         info.or(mock)
     });
-    address.map(|address| address.ip()).ok_or(RequestError::misconfigured(MISSING))
+    address
 }
 
 /// The address; of an IPv6 address the first `prefix` bits.
@@ -72,9 +102,10 @@ pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
 
 #[cfg(feature = "axum")]
 const MISSING: &str = "the rate limiter does not know the peer's address: serve the router with \
-     `into_make_service_with_connect_info::<SocketAddr>()`, or put a `SocketAddr` into the extensions \
-     of the request";
+     `into_make_service_with_connect_info::<SocketAddr>()`, or say with `peer_addr` where it is";
 #[cfg(not(feature = "axum"))]
-const MISSING: &str = "the rate limiter does not know the peer's address: put a `SocketAddr` into the \
-     extensions of the request, or enable the feature `axum` of tower-ratelimit and serve the router \
-     with `into_make_service_with_connect_info::<SocketAddr>()`";
+const MISSING: &str = "the rate limiter does not know the peer's address: say with `peer_addr` where it \
+     is, or enable the feature `axum` of tower-ratelimit and serve the router with \
+     `into_make_service_with_connect_info::<SocketAddr>()`";
+const MISSING_THERE: &str = "the rate limiter does not know the peer's address: it is not where \
+     `peer_addr` looks for it in the extensions of the request";

@@ -12,7 +12,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use super::{Answer, Backend, Call, Limit, Names, Rule, Store, lock};
+use super::{Answer, Backend, Call, Demand, Names, Rule, Store, lock};
 use crate::{
     algorithm::{Action, Ask, Joint, State, Verdict},
     decision::Decision,
@@ -107,11 +107,11 @@ impl MemoryStore {
         elapsed.as_secs() as f64 * 1e6 + f64::from(elapsed.subsec_micros())
     }
 
-    fn ask(&self, call: &Call<'_>, limit: &Limit<'_>) -> Result<Decision, StoreError> {
-        let Limit { rule, key, .. } = *limit;
+    fn ask(&self, call: &Call<'_>, demand: &Demand<'_>) -> Result<Decision, StoreError> {
+        let Demand { rule, key, .. } = *demand;
         let hash = self.hash(rule, key);
         let mut shard = self.shard(hash);
-        let ask = call.ask(limit, self.now());
+        let ask = call.ask(demand, self.now());
         let step = |entry: &mut Entry| {
             let verdict = entry.step(rule, &ask);
             if ask.action == Action::Check {
@@ -132,26 +132,26 @@ impl MemoryStore {
                 verdict
             }
         };
-        Ok(Decision::new(limit.policy(), verdict, 0.0))
+        Ok(Decision::new(demand.policy(), verdict, 0.0))
     }
 
     fn ask_all(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
-        let limits = call.limits;
-        let mut held = Held::new(self, limits);
+        let demands = call.demands;
+        let mut held = Held::new(self, demands);
         let now = self.now();
         held.add_missing(now)?;
         let mut joint = Joint::default();
         let mut looks = vec![];
-        for (i, limit) in limits.iter().enumerate() {
-            let look = held.entry(i).step(limit.rule, &call.ask(limit, now).look());
+        for (i, demand) in demands.iter().enumerate() {
+            let look = held.entry(i).step(demand.rule, &call.ask(demand, now).look());
             joint.look(i, look);
             looks.push(look);
         }
         let outcome = joint.outcome();
-        for (i, (limit, look)) in limits.iter().zip(looks).enumerate() {
-            let ask = Ask { outcome: Some(outcome), ..call.ask(limit, now) };
+        for (i, (demand, look)) in demands.iter().zip(looks).enumerate() {
+            let ask = Ask { outcome: Some(outcome), ..call.ask(demand, now) };
             let entry = held.entry(i);
-            let verdict = entry.step(limit.rule, &ask);
+            let verdict = entry.step(demand.rule, &ask);
             if call.action == Action::Check {
                 entry.note_denial(if outcome.admitted { verdict } else { look }, now);
             }
@@ -159,7 +159,7 @@ impl MemoryStore {
         }
         held.remove_never_seen();
         let (verdict, binding) = joint.verdict();
-        Ok(Decision::new(limits[binding].policy(), verdict, 0.0))
+        Ok(Decision::new(demands[binding].policy(), verdict, 0.0))
     }
 
     fn hash(&self, rule: &Rule, key: &str) -> u64 {
@@ -202,8 +202,8 @@ impl Store for MemoryStore {}
 
 impl Backend for MemoryStore {
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        match call.limits {
-            [limit] => Answer::ready(self.ask(call, limit)),
+        match call.demands {
+            [demand] => Answer::ready(self.ask(call, demand)),
             _ => Answer::ready(self.ask_all(call)),
         }
     }
@@ -227,7 +227,7 @@ impl Backend for MemoryStore {
 /// The keys of several limits, with their shards locked.
 struct Held<'a> {
     store: &'a MemoryStore,
-    limits: &'a [Limit<'a>],
+    demands: &'a [Demand<'a>],
     hashes: Vec<u64>,
     /// Sorted, so that nobody waits for one who waits for him.
     places: Vec<usize>,
@@ -236,55 +236,56 @@ struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    fn new(store: &'a MemoryStore, limits: &'a [Limit<'a>]) -> Self {
-        let hashes: Vec<u64> = limits.iter().map(|it| store.hash(it.rule, it.key)).collect();
+    fn new(store: &'a MemoryStore, demands: &'a [Demand<'a>]) -> Self {
+        let hashes: Vec<u64> = demands.iter().map(|it| store.hash(it.rule, it.key)).collect();
         let mut places: Vec<usize> = hashes.iter().map(|&hash| store.place(hash)).collect();
         places.sort_unstable();
         places.dedup();
         let shards = places.iter().map(|&place| lock(&store.0.shards[place])).collect();
-        Self { store, limits, hashes, places, shards, added: vec![] }
+        Self { store, demands, hashes, places, shards, added: vec![] }
     }
 
-    fn shard(&mut self, limit: usize) -> &mut Shard {
-        let place = self.store.place(self.hashes[limit]);
+    fn shard(&mut self, demand: usize) -> &mut Shard {
+        let place = self.store.place(self.hashes[demand]);
         let held = self.places.partition_point(|&it| it < place);
         &mut self.shards[held]
     }
 
-    fn find(&mut self, limit: usize) -> Option<&mut Entry> {
-        let (hash, Limit { rule, key, .. }) = (self.hashes[limit], self.limits[limit]);
-        self.shard(limit).find(hash, rule, key)
+    fn find(&mut self, demand: usize) -> Option<&mut Entry> {
+        let (hash, Demand { rule, key, .. }) = (self.hashes[demand], self.demands[demand]);
+        self.shard(demand).find(hash, rule, key)
     }
 
-    fn entry(&mut self, limit: usize) -> &mut Entry {
-        self.find(limit).expect("it was added")
+    fn entry(&mut self, demand: usize) -> &mut Entry {
+        self.find(demand).expect("it was added")
     }
 
     /// Adds the keys that are not there, all or none. To add one may take the place of another.
     fn add_missing(&mut self, now: f64) -> Result<(), StoreError> {
-        while let Some(limit) = (0..self.limits.len()).find(|&limit| self.find(limit).is_none()) {
-            let (hash, Limit { rule, key, .. }) = (self.hashes[limit], self.limits[limit]);
+        while let Some(demand) = (0..self.demands.len()).find(|&demand| self.find(demand).is_none())
+        {
+            let (hash, Demand { rule, key, .. }) = (self.hashes[demand], self.demands[demand]);
             let store = self.store;
             let pinned =
                 Entry { expires: u32::MAX, denied_until: u32::MAX, ..Entry::new(rule, key) };
-            if !self.shard(limit).insert(hash, pinned, now, &store.0.hasher) {
+            if !self.shard(demand).insert(hash, pinned, now, &store.0.hasher) {
                 self.remove_never_seen();
                 return Err(StoreError::full(store.0.max_keys));
             }
-            self.added.push(limit);
+            self.added.push(demand);
         }
-        for limit in 0..self.added.len() {
-            self.entry(self.added[limit]).denied_until = 0;
+        for demand in 0..self.added.len() {
+            self.entry(self.added[demand]).denied_until = 0;
         }
         Ok(())
     }
 
     /// Removes those that were added for nothing.
     fn remove_never_seen(&mut self) {
-        for limit in mem::take(&mut self.added) {
-            if self.entry(limit).state.is_never_seen() {
-                let (hash, Limit { rule, key, .. }) = (self.hashes[limit], self.limits[limit]);
-                self.shard(limit).forget(hash, rule, key);
+        for demand in mem::take(&mut self.added) {
+            if self.entry(demand).state.is_never_seen() {
+                let (hash, Demand { rule, key, .. }) = (self.hashes[demand], self.demands[demand]);
+                self.shard(demand).forget(hash, rule, key);
             }
         }
     }

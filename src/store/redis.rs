@@ -13,7 +13,7 @@ use redis::{
 };
 use tokio::{runtime::Handle, time::timeout};
 
-use super::{Answer, Backend, Call, Limit, Names, Rule, Store, lock};
+use super::{Answer, Backend, Call, Demand, Names, Rule, Store, lock};
 use crate::{
     algorithm::{self, SCRIPTS, Verdict},
     decision::{Decision, Policy},
@@ -150,15 +150,15 @@ impl Store for RedisStore {}
 
 impl Backend for RedisStore {
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        let limits: Vec<Policy> = call.limits.iter().map(Limit::policy).collect();
+        let limits: Vec<Policy> = call.demands.iter().map(Demand::policy).collect();
         let invocation = Invocation::new(self, call);
         let (link, deadline) = (self.link.clone(), self.deadline);
         Answer::Pending(Box::pin(async move {
             let ask = async |connection: &mut Connection| {
                 let asked = Instant::now();
-                let (verdict, binding) = invocation.run(connection).await?;
+                let (verdict, limit) = read(&invocation.run(connection).await?, &limits)?;
                 let age = if verdict.admitted { connection.age(asked, verdict) } else { 0.0 };
-                Ok(Decision::new(limits[binding], verdict, age))
+                Ok(Decision::new(limit, verdict, age))
             };
             link.within(deadline, ask).await
         }))
@@ -195,16 +195,27 @@ struct Script {
 }
 
 impl Script {
-    /// The script for these limits.
-    fn of(limits: &[Limit<'_>]) -> &'static Self {
-        static ALL: [OnceLock<Script>; 1 << SCRIPTS.len()] =
+    fn of(demands: &[Demand<'_>]) -> &'static Self {
+        static ALONE: [OnceLock<Script>; SCRIPTS.len()] =
+            [const { OnceLock::new() }; SCRIPTS.len()];
+        static TOGETHER: [OnceLock<Script>; 1 << SCRIPTS.len()] =
             [const { OnceLock::new() }; 1 << SCRIPTS.len()];
-        let algorithms = limits.iter().fold(0, |all, limit| all | 1 << limit.rule.params.place());
-        ALL[algorithms].get_or_init(|| {
-            let text = algorithm::script(algorithms);
-            let hash = redis::Script::new(&text).get_hash().into();
-            Self { text, hash }
-        })
+        match demands {
+            [demand] => {
+                let place = demand.rule.params.place();
+                ALONE[place].get_or_init(|| Self::new(algorithm::script_alone(place)))
+            }
+            _ => {
+                let places = demands.iter().map(|demand| demand.rule.params.place());
+                let all = places.fold(0, |all, place| all | 1 << place);
+                TOGETHER[all].get_or_init(|| Self::new(algorithm::script_together(all)))
+            }
+        }
+    }
+
+    fn new(text: String) -> Self {
+        let hash = redis::Script::new(&text).get_hash().into();
+        Self { text, hash }
     }
 }
 
@@ -216,19 +227,21 @@ struct Invocation {
 
 impl Invocation {
     fn new(store: &RedisStore, call: &Call<'_>) -> Self {
-        let script = Script::of(call.limits);
+        let script = Script::of(call.demands);
         let mut by_hash = redis::cmd("EVALSHA");
-        by_hash.arg(&*script.hash).arg(2 * call.limits.len());
-        for limit in call.limits {
-            let key = store.key(limit.rule, limit.key);
+        by_hash.arg(&*script.hash).arg(2 * call.demands.len());
+        for demand in call.demands {
+            let key = store.key(demand.rule, demand.key);
             by_hash.arg(&key).arg(turns_key(&key));
         }
         by_hash.arg(call.action.name()).arg(call.turn as u64);
-        for limit in call.limits {
-            let params = &limit.rule.params;
+        for demand in call.demands {
+            let params = &demand.rule.params;
             let args = params.args();
-            by_hash.arg(SCRIPTS[params.place()].0).arg(limit.cost).arg(limit.max_wait as u64);
-            by_hash.arg(args.len());
+            if call.demands.len() > 1 {
+                by_hash.arg(SCRIPTS[params.place()].0).arg(args.len() + 2);
+            }
+            by_hash.arg(demand.cost).arg(demand.max_wait as u64);
             for arg in args {
                 by_hash.arg(arg as u64);
             }
@@ -238,8 +251,8 @@ impl Invocation {
 
     /// Runs the script by its hash, and with its text if the server does not know it yet: that is not
     /// run twice, and the server knows it from then on.
-    async fn run(self, connection: &mut Connection) -> Result<(Verdict, usize), RedisError> {
-        let reply: Reply = match connection.query(&self.by_hash).await {
+    async fn run(&self, connection: &mut Connection) -> Result<Vec<u64>, RedisError> {
+        match connection.query(&self.by_hash).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 let mut by_text = redis::cmd("EVAL");
                 by_text.arg(&self.script.text);
@@ -248,21 +261,21 @@ impl Invocation {
                         by_text.arg(arg);
                     }
                 }
-                connection.query(&by_text).await?
+                connection.query(&by_text).await
             }
-            reply => reply?,
-        };
-        Ok(verdict(reply))
+            reply => reply,
+        }
     }
 }
 
-/// What every script returns.
-type Reply = (i64, u64, u64, u64, u64, u64, usize);
-
-/// The verdict, and the limit that binds.
-fn verdict(
-    (admitted, wait, remaining, replenish, reset, turn, binding): Reply,
-) -> (Verdict, usize) {
+/// Reads what a script returns: the verdict, and of several limits the one that binds.
+fn read(reply: &[u64], limits: &[Policy]) -> Result<(Verdict, Policy), RedisError> {
+    let garbage = || RedisError::from((ErrorKind::UnexpectedReturnType, "not a verdict"));
+    let &[admitted, wait, remaining, replenish, reset, turn, ref binding @ ..] = reply else {
+        return Err(garbage());
+    };
+    let binding = binding.first().map_or(0, |&number| (number as usize).wrapping_sub(1));
+    let limit = *limits.get(binding).ok_or_else(garbage)?;
     let verdict = Verdict {
         admitted: admitted == 1,
         wait: wait as f64,
@@ -271,7 +284,7 @@ fn verdict(
         reset: reset as f64,
         turn: turn as f64,
     };
-    (verdict, binding - 1)
+    Ok((verdict, limit))
 }
 
 /// The connection to the server: made when it is first needed, and again when it breaks.

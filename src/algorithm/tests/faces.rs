@@ -1,8 +1,8 @@
 //! An algorithm behind one question, wherever its state is; time is part of the question.
 
 use super::super::{
-    Action, Ask, Params, SCRIPTS, State, Verdict, fixed_window, leaky_bucket, script, sliding_log,
-    sliding_window, token_bucket,
+    Action, Ask, Params, SCRIPTS, State, Verdict, fixed_window, leaky_bucket, script_alone,
+    script_together, sliding_log, sliding_window, token_bucket,
     turns::{Booked, Turn, Turns},
 };
 
@@ -194,37 +194,41 @@ impl Face for Scripted {
     }
 }
 
-/// Asks the script about limits with these parameters, all with the same question.
+/// Asks the script about limits with these parameters, all the same question. Returns the verdict, and the
+/// place of the limit that binds.
 pub(super) fn eval(
     connection: &mut redis::Connection,
     keys: &[String],
     limits: &[Params],
     ask: Ask,
 ) -> (Verdict, usize) {
-    let algorithms = limits.iter().fold(0, |all, params| all | 1 << params.place());
+    let script = match limits {
+        [params] => script_alone(params.place()),
+        _ => script_together(limits.iter().fold(0, |all, params| all | 1 << params.place())),
+    };
     let mut eval = redis::cmd("EVAL");
-    eval.arg(CLOCK.to_owned() + &script(algorithms)).arg(keys.len()).arg(keys);
+    eval.arg(CLOCK.to_owned() + &script).arg(keys.len()).arg(keys);
     eval.arg(ask.action.name()).arg(ask.turn as u64);
     for params in limits {
         let args = params.args();
-        eval.arg(SCRIPTS[params.place()].0).arg(ask.cost as u64).arg(ask.max_wait as u64);
-        eval.arg(args.len());
+        if limits.len() > 1 {
+            eval.arg(SCRIPTS[params.place()].0).arg(args.len() + 2);
+        }
+        eval.arg(ask.cost as u64).arg(ask.max_wait as u64);
         for arg in args {
             eval.arg(arg as u64);
         }
     }
-    let reply: (i64, i64, i64, i64, i64, i64, usize) =
-        eval.arg(ask.now as u64).query(connection).unwrap();
-    let (admitted, wait, remaining, replenish, reset, turn, binding) = reply;
+    let reply: Vec<u64> = eval.arg(ask.now as u64).query(connection).unwrap();
     let verdict = Verdict {
-        admitted: admitted == 1,
-        wait: wait as f64,
-        remaining: remaining as f64,
-        replenish: replenish as f64,
-        reset: reset as f64,
-        turn: turn as f64,
+        admitted: reply[0] == 1,
+        wait: reply[1] as f64,
+        remaining: reply[2] as f64,
+        replenish: reply[3] as f64,
+        reset: reply[4] as f64,
+        turn: reply[5] as f64,
     };
-    (verdict, binding - 1)
+    (verdict, reply.get(6).map_or(0, |&number| number as usize - 1))
 }
 
 pub(super) fn check(cost: impl Into<f64>, now: f64) -> Ask {

@@ -1,0 +1,6 @@
+-- Alone: one limit decides.
+local function settle(wait, late)
+  local admitted = late == 0 or action == 'spend'
+  return admitted, admitted and wait or late
+end
+

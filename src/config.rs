@@ -1,0 +1,209 @@
+//! Limits as text: what is in a configuration file.
+
+mod de;
+mod ser;
+mod settings;
+
+use std::collections::BTreeMap;
+
+use crate::{
+    algorithm::{Algorithm, Params, Refill},
+    error::ConfigError,
+    limiter::{Limiter, check_name},
+    quota::Quota,
+    store::Store,
+};
+
+/// Limits by name, from a configuration file in TOML, JSON, or another form that `serde` reads.
+///
+/// It is a table of tables, for a configuration struct of your own. A name is 1 to 64 of the characters
+/// `A-Z a-z 0-9 - _ . /`, and the name of a [limiter](Limiter::named).
+///
+/// ```toml
+/// [limits.api]
+/// algorithm = "token-bucket"
+/// quota = "10/s burst 20"
+///
+/// [limits.per-hour]
+/// algorithm = "sliding-window"
+/// quota = "1000/h"
+/// buckets = 4
+/// ```
+///
+/// | field | | |
+/// |---|---|---|
+/// | `algorithm` | always | `"fixed-window"`, `"sliding-window"`, `"sliding-log"`, `"token-bucket"` (a good first choice) or `"leaky-bucket"` |
+/// | `quota` | always | a [`Quota`]: `"10/s"`, `"5/10s"`; with a bucket also `"10/s burst 20"` |
+/// | `buckets` | of a sliding window | 1 to 100, 1 by default |
+/// | `refill` | of a token bucket | `"continuous"`, which is the default, or `"interval"` |
+/// | `overdraft` | of a token bucket | the tokens that may be spent before they are there, 0 by default |
+///
+/// See [`Algorithm`] for what they mean.
+///
+/// # Errors
+///
+/// All that can be wrong with a limit is reported when the text is read: fields that are unknown, missing or
+/// twice there, numbers out of range, settings that do not go together, and names that are not valid or
+/// come twice. TOML and JSON tell the line: that of the field, of one of two fields that do not go together, or
+/// of the limit that lacks one. (`#[serde(flatten)]` and `#[serde(untagged)]` around it lose the line.)
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Limits, MemoryStore, RateLimitLayer, key};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Config {
+///     limits: Limits,
+/// }
+///
+/// let config: Config = toml::from_str(r#"
+///     [limits.api]
+///     algorithm = "token-bucket"
+///     quota = "10/s burst 20"
+///
+///     [limits.login]
+///     algorithm = "sliding-log"
+///     quota = "5/min"
+/// "#)?;
+///
+/// let mut limiters = config.limits.limiters(&MemoryStore::new())?;
+/// let login = limiters.remove("login").ok_or("there is no [limits.login]")?;
+/// let layer = RateLimitLayer::new(login, key::PeerIp);
+/// # let _ = layer;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Example: a mistake
+///
+/// ```
+/// use tower_ratelimit::Limits;
+///
+/// let error = toml::from_str::<Limits>(r#"
+/// [api]
+/// algorithm = "token-bucket"
+/// quota = "10/fortnight"
+/// "#).unwrap_err();
+/// assert_eq!(error.to_string(), r#"TOML parse error at line 4, column 9
+///   |
+/// 4 | quota = "10/fortnight"
+///   |         ^^^^^^^^^^^^^^
+/// quota "10/fortnight": the window's unit must be us, ms, s, min, h or day
+/// "#);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits(BTreeMap<String, Limit>);
+
+impl Limits {
+    /// Makes the limiters, by their names, which are then taken in `store`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NameTaken`] if the store has a limiter of one of the names already. No name is taken
+    /// then.
+    pub fn limiters(
+        &self,
+        store: &(impl Store + Clone),
+    ) -> Result<BTreeMap<String, Limiter>, ConfigError> {
+        let limiters = self.iter().map(|(name, limit)| {
+            let limiter = limit.limiter(name, store.clone())?;
+            Ok((name.to_owned(), limiter))
+        });
+        limiters.collect()
+    }
+
+    /// Adds a limit; one of the same name is replaced, and returned.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Name`] if the name is not valid.
+    pub fn insert(&mut self, name: &str, limit: Limit) -> Result<Option<Limit>, ConfigError> {
+        check_name(name)?;
+        Ok(self.0.insert(name.to_owned(), limit))
+    }
+
+    /// The limit of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Limit> {
+        self.0.get(name).copied()
+    }
+
+    /// The limits with their names, in the order of the names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Limit)> {
+        self.0.iter().map(|(name, limit)| (name.as_str(), *limit))
+    }
+}
+
+/// One limit of a configuration file: an algorithm and a quota that go together.
+///
+/// The fields are those of [`Limits`]. Where the names are known beforehand, a struct makes a missing limit
+/// an error of the file:
+///
+/// ```
+/// use tower_ratelimit::{Limit, MemoryStore};
+///
+/// #[derive(Debug, serde::Deserialize)]
+/// struct Config {
+///     api: Limit,
+///     login: Limit,
+/// }
+///
+/// let api = r#"{"api": {"algorithm": "token-bucket", "quota": "10/s"}}"#;
+/// let error = serde_json::from_str::<Config>(api).unwrap_err();
+/// assert_eq!(error.to_string(), "missing field `login` at line 1 column 55");
+///
+/// let config: Config = serde_json::from_str(r#"{
+///     "api": {"algorithm": "token-bucket", "quota": "10/s burst 20"},
+///     "login": {"algorithm": "sliding-log", "quota": "5/min"}
+/// }"#)?;
+/// let store = MemoryStore::new();
+/// let api = config.api.limiter("api", store.clone())?;
+/// let login = config.login.limiter("login", store)?;
+/// # let _ = (api, login);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    algorithm: Algorithm,
+    quota: Quota,
+}
+
+impl Limit {
+    /// Puts an algorithm and a quota together.
+    ///
+    /// # Errors
+    ///
+    /// If the algorithm's settings and the quota do not go together.
+    pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
+        Params::new(algorithm, quota)?;
+        Ok(Self { algorithm, quota })
+    }
+
+    /// Makes a limiter of the given name.
+    ///
+    /// # Errors
+    ///
+    /// If the name is not valid or taken, as for [`Limiter::try_named`].
+    pub fn limiter(&self, name: &str, store: impl Store) -> Result<Limiter, ConfigError> {
+        Limiter::try_named(name, store, self.algorithm, self.quota)
+    }
+
+    /// The algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The quota.
+    #[must_use]
+    pub fn quota(&self) -> Quota {
+        self.quota
+    }
+}
+
+fn refill_name(refill: Refill) -> &'static str {
+    match refill {
+        Refill::Continuous => "continuous",
+        Refill::Interval => "interval",
+    }
+}

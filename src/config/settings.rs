@@ -1,0 +1,105 @@
+use super::Limit;
+use crate::{
+    algorithm::{Algorithm, Refill},
+    error::ConfigError,
+    quota::Quota,
+};
+
+pub(super) const FIELDS: &[&str] = &["algorithm", "quota", "buckets", "refill", "overdraft"];
+
+/// What a limit has, in the order of [`FIELDS`].
+#[derive(Clone, Copy)]
+pub(super) enum Field {
+    Algorithm,
+    Quota,
+    Buckets,
+    Refill,
+    Overdraft,
+}
+
+impl Field {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Algorithm, Self::Quota, Self::Buckets, Self::Refill, Self::Overdraft];
+
+    pub(super) fn name(self) -> &'static str {
+        FIELDS[self as usize]
+    }
+
+    /// The algorithm that has this setting, if not all have.
+    fn only_of(self) -> Option<Algorithm> {
+        match self {
+            Self::Algorithm | Self::Quota => None,
+            Self::Buckets => Some(Algorithm::sliding_window()),
+            Self::Refill | Self::Overdraft => Some(Algorithm::token_bucket()),
+        }
+    }
+}
+
+/// What is known of a limit so far.
+#[derive(Default)]
+pub(super) struct Settings {
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) quota: Option<Quota>,
+    pub(super) buckets: Option<u32>,
+    pub(super) refill: Option<Refill>,
+    pub(super) overdraft: Option<u32>,
+}
+
+impl Settings {
+    pub(super) fn has(&self, field: Field) -> bool {
+        match field {
+            Field::Algorithm => self.algorithm.is_some(),
+            Field::Quota => self.quota.is_some(),
+            Field::Buckets => self.buckets.is_some(),
+            Field::Refill => self.refill.is_some(),
+            Field::Overdraft => self.overdraft.is_some(),
+        }
+    }
+
+    /// Tells what is wrong so far.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let algorithm = self.algorithm()?;
+        if let Some(buckets) = self.buckets {
+            let any = Quota::per_second(1);
+            Limit::try_new(Algorithm::SlidingWindow { buckets }, any).map_err(text)?;
+        }
+        if let (Some(algorithm), Some(quota)) = (algorithm, self.quota) {
+            Limit::try_new(algorithm, quota).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// The algorithm, if it is known, with its settings so far.
+    fn algorithm(&self) -> Result<Option<Algorithm>, String> {
+        let Some(algorithm) = self.algorithm else { return Ok(None) };
+        for field in Field::ALL.into_iter().filter(|field| self.has(*field)) {
+            if let Some(other) = field.only_of().filter(|other| other.name() != algorithm.name()) {
+                let field = field.name();
+                return Err(format!(
+                    "{field}: a {algorithm} has none; leave it out, or use {other}"
+                ));
+            }
+        }
+        Ok(Some(match algorithm {
+            Algorithm::SlidingWindow { buckets } => {
+                Algorithm::SlidingWindow { buckets: self.buckets.unwrap_or(buckets) }
+            }
+            Algorithm::TokenBucket { refill, overdraft } => Algorithm::TokenBucket {
+                refill: self.refill.unwrap_or(refill),
+                overdraft: self.overdraft.unwrap_or(overdraft),
+            },
+            algorithm => algorithm,
+        }))
+    }
+
+    pub(super) fn limit(&self) -> Result<Limit, String> {
+        let algorithm =
+            self.algorithm()?.ok_or("missing field `algorithm`, such as \"token-bucket\"")?;
+        let quota = self.quota.ok_or("missing field `quota`, such as \"10/s\"")?;
+        Limit::try_new(algorithm, quota).map_err(text)
+    }
+}
+
+fn text(error: ConfigError) -> String {
+    error.to_string()
+}

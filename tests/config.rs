@@ -1,0 +1,489 @@
+//! Limits from text: what is read, and how mistakes are reported.
+
+mod support;
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde::Deserialize;
+use support::ALGORITHMS;
+use tower_ratelimit::{Algorithm, ConfigError, Limit, Limits, MemoryStore, Quota, Refill};
+
+#[derive(Debug, Deserialize, PartialEq)]
+struct Config {
+    limits: Limits,
+}
+
+/// A field and its value, which TOML and JSON write in the same way.
+type Field = (&'static str, &'static str);
+
+/// The header is line 1, and each field has a line.
+fn in_toml(name: &str, fields: &[Field]) -> String {
+    let lines: String = fields.iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
+    format!("[limits.{name:?}]\n{lines}")
+}
+
+/// The name is in line 1, each field has a line, and so has the end.
+fn in_json(name: &str, fields: &[Field]) -> String {
+    let lines: Vec<_> = fields.iter().map(|(name, value)| format!("{name:?}: {value}")).collect();
+    format!("{{\"limits\": {{{name:?}: {{\n{}\n}}}}}}", lines.join(",\n"))
+}
+
+/// The line and the message.
+fn toml_error(text: &str) -> (usize, String) {
+    let error = toml::from_str::<Config>(text).unwrap_err();
+    let report = error.to_string();
+    let position = report.lines().next().unwrap().strip_prefix("TOML parse error at line ");
+    let (line, column) = position.unwrap().split_once(", column ").unwrap();
+    assert!(column.parse::<usize>().unwrap() > 0);
+    (line.parse().unwrap(), error.message().to_owned())
+}
+
+fn json_error(text: &str) -> (usize, String) {
+    let error = serde_json::from_str::<Config>(text).unwrap_err();
+    let position = format!(" at line {} column {}", error.line(), error.column());
+    let report = error.to_string();
+    (error.line(), report.strip_suffix(&position).unwrap().to_owned())
+}
+
+fn errors(name: &str, fields: &[Field]) -> [(usize, String); 2] {
+    [toml_error(&in_toml(name, fields)), json_error(&in_json(name, fields))]
+}
+
+fn line_of(field: &str, fields: &[Field]) -> usize {
+    let index = fields.iter().position(|(name, _)| *name == field);
+    index.unwrap_or_else(|| panic!("{field} is in {fields:?}")) + 2
+}
+
+const BUCKET: Field = ("algorithm", r#""token-bucket""#);
+const FIXED: Field = ("algorithm", r#""fixed-window""#);
+const SLIDING: Field = ("algorithm", r#""sliding-window""#);
+const QUOTA: Field = ("quota", r#""10/s""#);
+
+fn read(fields: &[Field]) -> Limit {
+    let from_toml: Config = toml::from_str(&in_toml("api", fields)).unwrap();
+    let from_json: Config = serde_json::from_str(&in_json("api", fields)).unwrap();
+    assert_eq!(from_toml, from_json);
+    from_toml.limits.get("api").unwrap()
+}
+
+#[test]
+fn each_algorithm_is_read_with_its_settings() {
+    for (fields, algorithm) in [
+        (&[FIXED][..], Algorithm::FixedWindow),
+        (&[("algorithm", r#""sliding-log""#)], Algorithm::SlidingLog),
+        (&[("algorithm", r#""leaky-bucket""#)], Algorithm::LeakyBucket),
+        (&[SLIDING], Algorithm::SlidingWindow { buckets: 1 }),
+        (&[SLIDING, ("buckets", "100")], Algorithm::SlidingWindow { buckets: 100 }),
+        (&[BUCKET], Algorithm::token_bucket()),
+        (
+            &[BUCKET, ("overdraft", "5")],
+            Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 },
+        ),
+        (
+            &[("refill", r#""interval""#), BUCKET, ("overdraft", "0")],
+            Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 },
+        ),
+        (&[("refill", r#""continuous""#), BUCKET], Algorithm::token_bucket()),
+    ] {
+        let limit = Limit::try_new(algorithm, Quota::per_second(10)).unwrap();
+        assert_eq!(read(&[fields, &[QUOTA]].concat()), limit);
+        assert_eq!(read(&[&[QUOTA], fields].concat()), limit);
+    }
+    let limit = read(&[BUCKET, ("quota", r#""100/min burst 20""#)]);
+    assert_eq!(limit.quota(), Quota::per_minute(100).burst(20));
+}
+
+#[test]
+fn a_mistake_is_reported_with_its_line_and_field() {
+    let burst = ("quota", r#""10/s burst 20""#);
+    for (fields, field, complaint) in [
+        (
+            &[BUCKET, ("quota", r#""0/s""#)][..],
+            "quota",
+            r#"quota "0/s": the limit is 0, but must be at least 1"#,
+        ),
+        (
+            &[BUCKET, ("quota", r#""10 per s""#)],
+            "quota",
+            r#"quota "10 per s": write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s"#,
+        ),
+        (
+            &[BUCKET, ("quota", "10")],
+            "quota",
+            r#"invalid type: integer `10`, expected `quota` to be text, such as "10/s""#,
+        ),
+        (
+            &[("algorithm", r#""magic""#), QUOTA],
+            "algorithm",
+            r#"algorithm "magic": use fixed-window, sliding-window, sliding-log, token-bucket or"#,
+        ),
+        (
+            &[QUOTA, ("algorithm", "true")],
+            "algorithm",
+            r#"invalid type: boolean `true`, expected `algorithm` to be a name, such as "token-bucket""#,
+        ),
+        (
+            &[SLIDING, ("buckets", "0"), QUOTA],
+            "buckets",
+            "a sliding window has 1 to 100 buckets, not 0",
+        ),
+        (&[("buckets", "101"), QUOTA], "buckets", "a sliding window has 1 to 100 buckets, not 101"),
+        (
+            &[SLIDING, QUOTA, ("buckets", "-1")],
+            "buckets",
+            "invalid value: integer `-1`, expected `buckets` to be a number from 1 to 100",
+        ),
+        (
+            &[SLIDING, QUOTA, ("buckets", r#""4""#)],
+            "buckets",
+            r#"invalid type: string "4", expected `buckets` to be a number from 1 to 100"#,
+        ),
+        (
+            &[BUCKET, ("overdraft", "4294967296"), QUOTA],
+            "overdraft",
+            "invalid value: integer `4294967296`, expected `overdraft` to be a number of tokens",
+        ),
+        (
+            &[BUCKET, ("overdraft", "1.5"), QUOTA],
+            "overdraft",
+            "invalid type: floating point `1.5`, expected `overdraft` to be a number of tokens",
+        ),
+        (
+            &[BUCKET, QUOTA, ("refill", r#""hourly""#)],
+            "refill",
+            r#"invalid value: string "hourly", expected `refill` to be "continuous" or "interval""#,
+        ),
+        (
+            &[BUCKET, ("buckets", "4"), QUOTA],
+            "buckets",
+            "buckets: a token-bucket has none; leave it out, or use sliding-window",
+        ),
+        (
+            &[FIXED, QUOTA, ("overdraft", "0")],
+            "overdraft",
+            "overdraft: a fixed-window has none; leave it out, or use token-bucket",
+        ),
+        (
+            &[SLIDING, QUOTA, ("refill", r#""interval""#)],
+            "refill",
+            "refill: a sliding-window has none; leave it out, or use token-bucket",
+        ),
+        (
+            &[FIXED, burst],
+            "quota",
+            r#"quota "10/s burst 20": a fixed-window admits up to its limit at once and has no other burst; leave the burst out"#,
+        ),
+        (
+            &[BUCKET, ("overdraft", "4294967290"), QUOTA],
+            "quota",
+            r#"an overdraft of 4294967290 is too much for the quota "10/s""#,
+        ),
+        (
+            &[BUCKET, ("bucket", "4"), QUOTA],
+            "bucket",
+            "unknown field `bucket`, expected one of `algorithm`, `quota`, `buckets`, `refill`, `overdraft`",
+        ),
+    ] {
+        for (line, message) in errors("api", fields) {
+            assert!(message.starts_with(complaint), "{message}");
+            assert_eq!(line, line_of(field, fields), "{message}");
+        }
+    }
+}
+
+/// TOML's tables are read in the order of the names of their fields, JSON's as they are written.
+#[test]
+fn of_two_fields_that_do_not_go_together_the_one_read_last_is_reported() {
+    let burst = ("quota", r#""10/s burst 20""#);
+    let large = ("overdraft", "4294967290");
+    for (fields, in_toml, in_json) in [
+        ([burst, FIXED, ("buckets", "1")], "buckets", "algorithm"),
+        ([large, QUOTA, BUCKET], "quota", "algorithm"),
+        ([BUCKET, QUOTA, large], "quota", "overdraft"),
+        ([("refill", r#""interval""#), QUOTA, FIXED], "refill", "algorithm"),
+    ] {
+        let lines = errors("api", &fields).map(|(line, _)| line);
+        assert_eq!(lines, [line_of(in_toml, &fields), line_of(in_json, &fields)], "{fields:?}");
+    }
+}
+
+#[test]
+fn a_missing_field_is_reported_with_the_line_of_its_limit() {
+    for (fields, complaint) in [
+        (&[BUCKET][..], r#"missing field `quota`, such as "10/s""#),
+        (&[QUOTA, ("buckets", "2")], r#"missing field `algorithm`, such as "token-bucket""#),
+        (&[], r#"missing field `algorithm`, such as "token-bucket""#),
+    ] {
+        let [from_toml, from_json] = errors("api", fields);
+        assert_eq!(from_toml, (1, complaint.to_owned()));
+        let end = in_json("api", fields).lines().count();
+        assert_eq!(from_json, (end, complaint.to_owned()));
+    }
+    let complaint =
+        r#"invalid type: string "10/s", expected a limit, which has `algorithm` and `quota`"#;
+    let [from_toml, from_json] = [
+        toml_error("[limits]\n\napi = \"10/s\""),
+        json_error("{\"limits\": {\n\n\"api\": \"10/s\"}}"),
+    ];
+    assert_eq!([from_toml, from_json], [(); 2].map(|()| (3, complaint.to_owned())));
+}
+
+#[test]
+fn a_name_that_is_not_valid_is_reported_with_its_line() {
+    let long = "a".repeat(65);
+    for name in ["", "a b", "a:b", "caf\u{e9}", &long] {
+        for (line, message) in errors(name, &[BUCKET, QUOTA]) {
+            let complaint = format!("limiter name {name:?}: use 1 to 64 of the characters");
+            assert!(message.starts_with(&complaint), "{message}");
+            assert_eq!(line, 1);
+        }
+    }
+}
+
+#[test]
+fn nothing_may_come_twice() {
+    let limit = in_toml("api", &[BUCKET, QUOTA]);
+    assert_eq!(toml_error(&format!("{limit}\n{limit}")), (5, "duplicate key".to_owned()));
+    let twice = [BUCKET, QUOTA, QUOTA];
+    assert_eq!(toml_error(&in_toml("api", &twice)), (4, "duplicate key".to_owned()));
+
+    assert_eq!(json_error(&in_json("api", &twice)), (4, "duplicate field `quota`".to_owned()));
+    let limit = r#""api": {"algorithm": "token-bucket", "quota": "10/s"}"#;
+    let text = format!("{{\"limits\": {{\n{limit},\n{limit}}}}}");
+    let complaint = r#"limit "api": there are two of this name, rename one"#;
+    assert_eq!(json_error(&text), (3, complaint.to_owned()));
+}
+
+#[test]
+fn quotas_alone_are_text() {
+    #[derive(Deserialize, Debug)]
+    struct Flags {
+        quota: Quota,
+    }
+    let flags: Flags = toml::from_str("quota = \"5/10s\"").unwrap();
+    assert_eq!(serde_json::to_string(&flags.quota).unwrap(), "\"5/10s\"");
+    for (text, complaint) in [
+        ("\n\"0/s\"", "quota \"0/s\": the limit is 0, but must be at least 1 at line 2 column 5"),
+        (
+            "\n10",
+            "invalid type: integer `10`, expected a quota as text, such as \"10/s burst 20\" at",
+        ),
+    ] {
+        let error = serde_json::from_str::<Quota>(text).unwrap_err().to_string();
+        assert!(error.starts_with(complaint), "{error}");
+    }
+}
+
+#[test]
+fn the_readme_shows_what_is_read_and_reported() {
+    let readme = include_str!("../README.md");
+    let start = readme.find("[limits.api]").unwrap();
+    let text = readme[start..].split("```").next().unwrap();
+    assert_eq!(toml::from_str::<Config>(text).unwrap().limits.iter().count(), 2);
+    let error = toml::from_str::<Config>(&text.replace("buckets = 4  ", "buckets = 400"));
+    let report = error.unwrap_err().to_string();
+    assert!(readme.contains(&report), "{report}");
+}
+
+#[tokio::test]
+async fn limiters_count_apart_over_one_store() {
+    let limits: Limits = toml::from_str(
+        r#"
+        api = { algorithm = "token-bucket", quota = "2/h" }
+        login = { algorithm = "sliding-log", quota = "1/h" }
+        "#,
+    )
+    .unwrap();
+    let store = MemoryStore::new();
+    let limiters = limits.limiters(&store).unwrap();
+    assert_eq!(limiters.keys().collect::<Vec<_>>(), ["api", "login"]);
+    for (name, limiter) in &limiters {
+        let limit = limits.get(name).unwrap();
+        assert_eq!(limiter.name(), name);
+        assert_eq!((limiter.algorithm(), limiter.quota()), (limit.algorithm(), limit.quota()));
+        assert!(limiter.check("ada").await.unwrap().is_allowed());
+    }
+    assert!(limiters["api"].check("ada").await.unwrap().is_allowed());
+    assert!(!limiters["login"].check("ada").await.unwrap().is_allowed());
+}
+
+#[test]
+fn a_name_that_is_taken_in_the_store_leaves_the_others_free() {
+    let limit = Limit::try_new(Algorithm::FixedWindow, Quota::per_second(1)).unwrap();
+    let mut limits = Limits::default();
+    for name in ["api", "login"] {
+        assert_eq!(limits.insert(name, limit), Ok(None));
+    }
+    let store = MemoryStore::new();
+    let login = limit.limiter("login", store.clone()).unwrap();
+    let error = limits.limiters(&store).unwrap_err();
+    assert!(matches!(error, ConfigError::NameTaken { name, .. } if name == "login"));
+    drop(login);
+    assert_eq!(limits.limiters(&store).unwrap().len(), 2);
+}
+
+fn quota() -> impl Strategy<Value = Quota> {
+    const MS: u64 = 1_000;
+    const DAY: u64 = 86_400_000_000;
+    let window = prop_oneof![
+        MS..=366 * DAY,
+        (1_u64..=366).prop_map(|days| days * DAY),
+        Just(1_000 * MS),
+        Just(60_000 * MS),
+    ];
+    let burst = prop::option::of(any::<u32>());
+    (any::<u32>(), window, burst).prop_filter_map("out of range", |(limit, window, burst)| {
+        let quota = Quota::try_new(limit, Duration::from_micros(window)).ok()?;
+        burst.map_or(Some(quota), |burst| quota.try_burst(burst).ok())
+    })
+}
+
+fn algorithm() -> impl Strategy<Value = Algorithm> {
+    let refill = prop_oneof![Just(Refill::Continuous), Just(Refill::Interval)];
+    let overdraft = prop_oneof![0_u32..10, any::<u32>()];
+    prop_oneof![
+        prop::sample::select(&ALGORITHMS),
+        (1_u32..=100).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
+        (refill, overdraft)
+            .prop_map(|(refill, overdraft)| Algorithm::TokenBucket { refill, overdraft }),
+    ]
+}
+
+fn limit() -> impl Strategy<Value = Limit> {
+    (algorithm(), quota()).prop_filter_map("do not go together", |(algorithm, quota)| {
+        let plain = || Quota::try_new(quota.limit(), quota.window()).ok();
+        let limit = Limit::try_new(algorithm, quota);
+        limit.or_else(|_| Limit::try_new(algorithm, plain().unwrap())).ok()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn what_is_written_reads_back_equal(
+        all in prop::collection::btree_map("[A-Za-z0-9_./-]{1,64}", limit(), 0..4),
+    ) {
+        let mut limits = Limits::default();
+        for (name, limit) in &all {
+            limits.insert(name, *limit).unwrap();
+        }
+        prop_assert_eq!(limits.iter().count(), all.len());
+        let toml = toml::to_string(&limits).unwrap();
+        prop_assert_eq!(&toml::from_str::<Limits>(&toml).unwrap(), &limits, "{}", toml);
+        let json = serde_json::to_string(&limits).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<Limits>(&json).unwrap(), &limits, "{}", json);
+        for (_, limit) in limits.iter() {
+            let json = serde_json::to_string(&limit.quota()).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Quota>(&json).unwrap(), limit.quota());
+        }
+    }
+
+    #[test]
+    fn the_names_that_can_be_read_are_those_of_limiters(
+        name in prop_oneof!["[ -~]{0,2}", "[A-Za-z0-9_./-]{60,70}", any::<String>()],
+    ) {
+        let limit = Limit::try_new(Algorithm::FixedWindow, Quota::per_second(1)).unwrap();
+        let read = Limits::default().insert(&name, limit).map(drop);
+        let named = limit.limiter(&name, MemoryStore::new()).map(drop);
+        prop_assert_eq!(read, named);
+    }
+}
+
+mod example {
+    use std::{
+        fs,
+        io::{BufRead, BufReader, Read, Write},
+        net::TcpStream,
+        path::{Path, PathBuf},
+        process::{Child, Command, Output, Stdio},
+        sync::LazyLock,
+    };
+
+    use tempfile::TempDir;
+
+    use super::support;
+
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("configured"));
+
+    const LIMITS: &str = include_str!("../examples/limits.toml");
+
+    struct Server(Child);
+
+    impl Drop for Server {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn file(text: &str) -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("limits.toml");
+        fs::write(&file, text).unwrap();
+        (folder, file)
+    }
+
+    fn check(file: &Path) -> Output {
+        Command::new(&*PROGRAM).arg("--check").arg(file).output().unwrap()
+    }
+
+    fn status(address: &str, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(stream, "{request} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer["HTTP/1.1 ".len()..][..3].to_owned()
+    }
+
+    #[test]
+    fn each_group_of_routes_has_its_limit() {
+        let text = LIMITS.replace("127.0.0.1:3000", "127.0.0.1:0").replace("1000/h", "10/h");
+        let (_folder, file) = file(&text);
+        let mut server = Command::new(&*PROGRAM);
+        let mut server = Server(server.arg(file).stdout(Stdio::piped()).spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on http://").expect("the first line");
+
+        let login: Vec<_> = (0..7).map(|_| status(address, "POST /login")).collect();
+        assert_eq!(login, ["200", "200", "200", "200", "200", "429", "429"]);
+        let api = ["/api/users", "/api/orders", "/api/users", "/api/orders"];
+        let api = api.map(|path| status(address, &format!("GET {path}")));
+        assert_eq!(api, ["200", "200", "200", "429"], "of 10 requests, 7 were logins");
+    }
+
+    #[test]
+    fn the_check_prints_the_limits() {
+        let output = Command::new(&*PROGRAM).arg("--check").output().unwrap();
+        assert!(output.status.success());
+        let expected = "all: 1000/h, sliding-window\n\
+             api: 10/s burst 20, token-bucket\n\
+             login: 5/min, sliding-log\n";
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_file_is_explained() {
+        let unused = "[limits.sms]\nalgorithm = 'leaky-bucket'\nquota = '1/s'\n[limits.login]";
+        for (from, to, complaint) in [
+            ("buckets = 4", "buckets = 400", "| buckets = 400 "),
+            ("5/min", "5/minn", "quota \"5/minn\": the window's unit"),
+            ("[limits.login]", "[limits.logins]", "there is no [limits.login]"),
+            ("[limits.login]", unused, "[limits.sms] limits nothing"),
+            ("listen =", "adress = 1\nlisten =", "unknown field `adress`"),
+        ] {
+            let text = LIMITS.replace(from, to);
+            let (_folder, file) = file(&text);
+            let output = check(&file);
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1));
+            assert!(stderr.starts_with(&format!("error: {}: ", file.display())), "{stderr}");
+            assert!(stderr.contains(complaint), "{stderr}");
+        }
+        let output = check(Path::new("/nowhere/limits.toml"));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.starts_with("error: /nowhere/limits.toml: cannot read it: "), "{stderr}");
+    }
+}
