@@ -11,20 +11,25 @@ local function decide()
   local own, arg = limit, next_arg + 2
   next_arg = arg + ARGV[arg]
   local answer = algorithms[ARGV[arg - 1]](KEYS[2 * own - 1], KEYS[2 * own], arg)
-  if wait > 0 and own == binding or wait == 0 and (not verdict or answer[3] <= verdict[3]) then
+  local waits = math.max(wait, late) > 0
+  if waits and own == binding or not waits and (not verdict or answer[3] <= verdict[3]) then
     binding, verdict = own, answer
   end
 end
 
 local function settle(own_wait, own_late)
-  if own_late > late or late == 0 and own_wait > wait then
+  if asks and (own_late > late or late == 0 and own_wait > wait) then
     binding = limit
   end
-  wait, late = math.max(wait, own_wait), math.max(late, own_late)
+  if asks then
+    wait, late = math.max(wait, own_wait), math.max(late, own_late)
+  end
   if limit < #KEYS / 2 then -- the others are asked before this one ends
     decide()
   end
-  local admitted = late == 0 or action == 'spend'
-  return admitted, admitted and wait or late
+  if not asks then -- what is spent for one limit is not to wait for another
+    return true, own_wait
+  end
+  return late == 0, late == 0 and wait or late
 end
 

@@ -3,18 +3,18 @@
 //! they agree to the bit.
 
 mod fixed_window;
-mod joint;
 mod leaky_bucket;
 mod sliding_log;
 mod sliding_window;
 #[cfg(test)]
 mod tests;
+mod together;
 mod token_bucket;
 mod turns;
 
 use std::{fmt, str::FromStr, time::Duration};
 
-pub(crate) use self::joint::Joint;
+pub(crate) use self::together::together;
 use self::turns::Booked;
 use crate::{
     error::ConfigError,
@@ -180,6 +180,11 @@ pub(crate) enum Action {
 }
 
 impl Action {
+    /// Whether it needs that something is left.
+    fn asks(self) -> bool {
+        matches!(self, Self::Check | Self::Peek)
+    }
+
     fn commits(self) -> bool {
         matches!(self, Self::Check | Self::Spend)
     }
@@ -207,7 +212,7 @@ pub(crate) struct Ask {
     /// The instant of the turn that is given back; 0 for what was spent.
     pub(crate) turn: f64,
     pub(crate) now: f64,
-    /// What all limits of the request together came to, if there are others.
+    /// What all limits of a request came to together.
     pub(crate) outcome: Option<Outcome>,
 }
 
@@ -222,16 +227,13 @@ pub(crate) struct Outcome {
 impl Ask {
     /// What of the cost must be there.
     fn needed(&self) -> f64 {
-        match self.action {
-            Action::Check | Action::Peek => self.cost,
-            Action::Refund | Action::Spend => f64::NEG_INFINITY,
-        }
+        if self.action.asks() { self.cost } else { f64::NEG_INFINITY }
     }
 
     /// What comes of a request that has to wait so long, which is so much too late.
     fn outcome(&self, wait: f64, late: f64) -> Outcome {
         self.outcome.unwrap_or_else(|| {
-            let admitted = late == 0.0 || self.action == Action::Spend;
+            let admitted = late == 0.0 || !self.action.asks();
             Outcome { admitted, wait: if admitted { wait } else { late } }
         })
     }
@@ -351,7 +353,8 @@ impl Params {
         match self {
             Self::SlidingLog(params) => longest.min(params.longest_wait()),
             Self::TokenBucket(params) => longest.min(params.longest_wait()),
-            Self::FixedWindow(_) | Self::SlidingWindow(_) | Self::LeakyBucket(_) => longest,
+            Self::LeakyBucket(params) => longest.min(params.longest_wait()),
+            Self::FixedWindow(_) | Self::SlidingWindow(_) => longest,
         }
     }
 

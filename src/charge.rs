@@ -23,7 +23,8 @@ use crate::{
 ///
 /// # Waiting
 ///
-/// Limits on one key book a turn together: the request goes on when the last of them lets it. Limits on
+/// Limits on one key book a turn together: the request goes on when the last of them lets it. If one of them
+/// is a leaky bucket, it may wait for the others, too, as long as a full bucket takes to run dry. Limits on
 /// different keys do not, because a turn that is booked far ahead for one user would push back everybody
 /// who shares a limit with him. So a request that waits for these asks again when all of them could let it,
 /// and up to half as long again, at random: there is no order among those who wait.
@@ -264,6 +265,12 @@ impl Charge {
         self.limiters().map(|limiter| limiter.cut(max_wait)).fold(0.0, f64::max)
     }
 
+    /// How long a turn that is booked for all limits may be away: none further than it can be.
+    fn bookable(&self, max_wait: MaxWait) -> MaxWait {
+        let bound = self.limiters().map(Limiter::longest_wait).fold(f64::INFINITY, f64::min);
+        MaxWait::UpTo(self.longest_wait(max_wait)).at_most(bound)
+    }
+
     /// Until when a request tries again; `None` if it books its turn.
     pub(crate) fn retry_until(&self, max_wait: MaxWait) -> Option<Instant> {
         let wait = if self.books() { 0.0 } else { self.longest_wait(max_wait) };
@@ -298,12 +305,12 @@ impl Charge {
         max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
         let first = self.first.as_ref().ok_or(Error::NoLimits)?;
-        let max_wait = if self.books() { max_wait } else { MaxWait::NONE };
-        let demand = first.demand(action, max_wait)?;
         if self.rest.is_empty() {
+            let demand = first.demand(action, max_wait)?;
             return Ok(first.limiter.store().call(&Call { action, turn, demands: &[demand] }));
         }
-        let mut demands = vec![demand];
+        let max_wait = if self.books() { self.bookable(max_wait) } else { MaxWait::NONE };
+        let mut demands = vec![first.demand(action, max_wait)?];
         for part in &self.rest {
             if !part.limiter.store().names().is_same(first.limiter.store().names()) {
                 return Err(Error::DifferentStores);

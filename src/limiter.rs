@@ -328,6 +328,11 @@ impl Limiter {
         self.0.rule.quota
     }
 
+    /// The longest wait, in microseconds, for which a turn may be booked.
+    pub(crate) fn longest_wait(&self) -> f64 {
+        self.0.longest_wait
+    }
+
     /// How many requests of a key may wait, if nobody says.
     pub(crate) fn default_most_waiting(&self) -> usize {
         match self.algorithm() {

@@ -56,6 +56,12 @@ impl Params {
         (self.burst * self.unit / self.tick).ceil()
     }
 
+    /// The longest wait, for another limit too, for which `debt` stays exact.
+    pub(super) fn longest_wait(&self) -> f64 {
+        let full = self.burst * self.unit;
+        ((super::EXACT - full) / self.tick).floor().max(self.drain_time())
+    }
+
     pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { burst, unit, tick, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;

@@ -5,3 +5,4 @@ mod contract;
 mod faces;
 mod overshoot;
 mod promise;
+mod together;

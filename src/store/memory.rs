@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{Answer, Backend, Call, Demand, Names, Rule, Store, lock};
 use crate::{
-    algorithm::{Action, Ask, Joint, State, Verdict},
+    algorithm::{Action, Ask, State, Verdict, together},
     decision::Decision,
     error::StoreError,
 };
@@ -140,25 +140,17 @@ impl MemoryStore {
         let mut held = Held::new(self, demands);
         let now = self.now();
         held.add_missing(now)?;
-        let mut joint = Joint::default();
-        let mut looks = vec![];
-        for (i, demand) in demands.iter().enumerate() {
-            let look = held.entry(i).step(demand.rule, &call.ask(demand, now).look());
-            joint.look(i, look);
-            looks.push(look);
-        }
-        let outcome = joint.outcome();
-        for (i, (demand, look)) in demands.iter().zip(looks).enumerate() {
-            let ask = Ask { outcome: Some(outcome), ..call.ask(demand, now) };
-            let entry = held.entry(i);
-            let verdict = entry.step(demand.rule, &ask);
-            if call.action == Action::Check {
-                entry.note_denial(if outcome.admitted { verdict } else { look }, now);
+        let asks: Vec<Ask> = demands.iter().map(|demand| call.ask(demand, now)).collect();
+        let (verdict, binding) = together(&asks, |place, ask| {
+            let entry = held.entry(place);
+            let verdict = entry.step(demands[place].rule, ask);
+            let is_own = ask.outcome.is_none() || verdict.admitted;
+            if call.action == Action::Check && is_own {
+                entry.note_denial(verdict, now);
             }
-            joint.settle(i, verdict);
-        }
+            verdict
+        });
         held.remove_never_seen();
-        let (verdict, binding) = joint.verdict();
         Ok(Decision::new(demands[binding].policy(), verdict, 0.0))
     }
 

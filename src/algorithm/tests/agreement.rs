@@ -12,21 +12,21 @@ use super::{
 use crate::quota::Quota;
 
 #[derive(Clone, Debug)]
-struct Step {
-    action: Action,
+pub(super) struct Step {
+    pub(super) action: Action,
     /// Of the turns that were booked, the one to give back.
     turn: Option<prop::sample::Index>,
     /// In units, or in 1/1000 of the most that can be granted.
-    cost: Result<u32, u32>,
+    pub(super) cost: Result<u32, u32>,
     /// In 1/1000 of a window.
-    max_wait: Option<u32>,
+    pub(super) max_wait: Option<u32>,
     /// In 1/1000 of a window, and microseconds.
-    ahead: (i32, i32),
+    pub(super) ahead: (i32, i32),
     /// Whether the other quota holds from here on.
-    switch: bool,
+    pub(super) switch: bool,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let action = prop_oneof![
         8 => Just(Action::Check),
         1 => Just(Action::Peek),
@@ -72,7 +72,7 @@ fn quota(bucket: bool) -> impl Strategy<Value = Quota> {
 }
 
 /// An algorithm and two quotas.
-fn params() -> impl Strategy<Value = [Params; 2]> {
+pub(super) fn params() -> impl Strategy<Value = [Params; 2]> {
     let algorithm = prop_oneof![
         Just(Algorithm::FixedWindow),
         Just(Algorithm::SlidingLog),
@@ -99,7 +99,7 @@ fn params() -> impl Strategy<Value = [Params; 2]> {
     })
 }
 
-fn window_and_most(params: &Params) -> (f64, f64) {
+pub(super) fn window_and_most(params: &Params) -> (f64, f64) {
     let args = params.args();
     match params {
         Params::FixedWindow(_) | Params::SlidingLog(_) | Params::SlidingWindow(_) => {

@@ -26,7 +26,7 @@ impl Face for State {
 /// The script, in front of which a few lines take the place of the server's clock: `TIME` and the
 /// expiry of keys. The expiry is kept as a value, in milliseconds.
 pub(super) struct Scripted {
-    connection: redis::Connection,
+    pub(super) connection: redis::Connection,
     key: String,
 }
 
@@ -66,10 +66,14 @@ impl Scripted {
     }
 
     pub(super) fn forget(&mut self) {
-        for key in [self.key.clone(), self.turns_key()] {
+        for key in self.keys() {
             let keys = [format!("{key}:expiry"), key];
             redis::cmd("DEL").arg(&keys).exec(&mut self.connection).unwrap();
         }
+    }
+
+    pub(super) fn keys(&self) -> [String; 2] {
+        [self.key.clone(), self.turns_key()]
     }
 
     fn turns_key(&self) -> String {
@@ -189,7 +193,7 @@ fn booked<S>(state: &[u8], turns: &[Vec<u8>], read: impl Fn(&[u8]) -> S) -> Book
 
 impl Face for Scripted {
     fn ask(&mut self, params: &Params, ask: Ask) -> Verdict {
-        let keys = [self.key.clone(), self.turns_key()];
+        let keys = self.keys();
         eval(&mut self.connection, &keys, &[*params], ask).0
     }
 }
