@@ -24,10 +24,12 @@ use crate::{
 /// # Waiting
 ///
 /// Limits on one key book a turn together: the request goes on when the last of them lets it. If one of them
-/// is a leaky bucket, it may wait for the others, too, as long as a full bucket takes to run dry. Limits on
-/// different keys do not, because a turn that is booked far ahead for one user would push back everybody
-/// who shares a limit with him. So a request that waits for these asks again when all of them could let it,
-/// and up to half as long again, at random: there is no order among those who wait.
+/// is a leaky bucket, it may wait for the others, too, as long as a full bucket takes to run dry.
+///
+/// Limits on different keys book none, because a turn that is booked far ahead for one user would push back
+/// everybody who shares a limit with him. A request that waits for these asks again when all of them could let
+/// it, and up to half as long again, at random: there is no order among those who wait. A leaky bucket among
+/// them denies where it would delay alone.
 ///
 /// # Examples
 ///
@@ -237,7 +239,6 @@ impl Charge {
         self.first.iter_mut().chain(&mut self.rest)
     }
 
-    /// The limiters, and what they are charged.
     pub(crate) fn limiters(&self) -> impl Iterator<Item = &Limiter> {
         self.parts().map(|part| &part.limiter)
     }
@@ -288,8 +289,8 @@ impl Charge {
 
     /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
     pub(crate) fn give_back_later(self, answer: Answer<Decision>, place: Option<Place>) {
-        let Some(store) = self.first.as_ref().map(|part| part.limiter.clone()) else { return };
-        store.store().detach(Box::pin(async move {
+        let Some(limiter) = self.limiters().next().cloned() else { return };
+        limiter.store().detach(Box::pin(async move {
             if let Ok(decision) = answer.await {
                 // Without an answer the turn passes unused.
                 let _ = self.cancel(decision).await;

@@ -8,7 +8,8 @@ use crate::{charge::Charge, error::RequestError};
 /// and how much; or that it is [exempt](Charge::exempt).
 ///
 /// A closure that returns a [`Charge`] or a `Result<Charge, RequestError>` is a rule. A type can also look
-/// something up that takes time.
+/// something up that takes time; meanwhile the request holds the readiness of the service, so there should be
+/// a bound to that.
 ///
 /// # Cancel safety
 ///
