@@ -36,7 +36,7 @@
 //!
 //! | feature | |
 //! |---|---|
-//! | `redis` | `RedisStore` |
+//! | `redis` | `RedisStore`, and `redisson`: a limiter that Java services share |
 //! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and `key::Route` is its `MatchedPath` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -58,6 +58,8 @@ mod layer;
 mod limiter;
 mod protocol;
 mod quota;
+#[cfg(feature = "redis")]
+pub mod redisson;
 mod response;
 mod service;
 mod store;

@@ -128,7 +128,9 @@ impl std::error::Error for Rejection {
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         match error {
-            Error::ZeroCost => Self::Request(RequestError::misconfigured(error.to_string())),
+            Error::ZeroCost | Error::NoRate { .. } | Error::Config(_) => {
+                Self::Request(RequestError::misconfigured(error.to_string()))
+            }
             Error::CostAboveQuota { cost, most } => Self::CostAboveQuota { cost, most },
             Error::Store(error) => Self::Store(error),
         }

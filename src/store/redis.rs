@@ -131,6 +131,30 @@ impl RedisStore {
         Self { deadline, ..self }
     }
 
+    /// Sends a command; if that is an `EVALSHA` of what the server does not know, once more with the text.
+    pub(crate) fn run<T>(&self, command: Cmd, text: &'static str) -> Answer<T>
+    where
+        T: FromRedisValue + Send + 'static,
+    {
+        let (link, deadline) = (self.link.clone(), self.deadline);
+        Answer::Pending(Box::pin(async move {
+            let ask = async |connection: &mut Connection| match connection.query(&command).await {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                    let mut by_text = redis::cmd("EVAL");
+                    by_text.arg(text);
+                    for arg in command.args_iter().skip(2) {
+                        if let redis::Arg::Simple(arg) = arg {
+                            by_text.arg(arg);
+                        }
+                    }
+                    connection.query(&by_text).await
+                }
+                reply => reply,
+            };
+            link.within(deadline, ask).await
+        }))
+    }
+
     fn key(&self, rule: &Rule, key: &str) -> String {
         let Rule { name, algorithm, .. } = rule;
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()

@@ -1,0 +1,370 @@
+//! Never more than the rate in any interval, whatever happens in between.
+
+use std::{cell::RefCell, collections::HashMap};
+
+use proptest::{
+    prelude::*,
+    test_runner::{TestCaseError, TestRunner},
+};
+
+use super::world::{Id, RedisServer, START, World};
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Time passes, in 1/1000 of the interval and microseconds.
+    Pass(u64, u64),
+    /// The clock of the server steps back.
+    StepBack(u64),
+    Acquire(u32),
+    /// The same `EVAL` once more.
+    Repeat(prop::sample::Index),
+    GiveBack(prop::sample::Index),
+    Release(u32),
+    Available,
+    Update(u64, u64),
+    Set,
+    LoseValue,
+    LosePermits,
+    LoseTally,
+    /// Which of the Java clients; their clocks are off.
+    JavaAcquire(usize, u32),
+    JavaAvailable(usize),
+    JavaRelease(u32),
+    JavaUpdate(u64, u64),
+    /// An operator changes the rate with redis-cli.
+    HandUpdate(u64),
+}
+
+fn steps(java: bool) -> impl Strategy<Value = Vec<Step>> {
+    let pass = prop_oneof![4 => 0_u64..100, 2 => Just(0), 1 => 100_u64..1_200];
+    let some = || 1_u32..6;
+    let (rate, interval) = (|| 1_u64..12, || prop_oneof![3 => Just(1_000_u64), 1 => 1_u64..3_000]);
+    let ours = prop_oneof![
+        10 => (pass, 0_u64..1_000).prop_map(|(part, us)| Step::Pass(part, us)),
+        12 => some().prop_map(Step::Acquire),
+        1 => any::<prop::sample::Index>().prop_map(Step::Repeat),
+        1 => any::<prop::sample::Index>().prop_map(Step::GiveBack),
+        1 => some().prop_map(Step::Release),
+        1 => Just(Step::Available),
+        1 => (rate(), interval()).prop_map(|(rate, interval)| Step::Update(rate, interval)),
+        1 => Just(Step::LoseValue),
+        1 => Just(Step::LosePermits),
+        1 => Just(Step::LoseTally),
+    ];
+    let rare = prop_oneof![
+        1 => prop_oneof![1_u64..1_500, Just(10_000)].prop_map(Step::StepBack),
+        1 => Just(Step::Set),
+        1 => rate().prop_map(Step::HandUpdate),
+    ];
+    let theirs = prop_oneof![
+        8 => (0_usize..3, some()).prop_map(|(who, permits)| Step::JavaAcquire(who, permits)),
+        1 => (0_usize..3).prop_map(Step::JavaAvailable),
+        1 => some().prop_map(Step::JavaRelease),
+        1 => (rate(), interval()).prop_map(|(rate, interval)| Step::JavaUpdate(rate, interval)),
+    ];
+    let step = prop_oneof![
+        20 => ours,
+        1 => rare,
+        if java { 10 } else { 0 } => theirs,
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+/// Permits that were taken, as the world knows it, whatever the log says.
+#[derive(Clone, Debug)]
+struct Taken {
+    /// In microseconds of a clock that never steps back.
+    at: u64,
+    id: Id,
+    permits: u64,
+    /// Whether it had an entry in the log that was lost since.
+    lost: bool,
+}
+
+struct History {
+    rate: u64,
+    interval: u64,
+    taken: Vec<Taken>,
+    /// What the server's clock is behind of one that never steps back.
+    behind: u64,
+    asked: Vec<(Id, u32)>,
+    /// What stands for the entries that were lost.
+    stand_in: u64,
+}
+
+impl History {
+    fn now(&self, world: &World) -> u64 {
+        world.now + self.behind
+    }
+
+    /// Drops what is over.
+    fn prune(&mut self, world: &World) {
+        let (now, interval) = (self.now(world), self.interval * 1_000);
+        self.taken.retain(|it| it.at + interval > now);
+    }
+
+    fn live(&self) -> u64 {
+        self.taken.iter().map(|it| it.permits).sum()
+    }
+
+    fn take(&mut self, world: &World, at: u64, id: Id, permits: u64) {
+        let at = at.min(self.now(world));
+        self.taken.push(Taken { at, id, permits, lost: false });
+    }
+
+    /// Follows what was taken out of the log on purpose, or by a Java client whose clock is off.
+    fn follow(&mut self, world: &mut World) {
+        let log: HashMap<Id, u64> = world.log().iter().map(|it| (it.id(), it.permits())).collect();
+        self.taken.retain_mut(|it| {
+            if !it.lost {
+                it.permits = log.get(&it.id).copied().unwrap_or(0);
+            }
+            it.permits > 0
+        });
+        let stand_in = log.get(&[0; 16]).copied().unwrap_or(0);
+        let mut given_back = self.stand_in.saturating_sub(stand_in);
+        self.stand_in = stand_in;
+        for it in self.taken.iter_mut().filter(|it| it.lost) {
+            let back = given_back.min(it.permits);
+            (it.permits, given_back) = (it.permits - back, given_back - back);
+        }
+    }
+
+    /// The entries are lost, and `value` says how many permits are in use.
+    fn lose(&mut self, world: &mut World, java: bool) {
+        let left = world.value().map(|left| left.parse::<i64>().unwrap());
+        self.stand_in = 0;
+        let Some(left) = left else { return self.taken.clear() };
+        self.taken.iter_mut().for_each(|it| it.lost = true);
+        if java {
+            // Java may have left any `value`.
+            let used = (self.rate as i64 - left).max(0) as u64;
+            let at = self.now(world);
+            self.taken = vec![Taken { at, id: [0; 16], permits: used, lost: true }];
+        }
+    }
+}
+
+const SKEWS: [[i64; 3]; 5] =
+    [[0, 0, 0], [0, 40, -30], [0, 900, -700], [0, 4_000, 0], [0, 100_000, -100_000]];
+
+fn history(
+    world: &mut World,
+    steps: &[Step],
+    rate: u64,
+    skews: [i64; 3],
+    java: bool,
+) -> Result<(), TestCaseError> {
+    world.forget();
+    world.now = START;
+    let mut it = History {
+        rate,
+        interval: 1_000,
+        taken: vec![],
+        behind: 0,
+        asked: vec![],
+        stand_in: 0,
+    };
+    world.set("try", rate, it.interval, 0);
+    for step in steps {
+        it.prune(world);
+        one_step(world, &mut it, step, skews, java)?;
+    }
+
+    // It heals: whatever happened, all permits can be taken again after a while.
+    let interval = it.interval;
+    for _ in 0..3 {
+        let _ = world.take(1);
+        world.advance(2 * interval + 1);
+    }
+    prop_assert_eq!(world.available(), it.rate);
+    prop_assert!(world.take(it.rate as u32), "it does not heal: {:?}", world.log());
+    Ok(())
+}
+
+fn one_step(
+    world: &mut World,
+    it: &mut History,
+    step: &Step,
+    skews: [i64; 3],
+    java: bool,
+) -> Result<(), TestCaseError> {
+    let permits = |some: u32| some.min(it.rate as u32);
+    match *step {
+        Step::Pass(part, us) => world.now += part * it.interval + us,
+        Step::StepBack(part) => {
+            let back = part * it.interval;
+            world.now -= back;
+            it.behind += back;
+        }
+        Step::Acquire(some) => {
+            let id = world.id();
+            acquire(world, it, permits(some), id)?;
+        }
+        Step::Repeat(which) if !it.asked.is_empty() => {
+            let (id, some) = it.asked[which.index(it.asked.len())];
+            if u64::from(some) <= it.rate {
+                acquire(world, it, some, id)?;
+            }
+        }
+        Step::GiveBack(which) if !it.asked.is_empty() => {
+            let (id, some) = it.asked[which.index(it.asked.len())];
+            world.give_back(some, &id);
+            it.follow(world);
+            consistent(world, it)?;
+        }
+        Step::Release(some) => {
+            let _ = world.available();
+            let live = |world: &mut World| {
+                let start = world.now_ms() - it.interval;
+                world.log().iter().filter(|it| it.score > start).map(|it| it.permits()).sum::<u64>()
+            };
+            let before = live(world);
+            let known = world.value().is_some() || before > 0;
+            world.release(some);
+            let after = live(world);
+            if before > 0 && known && world.log().iter().all(|it| it.score <= world.now_ms() + 1_000)
+            {
+                prop_assert_eq!(before - after, before.min(some.into()));
+            }
+            it.follow(world);
+            consistent(world, it)?;
+        }
+        Step::Available => {
+            let before = world.dump();
+            let available = world.available();
+            prop_assert!(available <= it.rate);
+            prop_assert_eq!(world.dump(), before);
+        }
+        Step::Update(rate, interval) => {
+            prop_assert!(world.set("update", rate, interval, 0));
+            (it.rate, it.interval) = (rate, interval);
+            consistent(world, it)?;
+        }
+        Step::Set => {
+            world.set("set", it.rate, it.interval, 0);
+            it.taken.clear();
+        }
+        Step::HandUpdate(rate) => {
+            world.command::<()>(&["HSET", "LIMITER_NAME", "rate", &rate.to_string()]);
+            // If the log is lost before anybody saw this, what is left says less.
+            if rate < it.rate && world.log().is_empty() {
+                it.taken.clear();
+            }
+            it.rate = rate;
+            let _ = world.take(1); // ends the ambiguity
+            it.taken.clear();
+            for entry in world.log() {
+                it.take(world, entry.score * 1_000, entry.id(), entry.permits());
+            }
+        }
+        Step::LoseValue => {
+            world.lose(1);
+            if world.log().is_empty() {
+                it.taken.clear();
+            }
+        }
+        Step::LosePermits => {
+            it.lose(world, java);
+            world.lose(3);
+        }
+        Step::LoseTally => world.lose(5),
+        Step::JavaAcquire(who, some) => {
+            // Without a log Java fails, for ever, until somebody else puts it right.
+            let some = permits(some);
+            let left = world.value().map_or(i64::MAX, |left| left.parse().unwrap());
+            if left >= some.into() || !world.log().is_empty() {
+                let id = world.id();
+                let skew = skews[who];
+                let granted = world.java_acquire(some, skew, id).is_none();
+                it.follow(world);
+                if granted {
+                    let at = it.now(world) as i64 / 1_000 * 1_000 + skew.min(0) * 1_000;
+                    it.take(world, at as u64, id, some.into());
+                }
+            }
+        }
+        Step::JavaAvailable(who) => {
+            let _ = world.java_available(skews[who]);
+            it.follow(world);
+        }
+        Step::JavaRelease(some) => world.java_release(some),
+        Step::JavaUpdate(rate, interval) => {
+            world.java_update(rate, interval);
+            (it.rate, it.interval) = (rate, interval);
+        }
+        Step::Repeat(_) | Step::GiveBack(_) => {}
+    }
+    Ok(())
+}
+
+fn acquire(
+    world: &mut World,
+    it: &mut History,
+    permits: u32,
+    id: Id,
+) -> Result<(), TestCaseError> {
+    let known = it.taken.iter().any(|taken| taken.id == id && !taken.lost);
+    let before = world.dump();
+    let answer = world.acquire(permits, id);
+    it.asked.push((id, permits));
+    if known {
+        prop_assert!(answer.granted(), "an EVAL that is repeated is denied");
+        it.follow(world);
+        return consistent(world, it);
+    }
+    if answer.granted() {
+        it.take(world, it.now(world), id, permits.into());
+        prop_assert!(it.live() <= it.rate, "{} of {}: {:?}", it.live(), it.rate, it.taken);
+    } else {
+        prop_assert!(answer.wait > 0);
+        let _ = before;
+    }
+    it.stand_in = world.log().iter().find(|it| it.id() == [0; 16]).map_or(0, |it| it.permits());
+    consistent(world, it)
+}
+
+/// `value` and the log say the same.
+fn consistent(world: &mut World, it: &History) -> Result<(), TestCaseError> {
+    let log = world.log();
+    let sum: i64 = log.iter().map(|it| it.permits() as i64).sum();
+    let value = world.value().map(|value| value.parse::<i64>().unwrap());
+    let start = world.now_ms() - it.interval;
+    if log.is_empty() {
+        prop_assert!(value.is_none(), "what is left of nothing: {:?}", value);
+    } else if log[0].score > start {
+        prop_assert_eq!(value.unwrap() + sum, it.rate as i64);
+    } else {
+        prop_assert!(value.unwrap() + sum <= it.rate as i64, "{:?} and {}", value, sum);
+    }
+    Ok(())
+}
+
+fn always(java: bool, skews: impl Strategy<Value = [i64; 3]>) {
+    let server = RedisServer::start();
+    let world = RefCell::new(World::new(&server));
+    let cases = std::env::var("CASES").ok().and_then(|it| it.parse().ok()).unwrap_or(400);
+    let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
+    TestRunner::new(config)
+        .run(&(steps(java), 1_u64..12, any::<bool>(), skews), |(steps, rate, tiny, skews)| {
+            let mut world = world.borrow_mut();
+            world.tiny = tiny;
+            history(&mut world, &steps, rate, skews, java)
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn alone_it_is_never_over_whatever_is_lost_or_repeated() {
+    always(false, Just([0; 3]));
+}
+
+#[test]
+fn beside_java_it_is_never_over() {
+    always(true, Just([0; 3]));
+}
+
+#[test]
+fn beside_java_clients_whose_clocks_are_off_it_is_never_over() {
+    always(true, prop::sample::select(&SKEWS[1..]));
+}
