@@ -25,7 +25,7 @@ local granted = repeated or sum + permits <= rate
 sweep()
 if granted and not repeated then
   -- Rounded up, so that it stays for a whole interval; and not before others, if their clock is ahead.
-  local instant = math.ceil(now_us / 1000)
+  local instant = now_ceil
   if newest and newest <= now + interval then
     instant = math.max(instant, newest)
   end

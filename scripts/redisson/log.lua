@@ -18,7 +18,7 @@ local DENIED, DONE, ABOVE_RATE, NO_RATE, AGAIN = 0, 1, 2, 3, 4
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
-local now = math.floor(now_us / 1000)
+local now, now_ceil = math.floor(now_us / 1000), math.ceil(now_us / 1000)
 
 local rate, interval, keep_alive, per_client
 local left_key, log, tally_key
@@ -61,25 +61,29 @@ local function at(rank)
   return redis.call('ZRANGE', log, rank, rank)[1]
 end
 
--- The clock of an entry is wrong by more than an interval: what was first seen an interval ago has expired.
+-- The clocks of entries are wrong by more than an interval: those up to `mark`, `far` of them, have expired
+-- when they were first seen an interval ago.
 local function drop_far_ahead()
-  if not tally.mark or redis.call('ZCOUNT', log, tally.mark, tally.mark) == 0 then
-    tally.mark, tally.seen, changed = newest, now, true
-  elseif now < tally.seen then
-    tally.seen, changed = now, true
+  local near = redis.call('ZCOUNT', log, '-inf', now + interval)
+  local known = tally.mark and redis.call('ZCOUNT', log, tally.mark, tally.mark) > 0
+  local far = known and redis.call('ZCOUNT', log, '-inf', tally.mark) - near
+  if not known or far > tally.far or now < tally.seen then
+    tally.mark, tally.far, tally.seen, changed = newest, size - near, now, true
   elseif now >= tally.seen + interval then
-    local near = redis.call('ZCOUNT', log, '-inf', now + interval)
-    local gone = math.min(redis.call('ZCOUNT', log, '-inf', tally.mark) - near, MOST)
+    local gone = math.min(far, MOST)
     redis.call('ZREMRANGEBYRANK', log, near, near + gone - 1)
-    tally = {mark = tally.mark, seen = tally.seen}
     size, changed = size - gone, true
     newest = tonumber(redis.call('ZRANGE', log, -1, -1, 'WITHSCORES')[2])
-    if not newest or newest <= now + interval then
+    if size == near then
       tally = {}
       redis.call('DEL', tally_key)
-    elseif redis.call('ZCOUNT', log, tally.mark, tally.mark) == 0 then
-      tally.mark, tally.seen = newest, now
+    elseif far == gone then
+      tally = {mark = newest, far = size - near, seen = now}
+    else
+      tally = {mark = tally.mark, far = far - gone, seen = tally.seen}
     end
+  elseif far < tally.far then
+    tally.far, changed = far, true
   end
 end
 
@@ -88,9 +92,9 @@ local function look(writes)
   left = tonumber(left_text)
   size = redis.call('ZCARD', log)
   if size == 0 and writes and left and left < rate then -- the log was lost: all that is used counts from now
-    newest, size, changed = now, 1, true
+    newest, size, changed = now_ceil, 1, true
     local permits = math.min(rate - left, LARGEST)
-    redis.call('ZADD', log, now, entry_of(string.rep('\0', 16), permits))
+    redis.call('ZADD', log, newest, entry_of(string.rep('\0', 16), permits))
   end
   expired, tally = 0, {}
   if size > 0 then
@@ -129,13 +133,13 @@ end
 local function count()
   local live = size - expired
   if live <= SHORT then
-    tally = {mark = tally.mark, seen = tally.seen}
+    tally = {mark = tally.mark, far = tally.far, seen = tally.seen}
     return sum_of(expired, size - 1)
   end
   local b = tally.boundary and redis.call('ZRANK', log, tally.boundary)
   local n = tally.newest and redis.call('ZRANK', log, tally.newest)
   if not (b and n and n - b + 1 == tally.count and expired - b <= HEAD) then
-    tally = {count = 0, sum = 0, mark = tally.mark, seen = tally.seen}
+    tally = {count = 0, sum = 0, mark = tally.mark, far = tally.far, seen = tally.seen}
     b, n, changed = size, size - 1, true
   end
   if n < size - 1 then
@@ -284,7 +288,7 @@ local function time_until(permits)
       break
     end
   end
-  return math.max(wait, 0)
+  return math.max(wait, 1)
 end
 
 local function packed_tally()

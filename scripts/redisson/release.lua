@@ -28,7 +28,7 @@ local function give_back()
     tally.sum, tally.count = tally.sum - permits, tally.count - 1
     tally.newest = at(-1)
   else
-    tally = {mark = tally.mark, seen = tally.seen}
+    tally = {mark = tally.mark, far = tally.far, seen = tally.seen}
   end
   return permits
 end
@@ -66,7 +66,7 @@ else
   back = give_back_oldest()
 end
 sum = sum - back
-if changed or left_text and left_text ~= as_text(rate - sum) then
+if changed or (left or size > 0) and left_text ~= as_text(rate - sum) then
   store(sum, -back)
 end
 return {DONE, id == '' and size > expired and permits - back or 0, ''}

@@ -90,6 +90,8 @@ struct History {
     asked: Vec<(Id, u32)>,
     /// What stands for the entries that were lost.
     stand_in: u64,
+    /// Whether `value` was last written by a rate that is not the rate any more.
+    by_hand: bool,
 }
 
 impl History {
@@ -115,34 +117,45 @@ impl History {
     /// Follows what was taken out of the log on purpose, or by a Java client whose clock is off.
     fn follow(&mut self, world: &mut World) {
         let log: HashMap<Id, u64> = world.log().iter().map(|it| (it.id(), it.permits())).collect();
+        let stand_in = stand_in(world);
         self.taken.retain_mut(|it| {
             if !it.lost {
                 it.permits = log.get(&it.id).copied().unwrap_or(0);
             }
             it.permits > 0
         });
-        let stand_in = log.get(&[0; 16]).copied().unwrap_or(0);
         let mut given_back = self.stand_in.saturating_sub(stand_in);
-        self.stand_in = stand_in;
         for it in self.taken.iter_mut().filter(|it| it.lost) {
             let back = given_back.min(it.permits);
             (it.permits, given_back) = (it.permits - back, given_back - back);
         }
     }
 
+    /// What `value` says is in use, where there is no log.
+    fn unlogged(&self, world: &mut World) -> u64 {
+        let left = world.value().map_or(self.rate as i64, |left| left.parse().unwrap());
+        (self.rate as i64 - left).max(0) as u64
+    }
+
     /// The entries are lost, and `value` says how many permits are in use.
     fn lose(&mut self, world: &mut World, java: bool) {
-        let left = world.value().map(|left| left.parse::<i64>().unwrap());
         self.stand_in = 0;
-        let Some(left) = left else { return self.taken.clear() };
+        if world.value().is_none() {
+            return self.taken.clear();
+        }
         self.taken.iter_mut().for_each(|it| it.lost = true);
-        if java {
-            // Java may have left any `value`.
-            let used = (self.rate as i64 - left).max(0) as u64;
+        if java || self.by_hand {
+            // `value` may say anything.
+            let used = self.unlogged(world);
             let at = self.now(world);
             self.taken = vec![Taken { at, id: [0; 16], permits: used, lost: true }];
         }
     }
+}
+
+/// The permits of the entry that the scripts put in the place of a lost log.
+fn stand_in(world: &mut World) -> u64 {
+    world.log().iter().find(|it| it.id() == [0; 16]).map_or(0, |it| it.permits())
 }
 
 const SKEWS: [[i64; 3]; 5] =
@@ -164,17 +177,21 @@ fn history(
         behind: 0,
         asked: vec![],
         stand_in: 0,
+        by_hand: false,
     };
     world.set("try", rate, it.interval, 0);
     for step in steps {
         it.prune(world);
+        it.stand_in = stand_in(world);
         one_step(world, &mut it, step, skews, java)?;
     }
 
     // It heals: whatever happened, all permits can be taken again after a while.
     let interval = it.interval;
     for _ in 0..3 {
-        let _ = world.take(1);
+        for _ in 0..=world.log().len() {
+            let _ = world.take(1); // a call drops only so many entries
+        }
         world.advance(2 * interval + 1);
     }
     prop_assert_eq!(world.available(), it.rate);
@@ -203,7 +220,9 @@ fn one_step(
         }
         Step::Repeat(which) if !it.asked.is_empty() => {
             let (id, some) = it.asked[which.index(it.asked.len())];
-            if u64::from(some) <= it.rate {
+            // Part of it may have been released: then it is not the same any more.
+            let part = world.log().iter().any(|it| it.id() == id && it.permits() != u64::from(some));
+            if u64::from(some) <= it.rate && !part {
                 acquire(world, it, some, id)?;
             }
         }
@@ -214,17 +233,19 @@ fn one_step(
             consistent(world, it)?;
         }
         Step::Release(some) => {
-            let _ = world.available();
             let live = |world: &mut World| {
                 let start = world.now_ms() - it.interval;
                 world.log().iter().filter(|it| it.score > start).map(|it| it.permits()).sum::<u64>()
             };
             let before = live(world);
-            let known = world.value().is_some() || before > 0;
+            if world.log().is_empty() {
+                it.stand_in = it.unlogged(world);
+            }
+            let latest = world.now_ms() + it.interval;
+            let near = world.log().iter().all(|it| it.score <= latest);
             world.release(some);
             let after = live(world);
-            if before > 0 && known && world.log().iter().all(|it| it.score <= world.now_ms() + 1_000)
-            {
+            if before > 0 && near {
                 prop_assert_eq!(before - after, before.min(some.into()));
             }
             it.follow(world);
@@ -247,15 +268,9 @@ fn one_step(
         }
         Step::HandUpdate(rate) => {
             world.command::<()>(&["HSET", "LIMITER_NAME", "rate", &rate.to_string()]);
-            // If the log is lost before anybody saw this, what is left says less.
-            if rate < it.rate && world.log().is_empty() {
-                it.taken.clear();
-            }
-            it.rate = rate;
-            let _ = world.take(1); // ends the ambiguity
-            it.taken.clear();
-            for entry in world.log() {
-                it.take(world, entry.score * 1_000, entry.id(), entry.permits());
+            (it.rate, it.by_hand) = (rate, true);
+            if world.log().is_empty() {
+                it.lose(world, java);
             }
         }
         Step::LoseValue => {
@@ -270,28 +285,34 @@ fn one_step(
         }
         Step::LoseTally => world.lose(5),
         Step::JavaAcquire(who, some) => {
-            // Without a log Java fails, for ever, until somebody else puts it right.
-            let some = permits(some);
-            let left = world.value().map_or(i64::MAX, |left| left.parse().unwrap());
-            if left >= some.into() || !world.log().is_empty() {
-                let id = world.id();
-                let skew = skews[who];
-                let granted = world.java_acquire(some, skew, id).is_none();
-                it.follow(world);
-                if granted {
-                    let at = it.now(world) as i64 / 1_000 * 1_000 + skew.min(0) * 1_000;
-                    it.take(world, at as u64, id, some.into());
-                }
+            let (some, skew, id) = (permits(some), skews[who], world.id());
+            let empty = world.log().is_empty();
+            let granted = world.java_acquire(some, skew, id) == Some(Ok(()));
+            if empty && granted {
+                it.taken.clear(); // what was lost before is not seen behind its entry
+            }
+            it.follow(world);
+            if granted {
+                let at = it.now(world) as i64 / 1_000 * 1_000 + skew.min(0) * 1_000;
+                it.take(world, at as u64, id, some.into());
             }
         }
         Step::JavaAvailable(who) => {
             let _ = world.java_available(skews[who]);
             it.follow(world);
         }
-        Step::JavaRelease(some) => world.java_release(some),
+        Step::JavaRelease(some) => {
+            world.java_release(some);
+            if world.log().is_empty() {
+                it.lose(world, java);
+            }
+        }
         Step::JavaUpdate(rate, interval) => {
             world.java_update(rate, interval);
             (it.rate, it.interval) = (rate, interval);
+            if world.log().is_empty() {
+                it.lose(world, java);
+            }
         }
         Step::Repeat(_) | Step::GiveBack(_) => {}
     }
@@ -304,8 +325,8 @@ fn acquire(
     permits: u32,
     id: Id,
 ) -> Result<(), TestCaseError> {
-    let known = it.taken.iter().any(|taken| taken.id == id && !taken.lost);
-    let before = world.dump();
+    let start = world.now_ms() - it.interval;
+    let known = world.log().iter().any(|it| it.score > start && it.id() == id);
     let answer = world.acquire(permits, id);
     it.asked.push((id, permits));
     if known {
@@ -318,20 +339,19 @@ fn acquire(
         prop_assert!(it.live() <= it.rate, "{} of {}: {:?}", it.live(), it.rate, it.taken);
     } else {
         prop_assert!(answer.wait > 0);
-        let _ = before;
     }
-    it.stand_in = world.log().iter().find(|it| it.id() == [0; 16]).map_or(0, |it| it.permits());
     consistent(world, it)
 }
 
 /// `value` and the log say the same.
-fn consistent(world: &mut World, it: &History) -> Result<(), TestCaseError> {
+fn consistent(world: &mut World, it: &mut History) -> Result<(), TestCaseError> {
+    it.by_hand = false;
     let log = world.log();
     let sum: i64 = log.iter().map(|it| it.permits() as i64).sum();
     let value = world.value().map(|value| value.parse::<i64>().unwrap());
     let start = world.now_ms() - it.interval;
     if log.is_empty() {
-        prop_assert!(value.is_none(), "what is left of nothing: {:?}", value);
+        prop_assert!(value.is_none_or(|value| value == it.rate as i64), "of nothing: {:?}", value);
     } else if log[0].score > start {
         prop_assert_eq!(value.unwrap() + sum, it.rate as i64);
     } else {

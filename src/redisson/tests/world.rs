@@ -239,6 +239,12 @@ impl World {
         reply.unwrap_or_else(|error| panic!("{error}"))
     }
 
+    fn try_eval<T: FromRedisValue>(&mut self, text: &str, args: &[&[u8]]) -> Option<T> {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(CLOCK.to_owned() + text).arg(5).arg(&self.keys.all[..5]).arg(args);
+        eval.arg(self.now).query(&mut self.connection).ok()
+    }
+
     fn run<T: FromRedisValue>(&mut self, script: &Script, args: &[&[u8]]) -> T {
         self.steps += 1;
         assert!(self.steps < 1_000, "it goes on for ever");
@@ -322,12 +328,19 @@ impl World {
         self.run::<i64>(&EXPIRE, &[ms.as_bytes(), b""]) == 1
     }
 
-    /// `None` if it was granted, else the delay in milliseconds.
-    pub(super) fn java_acquire(&mut self, permits: u32, skew: i64, id: Id) -> Option<i64> {
+    /// Whether it was granted, else the delay in milliseconds; `None` if it fails.
+    pub(super) fn java_acquire(
+        &mut self,
+        permits: u32,
+        skew: i64,
+        id: Id,
+    ) -> Option<Result<(), i64>> {
         let clock = self.now_ms().saturating_add_signed(skew).to_string();
         let permits = permits.to_string();
         let text = JAVA.to_owned() + JAVA_ACQUIRE;
-        self.eval(&text, 5, &[permits.as_bytes(), clock.as_bytes(), &id])
+        let reply: Option<Option<i64>> =
+            self.try_eval(&text, &[permits.as_bytes(), clock.as_bytes(), &id]);
+        reply.map(|delay| delay.map_or(Ok(()), Err))
     }
 
     pub(super) fn java_available(&mut self, skew: i64) -> i64 {
@@ -378,8 +391,9 @@ impl World {
         ends.map(|ends| ends - self.now_ms())
     }
 
-    /// All that is in Redis.
+    /// All that is in Redis, and has not expired.
     pub(super) fn dump(&mut self) -> Vec<(String, Vec<u8>)> {
+        let _: i64 = self.eval("return 0", 7, &[]);
         let mut keys: Vec<String> = self.command(&["KEYS", "*"]);
         keys.sort_unstable();
         keys.into_iter().map(|key| (key.clone(), self.command(&["DUMP", &key]))).collect()
