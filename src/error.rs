@@ -41,7 +41,10 @@ impl fmt::Display for Error {
                 )
             }
             Self::NoRate { name } => {
-                write!(f, "the rate limiter {name:?} has no rate in Redis: set one with try_set_rate")
+                write!(
+                    f,
+                    "the rate limiter {name:?} has no rate in Redis: set one with try_set_rate"
+                )
             }
             Self::Config(_) => f.write_str("the rate cannot be set"),
             Self::Store(_) => f.write_str("the store of the rate limiter gave no answer"),

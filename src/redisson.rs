@@ -56,10 +56,10 @@
 //!   interval; the same happens if nobody uses the limiter, Java looked at its `availablePermits()`, and the rate is then
 //!   raised with `redis-cli`. If both are lost, the limiter is as new.
 //! * **The clock is that of Redis**; Java writes the clock of its host. An entry of a host whose clock is ahead stays as
-//!   much longer (new entries are put no earlier than it, so that this host does not drop them too early), and if
-//!   it is ahead by more than the interval, it is dropped an interval after it was first seen. An entry of a host whose
-//!   clock is behind leaves as much earlier. What such a host drops or grants itself, nobody else can prevent:
-//!   Java hosts need NTP, as they do without this crate.
+//!   much longer, and at most for three intervals after it was first seen from here. New entries are put no earlier
+//!   than it, unless it is ahead by more than an interval, so that this host does not drop them too early. An entry of a host
+//!   whose clock is behind leaves as much earlier. What such a host drops or grants itself, nobody else can
+//!   prevent: Java hosts need NTP, as they do without this crate.
 //! * **A rate that is lowered** below what counts leaves `value` negative; Redisson's scripts take that as used up. One
 //!   that is raised can be used at once. An interval that is made longer does not bring back what has
 //!   left the shorter one.

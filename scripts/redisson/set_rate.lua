@@ -1,6 +1,6 @@
 -- Sets the rate: `try` if there is none, `set` in any case, forgetting what was taken, `update` if there is
 -- one, keeping what was taken.
--- ARGV     mode, rate, interval, type, keepAliveTime (empty: as it is), tally
+-- ARGV     mode, rate, interval, type, keepAliveTime (empty: none, or as it is), tally
 -- Returns  {status, whether it was set, tally}
 local mode = ARGV[1]
 
@@ -18,7 +18,7 @@ if known and mode ~= 'set' then
 end
 
 redis.call('HSET', KEYS[1], 'rate', ARGV[2], 'interval', ARGV[3], 'type', ARGV[4])
-if ARGV[5] ~= '' or not known then
+if ARGV[5] ~= '' or mode ~= 'update' then
   redis.call('HSET', KEYS[1], 'keepAliveTime', ARGV[5] ~= '' and ARGV[5] or '0')
 end
 open()

@@ -221,7 +221,8 @@ fn one_step(
         Step::Repeat(which) if !it.asked.is_empty() => {
             let (id, some) = it.asked[which.index(it.asked.len())];
             // Part of it may have been released: then it is not the same any more.
-            let part = world.log().iter().any(|it| it.id() == id && it.permits() != u64::from(some));
+            let part =
+                world.log().iter().any(|it| it.id() == id && it.permits() != u64::from(some));
             if u64::from(some) <= it.rate && !part {
                 acquire(world, it, some, id)?;
             }
@@ -319,12 +320,7 @@ fn one_step(
     Ok(())
 }
 
-fn acquire(
-    world: &mut World,
-    it: &mut History,
-    permits: u32,
-    id: Id,
-) -> Result<(), TestCaseError> {
+fn acquire(world: &mut World, it: &mut History, permits: u32, id: Id) -> Result<(), TestCaseError> {
     let start = world.now_ms() - it.interval;
     let known = world.log().iter().any(|it| it.score > start && it.id() == id);
     let answer = world.acquire(permits, id);
