@@ -80,7 +80,7 @@
 //! around it: `api:{42}:value`. So `x` and `{x}` are two hashes that share their other keys: do not use both. The
 //! store's [`prefix`](RedisStore::prefix) does not matter here.
 //!
-//! Beside a log of more than 64 entries, and where a clock is ahead by more than the interval, there is a key of our
+//! Beside a log of more than 32 entries, and where a clock is ahead by more than the interval, there is a key of our
 //! own, `{name}:tally`, which makes a decision as fast as with a short log. It expires by itself, and it does no harm if
 //! it is lost, or if Java changes or deletes what it is about.
 //!

@@ -38,7 +38,14 @@ elseif keep_alive > 0 then
   extend()
 end
 
-local wait = granted and 0 or time_until(sum + permits - rate)
-local replenish = sum > 0 and time_until(math.max(sum - rate, 0) + 1) or 0
+local wait, replenish = 0, 0
+if not granted then
+  wait = time_until(sum + permits - rate)
+end
+if not granted and permits == 1 then
+  replenish = wait
+elseif sum > 0 then
+  replenish = time_until(math.max(sum - rate, 0) + 1)
+end
 local reset = size > expired and leaves(newest) or 0
 return {granted and DONE or DENIED, wait, math.max(rate - sum, 0), replenish, reset, rate, interval, ''}

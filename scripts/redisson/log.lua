@@ -12,7 +12,7 @@
 -- Times are in milliseconds; all numbers are integers below 2^53.
 -- Redisson's scripts may have run since. They add to the log, and drop its oldest entries; what is left
 -- they change by what they add and drop, so that it must be, with all that is in the log, the rate.
-local SHORT, HEAD, MOST = 64, 250, 1000
+local SHORT, HEAD, MOST = 32, 250, 1000
 local LARGEST = 2147483647
 local DENIED, DONE, ABOVE_RATE, NO_RATE, AGAIN = 0, 1, 2, 3, 4
 
@@ -169,20 +169,24 @@ local function count()
     return nil
   end
 
-  if tally.first and tally.first == at(0) and tally.ahead == b then
+  local first = at(0)
+  if tally.first == first and tally.ahead == b then
     tally.head = tally.head - sum_of(0, expired - 1)
   else
     tally.head = sum_of(expired, b - 1)
   end
-  tally.first, tally.ahead = at(expired), b - expired
+  tally.first, tally.ahead = expired > 0 and at(expired) or first, b - expired
   return tally.head + tally.sum
 end
 
 local function add(time, entry, permits)
   redis.call('ZADD', log, time, entry)
+  local last = not newest or time > newest
   size, newest, changed = size + 1, time, true
   if tally.boundary then
-    if redis.call('ZRANK', log, entry) > redis.call('ZRANK', log, tally.boundary) then
+    if last then
+      tally.sum, tally.count, tally.newest = tally.sum + permits, tally.count + 1, entry
+    elseif redis.call('ZRANK', log, entry) > redis.call('ZRANK', log, tally.boundary) then
       tally.sum, tally.count = tally.sum + permits, tally.count + 1
       tally.newest = redis.call('ZRANGE', log, -1, -1)[1]
     else
@@ -271,24 +275,20 @@ local function leaves(time)
   return (time + interval) * 1000 - now_us
 end
 
--- The time, in microseconds, until so many permits that count have expired; or sooner, if these are more
+-- The time, in microseconds, until so many permits that count have expired; or sooner, if these are in more
 -- entries than may be read.
 local function time_until(permits)
-  local rank, step, wait = expired, 1, 0
-  while permits > 0 and rank < size do
-    local page = redis.call('ZRANGE', log, rank, rank + step - 1, 'WITHSCORES')
-    for i = 1, #page, 2 do
-      if permits > 0 then
-        permits = permits - permits_in(page[i])
-        wait = leaves(tonumber(page[i + 1]))
+  local rank, step, last = expired, 1, nil
+  while permits > 0 and rank < size and rank - expired <= MOST do
+    for _, entry in ipairs(redis.call('ZRANGE', log, rank, rank + step - 1)) do
+      permits, last = permits - permits_in(entry), entry
+      if permits <= 0 then
+        break
       end
     end
     rank, step = rank + step, step * 4
-    if rank > MOST then
-      break
-    end
   end
-  return math.max(wait, 1)
+  return math.max(leaves(tonumber(redis.call('ZSCORE', log, last))), 1)
 end
 
 local function packed_tally()

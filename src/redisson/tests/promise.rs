@@ -14,7 +14,7 @@ enum Step {
     /// Time passes, in 1/1000 of the interval and microseconds.
     Pass(u64, u64),
     /// The clock of the server steps back.
-    StepBack(u64),
+    ClockBack(u64),
     Acquire(u32),
     /// The same `EVAL` once more.
     Repeat(prop::sample::Index),
@@ -23,6 +23,10 @@ enum Step {
     Available,
     Update(u64, u64),
     Set,
+    /// The limiter shall expire so late, in milliseconds, or be kept alive for so long, or not expire.
+    Expire(u64),
+    KeepAlive(u64),
+    ClearExpire,
     LoseValue,
     LosePermits,
     LoseTally,
@@ -47,12 +51,15 @@ fn steps(java: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => some().prop_map(Step::Release),
         1 => Just(Step::Available),
         1 => (rate(), interval()).prop_map(|(rate, interval)| Step::Update(rate, interval)),
+        1 => (0_u64..5_000).prop_map(Step::Expire),
+        1 => (3_000_u64..9_000).prop_map(Step::KeepAlive),
+        1 => Just(Step::ClearExpire),
         1 => Just(Step::LoseValue),
         1 => Just(Step::LosePermits),
         1 => Just(Step::LoseTally),
     ];
     let rare = prop_oneof![
-        1 => prop_oneof![1_u64..1_500, Just(10_000)].prop_map(Step::StepBack),
+        1 => prop_oneof![1_u64..1_500, Just(10_000)].prop_map(Step::ClockBack),
         1 => Just(Step::Set),
         1 => rate().prop_map(Step::HandUpdate),
     ];
@@ -103,6 +110,15 @@ impl History {
     fn prune(&mut self, world: &World) {
         let (now, interval) = (self.now(world), self.interval * 1_000);
         self.taken.retain(|it| it.at + interval > now);
+    }
+
+    /// When the limiter has expired, or what it had is gone with it, it is made anew.
+    fn exist(&mut self, world: &mut World) {
+        world.tick();
+        if world.command::<u64>(&["EXISTS", "LIMITER_NAME"]) == 0 {
+            assert!(world.set("try", self.rate, self.interval, 0));
+            self.taken.clear();
+        }
     }
 
     fn live(&self) -> u64 {
@@ -182,6 +198,7 @@ fn history(
     world.set("try", rate, it.interval, 0);
     for step in steps {
         it.prune(world);
+        it.exist(world);
         it.stand_in = stand_in(world);
         one_step(world, &mut it, step, skews, java)?;
     }
@@ -189,11 +206,13 @@ fn history(
     // It heals: whatever happened, all permits can be taken again after a while.
     let interval = it.interval;
     for _ in 0..3 {
+        it.exist(world);
         for _ in 0..=world.log().len() {
             let _ = world.take(1); // a call drops only so many entries
         }
         world.advance(2 * interval + 1);
     }
+    it.exist(world);
     prop_assert_eq!(world.available(), it.rate);
     prop_assert!(world.take(it.rate as u32), "it does not heal: {:?}", world.log());
     Ok(())
@@ -209,7 +228,7 @@ fn one_step(
     let permits = |some: u32| some.min(it.rate as u32);
     match *step {
         Step::Pass(part, us) => world.now += part * it.interval + us,
-        Step::StepBack(part) => {
+        Step::ClockBack(part) => {
             let back = part * it.interval;
             world.now -= back;
             it.behind += back;
@@ -273,6 +292,16 @@ fn one_step(
             if world.log().is_empty() {
                 it.lose(world, java);
             }
+        }
+        Step::Expire(ms) => {
+            prop_assert!(world.expire(&ms.max(1).to_string()));
+        }
+        Step::KeepAlive(ms) => {
+            world.set_and_keep_alive("update", it.rate, it.interval, 0, &ms.to_string());
+            consistent(world, it)?;
+        }
+        Step::ClearExpire => {
+            world.expire("");
         }
         Step::LoseValue => {
             world.lose(1);

@@ -9,7 +9,7 @@ use super::super::{
 };
 
 #[path = "../../../tests/support/server.rs"]
-#[allow(dead_code, unreachable_pub, missing_debug_implementations)]
+#[allow(dead_code, unreachable_pub, missing_debug_implementations, clippy::duplicate_mod)]
 mod server;
 
 pub(super) use server::RedisServer;
@@ -219,6 +219,11 @@ impl World {
         self.now / 1_000
     }
 
+    /// Drops the keys that have expired.
+    pub(super) fn tick(&mut self) {
+        let _: i64 = self.eval("return 0", 7, &[]);
+    }
+
     pub(super) fn advance(&mut self, ms: u64) {
         self.now += ms * 1_000;
     }
@@ -250,7 +255,7 @@ impl World {
         assert!(self.steps < 1_000, "it goes on for ever");
         let mut text = script.text.to_owned();
         if self.tiny {
-            let limits = "SHORT, HEAD, MOST = 64, 250, 1000";
+            let limits = "SHORT, HEAD, MOST = 32, 250, 1000";
             assert!(text.contains(limits));
             text = text.replace(limits, "SHORT, HEAD, MOST = 2, 2, 3");
         }
@@ -393,7 +398,7 @@ impl World {
 
     /// All that is in Redis, and has not expired.
     pub(super) fn dump(&mut self) -> Vec<(String, Vec<u8>)> {
-        let _: i64 = self.eval("return 0", 7, &[]);
+        self.tick();
         let mut keys: Vec<String> = self.command(&["KEYS", "*"]);
         keys.sort_unstable();
         keys.into_iter().map(|key| (key.clone(), self.command(&["DUMP", &key]))).collect()
