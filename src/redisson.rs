@@ -396,7 +396,7 @@ impl RateLimiter {
     }
 
     /// Lets all keys of the limiter expire after `time`, in whole milliseconds, rounded up. Returns whether there was
-    /// one. Of the keys per client, it is about this client's.
+    /// one. Of the keys per client, it is about this client's. A time of zero deletes them.
     ///
     /// # Errors
     ///

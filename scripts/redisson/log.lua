@@ -12,8 +12,9 @@
 -- Times are in milliseconds; all numbers are integers below 2^53.
 -- Redisson's scripts may have run since. They add to the log, and drop its oldest entries; what is left
 -- they change by what they add and drop, so that it must be, with all that is in the log, the rate.
-local SHORT, HEAD, MOST = 32, 250, 1000
+local SHORT, HEAD, MOST = 32, 128, 1000
 local LARGEST = 2147483647
+local EXACT, CENTURY = 2 ^ 53, 36525 * 86400000
 local DENIED, DONE, ABOVE_RATE, NO_RATE, AGAIN = 0, 1, 2, 3, 4
 
 local time = redis.call('TIME')
@@ -26,8 +27,10 @@ local left_key, log, tally_key
 -- Returns whether there is a rate.
 local function open()
   local config = redis.call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime')
-  rate, interval = math.floor(tonumber(config[1]) or 0), math.floor(tonumber(config[2]) or 0)
-  keep_alive, per_client = tonumber(config[4]) or 0, config[3] == '1'
+  rate = math.min(math.floor(tonumber(config[1]) or 0), EXACT)
+  interval = math.min(math.floor(tonumber(config[2]) or 0), CENTURY)
+  keep_alive = math.min(tonumber(config[4]) or 0, CENTURY)
+  per_client = config[3] == '1'
   local i = per_client and 1 or 0
   left_key, log, tally_key = KEYS[2 + i], KEYS[4 + i], KEYS[6 + i]
   return config[1] and config[2] and config[3] and interval > 0
@@ -246,8 +249,8 @@ end
 
 local function save_tally()
   if tally.boundary or tally.mark then
-    local last = math.max(tally.mark or now, now)
-    redis.call('SET', tally_key, cmsgpack.pack(tally), 'PX', last - now + interval + 1)
+    local ahead = math.min(math.max((tally.mark or now) - now, 0), CENTURY)
+    redis.call('SET', tally_key, cmsgpack.pack(tally), 'PX', ahead + interval + 1)
   elseif size > SHORT then
     redis.call('DEL', tally_key)
   end

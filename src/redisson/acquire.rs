@@ -33,7 +33,8 @@ impl RateLimiter {
     /// [`retry_after`](Decision::retry_after) is when they would be. Else the call sleeps for so long, and up to
     /// a tenth longer (at most 100 ms) at random, never beyond `timeout`, and asks again: others may have been
     /// faster, so there is no order among those who wait. The last question is asked at the end of `timeout` at
-    /// the latest. With a `timeout` of zero there is one.
+    /// the latest. With a `timeout` of zero there is one. Who sleeps does not see that the rate is changed before it
+    /// asks again.
     ///
     /// # Errors
     ///
@@ -174,5 +175,20 @@ impl Drop for Attempt<'_> {
         if let Some(answer) = self.answer.take() {
             self.limiter.give_back_later(self.permits, self.id, answer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_is_drawn_out_at_random_and_never_by_much() {
+        let (short, long) = (Duration::from_millis(50), Duration::from_secs(3_600));
+        let all: Vec<_> = (0..100).map(|_| drawn_out(short)).collect();
+        assert!(all.iter().all(|it| (short..=short * 11 / 10).contains(it)), "{all:?}");
+        assert!(all.iter().any(|it| *it != all[0]), "all wake together");
+        assert!((long..=long + LONGEST_JITTER).contains(&drawn_out(long)));
+        assert!(drawn_out(Duration::MAX / 2) < Duration::MAX);
     }
 }

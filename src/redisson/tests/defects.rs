@@ -298,3 +298,40 @@ fn a_denied_request_writes_nothing_and_its_delay_is_exact() {
         assert!(world.acquire(permits, id).granted());
     }
 }
+
+#[test]
+fn figures_beyond_all_bounds_stop_nobody() {
+    let server = RedisServer::start();
+    let mut world = limiter(&server, 5);
+    world.command::<()>(&[
+        "ZADD",
+        "{LIMITER_NAME}:permits",
+        "+inf",
+        "a",
+        "1e300",
+        "b",
+        "-inf",
+        "c",
+    ]);
+    assert!(world.take(5) && !world.take(1));
+    world.advance(1_001);
+    assert!(world.take(5) && !world.take(1));
+    assert_eq!(world.log().len(), 1);
+
+    let longest = i64::MAX.to_string();
+    for field in ["rate", "interval", "keepAliveTime"] {
+        world.command::<()>(&["HSET", "LIMITER_NAME", field, &longest]);
+    }
+    for _ in 0..40 {
+        assert!(world.take(1));
+    }
+    assert!(world.value().unwrap().parse::<i64>().is_ok());
+    let id = world.id();
+    assert_eq!(world.java_acquire(1, 0, id), Some(Ok(())));
+
+    for value in ["many", "", "-1", "nan"] {
+        world.command::<()>(&["HSET", "LIMITER_NAME", "interval", value]);
+        assert_eq!(world.acquire(1, id).status, NO_RATE, "{value}");
+        assert!(world.set("try", 5, 1_000, 0), "{value}");
+    }
+}

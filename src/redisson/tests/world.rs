@@ -255,7 +255,7 @@ impl World {
         assert!(self.steps < 1_000, "it goes on for ever");
         let mut text = script.text.to_owned();
         if self.tiny {
-            let limits = "SHORT, HEAD, MOST = 32, 250, 1000";
+            let limits = "SHORT, HEAD, MOST = 32, 128, 1000";
             assert!(text.contains(limits));
             text = text.replace(limits, "SHORT, HEAD, MOST = 2, 2, 3");
         }
