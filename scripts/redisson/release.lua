@@ -50,7 +50,7 @@ local function give_back_oldest()
   end
   if gone > 0 then
     redis.call('ZREMRANGEBYRANK', log, expired, expired + gone - 1)
-    size, changed, tally.first = size - gone, true, nil
+    size, changed = size - gone, true
   end
   if rest then
     redis.call('ZADD', log, time, rest)

@@ -197,6 +197,42 @@ fn a_clock_that_is_ahead_admits_nothing_extra_here_and_locks_nobody_out() {
 }
 
 #[test]
+fn what_is_taken_counts_for_a_full_interval_to_the_microsecond() {
+    let server = RedisServer::start();
+    for us in [0, 1, 500, 999] {
+        let mut world = limiter(&server, 3);
+        world.now += us;
+        assert!(world.take(3));
+        world.now += 999_999;
+        assert!(!world.take(1), "{us} us after a millisecond");
+        world.now += 1_000;
+        assert!(world.take(3), "{us} us after a millisecond");
+    }
+}
+
+#[test]
+fn one_clock_that_is_far_ahead_drops_nothing_of_another_too_early() {
+    let server = RedisServer::start();
+    let mut world = limiter(&server, 3);
+    let java = |world: &mut super::World, skew| {
+        let id = world.id();
+        world.java_acquire(1, skew, id)
+    };
+    assert_eq!(java(&mut world, 90_000), Some(Ok(())));
+    assert_eq!(world.available(), 2);
+    assert!(world.take(1));
+    world.advance(999);
+    assert_eq!(java(&mut world, 4_000), Some(Ok(())));
+    world.advance(1);
+    assert!(world.take(1), "its own has expired");
+    assert!(!world.take(1));
+    world.advance(999);
+    assert!(!world.take(1));
+    world.advance(1);
+    assert!(world.take(3) && !world.take(1));
+}
+
+#[test]
 fn who_comes_after_a_clock_that_is_ahead_is_not_swept_too_early_by_it() {
     let server = RedisServer::start();
     let mut world = limiter(&server, 10);

@@ -40,7 +40,7 @@ enum Step {
 }
 
 fn steps(java: bool) -> impl Strategy<Value = Vec<Step>> {
-    let pass = prop_oneof![4 => 0_u64..100, 2 => Just(0), 1 => 100_u64..1_200];
+    let pass = prop_oneof![6 => 0_u64..100, 3 => Just(0), 1 => 100_u64..1_200, 1 => 999_u64..1_001];
     let some = || 1_u32..6;
     let (rate, interval) = (|| 1_u64..12, || prop_oneof![3 => Just(1_000_u64), 1 => 1_u64..3_000]);
     let ours = prop_oneof![
