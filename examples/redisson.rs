@@ -71,10 +71,10 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     }
     redis.print()?;
 
-    title("change the rate, and keep what was taken");
-    limiter.update_rate(RateType::Overall, 3, 2 * SECOND).await?;
+    title("lower the rate, and keep what was taken: a debt is waited for");
+    limiter.update_rate(RateType::Overall, 2, 2 * SECOND).await?;
     show_config(limiter).await?;
-    println!("a debt is waited for: available_permits: {}", limiter.available_permits().await?);
+    println!("available_permits: {}", limiter.available_permits().await?);
     redis.print()?;
 
     title("expire");

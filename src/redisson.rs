@@ -51,10 +51,11 @@
 //!
 //! * **The log decides.** What is left is the rate less the permits in the log, always, and `value` is set to that.
 //!   So a `value` that was evicted, that `release` credited twice, or that an `EVAL` which ran twice has lowered, is
-//!   right again with the next call, and a rate that was changed with `redis-cli` holds from the next call on. If
-//!   the log is evicted and `value` is there, what `value` says is used counts as taken now, for one
-//!   interval; the same happens if nobody uses the limiter, Java looked at its `availablePermits()`, and the rate is then
-//!   raised with `redis-cli`. If both are lost, the limiter is as new.
+//!   right again with the next call, and a rate that was changed with `redis-cli` holds from the next call on.
+//! * **If the log is evicted**, what `value` says is used counts as taken now, for one interval. If a Java client adds to
+//!   the log first, that is not seen any more; if both keys are evicted, the limiter is as new. The same wait
+//!   comes about if nobody uses the limiter, Java looks at its `availablePermits()`, and the rate is then raised with
+//!   `redis-cli`: the permits that are added can be taken an interval later.
 //! * **The clock is that of Redis**; Java writes the clock of its host. An entry of a host whose clock is ahead stays as
 //!   much longer, and at most for three intervals after it was first seen from here. New entries are put no earlier
 //!   than it, unless it is ahead by more than an interval, so that this host does not drop them too early. An entry of a host
@@ -65,7 +66,8 @@
 //!   left the shorter one.
 //! * **The type.** With another type the count starts anew. What the old type has counted stays for one interval, in case
 //!   the type is changed back.
-//! * **An acquire counts once**: it has a random id, by which a script that is executed twice knows it.
+//! * **An acquire counts once**: it has a random id, by which a script that is executed twice knows it. A release that is
+//!   executed twice gives back twice, and never more than was taken.
 //! * **Old entries** are dropped in steps of at most 1,000, or all at once where few are left, so that Redis does
 //!   not stall; a log is not read again as long as it is known. Where Java changed a log of more than 1,000 entries
 //!   beyond that, a call is several round trips, one for each 1,000.
@@ -75,7 +77,7 @@
 //! # Keys
 //!
 //! `name` is a hash with `rate`, `interval`, `type` and `keepAliveTime`. `{name}:value` is what is left, and
-//! `{name}:permits` the log, with one entry of 21 bytes for each acquire: about 120 bytes in Redis. For
+//! `{name}:permits` the log, with one entry of 21 bytes for each acquire: about 130 bytes in Redis. For
 //! [`RateType::PerClient`] both have `:` and the client's id behind. A name with a `{` is taken without braces
 //! around it: `api:{42}:value`. So `x` and `{x}` are two hashes that share their other keys: do not use both. The
 //! store's [`prefix`](RedisStore::prefix) does not matter here.
