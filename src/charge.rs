@@ -1,9 +1,13 @@
 //! Several limits at once.
 
+mod any_limiter;
+
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+pub use self::any_limiter::AnyLimiter;
+use self::any_limiter::Kind;
 use crate::{
     algorithm::{Action, micros},
     decision::Decision,
@@ -65,16 +69,16 @@ pub struct Charge {
 
 #[derive(Clone, Debug)]
 struct Part {
-    limiter: Limiter,
+    limiter: AnyLimiter,
     key: Key<'static>,
     cost: Option<u32>,
 }
 
 impl Charge {
     /// A charge of 1 to `key`'s quota.
-    pub fn new<'a>(limiter: &Limiter, key: impl Into<Key<'a>>) -> Self {
-        let key = key.into().into_owned();
-        Self { first: Some(Part { limiter: limiter.clone(), key, cost: None }), rest: vec![] }
+    pub fn new<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>) -> Self {
+        let (limiter, key) = (limiter.into(), key.into().into_owned());
+        Self { first: Some(Part { limiter, key, cost: None }), rest: vec![] }
     }
 
     /// A charge of nothing, to nobody: the request goes on, and is not counted.
@@ -128,7 +132,7 @@ impl Charge {
     ///
     /// As for [`Limiter::check`].
     pub async fn check(&self) -> Result<Decision, Error> {
-        self.ask(MaxWait::OWN)?.await.map_err(Error::from)
+        self.ask(MaxWait::OWN)?.await
     }
 
     /// Tells what [`check`](Charge::check) would answer now, without spending anything.
@@ -141,7 +145,7 @@ impl Charge {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self) -> Result<Decision, Error> {
-        self.call(Action::Peek, 0.0, MaxWait::OWN)?.await.map_err(Error::from)
+        self.call(Action::Peek, 0.0, MaxWait::OWN)?.await
     }
 
     /// Spends the costs and waits until the request may go on, if that is within `timeout`. See
@@ -197,7 +201,7 @@ impl Charge {
     ///
     /// As for [`Limiter::check`].
     pub async fn spend(&self) -> Result<Decision, Error> {
-        self.call(Action::Spend, 0.0, MaxWait::NONE)?.await.map_err(Error::from)
+        self.call(Action::Spend, 0.0, MaxWait::NONE)?.await
     }
 
     /// Gives back the costs, and never more than were spent. See [`Limiter::refund`].
@@ -210,8 +214,7 @@ impl Charge {
     ///
     /// As for [`Limiter::check`].
     pub async fn refund(&self) -> Result<(), Error> {
-        let _ = self.call(Action::Refund, 0.0, MaxWait::NONE)?.await?;
-        Ok(())
+        self.give_back(0.0).await
     }
 
     /// Gives back what an allowed `decision` about this charge has spent, or the turn that it has booked. See
@@ -226,8 +229,19 @@ impl Charge {
     /// As for [`Limiter::check`].
     pub async fn cancel(&self, decision: Decision) -> Result<(), Error> {
         if decision.is_allowed() {
-            let _ = self.call(Action::Refund, decision.turn(), MaxWait::NONE)?.await?;
+            self.give_back(decision.turn()).await?;
         }
+        Ok(())
+    }
+
+    async fn give_back(&self, turn: f64) -> Result<(), Error> {
+        #[cfg(feature = "redis")]
+        if let (Some(Part { limiter: AnyLimiter(Kind::Redisson(limiter)), key, cost }), []) =
+            (&self.first, &*self.rest)
+        {
+            return limiter.for_key(key)?.release(cost.unwrap_or(1)).await;
+        }
+        let _ = self.call(Action::Refund, turn, MaxWait::NONE)?.await?;
         Ok(())
     }
 
@@ -239,7 +253,7 @@ impl Charge {
         self.first.iter_mut().chain(&mut self.rest)
     }
 
-    pub(crate) fn limiters(&self) -> impl Iterator<Item = &Limiter> {
+    pub(crate) fn limiters(&self) -> impl Iterator<Item = &AnyLimiter> {
         self.parts().map(|part| &part.limiter)
     }
 
@@ -258,7 +272,8 @@ impl Charge {
 
     /// Whether turns can be booked: on one key only.
     fn books(&self) -> bool {
-        self.rest.iter().all(|part| Some(&part.key) == self.key())
+        self.limiters().all(AnyLimiter::books)
+            && self.rest.iter().all(|part| Some(&part.key) == self.key())
     }
 
     /// How long it waits at most, in microseconds.
@@ -268,7 +283,8 @@ impl Charge {
 
     /// How long a turn that is booked for all limits may be away: none further than it can be.
     fn bookable(&self, max_wait: MaxWait) -> MaxWait {
-        let bound = self.limiters().map(Limiter::longest_wait).fold(f64::INFINITY, f64::min);
+        let longest = self.limiters().map(|limiter| limiter.cut(MaxWait::LONGEST));
+        let bound = longest.fold(f64::INFINITY, f64::min);
         MaxWait::UpTo(self.longest_wait(max_wait)).at_most(bound)
     }
 
@@ -280,7 +296,7 @@ impl Charge {
 
     /// How many requests of a key may wait, if nobody says.
     pub(crate) fn default_most_waiting(&self) -> usize {
-        self.limiters().map(Limiter::default_most_waiting).max().unwrap_or_default()
+        self.limiters().map(AnyLimiter::default_most_waiting).max().unwrap_or_default()
     }
 
     pub(crate) fn ask(&self, max_wait: MaxWait) -> Result<Answer<Decision>, Error> {
@@ -290,7 +306,7 @@ impl Charge {
     /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
     pub(crate) fn give_back_later(self, answer: Answer<Decision>, place: Option<Place>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
-        limiter.store().detach(Box::pin(async move {
+        limiter.detach(Box::pin(async move {
             if let Ok(decision) = answer.await {
                 // Without an answer the turn passes unused.
                 let _ = self.cancel(decision).await;
@@ -306,28 +322,44 @@ impl Charge {
         max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
         let first = self.first.as_ref().ok_or(Error::NoLimits)?;
+        let limiter = match &first.limiter.0 {
+            Kind::Own(limiter) => limiter,
+            #[cfg(feature = "redis")]
+            Kind::Redisson(limiter) if self.rest.is_empty() => {
+                return limiter.answer(action, &first.key, first.cost.unwrap_or(1));
+            }
+            #[cfg(feature = "redis")]
+            Kind::Redisson(_) => return Err(Error::DifferentStores),
+        };
         if self.rest.is_empty() {
-            let demand = first.demand(action, max_wait)?;
-            return Ok(first.limiter.store().call(&Call { action, turn, demands: &[demand] }));
+            let demands = &[first.demand(limiter, action, max_wait)?];
+            return Ok(limiter.store().call(&Call { action, turn, demands }));
         }
         let max_wait = if self.books() { self.bookable(max_wait) } else { MaxWait::NONE };
-        let mut demands = vec![first.demand(action, max_wait)?];
+        let store = limiter.store();
+        let mut demands = vec![first.demand(limiter, action, max_wait)?];
         for part in &self.rest {
-            if !part.limiter.store().names().is_same(first.limiter.store().names()) {
-                return Err(Error::DifferentStores);
-            }
-            let demand = part.demand(action, max_wait)?;
+            let limiter = match &part.limiter.0 {
+                Kind::Own(limiter) if limiter.store().names().is_same(store.names()) => limiter,
+                _ => return Err(Error::DifferentStores),
+            };
+            let demand = part.demand(limiter, action, max_wait)?;
             if demands.iter().any(|it| it.is_same(&demand)) {
                 return Err(Error::SameLimitTwice { limiter: demand.rule.name });
             }
             demands.push(demand);
         }
-        Ok(first.limiter.store().call(&Call { action, turn, demands: &demands }))
+        Ok(store.call(&Call { action, turn, demands: &demands }))
     }
 }
 
 impl Part {
-    fn demand(&self, action: Action, max_wait: MaxWait) -> Result<Demand<'_>, Error> {
-        self.limiter.demand(action, &self.key, self.cost.unwrap_or(1), max_wait)
+    fn demand<'a>(
+        &'a self,
+        limiter: &'a Limiter,
+        action: Action,
+        max_wait: MaxWait,
+    ) -> Result<Demand<'a>, Error> {
+        limiter.demand(action, &self.key, self.cost.unwrap_or(1), max_wait)
     }
 }

@@ -29,6 +29,17 @@ pub enum Error {
     },
     /// The limits of one charge are in different stores, which cannot decide together.
     DifferentStores,
+    /// The limiter that Redisson shares has no rate, or its rate is gone: call
+    /// `redisson::RateLimiter::try_set_rate`.
+    #[non_exhaustive]
+    NoRate {
+        /// The name of the limiter.
+        name: String,
+    },
+    /// A limiter that Redisson shares can be checked, waited for and refunded, and nothing else.
+    Unsupported,
+    /// The rate cannot be set like that. Nothing was changed.
+    Config(ConfigError),
     /// The store gave no answer.
     Store(StoreError),
 }
@@ -49,6 +60,14 @@ impl fmt::Display for Error {
             Self::DifferentStores => f.write_str(
                 "limits that are charged together must be in one store, with one prefix",
             ),
+            Self::NoRate { name } => {
+                write!(
+                    f,
+                    "the rate limiter {name:?} has no rate in Redis: set one with try_set_rate"
+                )
+            }
+            Self::Unsupported => f.write_str("a limiter that Redisson shares cannot do that"),
+            Self::Config(_) => f.write_str("the rate cannot be set"),
             Self::Store(_) => f.write_str("the store of the rate limiter gave no answer"),
         }
     }
@@ -58,8 +77,15 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Store(error) => Some(error),
+            Self::Config(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
     }
 }
 
@@ -181,6 +207,33 @@ pub enum ConfigError {
         /// The quota.
         quota: Quota,
     },
+    /// The keys of a `redisson::RateLimiter` of this name would be in several slots of a cluster: the
+    /// name is empty, or has braces that hold no text.
+    #[non_exhaustive]
+    Slots {
+        /// The name.
+        name: String,
+    },
+    /// The rate of a `redisson::RateLimiter` is 1 to 2^53 permits.
+    #[non_exhaustive]
+    Rate {
+        /// The rate.
+        rate: u64,
+    },
+    /// The interval of a `redisson::RateLimiter` is 1 ms to 100 years.
+    #[non_exhaustive]
+    Interval {
+        /// The interval.
+        interval: Duration,
+    },
+    /// A `redisson::RateLimiter` must be kept alive for at least its interval, and at most 100 years.
+    #[non_exhaustive]
+    KeepAlive {
+        /// How long it would be kept alive.
+        keep_alive: Duration,
+        /// Its interval.
+        interval: Duration,
+    },
 }
 
 impl fmt::Display for ConfigError {
@@ -215,6 +268,20 @@ impl fmt::Display for ConfigError {
                 f,
                 "an overdraft of {overdraft} is too much for the quota \"{quota}\": with the burst \
                  it must be below 2^32 and refill within 100 years"
+            ),
+            Self::Slots { name } => write!(
+                f,
+                "limiter name {name:?}: its keys would be in several slots of a cluster; use a name \
+                 without braces, or with text in the first pair of them, such as \"api:{{42}}\""
+            ),
+            Self::Rate { rate } => write!(f, "a rate is 1 to 2^53 permits, not {rate}"),
+            Self::Interval { interval } => {
+                write!(f, "an interval is 1 ms to 100 years, not {interval:?}")
+            }
+            Self::KeepAlive { keep_alive, interval } => write!(
+                f,
+                "a limiter that is kept alive for {keep_alive:?} would forget what was taken in its \
+                 interval of {interval:?}: keep it alive for longer, and at most 100 years"
             ),
         }
     }

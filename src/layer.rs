@@ -6,10 +6,10 @@ use tower_layer::Layer;
 
 use crate::{
     algorithm::micros,
-    charge::Charge,
+    charge::{AnyLimiter, Charge},
     error::RequestError,
     key::KeyExtractor,
-    limiter::{Limiter, MaxWait},
+    limiter::MaxWait,
     protocol::{Charged, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
     response::Headers,
     rule::Rule,
@@ -144,8 +144,8 @@ impl RateLimitLayer {
     ///
     /// The key comes from [`key::Header`](crate::key::Header), [`key::PeerIp`](crate::key::PeerIp),
     /// [`key::Global`](crate::key::Global), a closure over the head of the request, or a pair of them.
-    pub fn new(limiter: Limiter, key: impl KeyExtractor<Parts>) -> Self {
-        Self(Arc::new(Shared::new(Http::by_key(limiter, key))))
+    pub fn new(limiter: impl Into<AnyLimiter>, key: impl KeyExtractor<Parts>) -> Self {
+        Self(Arc::new(Shared::new(Http::by_key(limiter.into(), key))))
     }
 
     /// Limits HTTP requests by a [`Rule`], which says for each what it is charged: which limits, whose, and
@@ -316,11 +316,11 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # }
     /// ```
     pub fn custom(
-        limiter: Limiter,
+        limiter: impl Into<AnyLimiter>,
         key: impl KeyExtractor<Req>,
         refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared::new(Custom::by_key(limiter, key, refusal))))
+        Self(Arc::new(Shared::new(Custom::by_key(limiter.into(), key, refusal))))
     }
 
     /// Limits requests of any kind by a [`Rule`].

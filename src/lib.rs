@@ -36,7 +36,7 @@
 //!
 //! | feature | |
 //! |---|---|
-//! | `redis` | `RedisStore` |
+//! | `redis` | `RedisStore`, and `redisson`: a limiter that Java services share |
 //! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and `key::Route` is its `MatchedPath` |
 //! | `serde` | `Limits`, named limits from TOML, JSON and the like; [`Quota`] as text |
 
@@ -62,6 +62,8 @@ mod layer;
 mod limiter;
 mod protocol;
 mod quota;
+#[cfg(feature = "redis")]
+pub mod redisson;
 mod response;
 mod rule;
 mod service;
@@ -76,7 +78,7 @@ pub use store::RedisStore;
 pub use {
     algorithm::{Algorithm, Refill},
     body::ResponseBody,
-    charge::Charge,
+    charge::{AnyLimiter, Charge},
     decision::Decision,
     error::{ConfigError, Error, RequestError, StoreError},
     future::ResponseFuture,

@@ -62,6 +62,14 @@ impl MaxWait {
     pub(crate) const NONE: Self = Self::UpTo(0.0);
     pub(crate) const LONGEST: Self = Self::UpTo(f64::INFINITY);
 
+    /// The wait of one that waits for `own` by itself, and for `longest` if it is told to.
+    pub(crate) fn cut(self, own: f64, longest: f64) -> f64 {
+        match self {
+            Self::Own { at_most } => own.min(at_most),
+            Self::UpTo(max_wait) => max_wait.min(longest),
+        }
+    }
+
     pub(crate) fn at_most(self, bound: f64) -> Self {
         match self {
             Self::Own { at_most } => Self::Own { at_most: at_most.min(bound) },
@@ -162,7 +170,7 @@ impl Limiter {
     /// Dropping the future before its first poll spends nothing. After that, it may or may not have
     /// spent: with a [`MemoryStore`](crate::MemoryStore) the first poll decides.
     pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.ask(&key.into(), 1, MaxWait::OWN)?.await.map_err(Error::from)
+        self.ask(&key.into(), 1, MaxWait::OWN)?.await
     }
 
     /// Spends `cost` from `key`'s quota if that much is left.
@@ -176,7 +184,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.ask(&key.into(), cost, MaxWait::OWN)?.await.map_err(Error::from)
+        self.ask(&key.into(), cost, MaxWait::OWN)?.await
     }
 
     /// Like [`check_n`](Limiter::check_n), and books the request's turn if that comes within `max_wait`:
@@ -202,7 +210,7 @@ impl Limiter {
         cost: u32,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        self.ask(&key.into(), cost, MaxWait::UpTo(micros(max_wait)))?.await.map_err(Error::from)
+        self.ask(&key.into(), cost, MaxWait::UpTo(micros(max_wait)))?.await
     }
 
     /// Gives back what an allowed `decision` about `key` has spent, or the turn that it has booked.
@@ -241,7 +249,7 @@ impl Limiter {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.call(Action::Peek, 0.0, &key.into(), 1, MaxWait::OWN)?.await.map_err(Error::from)
+        self.call(Action::Peek, 0.0, &key.into(), 1, MaxWait::OWN)?.await
     }
 
     /// Spends `cost` of `key`'s quota, whether that much is left or not: for a cost that is known when it is
@@ -276,7 +284,7 @@ impl Limiter {
     /// # }
     /// ```
     pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.call(Action::Spend, 0.0, &key.into(), cost, MaxWait::OWN)?.await.map_err(Error::from)
+        self.call(Action::Spend, 0.0, &key.into(), cost, MaxWait::OWN)?.await
     }
 
     /// Gives back `cost` units of `key`'s quota, and never more than were spent.
@@ -307,7 +315,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        self.0.store.reset(&self.0.rule, key.into().as_str()).await.map_err(Error::from)
+        self.0.store.reset(&self.0.rule, key.into().as_str()).await
     }
 
     /// The name.
@@ -326,11 +334,6 @@ impl Limiter {
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.0.rule.quota
-    }
-
-    /// The longest wait, in microseconds, for which a turn may be booked.
-    pub(crate) fn longest_wait(&self) -> f64 {
-        self.0.longest_wait
     }
 
     /// How many requests of a key may wait, if nobody says.
@@ -369,11 +372,7 @@ impl Limiter {
 
     /// The wait, in microseconds: not longer than the algorithm can book.
     pub(crate) fn cut(&self, max_wait: MaxWait) -> f64 {
-        let Inner { own_wait, longest_wait, .. } = *self.0;
-        match max_wait {
-            MaxWait::Own { at_most } => own_wait.min(at_most),
-            MaxWait::UpTo(max_wait) => max_wait.min(longest_wait),
-        }
+        max_wait.cut(self.0.own_wait, self.0.longest_wait)
     }
 
     /// What is asked of this limiter.

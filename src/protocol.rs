@@ -7,11 +7,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::{custom::Custom, http::Http};
 use crate::{
-    charge::Charge,
+    charge::{AnyLimiter, Charge},
     decision::Decision,
     error::{Error, RequestError, StoreError},
     key::{Key, KeyExtractor},
-    limiter::Limiter,
     rule::{AnyRule, Rule, Ruling},
 };
 
@@ -157,12 +156,12 @@ pub struct Charging<H> {
 
 /// Where a charge comes from.
 enum Source<H> {
-    Key(Limiter, Arc<dyn KeyExtractor<H>>),
+    Key(AnyLimiter, Arc<dyn KeyExtractor<H>>),
     Rule(Arc<dyn AnyRule<H>>),
 }
 
 impl<H: 'static> Charging<H> {
-    fn by_key(limiter: Limiter, key: impl KeyExtractor<H>) -> Self {
+    fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<H>) -> Self {
         Self::new(Source::Key(limiter, Arc::new(key)))
     }
 

@@ -10,8 +10,12 @@ use http::{
 };
 
 use crate::{
-    charge::Charge, decision::Decision, error::RequestError, grpc, limiter::Limiter,
+    charge::{AnyLimiter, Charge},
+    decision::Decision,
+    error::RequestError,
+    grpc,
     protocol::Rejection,
+    quota::Quota,
 };
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -82,8 +86,9 @@ impl Default for Fields {
 }
 
 impl Fields {
-    pub(crate) fn of(limiter: &Limiter) -> Self {
-        Self { policy: Some(policy(limiter)), ..Self::default() }
+    pub(crate) fn of(limiter: &AnyLimiter) -> Self {
+        let policy = limiter.quota().map(|quota| policy(limiter.name(), quota));
+        Self { policy, ..Self::default() }
     }
 
     /// Adds to the fields of a response that the service, or a layer inside of it, has made.
@@ -112,7 +117,7 @@ impl Fields {
         for kind in &self.headers {
             match kind {
                 Headers::Draft11 => {
-                    self.append_policies(headers, charge);
+                    self.append_policies(headers, charge, Some(decision.quota()));
                     headers.append(RATELIMIT, ratelimit(decision, t));
                 }
                 Headers::Triple => insert(headers, &TRIPLE, decision, Reset::Delta),
@@ -121,12 +126,15 @@ impl Fields {
         }
     }
 
-    fn append_policies(&self, headers: &mut HeaderMap, charge: &Charge) {
+    /// A quota that is known by the decision alone is `decided`.
+    fn append_policies(&self, headers: &mut HeaderMap, charge: &Charge, decided: Option<Quota>) {
         match &self.policy {
             Some(policy) => drop(headers.append(RATELIMIT_POLICY, policy.clone())),
             None => {
                 for limiter in charge.limiters() {
-                    headers.append(RATELIMIT_POLICY, policy(limiter));
+                    if let Some(quota) = limiter.quota().or(decided) {
+                        headers.append(RATELIMIT_POLICY, policy(limiter.name(), quota));
+                    }
                 }
             }
         }
@@ -142,7 +150,7 @@ impl Fields {
                 self.tell(&mut headers, decision, charge, retry_after);
             }
             Rejection::CostAboveQuota { .. } if self.headers.contains(&Headers::Draft11) => {
-                self.append_policies(&mut headers, charge);
+                self.append_policies(&mut headers, charge, None);
             }
             _ => {}
         }
@@ -211,8 +219,7 @@ fn violated(limiter: &str) -> String {
 }
 
 /// The limiter's `RateLimit-Policy`.
-fn policy(limiter: &Limiter) -> HeaderValue {
-    let (name, quota) = (limiter.name(), limiter.quota());
+fn policy(name: &str, quota: Quota) -> HeaderValue {
     let mut policy = format!("\"{name}\";q={}", quota.limit());
     let window = quota.window();
     if window.subsec_nanos() == 0 {

@@ -19,7 +19,7 @@ pub use redis::RedisStore;
 use crate::{
     algorithm::{Action, Algorithm, Ask, Params},
     decision::{Decision, Policy},
-    error::StoreError,
+    error::Error,
     quota::Quota,
 };
 
@@ -93,13 +93,13 @@ impl Call<'_> {
 /// What a store answers: at once, if it can.
 pub enum Answer<T> {
     /// The answer; `None` once it was taken.
-    Ready(Option<Result<T, StoreError>>),
+    Ready(Option<Result<T, Error>>),
     /// The answer will come.
-    Pending(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
+    Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
 }
 
 impl<T> Answer<T> {
-    pub(crate) fn ready(result: Result<T, StoreError>) -> Self {
+    pub(crate) fn ready(result: Result<T, Error>) -> Self {
         Self::Ready(Some(result))
     }
 }
@@ -115,7 +115,7 @@ impl<T: Copy> Answer<T> {
 }
 
 impl<T: Unpin> Future for Answer<T> {
-    type Output = Result<T, StoreError>;
+    type Output = Result<T, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {

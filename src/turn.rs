@@ -170,7 +170,7 @@ impl Turn {
                     },
                     Err(error) => {
                         self.phase = Phase::Over;
-                        return Poll::Ready(Err(error.into()));
+                        return Poll::Ready(Err(error));
                     }
                 },
                 Phase::Admitted(decision, timer) => {

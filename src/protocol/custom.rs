@@ -1,7 +1,11 @@
 use std::{fmt, sync::Arc};
 
 use super::{Charged, Charging, Exchange, Protocol, Rejection};
-use crate::{charge::Charge, key::KeyExtractor, limiter::Limiter, rule::Rule};
+use crate::{
+    charge::{AnyLimiter, Charge},
+    key::KeyExtractor,
+    rule::Rule,
+};
 
 type Refusal<Req, Res> = Arc<dyn Fn(Rejection, &Req) -> Res + Send + Sync>;
 
@@ -14,7 +18,7 @@ pub struct Custom<Req, Res> {
 
 impl<Req: 'static, Res: 'static> Custom<Req, Res> {
     pub(crate) fn by_key(
-        limiter: Limiter,
+        limiter: AnyLimiter,
         key: impl KeyExtractor<Req>,
         refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {

@@ -5,8 +5,12 @@ use http::{Request, Response, request::Parts, response};
 
 use super::{Charged, Charging, Exchange, Protocol, Rejection};
 use crate::{
-    body::ResponseBody, charge::Charge, grpc, key::KeyExtractor, limiter::Limiter,
-    response::Fields, rule::Rule,
+    body::ResponseBody,
+    charge::{AnyLimiter, Charge},
+    grpc,
+    key::KeyExtractor,
+    response::Fields,
+    rule::Rule,
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
@@ -25,7 +29,7 @@ pub struct Http {
 }
 
 impl Http {
-    pub(crate) fn by_key(limiter: Limiter, key: impl KeyExtractor<Parts>) -> Self {
+    pub(crate) fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<Parts>) -> Self {
         let fields = Fields::of(&limiter);
         Self::new(Charging::by_key(limiter, key), fields)
     }

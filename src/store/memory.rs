@@ -16,7 +16,7 @@ use super::{Answer, Backend, Call, Demand, Names, Rule, Store, lock};
 use crate::{
     algorithm::{Action, Ask, State, Verdict, together},
     decision::Decision,
-    error::StoreError,
+    error::{Error, StoreError},
 };
 
 const DEFAULT_MAX_KEYS: usize = 100_000;
@@ -195,8 +195,8 @@ impl Store for MemoryStore {}
 impl Backend for MemoryStore {
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
         match call.demands {
-            [demand] => Answer::ready(self.ask(call, demand)),
-            _ => Answer::ready(self.ask_all(call)),
+            [demand] => Answer::ready(self.ask(call, demand).map_err(Error::from)),
+            _ => Answer::ready(self.ask_all(call).map_err(Error::from)),
         }
     }
 

@@ -17,7 +17,7 @@ use super::{Answer, Backend, Call, Demand, Names, Rule, Store, lock};
 use crate::{
     algorithm::{self, SCRIPTS, Verdict},
     decision::{Decision, Policy},
-    error::StoreError,
+    error::{Error, StoreError},
 };
 
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
@@ -131,6 +131,18 @@ impl RedisStore {
         Self { deadline, ..self }
     }
 
+    /// Sends a command; if that is an `EVALSHA` of what the server does not know, once more with the text.
+    pub(crate) fn run<T>(&self, command: Cmd, text: &'static str) -> Answer<T>
+    where
+        T: FromRedisValue + Send + 'static,
+    {
+        let (link, deadline) = (self.link.clone(), self.deadline);
+        Answer::Pending(Box::pin(async move {
+            let ask = async |connection: &mut Connection| connection.eval(&command, text).await;
+            link.within(deadline, ask).await.map_err(Error::from)
+        }))
+    }
+
     fn key(&self, rule: &Rule, key: &str) -> String {
         let Rule { name, algorithm, .. } = rule;
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
@@ -156,11 +168,13 @@ impl Backend for RedisStore {
         Answer::Pending(Box::pin(async move {
             let ask = async |connection: &mut Connection| {
                 let asked = Instant::now();
-                let (verdict, limit) = read(&invocation.run(connection).await?, &limits)?;
+                let Invocation { script, by_hash } = &invocation;
+                let reply: Vec<u64> = connection.eval(by_hash, &script.text).await?;
+                let (verdict, limit) = read(&reply, &limits)?;
                 let age = if verdict.admitted { connection.age(asked, verdict) } else { 0.0 };
                 Ok(Decision::new(limit, verdict, age))
             };
-            link.within(deadline, ask).await
+            link.within(deadline, ask).await.map_err(Error::from)
         }))
     }
 
@@ -175,7 +189,7 @@ impl Backend for RedisStore {
         let key = self.key(rule, key);
         del.arg(&key).arg(turns_key(&key));
         let (link, deadline) = (self.link.clone(), self.deadline);
-        Answer::Pending(Box::pin(async move { link.query(deadline, del).await }))
+        Answer::Pending(Box::pin(async move { Ok(link.query(deadline, del).await?) }))
     }
 
     fn names(&self) -> &Names {
@@ -247,24 +261,6 @@ impl Invocation {
             }
         }
         Self { script, by_hash }
-    }
-
-    /// Runs the script by its hash, and with its text if the server does not know it yet: that is not
-    /// run twice, and the server knows it from then on.
-    async fn run(&self, connection: &mut Connection) -> Result<Vec<u64>, RedisError> {
-        match connection.query(&self.by_hash).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let mut by_text = redis::cmd("EVAL");
-                by_text.arg(&self.script.text);
-                for arg in self.by_hash.args_iter().skip(2) {
-                    if let redis::Arg::Simple(arg) = arg {
-                        by_text.arg(arg);
-                    }
-                }
-                connection.query(&by_text).await
-            }
-            reply => reply,
-        }
     }
 }
 
@@ -445,6 +441,28 @@ impl Connection {
         let answer = cmd.query_async(&mut self.inner).await;
         lock(&self.answers).last = Instant::now();
         answer
+    }
+
+    /// Runs a script by its hash, and with its text if the server does not know it yet: that is not run
+    /// twice, and the server knows it from then on.
+    async fn eval<T: FromRedisValue>(
+        &mut self,
+        by_hash: &Cmd,
+        text: &str,
+    ) -> Result<T, RedisError> {
+        match self.query(by_hash).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                let mut by_text = redis::cmd("EVAL");
+                by_text.arg(text);
+                for arg in by_hash.args_iter().skip(2) {
+                    if let redis::Arg::Simple(arg) = arg {
+                        by_text.arg(arg);
+                    }
+                }
+                self.query(&by_text).await
+            }
+            reply => reply,
+        }
     }
 
     /// How long ago the server decided, in microseconds. It makes those whose answers have different ways

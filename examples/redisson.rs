@@ -1,0 +1,181 @@
+//! A limiter that Java services share: the same as Redisson's `RRateLimiter` of this name.
+//!
+//! ```text
+//! cargo run --example redisson -- --redis redis://127.0.0.1/
+//! ```
+//!
+//! It walks through what the limiter can do, and prints what is in Redis as it goes. The keys stay there for ten
+//! minutes: look at them with `redis-cli --scan`, or go on from Java with
+//! `redisson.getRateLimiter("LIMITER_NAME")`.
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::Parser;
+use redis::{Connection, FromRedisValue};
+use tokio::{task::JoinSet, time::Instant};
+use tower_ratelimit::{
+    RedisStore,
+    redisson::{RateLimiter, RateType},
+};
+
+const NAME: &str = "LIMITER_NAME";
+const KEEP: Duration = Duration::from_secs(600);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Walks through a limiter that Java services share, and shows its keys.
+#[derive(Parser)]
+#[command(name = "redisson")]
+struct Flags {
+    /// The Redis server
+    #[arg(long, value_name = "URL", default_value = "redis://127.0.0.1/")]
+    redis: String,
+}
+
+type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
+    title("set the rate: 5 permits per 2 seconds, unless one is set already");
+    let set = limiter.try_set_rate(RateType::Overall, 5, 2 * SECOND).await?;
+    println!("try_set_rate: {set}, again: {}", {
+        limiter.try_set_rate(RateType::Overall, 100, SECOND).await?
+    });
+    show_config(limiter).await?;
+    redis.print()?;
+
+    title("take permits without waiting");
+    for permits in [2, 3, 1] {
+        let decision = limiter.try_acquire(permits, Duration::ZERO).await?;
+        match decision.retry_after() {
+            None => println!("try_acquire({permits}): taken, {} are left", decision.remaining()),
+            Some(wait) => println!("try_acquire({permits}): denied, to be had in {wait:.1?}"),
+        }
+    }
+    println!("available_permits: {}", limiter.available_permits().await?);
+    redis.print()?;
+
+    title("give 2 permits back");
+    limiter.release(2).await?;
+    println!("available_permits: {}", limiter.available_permits().await?);
+    redis.print()?;
+
+    title("wait for permits: 8 tasks take one each");
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..8 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { limiter.try_acquire(1, 10 * SECOND).await });
+    }
+    while let Some(taken) = tasks.join_next().await {
+        let taken = taken??.is_allowed();
+        println!("after {:.1} s: {}", start.elapsed().as_secs_f64(), outcome(taken));
+    }
+    redis.print()?;
+
+    title("lower the rate, and keep what was taken: a debt is waited for");
+    limiter.update_rate(RateType::Overall, 2, 2 * SECOND).await?;
+    show_config(limiter).await?;
+    println!("available_permits: {}", limiter.available_permits().await?);
+    redis.print()?;
+
+    title("expire");
+    println!("expire: {}", limiter.expire(KEEP).await?);
+    println!("clear_expire: {}", limiter.clear_expire().await?);
+    println!("remaining_ttl: {:?}", limiter.remaining_ttl().await?);
+
+    title("a rate for each client; this one is called \"example\"");
+    let client = limiter.clone().client_id("example").keep_alive(KEEP);
+    client.set_rate(RateType::PerClient, 5, 10 * SECOND).await?;
+    let taken = client.try_acquire(1, SECOND).await?.is_allowed();
+    println!("try_acquire(1): {}", outcome(taken));
+    redis.print()?;
+
+    title("delete, and leave a limiter to look at");
+    println!("delete: {}", client.delete().await?);
+    redis.print()?;
+    limiter.set_rate(RateType::Overall, 5, 10 * SECOND).await?;
+    limiter.expire(KEEP).await?;
+    let _ = limiter.acquire(1).await?;
+    let _ = limiter.acquire(2).await?;
+    redis.print()
+}
+
+async fn show_config(limiter: &RateLimiter) -> Result {
+    let config = limiter.config().await?.ok_or("the rate is gone: somebody else deleted it")?;
+    println!("config: rate {} per {:?}", config.rate(), config.interval());
+    Ok(())
+}
+
+fn outcome(taken: bool) -> &'static str {
+    if taken { "taken" } else { "denied" }
+}
+
+fn title(text: &str) {
+    println!("\n# {text}");
+}
+
+/// What is in Redis.
+struct Keys(Connection);
+
+impl Keys {
+    fn ask<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
+        Ok(redis::cmd(words[0]).arg(&words[1..]).query(&mut self.0)?)
+    }
+
+    fn print(&mut self) -> Result {
+        let mut keys: Vec<String> = self.ask(&["KEYS", &format!("*{NAME}*")])?;
+        keys.sort_unstable();
+        for key in keys {
+            let ttl: i64 = self.ask(&["PTTL", &key])?;
+            let ttl = if ttl < 0 { String::new() } else { format!(" (for {ttl} ms)") };
+            println!("  {key}{ttl}");
+            match &*self.ask::<String>(&["TYPE", &key])? {
+                "hash" => {
+                    let fields: Vec<(String, String)> = self.ask(&["HGETALL", &key])?;
+                    fields.iter().for_each(|(field, value)| println!("    {field} {value}"));
+                }
+                "zset" => {
+                    let log: Vec<(Vec<u8>, u64)> =
+                        self.ask(&["ZRANGE", &key, "0", "-1", "WITHSCORES"])?;
+                    for (entry, time) in log {
+                        let hex: String = entry.iter().map(|byte| format!("{byte:02x}")).collect();
+                        println!("    {time} {hex}");
+                    }
+                }
+                _ => println!("    {}", self.ask::<String>(&["GET", &key])?),
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn run(flags: Flags) -> std::result::Result<(), String> {
+    let store = RedisStore::connect(&flags.redis).await.map_err(|error| {
+        format!("cannot use the Redis server at --redis: {}", with_sources(&error))
+    })?;
+    let connection = redis::Client::open(flags.redis).and_then(|it| it.get_connection());
+    let mut keys = Keys(connection.map_err(|error| with_sources(&error))?);
+    let limiter = RateLimiter::new(store, NAME);
+    limiter.delete().await.map_err(|error| with_sources(&error))?;
+    walk(&limiter, &mut keys).await.map_err(|error| with_sources(&*error))
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(&format!(": {error}"));
+        source = error.source();
+    }
+    text
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Flags::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,46 @@
+-- Sets the rate: `try` if there is none, `set` in any case, forgetting what was taken, `update` if there is
+-- one, keeping what was taken.
+-- ARGV     mode, rate, interval, type, keepAliveTime (empty: none, or as it is), tally
+-- Returns  {status, whether it was set, tally}
+local mode = ARGV[1]
+
+local known = open()
+if mode == 'try' and known and ARGV[6] == '' or mode == 'update' and not known then
+  return {DONE, 0, ''}
+end
+
+local kept_alive = known and keep_alive or 0
+if known and mode ~= 'set' then
+  look(true) -- by the old rate
+  if per_client ~= (ARGV[4] == '1') then
+    expire_in(interval + 1)
+  end
+end
+
+redis.call('HSET', KEYS[1], 'rate', ARGV[2], 'interval', ARGV[3], 'type', ARGV[4])
+if ARGV[5] ~= '' or mode ~= 'update' then
+  redis.call('HSET', KEYS[1], 'keepAliveTime', ARGV[5] ~= '' and ARGV[5] or '0')
+end
+open()
+if keep_alive > 0 then
+  redis.call('PEXPIRE', KEYS[1], math.max(keep_alive, interval))
+elseif kept_alive > 0 then
+  redis.call('PERSIST', KEYS[1])
+end
+
+if mode == 'set' then
+  redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
+  return {DONE, 1, ''}
+end
+
+if not known and redis.call('EXISTS', log) == 0 then -- left behind by a limiter that is gone
+  redis.call('DEL', left_key)
+end
+look(true)
+local sum = count()
+if not sum then
+  return {AGAIN, 1, packed_tally()}
+end
+sweep()
+store(sum, 0)
+return {DONE, 1, ''}

@@ -1,0 +1,107 @@
+use std::pin::Pin;
+
+#[cfg(feature = "redis")]
+use crate::redisson::RateLimiter;
+use crate::{
+    limiter::{Limiter, MaxWait},
+    quota::Quota,
+};
+
+/// A hundred years, in microseconds.
+#[cfg(feature = "redis")]
+const LONGEST_WAIT: f64 = 36_525.0 * 86_400e6;
+
+/// What can be charged: a [`Limiter`], or a `redisson::RateLimiter` (feature `redis`).
+#[derive(Clone, Debug)]
+pub struct AnyLimiter(pub(super) Kind);
+
+#[derive(Clone, Debug)]
+pub(super) enum Kind {
+    Own(Limiter),
+    #[cfg(feature = "redis")]
+    Redisson(RateLimiter),
+}
+
+impl AnyLimiter {
+    /// The name, as clients see it.
+    pub(crate) fn name(&self) -> &str {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.name(),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(limiter) => limiter.label,
+        }
+    }
+
+    /// The quota, if it is known before a decision.
+    pub(crate) fn quota(&self) -> Option<Quota> {
+        match &self.0 {
+            Kind::Own(limiter) => Some(limiter.quota()),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(_) => None,
+        }
+    }
+
+    /// Whether turns can be booked.
+    pub(super) fn books(&self) -> bool {
+        matches!(self.0, Kind::Own(_))
+    }
+
+    /// The wait, in microseconds: not longer than it can be.
+    pub(super) fn cut(&self, max_wait: MaxWait) -> f64 {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.cut(max_wait),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(_) => max_wait.cut(0.0, LONGEST_WAIT),
+        }
+    }
+
+    /// How many requests of a key may wait, if nobody says.
+    pub(super) fn default_most_waiting(&self) -> usize {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.default_most_waiting(),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(_) => crate::waiters::DEFAULT_MOST_PER_KEY,
+        }
+    }
+
+    /// Runs what nobody waits for any more.
+    pub(super) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.store().detach(task),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(limiter) => limiter.detach(task),
+        }
+    }
+}
+
+impl From<Limiter> for AnyLimiter {
+    fn from(limiter: Limiter) -> Self {
+        Self(Kind::Own(limiter))
+    }
+}
+
+impl From<&Limiter> for AnyLimiter {
+    fn from(limiter: &Limiter) -> Self {
+        limiter.clone().into()
+    }
+}
+
+impl From<&Self> for AnyLimiter {
+    fn from(limiter: &Self) -> Self {
+        limiter.clone()
+    }
+}
+
+#[cfg(feature = "redis")]
+impl From<RateLimiter> for AnyLimiter {
+    fn from(limiter: RateLimiter) -> Self {
+        Self(Kind::Redisson(limiter))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl From<&RateLimiter> for AnyLimiter {
+    fn from(limiter: &RateLimiter) -> Self {
+        limiter.clone().into()
+    }
+}

@@ -1,0 +1,195 @@
+use std::{
+    future::poll_fn,
+    hash::{BuildHasher, RandomState},
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Id, RateLimiter, random,
+    script::{ABOVE_RATE, ACQUIRE, AGAIN, DONE, NO_RATE},
+};
+use crate::{
+    algorithm::Verdict,
+    decision::{Decision, Policy},
+    error::Error,
+    quota::Quota,
+    store::{Answer, Backend},
+};
+
+/// The most that a sleep is drawn out at random, so that those who wait do not wake together.
+const LONGEST_JITTER: Duration = Duration::from_millis(100);
+
+/// {status, wait, remaining, replenish, reset, rate, interval, tally}
+type Reply = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
+
+impl RateLimiter {
+    /// Takes `permits`, and waits for them for up to `timeout`.
+    ///
+    /// If they will not be there in time, the request is denied at once, and
+    /// [`retry_after`](Decision::retry_after) is when they would be. Else the call sleeps for so long, and up to
+    /// a tenth longer (at most 100 ms) at random, never beyond `timeout`, and asks again: others may have been
+    /// faster, so there is no order among those who wait. The last question is asked at the end of `timeout` at
+    /// the latest. With a `timeout` of zero there is one. Who sleeps does not see that the rate is changed before it
+    /// asks again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ZeroCost`] if `permits` is 0, [`Error::CostAboveQuota`] if it is above the rate (or above
+    /// 2^31 - 1), [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis gives no answer: then the
+    /// permits may have been taken.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before its first poll takes nothing, and nor does dropping it while it sleeps. If it
+    /// is dropped while Redis is asked, a task gives back what is then taken; when the runtime itself shuts down,
+    /// that is lost, and the permits count for one interval.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time.
+    pub async fn try_acquire(&self, permits: u32, timeout: Duration) -> Result<Decision, Error> {
+        let start = Instant::now();
+        let id = random();
+        loop {
+            let decision = self.attempt(permits, id).await?;
+            let Some(delay) = decision.retry_after() else { return Ok(decision) };
+            let rest = timeout.saturating_sub(start.elapsed());
+            if delay > rest {
+                return Ok(decision);
+            }
+            sleep(drawn_out(delay).min(rest)).await;
+        }
+    }
+
+    /// Takes `permits`, and waits for them for as long as it takes.
+    ///
+    /// The decision is always an allowed one. There is no order among those who wait.
+    ///
+    /// # Errors
+    ///
+    /// As for [`try_acquire`](RateLimiter::try_acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`try_acquire`](RateLimiter::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// As for [`try_acquire`](RateLimiter::try_acquire).
+    pub async fn acquire(&self, permits: u32) -> Result<Decision, Error> {
+        self.try_acquire(permits, Duration::MAX).await
+    }
+
+    pub(super) async fn attempt(&self, permits: u32, id: Id) -> Result<Decision, Error> {
+        if permits == 0 {
+            return Err(Error::ZeroCost);
+        }
+        let answer = Answer::Pending(Box::pin(self.clone().ask(permits, id)));
+        let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
+        let reply = poll_fn(|cx| attempt.poll(cx)).await?;
+        self.decision(permits, &reply)
+    }
+
+    /// Asks, again where it takes several calls to know a long log.
+    async fn ask(self, permits: u32, id: Id) -> Result<Reply, Error> {
+        let permits = permits.to_string();
+        let mut tally = vec![];
+        loop {
+            let args: [&[u8]; 3] = [permits.as_bytes(), &id, &tally];
+            let reply: Reply = self.run(&ACQUIRE, &args).await?;
+            if reply.0 != AGAIN {
+                return Ok(reply);
+            }
+            tally = reply.7;
+        }
+    }
+
+    fn decision(&self, cost: u32, reply: &Reply) -> Result<Decision, Error> {
+        let (status, wait, remaining, replenish, reset, rate, interval, _) = *reply;
+        match status {
+            NO_RATE => return Err(self.no_rate()),
+            ABOVE_RATE => {
+                let most = rate.min(i32::MAX as u64) as u32;
+                return Err(Error::CostAboveQuota { limiter: self.label, cost, most });
+            }
+            _ => {}
+        }
+        let verdict = Verdict {
+            admitted: status == DONE,
+            wait: wait as f64,
+            remaining: remaining as f64,
+            replenish: replenish as f64,
+            reset: reset as f64,
+            turn: 0.0,
+        };
+        let limit = Policy { limiter: self.label, quota: quota(rate, interval), cost };
+        Ok(Decision::new(limit, verdict, 0.0))
+    }
+
+    /// Gives back what `answer` grants, without anybody waiting for it.
+    fn give_back_later(&self, permits: u32, id: Id, answer: Answer<Reply>) {
+        let limiter = self.clone();
+        self.store.detach(Box::pin(async move {
+            let denied = matches!(answer.await, Ok(reply) if reply.0 != DONE);
+            if !denied {
+                let _ = limiter.give_back(permits, &id).await;
+            }
+        }));
+    }
+}
+
+/// The quota that a rate comes nearest to.
+fn quota(rate: u64, interval: u64) -> Quota {
+    let limit = u32::try_from(rate).unwrap_or(u32::MAX).max(1);
+    let longest = Duration::from_secs(366 * 86_400);
+    Quota::new(limit, Duration::from_millis(interval.max(1)).min(longest))
+}
+
+fn drawn_out(delay: Duration) -> Duration {
+    let share = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
+    delay + (delay / 10).min(LONGEST_JITTER).mul_f64(share)
+}
+
+/// A question that is on its way. Dropped before its answer is there, it gives back what that grants.
+struct Attempt<'a> {
+    limiter: &'a RateLimiter,
+    permits: u32,
+    id: Id,
+    answer: Option<Answer<Reply>>,
+}
+
+impl Attempt<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Reply, Error>> {
+        let answer = self.answer.as_mut().expect("polled after completion");
+        let reply = ready!(Pin::new(answer).poll(cx));
+        self.answer = None;
+        Poll::Ready(reply)
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            self.limiter.give_back_later(self.permits, self.id, answer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_is_drawn_out_at_random_and_never_by_much() {
+        let (short, long) = (Duration::from_millis(50), Duration::from_secs(3_600));
+        let all: Vec<_> = (0..100).map(|_| drawn_out(short)).collect();
+        assert!(all.iter().all(|it| (short..=short * 11 / 10).contains(it)), "{all:?}");
+        assert!(all.iter().any(|it| *it != all[0]), "all wake together");
+        assert!((long..=long + LONGEST_JITTER).contains(&drawn_out(long)));
+        assert!(drawn_out(Duration::MAX / 2) < Duration::MAX);
+    }
+}

@@ -1,0 +1,53 @@
+use std::sync::OnceLock;
+
+use super::random;
+use crate::error::ConfigError;
+
+/// The keys of a limiter, as Redisson names them, and two of ours.
+#[derive(Debug)]
+pub(super) struct Keys {
+    pub(super) name: String,
+    pub(super) client_id: String,
+    pub(super) all: [String; 7],
+}
+
+impl Keys {
+    pub(super) fn new(name: &str, client_id: &str) -> Result<Self, ConfigError> {
+        if !is_in_one_slot(name) {
+            return Err(ConfigError::Slots { name: name.to_owned() });
+        }
+        let tagged = if name.contains('{') { name.to_owned() } else { format!("{{{name}}}") };
+        let key = |what: &str| format!("{tagged}:{what}");
+        let of_client = |what: &str| format!("{tagged}:{what}:{client_id}");
+        let all = [
+            name.to_owned(),
+            key("value"),
+            of_client("value"),
+            key("permits"),
+            of_client("permits"),
+            key("tally"),
+            of_client("tally"),
+        ];
+        Ok(Self { name: name.to_owned(), client_id: client_id.to_owned(), all })
+    }
+}
+
+/// Whether the name itself and what begins with it, in braces if it has none, have one hash tag.
+fn is_in_one_slot(name: &str) -> bool {
+    match name.split_once('{') {
+        Some((_, rest)) => rest.find('}').is_some_and(|end| end > 0),
+        None => !name.is_empty() && !name.contains('}'),
+    }
+}
+
+/// The id of this process: a random UUID, as Redisson makes one for each of its clients.
+pub(super) fn process_id() -> &'static str {
+    static ID: OnceLock<String> = OnceLock::new();
+    ID.get_or_init(|| {
+        let mut bytes = random();
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    })
+}

@@ -1,0 +1,406 @@
+//! One limiter by scripted time, and a model of what Redisson's documentation and format say that a Java
+//! client does with its keys.
+
+use redis::{Connection, FromRedisValue};
+
+use super::super::{
+    keys::Keys,
+    script::{ACQUIRE, AGAIN, AVAILABLE_PERMITS, DONE, EXPIRE, RELEASE, SET_RATE, Script},
+};
+
+#[path = "../../../tests/support/server.rs"]
+#[allow(dead_code, unreachable_pub, missing_debug_implementations, clippy::duplicate_mod)]
+mod server;
+
+pub(super) use server::RedisServer;
+
+/// Stands in front of a script, in the place of the server's clock: `TIME`, and when keys expire. The last
+/// argument is the time, in microseconds.
+const CLOCK: &str = r"
+local redis = (function()
+  local real, now = redis, tonumber(table.remove(ARGV))
+  local ms = math.floor(now / 1000)
+  local function ends(key)
+    return tonumber(real.call('HGET', 'expiries', key))
+  end
+  local function forget(...)
+    for _, key in ipairs({...}) do
+      real.call('HDEL', 'expiries', key)
+    end
+  end
+  for _, key in ipairs(KEYS) do
+    if ends(key) and ends(key) <= ms then
+      real.call('DEL', key)
+      forget(key)
+    end
+  end
+  return {call = function(name, key, ...)
+    local rest = {...}
+    if name == 'TIME' then
+      return {string.format('%.0f', math.floor(now / 1e6)), string.format('%.0f', now % 1e6)}
+    elseif name == 'PEXPIRE' then
+      if real.call('EXISTS', key) == 0 then
+        return 0
+      end
+      real.call('HSET', 'expiries', key, string.format('%.0f', ms + rest[1]))
+      return 1
+    elseif name == 'PTTL' then
+      if real.call('EXISTS', key) == 0 then
+        return -2
+      end
+      return ends(key) and ends(key) - ms or -1
+    elseif name == 'PERSIST' then
+      return real.call('HDEL', 'expiries', key)
+    elseif name == 'SET' then
+      forget(key)
+      if rest[2] == 'PX' then
+        real.call('HSET', 'expiries', key, string.format('%.0f', ms + rest[3]))
+      end
+      return real.call('SET', key, rest[1])
+    elseif name == 'DEL' or name == 'UNLINK' then
+      forget(key, ...)
+    end
+    local reply = real.call(name, key, ...)
+    if real.call('EXISTS', key) == 0 then
+      forget(key)
+    end
+    return reply
+  end}
+end)()
+";
+
+/// What the Java side's calls have in common. The model is written from the format, and does the wrong things
+/// that the format's description tells of.
+const JAVA: &str = r"
+local config = redis.call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime')
+local rate, interval = tonumber(config[1]), tonumber(config[2])
+local i = config[3] == '1' and 1 or 0
+local value, log = KEYS[2 + i], KEYS[4 + i]
+local function sum(first, last)
+  local total = 0
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', log, first, last)) do
+    total = total + struct.unpack('<I4', member, 2 + string.byte(member))
+  end
+  return total
+end
+local function sweep(now, clamped)
+  local released = sum(0, now - interval)
+  if released > 0 then
+    redis.call('ZREMRANGEBYSCORE', log, 0, now - interval)
+    local left = tonumber(redis.call('GET', value)) + released
+    if clamped and left > rate then
+      left = rate - sum('-inf', '+inf')
+    end
+    redis.call('SET', value, left)
+  end
+end
+";
+
+/// ARGV: permits, its clock, id.
+const JAVA_ACQUIRE: &str = r"
+local permits, now = tonumber(ARGV[1]), tonumber(ARGV[2])
+assert(rate, 'RateLimiter is not initialized')
+assert(permits <= rate, 'too many permits')
+local wait = false
+if redis.call('GET', value) then
+  sweep(now, true)
+  if tonumber(redis.call('GET', value)) < permits then
+    local oldest = redis.call('ZRANGE', log, 0, 0, 'WITHSCORES')
+    wait = 3 + interval - (now - tonumber(oldest[2]))
+  end
+else
+  redis.call('SET', value, rate)
+end
+if not wait then
+  redis.call('ZADD', log, now, struct.pack('<Bc0I4', #ARGV[3], ARGV[3], permits))
+  redis.call('DECRBY', value, permits)
+end
+local keep_alive, ms = tonumber(config[4] or 0), redis.call('PTTL', KEYS[1])
+if keep_alive > 0 then
+  redis.call('PEXPIRE', KEYS[1], keep_alive)
+  ms = keep_alive
+end
+if ms > 0 then
+  redis.call('PEXPIRE', value, ms)
+  redis.call('PEXPIRE', log, ms)
+end
+return wait
+";
+
+/// ARGV: its clock.
+const JAVA_AVAILABLE: &str = r"
+if redis.call('GET', value) then
+  sweep(tonumber(ARGV[1]), false)
+else
+  redis.call('SET', value, rate)
+end
+return tonumber(redis.call('GET', value))
+";
+
+/// ARGV: permits.
+const JAVA_RELEASE: &str = r"
+if redis.call('GET', value) then
+  redis.call('SET', value, math.min(rate, redis.call('GET', value) + ARGV[1]))
+end
+return 0
+";
+
+/// ARGV: rate, interval.
+const JAVA_UPDATE: &str = r"
+local left = redis.call('GET', value)
+if left then
+  redis.call('SET', value, math.max(ARGV[1] - (rate - left), 0))
+end
+redis.call('HSET', KEYS[1], 'rate', ARGV[1], 'interval', ARGV[2])
+return 0
+";
+
+#[derive(Debug, PartialEq)]
+pub(super) struct Answer {
+    pub(super) status: i64,
+    /// In microseconds.
+    pub(super) wait: u64,
+    pub(super) remaining: u64,
+    pub(super) reset: u64,
+}
+
+impl Answer {
+    pub(super) fn granted(&self) -> bool {
+        self.status == DONE
+    }
+}
+
+pub(super) type Id = [u8; 16];
+
+/// An entry of the log: its score, bytes and permits.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Entry {
+    pub(super) score: u64,
+    pub(super) member: Vec<u8>,
+}
+
+impl Entry {
+    pub(super) fn id(&self) -> Id {
+        self.member[1..17].try_into().unwrap()
+    }
+
+    pub(super) fn permits(&self) -> u64 {
+        u32::from_le_bytes(self.member[self.member.len() - 4..].try_into().unwrap()).into()
+    }
+}
+
+pub(super) struct World {
+    pub(super) connection: Connection,
+    pub(super) keys: Keys,
+    /// By the clock of the server, in microseconds.
+    pub(super) now: u64,
+    /// Whether logs are taken as long from 3 entries on.
+    pub(super) tiny: bool,
+    /// The calls that the last question took.
+    pub(super) steps: u32,
+    ids: u64,
+}
+
+pub(super) const START: u64 = 1_700_000_000_000_000;
+
+impl World {
+    pub(super) fn new(server: &RedisServer) -> Self {
+        let keys = Keys::new("LIMITER_NAME", "client").unwrap();
+        let connection = server.connection();
+        Self { connection, keys, now: START, tiny: false, steps: 0, ids: 0 }
+    }
+
+    pub(super) fn forget(&mut self) {
+        redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
+        self.now = START;
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.now / 1_000
+    }
+
+    /// Drops the keys that have expired.
+    pub(super) fn tick(&mut self) {
+        let _: i64 = self.eval("return 0", 7, &[]);
+    }
+
+    pub(super) fn advance(&mut self, ms: u64) {
+        self.now += ms * 1_000;
+    }
+
+    pub(super) fn id(&mut self) -> Id {
+        self.ids += 1;
+        // In no order.
+        let id = self.ids.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut bytes = [7; 16];
+        bytes[..8].copy_from_slice(&id.to_le_bytes());
+        bytes
+    }
+
+    fn eval<T: FromRedisValue>(&mut self, text: &str, keys: usize, args: &[&[u8]]) -> T {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(CLOCK.to_owned() + text).arg(keys).arg(&self.keys.all[..keys]).arg(args);
+        let reply = eval.arg(self.now).query(&mut self.connection);
+        reply.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn try_eval<T: FromRedisValue>(&mut self, text: &str, args: &[&[u8]]) -> Option<T> {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(CLOCK.to_owned() + text).arg(5).arg(&self.keys.all[..5]).arg(args);
+        eval.arg(self.now).query(&mut self.connection).ok()
+    }
+
+    fn run<T: FromRedisValue>(&mut self, script: &Script, args: &[&[u8]]) -> T {
+        self.steps += 1;
+        assert!(self.steps < 1_000, "it goes on for ever");
+        let mut text = script.text.to_owned();
+        if self.tiny {
+            let limits = "SHORT, HEAD, MOST = 32, 128, 1000";
+            assert!(text.contains(limits));
+            text = text.replace(limits, "SHORT, HEAD, MOST = 2, 2, 3");
+        }
+        self.eval(&text, 7, args)
+    }
+
+    fn ask(&mut self, script: &Script, args: &[&[u8]]) -> (i64, u64) {
+        let mut tally = vec![];
+        self.steps = 0;
+        loop {
+            let (status, number, next): (i64, u64, Vec<u8>) =
+                self.run(script, &[args, &[&tally]].concat());
+            if status != AGAIN {
+                return (status, number);
+            }
+            tally = next;
+        }
+    }
+
+    pub(super) fn acquire(&mut self, permits: u32, id: Id) -> Answer {
+        let permits = permits.to_string();
+        let mut tally = vec![];
+        self.steps = 0;
+        loop {
+            type Reply = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
+            let args: [&[u8]; 3] = [permits.as_bytes(), &id, &tally];
+            let reply: Reply = self.run(&ACQUIRE, &args);
+            let (status, wait, remaining, _, reset, _, _, next) = reply;
+            if status != AGAIN {
+                return Answer { status, wait, remaining, reset };
+            }
+            tally = next;
+        }
+    }
+
+    /// Takes permits with a new id.
+    pub(super) fn take(&mut self, permits: u32) -> bool {
+        let id = self.id();
+        self.acquire(permits, id).granted()
+    }
+
+    pub(super) fn release(&mut self, permits: u32) {
+        self.give_back(permits, &[]);
+    }
+
+    pub(super) fn give_back(&mut self, permits: u32, id: &[u8]) {
+        let mut rest = u64::from(permits);
+        while rest > 0 {
+            rest = self.ask(&RELEASE, &[rest.to_string().as_bytes(), id]).1;
+        }
+    }
+
+    pub(super) fn available(&mut self) -> u64 {
+        self.ask(&AVAILABLE_PERMITS, &[]).1
+    }
+
+    pub(super) fn set(&mut self, mode: &str, rate: u64, interval: u64, rate_type: u8) -> bool {
+        self.set_and_keep_alive(mode, rate, interval, rate_type, "")
+    }
+
+    pub(super) fn set_and_keep_alive(
+        &mut self,
+        mode: &str,
+        rate: u64,
+        interval: u64,
+        rate_type: u8,
+        keep_alive: &str,
+    ) -> bool {
+        let [rate, interval] = [rate, interval].map(|number| number.to_string());
+        let args = [mode, &rate, &interval, &rate_type.to_string(), keep_alive];
+        self.ask(&SET_RATE, &args.map(|arg| arg.as_bytes())).1 == 1
+    }
+
+    pub(super) fn expire(&mut self, ms: &str) -> bool {
+        self.run::<i64>(&EXPIRE, &[ms.as_bytes(), b""]) == 1
+    }
+
+    /// Whether it was granted, else the delay in milliseconds; `None` if it fails.
+    pub(super) fn java_acquire(
+        &mut self,
+        permits: u32,
+        skew: i64,
+        id: Id,
+    ) -> Option<Result<(), i64>> {
+        let clock = self.now_ms().saturating_add_signed(skew).to_string();
+        let permits = permits.to_string();
+        let text = JAVA.to_owned() + JAVA_ACQUIRE;
+        let reply: Option<Option<i64>> =
+            self.try_eval(&text, &[permits.as_bytes(), clock.as_bytes(), &id]);
+        reply.map(|delay| delay.map_or(Ok(()), Err))
+    }
+
+    pub(super) fn java_available(&mut self, skew: i64) -> i64 {
+        let clock = self.now_ms().saturating_add_signed(skew).to_string();
+        self.eval(&(JAVA.to_owned() + JAVA_AVAILABLE), 5, &[clock.as_bytes()])
+    }
+
+    pub(super) fn java_release(&mut self, permits: u32) {
+        let permits = permits.to_string();
+        let _: i64 = self.eval(&(JAVA.to_owned() + JAVA_RELEASE), 5, &[permits.as_bytes()]);
+    }
+
+    pub(super) fn java_update(&mut self, rate: u64, interval: u64) {
+        let [rate, interval] = [rate, interval].map(|number| number.to_string());
+        let args = [rate.as_bytes(), interval.as_bytes()];
+        let _: i64 = self.eval(&(JAVA.to_owned() + JAVA_UPDATE), 5, &args);
+    }
+
+    pub(super) fn command<T: FromRedisValue>(&mut self, words: &[&str]) -> T {
+        redis::cmd(words[0]).arg(&words[1..]).query(&mut self.connection).unwrap()
+    }
+
+    pub(super) fn lose(&mut self, key: usize) {
+        let key = self.keys.all[key].clone();
+        self.command::<()>(&["DEL", &key]);
+        self.command::<()>(&["HDEL", "expiries", &key]);
+    }
+
+    pub(super) fn value(&mut self) -> Option<String> {
+        let key = self.keys.all[1].clone();
+        self.command(&["GET", &key])
+    }
+
+    pub(super) fn log(&mut self) -> Vec<Entry> {
+        let key = self.keys.all[3].clone();
+        let entries: Vec<(Vec<u8>, f64)> = self.command(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]);
+        let entry = |(member, score)| {
+            assert_eq!(f64::trunc(score), score);
+            Entry { member, score: score as u64 }
+        };
+        entries.into_iter().map(entry).collect()
+    }
+
+    /// When a key expires, in milliseconds from now.
+    pub(super) fn ttl(&mut self, key: usize) -> Option<u64> {
+        let key = self.keys.all[key].clone();
+        let ends: Option<u64> = self.command(&["HGET", "expiries", &key]);
+        ends.map(|ends| ends - self.now_ms())
+    }
+
+    /// All that is in Redis, and has not expired.
+    pub(super) fn dump(&mut self) -> Vec<(String, Vec<u8>)> {
+        self.tick();
+        let mut keys: Vec<String> = self.command(&["KEYS", "*"]);
+        keys.sort_unstable();
+        keys.into_iter().map(|key| (key.clone(), self.command(&["DUMP", &key]))).collect()
+    }
+}

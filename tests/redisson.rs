@@ -1,0 +1,399 @@
+//! The limiter that Java services share, as its users see it.
+
+mod support;
+
+use std::{
+    pin::Pin,
+    process::Command,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use support::server::RedisServer;
+use tokio::{task::JoinSet, time::Instant};
+use tower_ratelimit::{
+    ConfigError, Error, RedisStore,
+    redisson::{RateLimiter, RateType},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn store(server: &RedisServer) -> RedisStore {
+    RedisStore::connect(&server.url()).await.unwrap().deadline(30 * SECOND)
+}
+
+/// A limiter of so many permits per hour.
+async fn limiter(server: &RedisServer, rate: u64) -> RateLimiter {
+    let limiter = RateLimiter::new(store(server).await, "LIMITER_NAME");
+    assert!(limiter.try_set_rate(RateType::Overall, rate, HOUR).await.unwrap());
+    limiter
+}
+
+fn redis<T: redis::FromRedisValue>(server: &RedisServer, words: &[&str]) -> T {
+    redis::cmd(words[0]).arg(&words[1..]).query(&mut server.connection()).unwrap()
+}
+
+fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Waits for something that happens in another task.
+async fn until(happened: impl AsyncFn() -> bool) {
+    for _ in 0..10_000 {
+        if happened().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("it does not happen");
+}
+
+async fn takes(limiter: &RateLimiter, permits: u32) -> bool {
+    limiter.try_acquire(permits, Duration::ZERO).await.unwrap().is_allowed()
+}
+
+#[tokio::test]
+async fn the_whole_surface() {
+    let server = RedisServer::start();
+    let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
+    assert_eq!(limiter.name(), "LIMITER_NAME");
+    assert_eq!(limiter.config().await.unwrap(), None);
+    assert!(!limiter.update_rate(RateType::Overall, 5, HOUR).await.unwrap());
+    assert!(limiter.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap());
+    assert!(!limiter.try_set_rate(RateType::PerClient, 7, SECOND).await.unwrap());
+
+    let config = limiter.config().await.unwrap().unwrap();
+    assert_eq!((config.rate_type(), config.rate()), (RateType::Overall, 5));
+    assert_eq!((config.interval(), config.keep_alive()), (HOUR, None));
+
+    let decision = limiter.acquire(2).await.unwrap();
+    assert!(decision.is_allowed());
+    assert_eq!((decision.remaining(), decision.cost()), (3, 2));
+    assert_eq!((decision.quota().limit(), decision.quota().window()), (5, HOUR));
+    assert!(decision.reset_after() > HOUR - 60 * SECOND);
+    assert_eq!(limiter.available_permits().await.unwrap(), 3);
+    limiter.release(1).await.unwrap();
+    assert_eq!(limiter.available_permits().await.unwrap(), 4);
+    let denied = limiter.try_acquire(5, SECOND).await.unwrap();
+    assert!(denied.retry_after().is_some_and(|wait| wait > HOUR - 60 * SECOND && wait <= HOUR));
+
+    assert!(limiter.update_rate(RateType::Overall, 6, HOUR).await.unwrap());
+    assert_eq!(limiter.available_permits().await.unwrap(), 5);
+    limiter.set_rate(RateType::Overall, 7, HOUR).await.unwrap();
+    assert_eq!(limiter.available_permits().await.unwrap(), 7);
+
+    assert_eq!(limiter.remaining_ttl().await.unwrap(), None);
+    assert!(limiter.expire(HOUR).await.unwrap());
+    assert!(limiter.remaining_ttl().await.unwrap().is_some_and(|ttl| ttl <= HOUR));
+    assert!(limiter.clear_expire().await.unwrap());
+    assert!(!limiter.clear_expire().await.unwrap());
+    assert_eq!(limiter.remaining_ttl().await.unwrap(), None);
+
+    assert!(takes(&limiter, 1).await);
+    assert!(limiter.delete().await.unwrap());
+    assert!(!limiter.delete().await.unwrap());
+    assert!(!limiter.expire(HOUR).await.unwrap());
+    assert_eq!(limiter.remaining_ttl().await.unwrap(), None);
+    assert_eq!(redis::<u64>(&server, &["DBSIZE"]), 0);
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_and_says_why() {
+    let server = RedisServer::start();
+    let store = store(&server).await;
+    for name in ["", "a}b", "x{y", "{}z"] {
+        let refused = RateLimiter::try_new(store.clone(), name).unwrap_err();
+        assert!(matches!(&refused, ConfigError::Slots { name: it, .. } if it == name));
+        assert!(refused.to_string().contains("slots of a cluster"), "{refused}");
+    }
+
+    let limiter = RateLimiter::new(store.clone(), "api:{42}");
+    let config = async |rate, interval| {
+        let Err(Error::Config(error)) =
+            limiter.try_set_rate(RateType::Overall, rate, interval).await
+        else {
+            panic!("it is not refused");
+        };
+        error
+    };
+    assert!(matches!(config(0, SECOND).await, ConfigError::Rate { rate: 0, .. }));
+    assert!(matches!(config(u64::MAX, SECOND).await, ConfigError::Rate { .. }));
+    assert!(matches!(config(1, Duration::ZERO).await, ConfigError::Interval { .. }));
+    assert!(matches!(config(1, Duration::MAX).await, ConfigError::Interval { .. }));
+    let short = limiter.clone().keep_alive(SECOND);
+    let refused = short.set_rate(RateType::Overall, 1, 2 * SECOND).await.unwrap_err();
+    assert!(matches!(refused, Error::Config(ConfigError::KeepAlive { .. })), "{refused}");
+
+    for result in [
+        limiter.acquire(1).await.map(drop),
+        limiter.available_permits().await.map(drop),
+        limiter.release(1).await,
+    ] {
+        let Err(Error::NoRate { name, .. }) = result else { panic!("{result:?}") };
+        assert_eq!(name, "api:{42}");
+    }
+
+    assert!(limiter.try_set_rate(RateType::Overall, 5, SECOND).await.unwrap());
+    let asked = server.calls("evalsha");
+    assert!(matches!(limiter.acquire(0).await, Err(Error::ZeroCost)));
+    assert!(matches!(limiter.release(0).await, Err(Error::ZeroCost)));
+    assert_eq!(server.calls("evalsha"), asked);
+    for permits in [6, u32::MAX] {
+        let refused = limiter.acquire(permits).await;
+        let Err(Error::CostAboveQuota { cost, most: 5, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(cost, permits);
+    }
+    assert_eq!(redis::<u64>(&server, &["DBSIZE"]), 1);
+}
+
+#[tokio::test]
+async fn a_rate_may_be_larger_than_what_can_be_taken_at_once() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 1 << 53).await;
+    assert_eq!(limiter.available_permits().await.unwrap(), 1 << 53);
+    assert!(takes(&limiter, i32::MAX as u32).await);
+    assert_eq!(limiter.available_permits().await.unwrap(), (1 << 53) - i32::MAX as u64);
+    let refused = limiter.acquire(1 << 31).await;
+    assert!(matches!(refused, Err(Error::CostAboveQuota { most: 0x7fff_ffff, .. })));
+    limiter.release(u32::MAX).await.unwrap();
+    assert_eq!(limiter.available_permits().await.unwrap(), 1 << 53);
+}
+
+#[tokio::test]
+async fn limiters_of_one_name_are_one() {
+    let server = RedisServer::start();
+    let one = limiter(&server, 5).await;
+    let other = RateLimiter::new(store(&server).await.prefix("shop"), "LIMITER_NAME");
+    assert!(takes(&one, 3).await);
+    assert!(!takes(&other, 3).await && takes(&other, 2).await);
+}
+
+#[tokio::test]
+async fn each_client_has_the_rate_for_itself() {
+    let server = RedisServer::start();
+    let this = RateLimiter::new(store(&server).await, "LIMITER_NAME");
+    this.try_set_rate(RateType::PerClient, 2, HOUR).await.unwrap();
+    let same = RateLimiter::new(store(&server).await, "LIMITER_NAME");
+    let other = this.clone().client_id("other");
+    assert!(takes(&this, 2).await && !takes(&same, 1).await && takes(&other, 2).await);
+
+    let mut keys: Vec<String> = redis(&server, &["KEYS", "*:value:*"]);
+    keys.sort_by_key(String::len);
+    assert_eq!(keys[0], "{LIMITER_NAME}:value:other");
+    let id = keys[1].strip_prefix("{LIMITER_NAME}:value:").unwrap();
+    let parts: Vec<_> = id.split('-').map(str::len).collect();
+    assert_eq!(parts, [8, 4, 4, 4, 12], "{id}");
+    assert!(id.bytes().all(|it| it == b'-' || it.is_ascii_hexdigit() && !it.is_ascii_uppercase()));
+    assert_eq!((&id[14..15], "89ab".contains(&id[19..20])), ("4", true), "{id}");
+    for key in &keys {
+        let ttl: u64 = redis(&server, &["PTTL", key]);
+        assert!(ttl <= 3_600_001, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn an_attempt_is_one_round_trip() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 5).await;
+    assert!(takes(&limiter, 1).await);
+    let (before, texts) = (server.calls("evalsha"), server.calls("eval"));
+    for _ in 0..10 {
+        let _ = takes(&limiter, 1).await;
+    }
+    assert_eq!(server.calls("evalsha") - before, 10);
+    assert_eq!(server.calls("eval"), texts, "the text is sent once");
+    redis::<()>(&server, &["SCRIPT", "FLUSH"]);
+    limiter.release(1).await.unwrap();
+    assert!(takes(&limiter, 1).await && !takes(&limiter, 1).await, "it was executed once");
+}
+
+#[tokio::test]
+async fn what_cannot_be_in_time_is_denied_at_once() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 1).await;
+    assert!(takes(&limiter, 1).await);
+    let before = server.calls("evalsha");
+    let denied = limiter.try_acquire(1, HOUR - 60 * SECOND).await.unwrap();
+    assert!(denied.retry_after().is_some_and(|wait| wait > HOUR - 60 * SECOND));
+    assert_eq!(server.calls("evalsha") - before, 1);
+}
+
+#[tokio::test]
+async fn who_waits_gets_the_permits_when_they_are_there() {
+    let server = RedisServer::start();
+    let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
+    let interval = Duration::from_millis(200);
+    limiter.set_rate(RateType::Overall, 2, interval).await.unwrap();
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for i in 0..10 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move {
+            let taken = if i % 2 == 0 {
+                limiter.acquire(1).await
+            } else {
+                limiter.try_acquire(1, HOUR).await
+            };
+            assert!(taken.unwrap().is_allowed());
+        });
+    }
+    tasks.join_all().await;
+    assert!(start.elapsed() >= 4 * interval, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn who_waits_asks_no_more_after_the_timeout() {
+    let server = RedisServer::start();
+    let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
+    limiter.set_rate(RateType::Overall, 1, Duration::from_millis(100)).await.unwrap();
+    let mut denied = 0;
+    // Somebody else takes every permit that they wait for.
+    let greedy = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            loop {
+                let _ = limiter.try_acquire(1, Duration::ZERO).await;
+            }
+        })
+    };
+    until(async || limiter.available_permits().await.unwrap() == 0).await;
+    for _ in 0..5 {
+        let start = Instant::now();
+        let timeout = Duration::from_millis(150);
+        let decision = limiter.try_acquire(1, timeout).await.unwrap();
+        if let Some(wait) = decision.retry_after() {
+            denied += 1;
+            assert!(start.elapsed() + wait > timeout, "it gave up too early");
+        }
+    }
+    greedy.abort();
+    assert!(denied > 0);
+}
+
+#[tokio::test]
+async fn many_processes_never_take_more_than_the_rate() {
+    let server = RedisServer::start();
+    let mut tasks = JoinSet::new();
+    let first = limiter(&server, 100).await;
+    for _ in 0..8 {
+        let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
+        for _ in 0..50 {
+            let limiter = limiter.clone();
+            tasks.spawn(async move { takes(&limiter, 1).await });
+        }
+    }
+    let taken = tasks.join_all().await.into_iter().filter(|taken| *taken).count();
+    assert_eq!((taken, first.available_permits().await.unwrap()), (100, 0));
+}
+
+#[tokio::test]
+async fn who_is_dropped_while_redis_is_asked_gives_back_what_it_then_takes() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 5).await;
+    assert!(takes(&limiter, 1).await);
+    limiter.release(1).await.unwrap(); // makes the scripts known
+    drop(limiter.acquire(3));
+    let asked = server.calls("evalsha");
+    server.freeze();
+    {
+        let mut acquire = Box::pin(limiter.acquire(3));
+        for _ in 0..10 {
+            assert!(poll_once(acquire.as_mut()).is_pending());
+            tokio::task::yield_now().await;
+        }
+    }
+    server.thaw();
+    until(async || server.calls("evalsha") == asked + 2).await;
+    assert_eq!(limiter.available_permits().await.unwrap(), 5);
+    assert_eq!(redis::<u64>(&server, &["EXISTS", "{LIMITER_NAME}:permits"]), 0);
+}
+
+#[tokio::test]
+async fn who_is_dropped_while_waiting_has_taken_nothing() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 2).await;
+    assert!(takes(&limiter, 1).await);
+    let before = server.calls("evalsha");
+    let task = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire(2).await }
+    });
+    until(async || server.calls("evalsha") > before).await;
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    assert_eq!(limiter.available_permits().await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_limiter_that_is_kept_alive_tells_for_how_long() {
+    let server = RedisServer::start();
+    let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME").keep_alive(2 * HOUR);
+    assert!(limiter.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
+    assert_eq!(limiter.config().await.unwrap().unwrap().keep_alive(), Some(2 * HOUR));
+    assert!(takes(&limiter, 1).await);
+    for key in ["LIMITER_NAME", "{LIMITER_NAME}:value", "{LIMITER_NAME}:permits"] {
+        let ttl: u64 = redis(&server, &["PTTL", key]);
+        assert!((3_600_000..=7_200_000).contains(&ttl), "{key}: {ttl}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_gives_no_answer_is_an_error() {
+    let mut server = RedisServer::start();
+    let limiter = limiter(&server, 5).await;
+    server.kill();
+    assert!(matches!(limiter.acquire(1).await, Err(Error::Store(_))));
+    assert!(matches!(limiter.available_permits().await, Err(Error::Store(_))));
+    assert!(matches!(limiter.config().await, Err(Error::Store(_))));
+}
+
+#[tokio::test]
+async fn a_key_of_something_else_is_an_error() {
+    let server = RedisServer::start();
+    redis::<()>(&server, &["SET", "LIMITER_NAME", "text"]);
+    let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
+    assert!(matches!(limiter.acquire(1).await, Err(Error::Store(_))));
+    let set = limiter.try_set_rate(RateType::Overall, 1, SECOND).await;
+    assert!(matches!(set, Err(Error::Store(_))));
+}
+
+#[test]
+fn what_users_store_can_be_sent_and_cloned() {
+    fn is<T: Send + Sync + Clone + std::fmt::Debug + Unpin>() {}
+    is::<RateLimiter>();
+    fn is_send<T: Send>(_: T) {}
+    let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
+    let limiter = RateLimiter::new(store, "LIMITER_NAME");
+    is_send(limiter.try_acquire(1, SECOND));
+    is_send(limiter.set_rate(RateType::Overall, 1, SECOND));
+    is_send(limiter.release(1));
+    assert_eq!(format!("{limiter:?}"), r#"RateLimiter { name: "LIMITER_NAME", .. }"#);
+}
+
+#[test]
+fn the_example_walks_through_the_surface_and_leaves_its_keys_to_look_at() {
+    let server = RedisServer::start();
+    let program = support::example("redisson");
+    for _ in 0..2 {
+        let output = Command::new(&program).args(["--redis", &server.url()]).output().unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+        for text in ["LIMITER_NAME", "rate 5", "{LIMITER_NAME}:value", "{LIMITER_NAME}:permits"] {
+            assert!(stdout.contains(text), "{text} is missing in {stdout}");
+        }
+        let keys: Vec<String> = redis(&server, &["KEYS", "*"]);
+        assert!(keys.contains(&"LIMITER_NAME".to_owned()), "{keys:?}");
+        for key in keys {
+            let ttl: i64 = redis(&server, &["PTTL", &key]);
+            assert!(ttl > 0, "{key} does not expire");
+        }
+    }
+    let output = Command::new(&program).args(["--redis", "redis://127.0.0.1:1/"]).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    assert!(stderr.starts_with("error: cannot use the Redis server"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
