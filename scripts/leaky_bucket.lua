@@ -43,6 +43,7 @@ local function leaky_bucket(key, list, arg)
     read(state)
     if action == 'refund' then
       give_back(list, cost, read, refund, commit, packed)
+      debt = math.min(debt, most_debt)
     end
     if now < at then -- the clock stepped back
       at, stale = now, true

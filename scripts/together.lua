@@ -1,27 +1,33 @@
 -- Together: a request is admitted by all of its limits or by none, and goes on when the last of them lets
--- it. The one that binds is that, or the one that denies longest, or the one with least remaining.
+-- it: what one admits now it admits later, too. The limit that binds is that which denies longest; or has least
+-- remaining, and of several such the one that makes the request wait longest.
 -- ARGV     for each limit, before its arguments: its algorithm, and how many arguments there are
 -- Returns  what the algorithm of the limit that binds does, and its number
 local algorithms
 local limit, next_arg = 0, 2
-local wait, late, binding, verdict = 0, 0, 1
+local waits, wait, late, binding, verdict = {}, 0, 0, 1
 
 local function decide()
   limit = limit + 1
   local own, arg = limit, next_arg + 2
   next_arg = arg + ARGV[arg]
   local answer = algorithms[ARGV[arg - 1]](KEYS[2 * own - 1], KEYS[2 * own], arg)
-  local waits = math.max(wait, late) > 0
-  if waits and own == binding or not waits and (not verdict or answer[3] <= verdict[3]) then
+  local binds = own == binding
+  if late == 0 then
+    binds = not verdict or answer[3] < verdict[3]
+      or answer[3] == verdict[3] and waits[own] >= waits[binding]
+  end
+  if binds then
     binding, verdict = own, answer
   end
 end
 
 local function settle(own_wait, own_late)
-  if asks and (own_late > late or late == 0 and own_wait > wait) then
-    binding = limit
-  end
+  waits[limit] = asks and own_wait or 0
   if asks then
+    if own_late > late then
+      binding = limit
+    end
     wait, late = math.max(wait, own_wait), math.max(late, own_late)
   end
   if limit < #KEYS / 2 then -- the others are asked before this one ends

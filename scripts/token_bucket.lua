@@ -48,6 +48,7 @@ local function token_bucket(key, list, arg)
     read(state)
     if action == 'refund' then
       give_back(list, cost, read, refund, commit, packed)
+      debt = math.min(debt, most_debt)
     end
     if now < at then -- the clock stepped back
       at, last, stale = now, last - (at - now), true

@@ -185,7 +185,7 @@ impl Action {
         matches!(self, Self::Check | Self::Peek)
     }
 
-    fn commits(self) -> bool {
+    pub(crate) fn commits(self) -> bool {
         matches!(self, Self::Check | Self::Spend)
     }
 

@@ -15,7 +15,7 @@ use crate::{
     key::Key,
     limiter::{Limiter, MaxWait},
     store::{Answer, Call, Demand},
-    turn::{Turn, with_jitter},
+    turn::{Turn, drawn_out},
     waiters::Place,
 };
 
@@ -27,13 +27,20 @@ use crate::{
 ///
 /// # Waiting
 ///
-/// Limits on one key book a turn together: the request goes on when the last of them lets it. If one of them
-/// is a leaky bucket, it may wait for the others, too, as long as a full bucket takes to run dry.
+/// Limits on [one key](Charge::also) book a turn together: the request goes on when the last of them lets it,
+/// and whoever comes later to any of them comes after it. If one of them is a leaky bucket, a request may wait
+/// for the other limits, too, as long as a full bucket takes to run dry, and also [`check`](Charge::check)
+/// returns a delay.
 ///
-/// Limits on different keys book none, because a turn that is booked far ahead for one user would push back
-/// everybody who shares a limit with him. A request that waits for these asks again when all of them could let
-/// it, and up to half as long again, at random: there is no order among those who wait. A leaky bucket among
-/// them denies where it would delay alone.
+/// Limits on [different keys](Charge::and) book none, because a turn that is booked far ahead for one user would
+/// push back everybody who shares a limit with him. A request that waits for these asks again when all of them
+/// could let it, up to half as long again later, at random, and each further time up to twice as much later as
+/// before: there is no order among those who wait. A leaky bucket among them denies where it would delay alone.
+///
+/// # In a cluster
+///
+/// A Redis Cluster keeps different keys on different servers, which cannot decide together: there, only limits on
+/// one key can be charged at once.
 ///
 /// # Examples
 ///
@@ -50,21 +57,22 @@ use crate::{
 /// let hour = limiter("hour", Algorithm::sliding_window(), Quota::per_hour(1_000));
 /// let all = limiter("all", Algorithm::FixedWindow, Quota::per_second(10_000));
 ///
-/// let charge = Charge::new(&second, "alice")
-///     .and(Charge::new(&hour, "alice"))
-///     .and(Charge::new(&all, "everybody"));
+/// let charge = Charge::new(&second, "alice").also(&hour).and(Charge::new(&all, "everybody"));
 /// let decision = charge.check().await?;
 /// assert!(decision.is_allowed());
 /// assert_eq!(decision.limiter(), "second"); // has least remaining
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[must_use = "a charge does nothing until it is checked"]
 pub struct Charge {
     // A charge of one limit shall need no allocation.
     first: Option<Part>,
     rest: Vec<Part>,
+    /// Whether all of it is on one key, because it was made so: two keys can be equal by accident, or because
+    /// a client chose his.
+    one_key: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -78,12 +86,12 @@ impl Charge {
     /// A charge of 1 to `key`'s quota.
     pub fn new<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>) -> Self {
         let (limiter, key) = (limiter.into(), key.into().into_owned());
-        Self { first: Some(Part { limiter, key, cost: None }), rest: vec![] }
+        Self { first: Some(Part { limiter, key, cost: None }), rest: vec![], one_key: true }
     }
 
     /// A charge of nothing, to nobody: the request goes on, and is not counted.
     pub fn exempt() -> Self {
-        Self::default()
+        Self { first: None, rest: vec![], one_key: true }
     }
 
     /// Sets the cost, for all limits that are in it by now.
@@ -94,11 +102,37 @@ impl Charge {
         self
     }
 
-    /// Adds the limits of another charge.
+    /// Adds a limit on the same key, with a cost of 1. A charge that is exempt has no key, and stays so.
+    ///
+    /// # Examples
+    ///
+    /// A request, and the 500 tokens that it may use:
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # let store = MemoryStore::new();
+    /// # let limiter = |name, quota| {
+    /// #     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// # };
+    /// let requests = limiter("requests", Quota::per_minute(60));
+    /// let tokens = limiter("tokens", Quota::per_minute(100_000));
+    /// let charge = Charge::new(&tokens, "alice").cost(500).also(&requests);
+    /// # let _ = charge;
+    /// ```
+    pub fn also(mut self, limiter: impl Into<AnyLimiter>) -> Self {
+        if let Some(Part { key, .. }) = self.parts().last() {
+            let part = Part { limiter: limiter.into(), key: key.clone(), cost: None };
+            self.rest.push(part);
+        }
+        self
+    }
+
+    /// Adds the limits of another charge, on another key.
     pub fn and(mut self, other: Self) -> Self {
         if self.is_exempt() {
             return other;
         }
+        self.one_key &= other.is_exempt();
         self.rest.extend(other.first.into_iter().chain(other.rest));
         self
     }
@@ -111,7 +145,7 @@ impl Charge {
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
         let mut parts = parts.cloned();
-        Self { first: parts.next(), rest: parts.collect() }
+        Self { first: parts.next(), rest: parts.collect(), one_key: self.one_key }
     }
 
     /// Whether nobody is charged.
@@ -182,29 +216,35 @@ impl Charge {
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn acquire(&self) -> Result<Decision, Error> {
-        loop {
-            let max_wait = MaxWait::LONGEST;
+        let max_wait = MaxWait::LONGEST;
+        for attempt in 0.. {
             let turn = Turn::new(self.clone(), self.ask(max_wait)?, max_wait, None);
             let decision = turn.wait().await?;
             let Some(retry_after) = decision.retry_after() else { return Ok(decision) };
-            sleep(with_jitter(retry_after)).await;
+            sleep(drawn_out(retry_after, attempt)).await;
         }
+        unreachable!()
     }
 
-    /// Spends the costs, whether that much is left or not. See [`Limiter::spend`].
+    /// Spends the costs, whether that much is left or not. See [`Limiter::spend`]. If it is exempt, it does
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// As for [`check`](Charge::check), but for [`Error::CostAboveQuota`].
+    /// As for [`check`](Charge::check), but for [`Error::NoLimits`] and [`Error::CostAboveQuota`].
     ///
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
-    pub async fn spend(&self) -> Result<Decision, Error> {
-        self.call(Action::Spend, 0.0, MaxWait::NONE)?.await
+    pub async fn spend(&self) -> Result<(), Error> {
+        if !self.is_exempt() {
+            let _ = self.call(Action::Spend, 0.0, MaxWait::NONE)?.await?;
+        }
+        Ok(())
     }
 
-    /// Gives back the costs, and never more than were spent. See [`Limiter::refund`].
+    /// Gives back the costs, and never more than were spent. See [`Limiter::refund`]. If it is exempt, it does
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -215,6 +255,33 @@ impl Charge {
     /// As for [`Limiter::check`].
     pub async fn refund(&self) -> Result<(), Error> {
         self.give_back(0.0).await
+    }
+
+    /// Makes of the costs, which were spent beforehand, what was really used: gives back the rest, or spends what is
+    /// missing. To be called once; if the charge is exempt, it does nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`spend`](Charge::spend), but for [`Error::ZeroCost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Limiter::check`].
+    pub async fn settle(&self, used: u32) -> Result<(), Error> {
+        let less = self.with_costs(|cost| cost.saturating_sub(used));
+        let more = self.with_costs(|cost| used.saturating_sub(cost));
+        less.refund().await?;
+        more.spend().await
+    }
+
+    /// The parts of it that get another cost, above 0.
+    fn with_costs(&self, change: impl Fn(u32) -> u32) -> Self {
+        let parts = self.parts().filter_map(|part| {
+            let cost = change(part.cost.unwrap_or(1));
+            (cost > 0).then(|| Part { cost: Some(cost), ..part.clone() })
+        });
+        let mut parts = parts.collect::<Vec<_>>().into_iter();
+        Self { first: parts.next(), rest: parts.collect(), one_key: self.one_key }
     }
 
     /// Gives back what an allowed `decision` about this charge has spent, or the turn that it has booked. See
@@ -235,6 +302,9 @@ impl Charge {
     }
 
     async fn give_back(&self, turn: f64) -> Result<(), Error> {
+        if self.is_exempt() {
+            return Ok(());
+        }
         #[cfg(feature = "redis")]
         if let (Some(Part { limiter: AnyLimiter(Kind::Redisson(limiter)), key, cost }), []) =
             (&self.first, &*self.rest)
@@ -257,9 +327,8 @@ impl Charge {
         self.parts().map(|part| &part.limiter)
     }
 
-    /// The first key, which stands for the others.
-    pub(crate) fn key(&self) -> Option<&Key<'static>> {
-        self.first.as_ref().map(|part| &part.key)
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {
+        self.parts().map(|part| &part.key)
     }
 
     /// Sets the costs that are not set yet.
@@ -270,10 +339,9 @@ impl Charge {
         self
     }
 
-    /// Whether turns can be booked: on one key only.
+    /// Whether turns can be booked.
     fn books(&self) -> bool {
-        self.limiters().all(AnyLimiter::books)
-            && self.rest.iter().all(|part| Some(&part.key) == self.key())
+        self.one_key && self.limiters().all(AnyLimiter::books)
     }
 
     /// How long it waits at most, in microseconds.

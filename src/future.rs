@@ -9,6 +9,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
+    charge::Charge,
     decision::Decision,
     layer::{Shared, Start},
     protocol::{Charged, Exchange, Protocol, Rejection},
@@ -137,7 +138,7 @@ where
                     let (response, counts) = protocol.charges(ready!(future.poll(cx))?);
                     let response = protocol.respond(response, charged);
                     if !counts && let Some(decision) = charged.decision {
-                        let charge = mem::take(&mut charged.charge);
+                        let charge = mem::replace(&mut charged.charge, Charge::exempt());
                         charge.give_back_later(Answer::ready(Ok(decision)), None);
                     }
                     return Poll::Ready(Ok(response));

@@ -240,7 +240,9 @@ impl RateLimitLayer {
     }
 
     /// Sets whether the extensions of requests hold the [`Charge`], for costs that are known later: the
-    /// service can give back what it did not use, or spend what it used more. They do not by default.
+    /// service can give back what it did not use, or spend what it used more. They do not by default. Of
+    /// stacked layers it is the charge of the inner one. Do not use it with
+    /// [`charge_when`](RateLimitLayer::charge_when), which gives back all of what was charged at first.
     ///
     /// # Examples
     ///
@@ -252,14 +254,8 @@ impl RateLimitLayer {
     /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer};
     ///
     /// async fn answer(Extension(charge): Extension<Charge>) -> Result<String, String> {
-    ///     let used: u32 = 730; // says the model
-    ///     let tokens = charge.of("tokens");
-    ///     let settled = match used {
-    ///         0..500 => tokens.cost(500 - used).refund().await,
-    ///         500 => Ok(()),
-    ///         _ => tokens.cost(used - 500).spend().await.map(drop),
-    ///     };
-    ///     settled.map_err(|error| error.to_string())?;
+    ///     let used = 730; // says the model
+    ///     charge.of("tokens").settle(used).await.map_err(|error| error.to_string())?;
     ///     Ok(String::from("42"))
     /// }
     ///
@@ -270,7 +266,7 @@ impl RateLimitLayer {
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
     /// let layer = RateLimitLayer::by_rule(move |_: &Parts| {
-    ///     Charge::new(&requests, "alice").and(Charge::new(&tokens, "alice").cost(500))
+    ///     Charge::new(&tokens, "alice").cost(500).also(&requests)
     /// });
     /// let app: Router = Router::new().route("/", post(answer)).layer(layer.charge_handle(true));
     /// ```

@@ -95,7 +95,8 @@ impl Limiter {
     /// Makes a limiter of the given name: 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
     ///
     /// The name separates the limiter's keys from those of others over the same store, and clients see
-    /// it in the header fields. Replicas share their counts if they use the same name.
+    /// it in the header fields. Replicas share their counts if they use the same name. It is remembered for as
+    /// long as the process lives, so it must not come from requests: that is what keys are for.
     ///
     /// # Panics
     ///
@@ -256,7 +257,7 @@ impl Limiter {
     /// too late to deny it.
     ///
     /// What is not left is owed, and those who come later wait for it; a fixed window forgets it when it ends.
-    /// Requests that wait for their turns keep these. The decision is always an allowed one, without a delay.
+    /// Requests that wait for their turns keep these. It is undone by [`refund`](Limiter::refund).
     ///
     /// # Errors
     ///
@@ -283,8 +284,9 @@ impl Limiter {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.call(Action::Spend, 0.0, &key.into(), cost, MaxWait::OWN)?.await
+    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
+        let _ = self.call(Action::Spend, 0.0, &key.into(), cost, MaxWait::OWN)?.await?;
+        Ok(())
     }
 
     /// Gives back `cost` units of `key`'s quota, and never more than were spent.

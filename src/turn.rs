@@ -102,12 +102,7 @@ impl Limiter {
     ///
     /// As for [`try_acquire`](Limiter::try_acquire).
     pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        let key = key.into();
-        loop {
-            let decision = self.wait(&key, cost, MaxWait::LONGEST).await?;
-            let Some(retry_after) = decision.retry_after() else { return Ok(decision) };
-            sleep(with_jitter(retry_after)).await;
-        }
+        Charge::new(self, key).cost(cost).acquire().await
     }
 
     async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
@@ -119,10 +114,11 @@ impl Limiter {
     }
 }
 
-/// The time, and up to half as long again.
-pub(crate) fn with_jitter(time: Duration) -> Duration {
+/// The time, and up to half as long again; with each attempt up to twice as much longer, so that many who
+/// wait do not all ask all the time.
+pub(crate) fn drawn_out(time: Duration, attempt: u32) -> Duration {
     let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
-    time.mul_f64(1.0 + jitter / 2.0)
+    time.mul_f64(1.0 + jitter / 2.0 * f64::from(1 << attempt.min(10)))
 }
 
 /// A request that asks for its turn, and waits for it. Dropped before it goes on, it gives back what it
@@ -133,6 +129,7 @@ pub(crate) struct Turn {
     place: Option<Place>,
     /// Where no turn can be booked, until when to ask again.
     retry_until: Option<Instant>,
+    attempt: u32,
 }
 
 enum Phase {
@@ -150,29 +147,27 @@ impl Turn {
         place: Option<Place>,
     ) -> Self {
         let retry_until = charge.retry_until(max_wait);
-        Self { phase: Phase::Asking(answer), charge, place, retry_until }
+        Self { phase: Phase::Asking(answer), charge, place, retry_until, attempt: 0 }
     }
 
     /// Waits for the decision, and until an admitted request may go on.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
             self.phase = match &mut self.phase {
-                Phase::Asking(answer) => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(decision) if decision.is_allowed() => {
+                Phase::Asking(answer) => {
+                    let answer = ready!(Pin::new(answer).poll(cx));
+                    // Before there is a timer, which needs a runtime: without one this is dropped.
+                    self.phase = Phase::Over;
+                    let decision = answer?;
+                    if decision.is_allowed() {
+                        self.phase = Phase::Admitted(decision, None);
                         Phase::Admitted(decision, timer(decision))
+                    } else if let Some(sleep) = self.retry(decision) {
+                        Phase::Retrying(sleep)
+                    } else {
+                        return Poll::Ready(Ok(decision));
                     }
-                    Ok(decision) => match self.retry(decision) {
-                        Some(sleep) => Phase::Retrying(sleep),
-                        None => {
-                            self.phase = Phase::Over;
-                            return Poll::Ready(Ok(decision));
-                        }
-                    },
-                    Err(error) => {
-                        self.phase = Phase::Over;
-                        return Poll::Ready(Err(error));
-                    }
-                },
+                }
                 Phase::Admitted(decision, timer) => {
                     if let Some(sleep) = timer {
                         ready!(sleep.as_mut().poll(cx));
@@ -189,10 +184,12 @@ impl Turn {
     }
 
     /// The time until a denied request asks again, if that is not too late.
-    fn retry(&self, decision: Decision) -> Option<Pin<Box<Sleep>>> {
+    fn retry(&mut self, decision: Decision) -> Option<Pin<Box<Sleep>>> {
         let (until, retry_after) = (self.retry_until?, decision.retry_after()?);
         let left = until.saturating_duration_since(Instant::now());
-        (retry_after <= left).then(|| Box::pin(sleep(with_jitter(retry_after).min(left))))
+        let pause = drawn_out(retry_after, self.attempt).min(left);
+        self.attempt += 1;
+        (retry_after <= left).then(|| Box::pin(sleep(pause)))
     }
 
     /// Whether it sleeps.
@@ -210,7 +207,7 @@ impl Turn {
     pub(crate) fn go(&mut self) -> Charge {
         self.phase = Phase::Over;
         self.place = None;
-        mem::take(&mut self.charge)
+        mem::replace(&mut self.charge, Charge::exempt())
     }
 }
 
@@ -226,7 +223,7 @@ impl Drop for Turn {
             Phase::Admitted(decision, _) => Answer::ready(Ok(decision)),
             Phase::Retrying(_) | Phase::Over => return,
         };
-        mem::take(&mut self.charge).give_back_later(answer, self.place.take());
+        mem::replace(&mut self.charge, Charge::exempt()).give_back_later(answer, self.place.take());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, RandomState},
+    hash::{BuildHasher, Hash, Hasher, RandomState},
     sync::{Arc, Mutex},
 };
 
@@ -21,7 +21,7 @@ pub(crate) struct Waiters {
 #[derive(Debug, Default)]
 struct Counts {
     hasher: RandomState,
-    /// By the hash of the key: in the unlikely case two keys have a place less.
+    /// By the hash of the keys: in the unlikely case two have a place less.
     waiting: Mutex<(usize, HashMap<u64, usize>)>,
 }
 
@@ -47,7 +47,9 @@ impl Waiters {
 
     /// Takes a place, if there is one.
     pub(crate) fn enter(&self, charge: &Charge) -> Option<Place> {
-        let hash = self.counts.hasher.hash_one(charge.key()?.as_str());
+        let mut hasher = self.counts.hasher.build_hasher();
+        charge.keys().for_each(|key| key.hash(&mut hasher));
+        let hash = hasher.finish();
         let most_per_key = self.most_per_key.unwrap_or_else(|| charge.default_most_waiting());
         let (all, by_key) = &mut *lock(&self.counts.waiting);
         let same = by_key.get(&hash).copied().unwrap_or(0);

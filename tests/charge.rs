@@ -148,7 +148,7 @@ async fn limits_on_one_key_book_a_turn_together() {
     let store = MemoryStore::new();
     let second = named("second", &store, Algorithm::token_bucket(), Quota::per_second(10).burst(1));
     let minute = named("minute", &store, Algorithm::SlidingLog, Quota::per_minute(3));
-    let charge = Charge::new(&second, "alice").and(Charge::new(&minute, "alice"));
+    let charge = Charge::new(&second, "alice").also(&minute);
     for limiter in ["second"; 3] {
         let decision = charge.try_acquire(Duration::from_secs(1)).await.unwrap();
         assert_eq!((decision.is_allowed(), decision.limiter()), (true, limiter));
@@ -163,7 +163,7 @@ async fn limits_on_one_key_book_a_turn_together() {
 async fn give_up(store: impl Store + Clone) {
     let second = named("second", &store, Algorithm::token_bucket(), Quota::per_hour(1));
     let minute = named("minute", &store, Algorithm::SlidingLog, Quota::per_hour(3));
-    let charge = Charge::new(&second, "alice").and(Charge::new(&minute, "alice").cost(2));
+    let charge = Charge::new(&minute, "alice").cost(2).also(&second);
     assert!(charge.check().await.unwrap().is_allowed());
     let before = [second.peek("alice").await.unwrap(), minute.peek("alice").await.unwrap()];
     assert_eq!(before.map(|it| it.remaining()), [0, 1]);
@@ -232,7 +232,7 @@ async fn limits_on_different_keys_are_asked_again_until_all_let_it() {
         let decision = charge.try_acquire(Duration::from_secs(2)).await.unwrap();
         assert!(decision.is_allowed());
         assert!(start.elapsed() >= Duration::from_secs(n), "it goes on too early");
-        assert!(start.elapsed() <= Duration::from_millis(n * 1_501), "{:?}", start.elapsed());
+        assert!(start.elapsed() <= Duration::from_millis(n * 1_502), "{:?}", start.elapsed());
     }
     let asked = Instant::now();
     let denied = charge.try_acquire(Duration::from_secs(2)).await.unwrap();
@@ -257,7 +257,7 @@ async fn asking_again_never_takes_longer_than_the_timeout() {
     }
     let decisions = tasks.join_all().await;
     let admitted = decisions.iter().filter(|decision| decision.is_allowed()).count();
-    assert!((3..=4).contains(&admitted), "{admitted}");
+    assert!((2..=4).contains(&admitted), "{admitted}");
     assert!(start.elapsed() <= Duration::from_millis(3_502), "{:?}", start.elapsed());
     assert_eq!(1_000 - remaining(&limiters[1], "everybody").await, admitted as u64);
 }
@@ -272,8 +272,7 @@ async fn costs_known_afterwards(store: impl Store + Clone) {
 
     charge.of("tokens").cost(200).refund().await.unwrap();
     assert_eq!(left().await, (9, 700));
-    let spent = charge.of("tokens").cost(900).spend().await.unwrap();
-    assert!(spent.is_allowed());
+    charge.of("tokens").cost(900).spend().await.unwrap();
     assert_eq!(left().await, (9, 0));
     let denied = charge.check().await.unwrap();
     assert!(!denied.is_allowed());
@@ -301,7 +300,7 @@ async fn spending_does_not_wait(store: impl Store + Clone) {
     let queue =
         (queue, limiters[0].check_within("alice", 1, Duration::from_secs(9_000)).await.unwrap());
     assert!(queue.1.delay() > Duration::from_secs(3_000));
-    assert!(for_user(&limiters, "alice").spend().await.unwrap().is_allowed());
+    for_user(&limiters, "alice").spend().await.unwrap();
     let decision = for_user(&limiters, "bob").check().await.unwrap();
     assert!(decision.is_allowed() && decision.delay().is_zero(), "{decision:?}");
     assert_eq!(remaining(&limiters[1], "everybody").await, 7);
@@ -370,4 +369,92 @@ async fn a_flood_of_users_who_are_denied_leaves_no_keys() {
         assert_eq!(decision.is_allowed(), n == 0);
     }
     assert_eq!(store.key_count(), 2);
+}
+
+async fn equal_keys(store: impl Store + Clone) {
+    let user = Quota::per_minute(1);
+    let limiters = user_and_all(&store, Algorithm::token_bucket(), user, Quota::per_hour(9));
+    let everybody = for_user(&limiters, "everybody");
+    assert!(everybody.check().await.unwrap().is_allowed());
+    let waiting =
+        tokio::spawn(async move { everybody.try_acquire(Duration::from_secs(120)).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let decision = for_user(&limiters, "bob").check().await.unwrap();
+    assert!(decision.is_allowed() && decision.delay().is_zero(), "{decision:?}");
+    waiting.abort();
+}
+
+#[tokio::test]
+async fn a_client_who_calls_himself_like_a_shared_key_delays_nobody() {
+    equal_keys(MemoryStore::new()).await;
+    equal_keys(over_redis(&RedisServer::start()).await).await;
+}
+
+#[tokio::test]
+async fn what_was_used_settles_what_was_charged() {
+    let store = MemoryStore::new();
+    let requests = named("requests", &store, Algorithm::SlidingLog, Quota::per_hour(10));
+    let tokens = named("tokens", &store, Algorithm::FixedWindow, Quota::per_hour(1_000));
+    let charge = Charge::new(&tokens, "alice").cost(300).also(&requests);
+    for (used, left) in [(120, 880), (300, 580), (0, 580), (510, 70)] {
+        assert!(charge.check().await.unwrap().is_allowed());
+        charge.of("tokens").settle(used).await.unwrap();
+        assert_eq!(remaining(&tokens, "alice").await, left, "{used}");
+    }
+    assert_eq!(remaining(&requests, "alice").await, 6);
+    for nobody in [Charge::exempt(), charge.of("nobody")] {
+        nobody.settle(9).await.unwrap();
+        nobody.spend().await.unwrap();
+        nobody.refund().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn to_look_takes_no_room_and_no_charge_drops_its_own_keys() {
+    let store = MemoryStore::with_max_keys(2);
+    let limiters =
+        user_and_all(&store, Algorithm::SlidingLog, Quota::per_hour(5), Quota::per_hour(9));
+    assert!(limiters[0].check_n("alice", 4).await.unwrap().is_allowed());
+    let used_up = named("used-up", &store, Algorithm::SlidingLog, Quota::per_hour(1));
+    assert!(used_up.check("bob").await.unwrap().is_allowed());
+    for _ in 0..9 {
+        assert!(for_user(&limiters, "alice").peek().await.unwrap().is_allowed());
+        assert!(for_user(&limiters, "carol").peek().await.unwrap().is_allowed());
+        let error = for_user(&limiters, "alice").check().await.unwrap_err();
+        assert!(matches!(&error, Error::Store(error) if error.is_full()), "{error}");
+        assert_eq!(remaining(&limiters[0], "alice").await, 1);
+    }
+}
+
+#[tokio::test]
+async fn what_is_owed_is_not_forgotten_in_a_flood() {
+    let store = MemoryStore::with_max_keys(1);
+    let limiter = named("user", &store, Algorithm::token_bucket(), Quota::per_hour(5));
+    limiter.spend("alice", 9).await.unwrap();
+    assert!(limiter.check("bob").await.unwrap_err().to_string().contains("store"));
+    assert!(!limiter.check("alice").await.unwrap().is_allowed());
+}
+
+#[test]
+fn without_a_runtime_who_must_wait_panics_and_gives_back() {
+    let store = MemoryStore::new();
+    let limiter = named("user", &store, Algorithm::SlidingLog, Quota::per_hour(1));
+    let all = named("all", &store, Algorithm::SlidingLog, Quota::per_hour(9));
+    let now = |future: std::pin::Pin<&mut dyn Future<Output = Result<_, Error>>>| match future
+        .poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+    {
+        std::task::Poll::Ready(decision) => decision.unwrap(),
+        std::task::Poll::Pending => panic!("it waits"),
+    };
+    let wait = Duration::from_secs(9_000);
+    let two = Charge::new(&limiter, "alice").and(Charge::new(&all, "everybody"));
+    assert!(now(std::pin::pin!(limiter.check("alice"))).is_allowed());
+    let before = now(std::pin::pin!(limiter.peek("alice"))).reset_after();
+    for _ in 0..2 {
+        let waits = || now(std::pin::pin!(limiter.try_acquire("alice", 1, wait)));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).is_err());
+        let asks_again = || now(std::pin::pin!(two.try_acquire(wait)));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(asks_again)).is_err());
+    }
+    assert!(now(std::pin::pin!(limiter.peek("alice"))).reset_after() <= before);
 }

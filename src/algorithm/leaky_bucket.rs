@@ -50,7 +50,6 @@ impl Params {
         vec![self.burst, self.unit, self.tick, self.most_debt]
     }
 
-    #[inline]
     /// The time in which a full bucket runs dry.
     pub(super) fn drain_time(&self) -> f64 {
         (self.burst * self.unit / self.tick).ceil()
@@ -62,6 +61,7 @@ impl Params {
         ((super::EXACT - full) / self.tick).floor().max(self.drain_time())
     }
 
+    #[inline]
     pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { burst, unit, tick, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
@@ -71,6 +71,7 @@ impl Params {
         if let Some(old) = stored {
             if action == Action::Refund {
                 old.give_back(ask);
+                old.state.debt = old.state.debt.min(most_debt);
             }
             state = old.state;
             if now < state.at {

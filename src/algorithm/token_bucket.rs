@@ -84,6 +84,7 @@ impl Params {
         if let Some(old) = stored {
             if action == Action::Refund {
                 old.give_back(ask);
+                old.state.debt = old.state.debt.min(most_debt);
             }
             state = old.state;
             if now < state.at {

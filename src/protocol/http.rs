@@ -89,7 +89,9 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
             head.extensions.insert(decision);
         }
         if self.charge_handle {
-            head.extensions.insert(charged.charge.clone());
+            let is_charged = charged.decision.is_some_and(|decision| decision.is_allowed());
+            let charge = if is_charged { charged.charge.clone() } else { Charge::exempt() };
+            head.extensions.insert(charge);
         }
         Request::from_parts(head, body)
     }

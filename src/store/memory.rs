@@ -114,7 +114,7 @@ impl MemoryStore {
         let ask = call.ask(demand, self.now());
         let step = |entry: &mut Entry| {
             let verdict = entry.step(rule, &ask);
-            if ask.action == Action::Check {
+            if ask.action.commits() {
                 entry.note_denial(verdict, ask.now);
             }
             verdict
@@ -139,18 +139,25 @@ impl MemoryStore {
         let demands = call.demands;
         let mut held = Held::new(self, demands);
         let now = self.now();
-        held.add_missing(now)?;
         let asks: Vec<Ask> = demands.iter().map(|demand| call.ask(demand, now)).collect();
+        if call.action.commits() && !held.have_room() {
+            let peeks: Vec<Ask> =
+                asks.iter().map(|ask| Ask { action: Action::Peek, ..*ask }).collect();
+            let (verdict, binding) = together(&peeks, |place, ask| held.step(place, ask));
+            if !verdict.admitted {
+                return Ok(Decision::new(demands[binding].policy(), verdict, 0.0));
+            }
+            held.make_room(now)?;
+        }
         let (verdict, binding) = together(&asks, |place, ask| {
-            let entry = held.entry(place);
-            let verdict = entry.step(demands[place].rule, ask);
+            let verdict = held.step(place, ask);
             let is_own = ask.outcome.is_none() || verdict.admitted;
-            if call.action == Action::Check && is_own {
-                entry.note_denial(verdict, now);
+            if call.action.commits() && is_own {
+                held.entry(place).note_denial(verdict, now);
             }
             verdict
         });
-        held.remove_never_seen();
+        held.insert_fresh(now);
         Ok(Decision::new(demands[binding].policy(), verdict, 0.0))
     }
 
@@ -224,7 +231,8 @@ struct Held<'a> {
     /// Sorted, so that nobody waits for one who waits for him.
     places: Vec<usize>,
     shards: Vec<MutexGuard<'a, Shard>>,
-    added: Vec<usize>,
+    /// Of the keys that are not in the store.
+    fresh: Vec<Option<Entry>>,
 }
 
 impl<'a> Held<'a> {
@@ -234,50 +242,76 @@ impl<'a> Held<'a> {
         places.sort_unstable();
         places.dedup();
         let shards = places.iter().map(|&place| lock(&store.0.shards[place])).collect();
-        Self { store, demands, hashes, places, shards, added: vec![] }
+        let mut held = Self { store, demands, hashes, places, shards, fresh: vec![] };
+        let entry = |demand: &Demand<'_>| Entry::new(demand.rule, demand.key);
+        for (i, demand) in demands.iter().enumerate() {
+            let known = held.find(i).is_some();
+            held.fresh.push((!known).then(|| entry(demand)));
+        }
+        held
     }
 
-    fn shard(&mut self, demand: usize) -> &mut Shard {
+    /// The number of the shard, among those that are held.
+    fn shard_of(&self, demand: usize) -> usize {
         let place = self.store.place(self.hashes[demand]);
-        let held = self.places.partition_point(|&it| it < place);
-        &mut self.shards[held]
+        self.places.partition_point(|&it| it < place)
     }
 
     fn find(&mut self, demand: usize) -> Option<&mut Entry> {
-        let (hash, Demand { rule, key, .. }) = (self.hashes[demand], self.demands[demand]);
-        self.shard(demand).find(hash, rule, key)
+        let shard = self.shard_of(demand);
+        let Demand { rule, key, .. } = self.demands[demand];
+        self.shards[shard].find(self.hashes[demand], rule, key)
     }
 
     fn entry(&mut self, demand: usize) -> &mut Entry {
-        self.find(demand).expect("it was added")
+        if self.fresh[demand].is_some() {
+            return self.fresh[demand].as_mut().expect("it is fresh");
+        }
+        self.find(demand).expect("it is in the store")
     }
 
-    /// Adds the keys that are not there, all or none. To add one may take the place of another.
-    fn add_missing(&mut self, now: f64) -> Result<(), StoreError> {
-        while let Some(demand) = (0..self.demands.len()).find(|&demand| self.find(demand).is_none())
-        {
-            let (hash, Demand { rule, key, .. }) = (self.hashes[demand], self.demands[demand]);
-            let store = self.store;
-            let pinned =
-                Entry { expires: u32::MAX, denied_until: u32::MAX, ..Entry::new(rule, key) };
-            if !self.shard(demand).insert(hash, pinned, now, &store.0.hasher) {
-                self.remove_never_seen();
-                return Err(StoreError::full(store.0.max_keys));
+    fn step(&mut self, demand: usize, ask: &Ask) -> Verdict {
+        let rule = self.demands[demand].rule;
+        self.entry(demand).step(rule, ask)
+    }
+
+    /// How many keys come to a shard.
+    fn coming_to(&self, shard: usize) -> usize {
+        let comes = |&i: &usize| self.fresh[i].is_some() && self.shard_of(i) == shard;
+        (0..self.demands.len()).filter(comes).count()
+    }
+
+    fn have_room(&self) -> bool {
+        let mut shards = self.shards.iter().enumerate();
+        shards.all(|(i, shard)| shard.table.len() + self.coming_to(i) <= shard.max_keys)
+    }
+
+    /// Drops others for those that come.
+    fn make_room(&mut self, now: f64) -> Result<(), StoreError> {
+        let known: Vec<usize> =
+            (0..self.demands.len()).filter(|&i| self.fresh[i].is_none()).collect();
+        let until: Vec<u32> = known
+            .iter()
+            .map(|&i| mem::replace(&mut self.entry(i).denied_until, u32::MAX))
+            .collect();
+        for i in 0..self.shards.len() {
+            let most = self.shards[i].max_keys.saturating_sub(self.coming_to(i));
+            self.shards[i].shrink(most, now);
+        }
+        for (i, until) in known.into_iter().zip(until) {
+            match self.find(i) {
+                Some(entry) => entry.denied_until = until,
+                None => self.fresh[i] = Some(Entry::new(self.demands[i].rule, self.demands[i].key)),
             }
-            self.added.push(demand);
         }
-        for demand in 0..self.added.len() {
-            self.entry(self.added[demand]).denied_until = 0;
-        }
-        Ok(())
+        if self.have_room() { Ok(()) } else { Err(StoreError::full(self.store.0.max_keys)) }
     }
 
-    /// Removes those that were added for nothing.
-    fn remove_never_seen(&mut self) {
-        for demand in mem::take(&mut self.added) {
-            if self.entry(demand).state.is_never_seen() {
-                let (hash, Demand { rule, key, .. }) = (self.hashes[demand], self.demands[demand]);
-                self.shard(demand).forget(hash, rule, key);
+    fn insert_fresh(&mut self, now: f64) {
+        for i in 0..self.demands.len() {
+            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.state.is_never_seen()) {
+                let (shard, hasher) = (self.shard_of(i), &self.store.0.hasher);
+                self.shards[shard].insert(self.hashes[i], entry, now, hasher);
             }
         }
     }
@@ -364,7 +398,7 @@ impl Shard {
 
     /// Returns whether there was room for it.
     fn insert(&mut self, hash: u64, entry: Entry, now: f64, hasher: &RandomState) -> bool {
-        self.sweep(now);
+        self.sweep(now, self.max_keys - 1);
         if self.table.len() >= self.max_keys {
             return false;
         }
@@ -372,10 +406,19 @@ impl Shard {
         true
     }
 
+    /// Drops keys until so many are left, as far as it can.
+    fn shrink(&mut self, most: usize, now: f64) {
+        let mut keys = self.table.len() + 1;
+        while self.table.len() > most && self.table.len() < keys {
+            keys = self.table.len();
+            self.sweep(now, most);
+        }
+    }
+
     /// Drops the next keys that are as if never seen; if the shard stays full, then the one of them that has
     /// most of its quota left, and of several the one that expires soonest.
-    fn sweep(&mut self, now: f64) {
-        let full = self.table.len() >= self.max_keys;
+    fn sweep(&mut self, now: f64, most: usize) {
+        let full = self.table.len() > most;
         let buckets = if full { self.table.num_buckets() } else { SWEEP };
         let now = (now / 1e6) as u32;
         let mut keys = 0;
@@ -396,7 +439,7 @@ impl Shard {
             }
         }
         if let Some((.., bucket)) = victim
-            && self.table.len() >= self.max_keys
+            && self.table.len() > most
         {
             self.remove(bucket);
         }

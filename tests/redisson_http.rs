@@ -1,0 +1,141 @@
+//! A limiter that Java services share, in front of a service.
+
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use support::{counting, field, get, server::RedisServer};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Algorithm, Charge, Error, Limiter, Quota, RateLimitLayer, RedisStore, ResponseBody, key,
+    redisson::{RateLimiter, RateType},
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn store(server: &RedisServer) -> RedisStore {
+    RedisStore::connect(&server.url()).await.unwrap().deadline(Duration::from_secs(30))
+}
+
+/// A limiter for each key, of so many permits per hour.
+async fn template(server: &RedisServer, rate: u64) -> RateLimiter {
+    let limiter = RateLimiter::new(store(server).await, "api:{key}").label("api");
+    assert!(limiter.try_set_rate(RateType::Overall, rate, HOUR).await.unwrap());
+    limiter
+}
+
+async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
+    layer.layer(counting(&Arc::default())).oneshot(request).await.unwrap()
+}
+
+fn by_name(limiter: &RateLimiter) -> RateLimitLayer {
+    RateLimitLayer::new(limiter, key::Header::new("name"))
+}
+
+fn redis<T: redis::FromRedisValue>(server: &RedisServer, words: &[&str]) -> T {
+    redis::cmd(words[0]).arg(&words[1..]).query(&mut server.connection()).unwrap()
+}
+
+#[tokio::test]
+async fn each_key_has_a_limiter_whose_name_the_template_tells() {
+    let server = RedisServer::start();
+    let layer = by_name(&template(&server, 2).await);
+    for user in ["ada", "bob"] {
+        for remaining in ["1", "0"] {
+            let response = send(&layer, get(&[("name", user)])).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            assert_eq!(field(&response, "ratelimit-policy"), ["\"api\";q=2;w=3600"]);
+            let told = format!("\"api\";r={remaining}");
+            assert!(field(&response, "ratelimit")[0].starts_with(&told), "{response:?}");
+        }
+        let response = send(&layer, get(&[("name", user)])).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        let retry_after: u32 = field(&response, "retry-after")[0].parse().unwrap();
+        assert!((3_590..=3_601).contains(&retry_after), "{retry_after}");
+    }
+    let rate: Vec<String> = redis(&server, &["HMGET", "api:header:name=ada", "rate", "interval"]);
+    assert_eq!(rate, ["2", "3600000"], "java finds a limiter of its own kind");
+    let value: String = redis(&server, &["GET", "{api:header:name=ada}:value"]);
+    assert_eq!(value, "0");
+    let ttl: i64 = redis(&server, &["PTTL", "api:header:name=ada"]);
+    assert!(ttl > 3_590_000 && ttl <= 3_600_000, "keys that are not used any more expire: {ttl}");
+}
+
+#[tokio::test]
+async fn a_rate_that_somebody_else_changes_holds_from_the_next_decision_on() {
+    let server = RedisServer::start();
+    let limiter = RateLimiter::new(store(&server).await, "shared");
+    assert!(limiter.try_set_rate(RateType::Overall, 1, HOUR).await.unwrap());
+    let layer = RateLimitLayer::new(&limiter, key::Global);
+    let status = async || send(&layer, get(&[])).await.status();
+    assert_eq!(status().await, StatusCode::OK);
+    assert_eq!(status().await, StatusCode::TOO_MANY_REQUESTS);
+    redis::<()>(&server, &["HSET", "shared", "rate", "3"]);
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(field(&response, "ratelimit-policy"), ["\"redisson\";q=3;w=3600"]);
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(status().await, StatusCode::OK);
+    assert_eq!(status().await, StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_request_waits_and_asks_again() {
+    let server = RedisServer::start();
+    let limiter = RateLimiter::new(store(&server).await, "shared");
+    let interval = Duration::from_millis(200);
+    assert!(limiter.try_set_rate(RateType::Overall, 2, interval).await.unwrap());
+    let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(Duration::from_secs(20));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..6 {
+        let layer = layer.clone();
+        tasks.spawn(async move { send(&layer, get(&[])).await.status() });
+    }
+    let statuses = tasks.join_all().await;
+    assert!(statuses.iter().all(|status| *status == StatusCode::OK), "{statuses:?}");
+}
+
+#[tokio::test]
+async fn what_is_not_charged_is_given_back() {
+    let server = RedisServer::start();
+    let layer = by_name(&template(&server, 1).await).charge_when(|_| false);
+    for _ in 0..3 {
+        assert_eq!(send(&layer, get(&[("name", "ada")])).await.status(), StatusCode::OK);
+        let value = || redis::<Option<String>>(&server, &["GET", "{api:header:name=ada}:value"]);
+        while value().is_some_and(|value| value != "1") {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_a_rate_the_service_is_set_up_wrong() {
+    let server = RedisServer::start();
+    let limiter = RateLimiter::new(store(&server).await, "api:{key}");
+    let response = send(&by_name(&limiter), get(&[("name", "ada")])).await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(redis::<i64>(&server, &["DBSIZE"]), 0);
+}
+
+#[tokio::test]
+async fn it_cannot_decide_together_with_another_limiter() {
+    let server = RedisServer::start();
+    let shared = template(&server, 9).await;
+    let own = Limiter::new(store(&server).await, Algorithm::token_bucket(), Quota::per_hour(9));
+    for charge in [
+        Charge::new(&shared, "ada").and(Charge::new(&own, "ada")),
+        Charge::new(&own, "ada").and(Charge::new(&shared, "ada")),
+    ] {
+        assert!(matches!(charge.check().await, Err(Error::DifferentStores)));
+    }
+    let charge = Charge::new(&shared, "ada").cost(9);
+    assert!(charge.check().await.unwrap().is_allowed());
+    assert!(!charge.check().await.unwrap().is_allowed());
+    charge.refund().await.unwrap();
+    assert!(charge.check().await.unwrap().is_allowed());
+    assert!(matches!(charge.spend().await, Err(Error::Unsupported)));
+    assert!(matches!(charge.peek().await, Err(Error::Unsupported)));
+    let error = Charge::new(&shared, "ada").cost(10).check().await.unwrap_err();
+    assert!(matches!(error, Error::CostAboveQuota { limiter: "api", cost: 10, most: 9, .. }));
+}
