@@ -57,8 +57,8 @@
 //!   comes about if nobody uses the limiter, Java looks at its `availablePermits()`, and the rate is then raised with
 //!   `redis-cli`: the permits that are added can be taken an interval later.
 //! * **The clock is that of Redis**; Java writes the clock of its host. An entry of a host whose clock is ahead stays as
-//!   much longer, and at most for three intervals after it was first seen from here. New entries are put no earlier
-//!   than it, unless it is ahead by more than an interval, so that this host does not drop them too early. An entry of a host
+//!   much longer, but no longer than three intervals after the last of them came. New entries are put no earlier than
+//!   it, unless it is ahead by more than an interval, so that this host does not drop them too early. An entry of a host
 //!   whose clock is behind leaves as much earlier. What such a host drops or grants itself, nobody else can
 //!   prevent: Java hosts need NTP, as they do without this crate.
 //! * **A rate that is lowered** below what counts leaves `value` negative; Redisson's scripts take that as used up. One

@@ -64,14 +64,17 @@ local function at(rank)
   return redis.call('ZRANGE', log, rank, rank)[1]
 end
 
--- The clocks of entries are wrong by more than an interval: those up to `mark`, `far` of them, have expired
--- when they were first seen an interval ago.
+-- The clocks of entries are wrong by more than an interval: those from `low` up to `mark`, `far` of them, have
+-- expired when they were first seen an interval ago. If others may have come among them, they are as new.
 local function drop_far_ahead()
   local near = redis.call('ZCOUNT', log, '-inf', now + interval)
-  local known = tally.mark and redis.call('ZCOUNT', log, tally.mark, tally.mark) > 0
-  local far = known and redis.call('ZCOUNT', log, '-inf', tally.mark) - near
-  if not known or far > tally.far or now < tally.seen then
-    tally.mark, tally.far, tally.seen, changed = newest, size - near, now, true
+  local far = 0
+  if tally.mark and at(near) == tally.low and redis.call('ZCOUNT', log, tally.mark, tally.mark) > 0 then
+    far = redis.call('ZCOUNT', log, '-inf', tally.mark) - near
+  end
+  if far == 0 or far > tally.far or now_ceil < tally.seen then
+    tally.low, tally.mark, tally.far, tally.seen = at(near), newest, size - near, now_ceil
+    changed = true
   elseif now >= tally.seen + interval then
     local gone = math.min(far, MOST)
     redis.call('ZREMRANGEBYRANK', log, near, near + gone - 1)
@@ -81,13 +84,16 @@ local function drop_far_ahead()
       tally = {}
       redis.call('DEL', tally_key)
     elseif far == gone then
-      tally = {mark = newest, far = size - near, seen = now}
+      tally = {low = at(near), mark = newest, far = size - near, seen = now_ceil}
     else
-      tally = {mark = tally.mark, far = far - gone, seen = tally.seen}
+      tally = {low = at(near), mark = tally.mark, far = far - gone, seen = tally.seen}
     end
-  elseif far < tally.far then
-    tally.far, changed = far, true
   end
+end
+
+-- What is known of clocks, without the sums.
+local function clocks()
+  return {low = tally.low, mark = tally.mark, far = tally.far, seen = tally.seen}
 end
 
 local function look(writes)
@@ -136,13 +142,14 @@ end
 local function count()
   local live = size - expired
   if live <= SHORT then
-    tally = {mark = tally.mark, far = tally.far, seen = tally.seen}
+    tally = clocks()
     return sum_of(expired, size - 1)
   end
   local b = tally.boundary and redis.call('ZRANK', log, tally.boundary)
   local n = tally.newest and redis.call('ZRANK', log, tally.newest)
   if not (b and n and n - b + 1 == tally.count and expired - b <= HEAD) then
-    tally = {count = 0, sum = 0, mark = tally.mark, far = tally.far, seen = tally.seen}
+    tally = clocks()
+    tally.count, tally.sum = 0, 0
     b, n, changed = size, size - 1, true
   end
   if n < size - 1 then

@@ -22,13 +22,16 @@ local function give_back()
     return 0
   end
   local inside = tally.boundary and rank > redis.call('ZRANK', log, tally.boundary)
+  if tally.mark and tonumber(redis.call('ZSCORE', log, entry)) > now + interval then
+    tally.far = tally.far - 1
+  end
   redis.call('ZREM', log, entry)
   size, changed = size - 1, true
   if inside then
     tally.sum, tally.count = tally.sum - permits, tally.count - 1
     tally.newest = at(-1)
   else
-    tally = {mark = tally.mark, far = tally.far, seen = tally.seen}
+    tally = clocks()
   end
   return permits
 end

@@ -233,6 +233,27 @@ fn one_clock_that_is_far_ahead_drops_nothing_of_another_too_early() {
 }
 
 #[test]
+fn what_is_far_ahead_stays_if_others_may_have_come_among_it() {
+    let server = RedisServer::start();
+    let mut world = limiter(&server, 4);
+    let java = |world: &mut super::World, permits, skew| {
+        let id = world.id();
+        world.java_acquire(permits, skew, id)
+    };
+    assert_eq!(java(&mut world, 1, 100_000), Some(Ok(())));
+    assert!(world.take(1));
+    // All clocks step back; then one that is ahead drops one entry and adds another.
+    world.now -= 10_000_000;
+    assert!(!world.take(4));
+    world.advance(2);
+    assert_eq!(java(&mut world, 3, 100_000), Some(Ok(())));
+    world.advance(999);
+    assert!(!world.take(2));
+    world.advance(1_001);
+    assert!(world.take(4));
+}
+
+#[test]
 fn who_comes_after_a_clock_that_is_ahead_is_not_swept_too_early_by_it() {
     let server = RedisServer::start();
     let mut world = limiter(&server, 10);
