@@ -26,7 +26,8 @@ use crate::{
 /// service must be `Clone`.
 ///
 /// A request that waits for its turn holds no readiness of the service; one whose count is being looked
-/// up in Redis does, for a round trip, or up to the store's deadline.
+/// up in Redis does, for a round trip, or up to the store's deadline, and so does one whose charge an async
+/// [`Rule`] is looking up.
 ///
 /// | | answer | `Retry-After` | to gRPC |
 /// |---|---|---|---|
