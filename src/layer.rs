@@ -243,6 +243,11 @@ impl RateLimitLayer {
     /// Sets whether the extensions of requests hold the [`Charge`], for costs that are known later: the
     /// service can give back what it did not use, or spend what it used more. They do not by default.
     ///
+    /// The handle does not know what was spent. A request that is denied in a [dry
+    /// run](RateLimitLayer::dry_run) was charged nothing, so that what it gives back is another's: look at the
+    /// [`Decision`](crate::Decision) before. So is what is given back here and by
+    /// [`charge_when`](RateLimitLayer::charge_when) as well. Of stacked layers, the handle is the inner one's.
+    ///
     /// # Examples
     ///
     /// Tokens of a language model, of which a request is charged 500 beforehand:
