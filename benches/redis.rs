@@ -22,7 +22,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     task::JoinSet,
 };
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Charge, Limiter, Quota, RedisStore};
 
 const ROUNDS: usize = 15;
 const CALLS: usize = 1_000;
@@ -35,6 +35,9 @@ const CPU_ROUNDS: usize = 9;
 const CPU_CALLS_PER_TASK: usize = 20;
 
 const LOGGED: u32 = 10_000;
+
+/// One limit, two in one round trip, and two one after the other.
+const WAYS: usize = 3;
 
 const PLENTY: Quota = Quota::per_second(1_000_000);
 
@@ -56,6 +59,7 @@ fn main() {
     bench.print_latency();
     bench.print_throughput();
     bench.print_cpu();
+    bench.print_two_limits();
     bench.print_memory();
 }
 
@@ -200,6 +204,65 @@ impl Bench {
         subjects
     }
 
+    fn print_two_limits(&self) {
+        println!();
+        println!("Two limits in one round trip against one limit: a token bucket for each user");
+        for (label, shared) in [
+            ("and a sliding window for the same user", None),
+            ("and a sliding window for all together", Some("everybody")),
+        ] {
+            println!("  {label}");
+            let prefix = if shared.is_some() { "different" } else { "same" };
+            let limiter =
+                |name, algorithm| self.limiter(&format!("{prefix}-{name}"), algorithm, PLENTY);
+            let user = limiter("user", Algorithm::token_bucket());
+            let other = limiter("other", Algorithm::SlidingWindow { buckets: 1 });
+            let pair = Pair { user, other, shared };
+            self.print_pair_latency(&pair);
+            self.print_pair_cpu(&pair);
+        }
+    }
+
+    fn print_pair_latency(&self, pair: &Pair) {
+        let (key, mut admitted) = (key(0), [0; WAYS]);
+        let [one, together, apart] = take_turns(ROUNDS, |way| {
+            let calls = latency(async || pair.check(way, &key).await);
+            let (micros, of_them) = self.runtime.block_on(calls);
+            admitted[way] += of_them;
+            micros
+        });
+        println!(
+            "    one request in flight, us: one {:.1}  two together {:.1}  two apart {:.1}  \
+             admitted of {}: {admitted:?}",
+            one.median(),
+            together.median(),
+            apart.median(),
+            ROUNDS * CALLS,
+        );
+        print_pair_ratios(&one, &together, &apart);
+    }
+
+    fn print_pair_cpu(&self, pair: &Pair) {
+        let mut admitted = [0; WAYS];
+        let [one, together, apart] = take_turns(CPU_ROUNDS, |way| {
+            let before = self.cpu();
+            admitted[way] += self.in_flight(|task| {
+                let (pair, key) = (pair.clone(), key(task));
+                often(CPU_CALLS_PER_TASK, async move || pair.check(way, &key).await)
+            });
+            (self.cpu().process - before.process) / (TASKS * CPU_CALLS_PER_TASK) as f64
+        });
+        println!(
+            "    CPU of the server per request, {TASKS} in flight, us: one {:.2}  two together {:.2}  \
+             two apart {:.2}  admitted of {}: {admitted:?}",
+            one.median(),
+            together.median(),
+            apart.median(),
+            CPU_ROUNDS * TASKS * CPU_CALLS_PER_TASK,
+        );
+        print_pair_ratios(&one, &together, &apart);
+    }
+
     fn print_memory(&self) {
         println!();
         println!("Bytes per key in Redis (MEMORY USAGE), after one admitted request");
@@ -306,6 +369,28 @@ struct Subject {
     keys: usize,
 }
 
+/// The limits of a request: one for its user, and one for the user or for all.
+#[derive(Clone)]
+struct Pair {
+    user: Limiter,
+    other: Limiter,
+    shared: Option<&'static str>,
+}
+
+impl Pair {
+    async fn check(&self, way: usize, user: &str) -> bool {
+        let other = self.shared.unwrap_or(user);
+        match way {
+            0 => check(&self.user, user).await,
+            1 => {
+                let charge = Charge::new(&self.user, user).and(Charge::new(&self.other, other));
+                charge.check().await.expect("the server answers").is_allowed()
+            }
+            _ => check(&self.user, user).await && check(&self.other, other).await,
+        }
+    }
+}
+
 /// In microseconds.
 struct Cpu {
     process: f64,
@@ -371,6 +456,11 @@ async fn latency(mut ask: impl AsyncFnMut() -> bool) -> (f64, usize) {
     .await;
     times.sort();
     (times[CALLS / 2].as_secs_f64() * 1e6, admitted)
+}
+
+fn print_pair_ratios(one: &Series, together: &Series, apart: &Series) {
+    println!("      two together / one       {}", together.ratio_to(one).summary());
+    println!("      two together / two apart {}", together.ratio_to(apart).summary());
 }
 
 fn name(algorithm: Algorithm) -> String {

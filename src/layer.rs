@@ -26,7 +26,8 @@ use crate::{
 /// service must be `Clone`.
 ///
 /// A request that waits for its turn holds no readiness of the service; one whose count is being looked
-/// up in Redis does, for a round trip, or up to the store's deadline.
+/// up in Redis does, for a round trip, or up to the store's deadline, and so does one whose charge an async
+/// [`Rule`] is looking up.
 ///
 /// | | answer | `Retry-After` | to gRPC |
 /// |---|---|---|---|
@@ -243,6 +244,11 @@ impl RateLimitLayer {
     /// service can give back what it did not use, or spend what it used more. They do not by default. Of
     /// stacked layers it is the charge of the inner one. Do not use it with
     /// [`charge_when`](RateLimitLayer::charge_when), which gives back all of what was charged at first.
+    ///
+    /// The handle does not know what was spent. A request that is denied in a [dry
+    /// run](RateLimitLayer::dry_run) was charged nothing, so that what it gives back is another's: look at the
+    /// [`Decision`](crate::Decision) before. So is what is given back here and by
+    /// [`charge_when`](RateLimitLayer::charge_when) as well. Of stacked layers, the handle is the inner one's.
     ///
     /// # Examples
     ///

@@ -15,7 +15,7 @@ use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use support::{counting, field, get, in_memory};
+use support::{counting, field, get, in_memory, item, items};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, WriteHalf, duplex, split},
     net::{TcpListener, TcpStream, tcp::OwnedReadHalf},
@@ -38,7 +38,7 @@ use tonic_types::StatusExt;
 use tonic_web::{GrpcWebCall, GrpcWebClientLayer, GrpcWebClientService, GrpcWebLayer};
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, RequestError,
+    Algorithm, Charge, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, RequestError,
     ResponseBody,
     key::{self, ClientIp, ProxyHeader},
 };
@@ -327,6 +327,72 @@ async fn http_and_grpc_on_one_port_draw_from_one_budget() {
 
     assert!(grpc.check(check("ben")).await.is_ok());
     assert_eq!(get("ben").await.status(), 200);
+}
+
+/// Limits by a rule: each user, and all of them together.
+fn by_rule(own: Quota, all: Quota) -> RateLimitLayer {
+    let store = MemoryStore::new();
+    let limiter = |name, quota| Limiter::named(name, store.clone(), Algorithm::FixedWindow, quota);
+    let (own, all) = (limiter("user", own), limiter("all", all));
+    RateLimitLayer::by_rule(move |head: &Parts| {
+        let user = head.headers.get("user").map(HeaderValue::as_bytes).unwrap_or_default();
+        Charge::new(&own, user).and(Charge::new(&all, "everybody"))
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_by_one_of_several_limits_names_it() {
+    let layer = by_rule(Quota::per_minute(1), Quota::per_hour(2));
+    for (user, refused_by, wait) in [
+        ("ada", None, Duration::ZERO),
+        ("ada", Some("user"), Duration::from_secs(60)),
+        ("ben", None, Duration::ZERO),
+        ("carl", Some("all"), HOUR),
+    ] {
+        let response = send(&layer, grpc(&[("user", user)])).await;
+        assert_eq!(
+            items(&response, "ratelimit-policy"),
+            [item("user", &[("q", 1), ("w", 60)]), item("all", &[("q", 2), ("w", 3600)])]
+        );
+        let status = Status::from_header_map(response.headers());
+        assert_eq!(status.is_some(), refused_by.is_some(), "{user}");
+        let (Some(status), Some(limiter)) = (status, refused_by) else { continue };
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert_eq!(retry_delay(&status), Some(wait));
+        let seconds = wait.as_secs() as i64;
+        assert_eq!(items(&response, "ratelimit"), [item(limiter, &[("r", 0), ("t", seconds)])]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_again_for_several_limits_heeds_the_deadline() {
+    let layer = by_rule(Quota::per_minute(1), Quota::per_hour(9)).max_wait(HOUR);
+    assert!(status(&layer, grpc(&[("user", "ada")])).await.is_none());
+    for (timeout, is_refused) in [("59S", true), ("2M", false)] {
+        let start = Instant::now();
+        let call = grpc(&[("user", "ada"), ("grpc-timeout", timeout)]);
+        assert_eq!(status(&layer, call).await.is_some(), is_refused, "{timeout}");
+        assert_eq!(start.elapsed().is_zero(), is_refused, "{timeout}");
+    }
+}
+
+#[tokio::test]
+async fn http_and_grpc_draw_from_one_budget_by_a_rule() {
+    let app = Routes::new(health())
+        .into_axum_router()
+        .merge(Router::new().route("/", routing::get(async || "hello")))
+        .layer(by_rule(Quota::per_hour(2), Quota::per_hour(3)));
+    let (listener, address) = listen().await;
+    tokio::spawn(axum::serve(listener, app.clone()).into_future());
+    let mut grpc = connect(address).await;
+    let get = async |user| app.clone().oneshot(get(&[("user", user)])).await.unwrap().status();
+
+    assert_eq!(get("ada").await, 200);
+    assert!(grpc.check(check("ada")).await.is_ok());
+    assert_eq!(get("ada").await, 429);
+    assert_eq!(grpc.check(check("ada")).await.unwrap_err().code(), Code::ResourceExhausted);
+    assert!(grpc.check(check("ben")).await.is_ok());
+    assert_eq!(get("carl").await, 429, "all together have used three");
 }
 
 /// Sends the second request of a quota of one per `window`, which may wait for 200 years; the time it

@@ -12,8 +12,9 @@ use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
-use sfv::{BareItem, ListEntry, Parser};
-use support::{ALGORITHMS, counting, field, get, in_memory, server::RedisServer};
+use support::{
+    ALGORITHMS, counting, field, get, in_memory, item, items, json, server::RedisServer,
+};
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
@@ -22,33 +23,6 @@ use tower_ratelimit::{
 
 async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
     layer.layer(counting(&Arc::default())).oneshot(request).await.unwrap()
-}
-
-async fn json(response: Response<ResponseBody<Body>>) -> serde_json::Value {
-    let body = response.into_body().collect().await.unwrap().to_bytes();
-    serde_json::from_slice(&body).unwrap()
-}
-
-/// The items of a structured field, with their parameters.
-fn items<B>(response: &Response<B>, name: &str) -> Vec<(String, Vec<(String, i64)>)> {
-    let text = field(response, name).join(", ");
-    let list: sfv::List = Parser::new(&text).parse().unwrap();
-    list.into_iter()
-        .map(|entry| {
-            let ListEntry::Item(item) = entry else { panic!("an inner list") };
-            let BareItem::String(policy) = item.bare_item else { panic!("not a string") };
-            let params = item.params.into_iter().map(|(key, value)| match value {
-                BareItem::Integer(number) => (key.to_string(), number.into()),
-                other => panic!("{other:?}"),
-            });
-            (policy.to_string(), params.collect())
-        })
-        .collect()
-}
-
-fn item(policy: &str, params: &[(&str, i64)]) -> (String, Vec<(String, i64)>) {
-    let params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-    (policy.to_owned(), params)
 }
 
 #[tokio::test]

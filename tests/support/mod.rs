@@ -6,6 +6,7 @@ pub mod server;
 
 use std::{
     convert::Infallible,
+    fmt::Debug,
     path::PathBuf,
     process::Command,
     sync::{
@@ -16,6 +17,8 @@ use std::{
 
 use axum::body::Body;
 use http::{Request, Response};
+use http_body_util::BodyExt;
+use sfv::{BareItem, ListEntry, Parser};
 use tower::{Service, service_fn};
 use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
 
@@ -54,6 +57,33 @@ pub fn get(headers: &[(&str, &str)]) -> Request<Body> {
 
 pub fn field<'a, B>(response: &'a Response<B>, name: &str) -> Vec<&'a str> {
     response.headers().get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
+}
+
+pub async fn json<B: http_body::Body<Error: Debug>>(response: Response<B>) -> serde_json::Value {
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice(&body).unwrap()
+}
+
+/// The items of a structured field, with their parameters.
+pub fn items<B>(response: &Response<B>, name: &str) -> Vec<(String, Vec<(String, i64)>)> {
+    let text = field(response, name).join(", ");
+    let list: sfv::List = Parser::new(&text).parse().unwrap();
+    list.into_iter()
+        .map(|entry| {
+            let ListEntry::Item(item) = entry else { panic!("an inner list") };
+            let BareItem::String(policy) = item.bare_item else { panic!("not a string") };
+            let params = item.params.into_iter().map(|(key, value)| match value {
+                BareItem::Integer(number) => (key.to_string(), number.into()),
+                other => panic!("{other:?}"),
+            });
+            (policy.to_string(), params.collect())
+        })
+        .collect()
+}
+
+pub fn item(policy: &str, params: &[(&str, i64)]) -> (String, Vec<(String, i64)>) {
+    let params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    (policy.to_owned(), params)
 }
 
 /// The program of an example, built anew if need be: `cargo test` builds the examples only when it

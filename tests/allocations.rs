@@ -1,0 +1,104 @@
+//! How many allocations the layer adds to an allowed request, over the memory store.
+
+use std::{
+    convert::Infallible,
+    future::{self, Ready},
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use allocation_counter::measure;
+use axum::body::Body;
+use http::{HeaderValue, Request, Response, request::Parts};
+use tower::{Layer, Service};
+use tower_ratelimit::{
+    Algorithm, Charge, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+};
+
+const REQUESTS: u64 = 100;
+
+#[derive(Clone)]
+struct Bare;
+
+impl Service<Request<Body>> for Bare {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+fn send<S, B>(service: &mut S)
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+{
+    let mut request = Request::new(Body::empty());
+    request.headers_mut().insert("user", HeaderValue::from_static("ada"));
+    let answer = pin!(service.call(request)).poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(Ok(response)) = answer else { panic!("it is not ready at once") };
+    assert_eq!(response.status(), 200);
+}
+
+/// Per request; an allocation that grows counts again.
+fn allocations<S, B>(mut service: S) -> u64
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+{
+    send(&mut service);
+    let counted = measure(|| (0..REQUESTS).for_each(|_| send(&mut service)));
+    assert_eq!(counted.count_total % REQUESTS, 0, "each request takes as many");
+    counted.count_total / REQUESTS
+}
+
+/// Without header fields and extensions, with header fields, and with both.
+fn added(layer: RateLimitLayer) -> [u64; 3] {
+    let bare = allocations(Bare);
+    [(None, false), (Some(Headers::Draft11), false), (Some(Headers::Draft11), true)].map(
+        |(headers, extensions)| {
+            let layer = layer.clone().headers(headers).extensions(extensions);
+            allocations(layer.layer(Bare)) - bare
+        },
+    )
+}
+
+fn limiters<const N: usize>(names: [&str; N]) -> [Limiter; N] {
+    let (store, quota) = (MemoryStore::new(), Quota::per_day(1_000_000));
+    names.map(|name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota))
+}
+
+fn user(head: &Parts) -> &[u8] {
+    head.headers["user"].as_bytes()
+}
+
+#[test]
+fn a_key_takes_one_and_the_fields_a_few() {
+    let [limiter] = limiters(["user"]);
+    let layer = RateLimitLayer::new(limiter, key::Header::new("user"));
+    assert_eq!(added(layer), [1, 4, 10]);
+}
+
+/// The policies are written anew for each request, as they may be others.
+#[test]
+fn a_rule_with_one_limit_takes_more_only_for_its_policy() {
+    let [limiter] = limiters(["user"]);
+    let layer = RateLimitLayer::by_rule(move |head: &Parts| Charge::new(&limiter, user(head)));
+    let [charge, fields, extensions] = added(layer);
+    assert_eq!(charge, 1);
+    assert!(fields <= 10 && extensions <= 16, "{fields} {extensions}");
+}
+
+#[test]
+fn a_rule_with_two_limits_takes_some_more() {
+    let [own, all] = limiters(["user", "all"]);
+    let layer = RateLimitLayer::by_rule(move |head: &Parts| {
+        Charge::new(&own, user(head)).and(Charge::new(&all, "everybody"))
+    });
+    let [charge, fields, extensions] = added(layer);
+    assert!(charge <= 9 && fields <= 25 && extensions <= 31, "{charge} {fields} {extensions}");
+}
