@@ -383,7 +383,11 @@ impl Pair {
         match way {
             0 => check(&self.user, user).await,
             1 => {
-                let charge = Charge::new(&self.user, user).and(Charge::new(&self.other, other));
+                let charge = Charge::new(&self.user, user);
+                let charge = match self.shared {
+                    Some(all) => charge.and(Charge::new(&self.other, all)),
+                    None => charge.also(&self.other),
+                };
                 charge.check().await.expect("the server answers").is_allowed()
             }
             _ => check(&self.user, user).await && check(&self.other, other).await,

@@ -13,7 +13,7 @@ use clap::Parser;
 use http::request::Parts;
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError, Rule,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError, Rule,
 };
 
 /// Answers POST /answer for the API keys ada and carl (plan free) and ben (plan pro), as often as the
@@ -102,40 +102,21 @@ impl Rule<Parts> for ByPlan {
             Some(Plan::Free) => &self.free,
             Some(Plan::Pro) => &self.pro,
         };
-        let tokens = Charge::new(&self.tokens, key).and(Charge::new(&self.all_tokens, "everybody"));
-        Ok(Charge::new(requests, key).and(tokens.cost(self.estimate)))
+        let everybody = Charge::new(&self.all_tokens, "everybody").cost(self.estimate);
+        Ok(Charge::new(&self.tokens, key).cost(self.estimate).also(requests).and(everybody))
     }
 }
 
-#[derive(Clone, Copy)]
-struct Estimate(u32);
-
-async fn answer(
-    Extension(charge): Extension<Charge>,
-    Extension(Estimate(estimate)): Extension<Estimate>,
-    question: String,
-) -> Result<String, String> {
+async fn answer(Extension(charge): Extension<Charge>, question: String) -> Result<String, String> {
     let used = 10 * question.split_whitespace().count() as u32;
     let tokens = charge.of("tokens").and(charge.of("all-tokens"));
-    settle(tokens, estimate, used).await.map_err(|error| error.to_string())?;
+    tokens.settle(used).await.map_err(|error| error.to_string())?;
     Ok(format!("42 ({used} tokens)\n"))
 }
 
-async fn settle(tokens: Charge, estimate: u32, used: u32) -> Result<(), Error> {
-    if used < estimate {
-        tokens.cost(estimate - used).refund().await
-    } else if used > estimate {
-        tokens.cost(used - estimate).spend().await.map(drop)
-    } else {
-        Ok(())
-    }
-}
-
 fn app(rule: ByPlan) -> Router {
-    let estimate = Estimate(rule.estimate);
     Router::new()
         .route("/answer", post(answer))
-        .layer(Extension(estimate))
         .layer(RateLimitLayer::by_rule(rule).charge_handle(true))
 }
 

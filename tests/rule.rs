@@ -63,7 +63,7 @@ fn for_user_and_all([own, all]: &[Limiter; 2]) -> RateLimitLayer {
 fn for_user_twice([one, other]: &[Limiter; 2]) -> RateLimitLayer {
     let [one, other] = [one.clone(), other.clone()];
     RateLimitLayer::by_rule(move |head: &Parts| {
-        user(head).map(|user| Charge::new(&one, user).and(Charge::new(&other, user)))
+        user(head).map(|user| Charge::new(&one, user).also(&other))
     })
 }
 
@@ -208,7 +208,7 @@ async fn the_layers_cost_is_for_what_the_rule_leaves_open() {
         let (requests, tokens) = (requests.clone(), tokens.clone());
         move |head: &Parts| {
             let user = user(head)?;
-            Ok(Charge::new(&requests, user).and(Charge::new(&tokens, user).cost(5)))
+            Ok(Charge::new(&tokens, user).cost(5).also(&requests))
         }
     };
     let layer = RateLimitLayer::by_rule(rule)
@@ -557,12 +557,7 @@ async fn answer(
     axum::extract::Path(used): axum::extract::Path<u32>,
     Extension(charge): Extension<Charge>,
 ) {
-    let tokens = charge.of("tokens");
-    match used {
-        0..500 => tokens.cost(500 - used).refund().await.unwrap(),
-        500 => {}
-        _ => assert!(tokens.cost(used - 500).spend().await.unwrap().is_allowed()),
-    }
+    charge.of("tokens").settle(used).await.unwrap();
 }
 
 async fn settled_afterwards(store: impl Store + Clone) {
@@ -612,7 +607,7 @@ async fn the_simple_form_has_a_handle_too_but_not_by_default() {
             Some(Extension(charge)) => {
                 assert!(charge.of("others").is_exempt());
                 charge.of("tokens").cost(3).refund().await.unwrap();
-                let _ = charge.cost(7).spend().await.unwrap();
+                charge.cost(7).spend().await.unwrap();
                 "settled"
             }
         };
