@@ -273,9 +273,33 @@ impl Rate {
     }
 }
 
+/// `math.max`. There is no NaN here, which `f64::max` looks out for.
+#[inline]
+fn max(a: f64, b: f64) -> f64 {
+    if a > b { a } else { b }
+}
+
+/// `math.min`.
+#[inline]
+fn min(a: f64, b: f64) -> f64 {
+    if a < b { a } else { b }
+}
+
+/// `math.floor(whole / part)` of integers. Most rates count in parts of 1, and a division takes its time.
+#[inline]
+fn floor_div(whole: f64, part: f64) -> f64 {
+    if part == 1.0 { whole } else { (whole / part).floor() }
+}
+
+/// `math.ceil(whole / part)` of integers.
+#[inline]
+fn ceil_div(whole: f64, part: f64) -> f64 {
+    if part == 1.0 { whole } else { (whole / part).ceil() }
+}
+
 /// The most that a bucket may lack: exact, and back within the longest refill.
 fn most_debt(period: f64, lump: f64) -> f64 {
-    ((LONGEST_REFILL as f64 / period).floor() * lump).min(EXACT)
+    (floor_div(LONGEST_REFILL as f64, period) * lump).min(EXACT)
 }
 
 /// The state of one key, as an algorithm left it.

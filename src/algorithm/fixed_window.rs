@@ -1,5 +1,5 @@
 use super::{
-    Action, Ask, Outcome, Verdict,
+    Action, Ask, Outcome, Verdict, max,
     turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
@@ -30,7 +30,7 @@ impl Count for State {
 
     fn refund(&mut self, _now: f64, turn: f64, cost: f64) {
         if turn == 0.0 || ((turn - self.start) / self.length).floor() == self.ahead {
-            self.count = (self.count - cost).max(0.0);
+            self.count = max(self.count - cost, 0.0);
         }
     }
 }
@@ -80,8 +80,8 @@ impl Params {
 
         let full = state.count + ask.needed() > limit;
         let index = if full { state.ahead + 1.0 } else { state.ahead };
-        let wait = (state.start + index * window - now).max(0.0);
-        let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
+        let wait = max(state.start + index * window - now, 0.0);
+        let Outcome { admitted, wait } = ask.outcome(wait, max(wait - max_wait, 0.0));
 
         let before = state;
         if action.commits() && admitted {
@@ -91,7 +91,7 @@ impl Params {
         let State { start, ahead, count, .. } = state;
         let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
         if ahead > 0.0 || count > 0.0 {
-            remaining = if ahead == 0.0 { (limit - count).max(0.0) } else { 0.0 };
+            remaining = if ahead == 0.0 { max(limit - count, 0.0) } else { 0.0 };
             let opening = if ahead > 0.0 && count < limit { ahead } else { ahead + 1.0 };
             replenish = start + opening * window - now;
             reset = start + (ahead + 1.0) * window - now;

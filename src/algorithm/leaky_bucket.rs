@@ -1,5 +1,5 @@
 use super::{
-    Action, Ask, Outcome, Rate, Verdict,
+    Action, Ask, Outcome, Rate, Verdict, ceil_div, floor_div, max, min,
     turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
@@ -33,9 +33,9 @@ impl Count for State {
     fn refund(&mut self, now: f64, turn: f64, cost: f64) {
         let mut back = cost * self.unit;
         if turn > 0.0 {
-            back = (back - (now - turn).max(0.0) * self.tick).max(0.0);
+            back = max(back - max(now - turn, 0.0) * self.tick, 0.0);
         }
-        self.debt = (self.debt - back).max(0.0);
+        self.debt = max(self.debt - back, 0.0);
     }
 }
 
@@ -52,13 +52,13 @@ impl Params {
 
     /// The time in which a full bucket runs dry.
     pub(super) fn drain_time(&self) -> f64 {
-        (self.burst * self.unit / self.tick).ceil()
+        ceil_div(self.burst * self.unit, self.tick)
     }
 
     /// The longest wait, for another limit too, for which `debt` stays exact.
     pub(super) fn longest_wait(&self) -> f64 {
         let full = self.burst * self.unit;
-        ((super::EXACT - full) / self.tick).floor().max(self.drain_time())
+        max(floor_div(super::EXACT - full, self.tick), self.drain_time())
     }
 
     #[inline]
@@ -77,29 +77,29 @@ impl Params {
             if now < state.at {
                 (state.at, stale) = (now, true);
             }
-            state.debt = (state.debt - (now - state.at) * state.tick).max(0.0);
+            state.debt = max(state.debt - (now - state.at) * state.tick, 0.0);
             state.at = now;
             if state.unit != unit || state.tick != tick {
-                state.debt = (state.debt / state.unit * unit).ceil().min(most_debt);
+                state.debt = min((state.debt / state.unit * unit).ceil(), most_debt);
                 (state.unit, state.tick, stale) = (unit, tick, true);
             }
         }
 
-        let time_until = |parts: f64| (parts / tick).ceil().max(0.0);
+        let time_until = |parts: f64| max(ceil_div(parts, tick), 0.0);
 
         let full = burst * unit;
         let wait = time_until(state.debt);
-        let late = time_until(state.debt - (full - ask.needed() * unit)).max(wait - max_wait);
+        let late = max(time_until(state.debt - (full - ask.needed() * unit)), wait - max_wait);
         let Outcome { admitted, wait } = ask.outcome(wait, late);
 
         let before = state;
         if action.commits() && admitted {
             state.commit(now + wait, cost);
-            state.debt = state.debt.min(most_debt);
+            state.debt = min(state.debt, most_debt);
         }
 
         let debt = state.debt;
-        let remaining = ((full - debt) / unit).floor().max(0.0);
+        let remaining = max(floor_div(full - debt, unit), 0.0);
         let (mut replenish, mut reset) = (0.0, 0.0);
         if debt > 0.0 {
             replenish = time_until((remaining + 1.0) * unit - (full - debt));

@@ -1,5 +1,5 @@
 use super::{
-    Action, Ask, Outcome, Rate, Refill, Verdict,
+    Action, Ask, Outcome, Rate, Refill, Verdict, ceil_div, floor_div, max, min,
     turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
@@ -28,25 +28,25 @@ pub(crate) struct State {
 
 impl Count for State {
     fn commit(&mut self, instant: f64, cost: f64) {
-        let periods = ((instant - self.at) / self.period).floor();
-        self.debt = self.debt.max(periods * self.lump) + cost * self.unit;
+        let periods = floor_div(instant - self.at, self.period);
+        self.debt = max(self.debt, periods * self.lump) + cost * self.unit;
         self.last = instant;
     }
 
     fn refund(&mut self, now: f64, turn: f64, cost: f64) {
         let mut back = cost * self.unit;
         if turn > 0.0 {
-            back = (back - ((now - turn) / self.period).ceil().max(0.0) * self.lump).max(0.0);
+            back = max(back - max(ceil_div(now - turn, self.period), 0.0) * self.lump, 0.0);
         }
-        self.debt = (self.debt - back).max(0.0);
+        self.debt = max(self.debt - back, 0.0);
     }
 }
 
 impl State {
     fn refill(&mut self, now: f64) {
-        let periods = ((now - self.at) / self.period).floor();
+        let periods = floor_div(now - self.at, self.period);
         self.at += periods * self.period;
-        self.debt = (self.debt - periods * self.lump).max(0.0);
+        self.debt = max(self.debt - periods * self.lump, 0.0);
     }
 }
 
@@ -71,7 +71,7 @@ impl Params {
     /// The longest wait for which `debt` stays exact.
     pub(super) fn longest_wait(&self) -> f64 {
         let full = (self.burst + self.overdraft) * self.unit;
-        ((super::EXACT - full) / self.lump).floor() * self.period
+        floor_div(super::EXACT - full, self.lump) * self.period
     }
 
     #[inline]
@@ -93,7 +93,7 @@ impl Params {
             }
             state.refill(now);
             if state.unit != unit || state.period != period || state.lump != lump {
-                state.debt = (state.debt / state.unit * unit).ceil().min(most_debt);
+                state.debt = min((state.debt / state.unit * unit).ceil(), most_debt);
                 (state.unit, state.period, state.lump, stale) = (unit, period, lump, true);
                 state.refill(now);
             }
@@ -103,21 +103,21 @@ impl Params {
         }
 
         let since = now - state.at;
-        let time_until = |parts: f64| ((parts / lump).ceil() * period - since).max(0.0);
+        let time_until = |parts: f64| max(ceil_div(parts, lump) * period - since, 0.0);
 
         let full = burst * unit;
-        let mut wait = (state.last - now).max(0.0);
+        let mut wait = max(state.last - now, 0.0);
         let needed = ask.needed();
         if needed > 0.0 {
-            let covered = (needed - overdraft).max(0.0);
-            wait = time_until(covered * unit - (full - state.debt)).max(wait);
+            let covered = max(needed - overdraft, 0.0);
+            wait = max(time_until(covered * unit - (full - state.debt)), wait);
         }
-        let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
+        let Outcome { admitted, wait } = ask.outcome(wait, max(wait - max_wait, 0.0));
 
         let before = state;
         if action.commits() && admitted {
             state.commit(now + wait, cost);
-            state.debt = state.debt.min(most_debt);
+            state.debt = min(state.debt, most_debt);
         }
 
         let State { debt, last, .. } = state;
@@ -126,10 +126,10 @@ impl Params {
         if debt > 0.0 {
             remaining = 0.0;
             if last <= now {
-                remaining = (((full - debt) / unit).floor() + overdrawn).max(0.0);
+                remaining = max(floor_div(full - debt, unit) + overdrawn, 0.0);
             }
             replenish = time_until((remaining + 1.0 - overdrawn) * unit - (full - debt));
-            replenish = replenish.max(last - now);
+            replenish = max(replenish, last - now);
             reset = time_until(debt);
         }
 

@@ -63,6 +63,7 @@ impl<S> Booked<S> {
     }
 
     /// Stores what a check or a refund left.
+    #[inline]
     pub(super) fn write(
         stored: &mut Option<Self>,
         state: Option<S>,
@@ -86,6 +87,7 @@ impl<S> Booked<S> {
 
 impl<S> Turns<S> {
     /// Forgets the turns that were booked by another clock or quota, and books one.
+    #[inline]
     pub(super) fn update(&mut self, stale: bool, now: f64, turn: Option<Turn<S>>) {
         if stale {
             self.0 = None;
