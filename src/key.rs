@@ -106,10 +106,15 @@ fn is_plain(byte: u8) -> bool {
     PLAIN[usize::from(byte)]
 }
 
+/// Most text is plain to its end, so that it would take longer to stop early.
+fn all_plain(bytes: &[u8]) -> bool {
+    bytes.iter().fold(true, |plain, &byte| plain & is_plain(byte))
+}
+
 fn escape_into(text: &mut String, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     if let Ok(plain) = std::str::from_utf8(bytes)
-        && plain.bytes().all(is_plain)
+        && all_plain(bytes)
     {
         return text.push_str(plain);
     }
@@ -138,7 +143,7 @@ fn bounded(text: Cow<'_, str>) -> Cow<'_, str> {
 impl<'a> From<&'a str> for Key<'a> {
     #[inline]
     fn from(text: &'a str) -> Self {
-        if text.len() <= LONGEST && text.bytes().all(is_plain) {
+        if text.len() <= LONGEST && all_plain(text.as_bytes()) {
             Key(Cow::Borrowed(text))
         } else {
             Key::from(text.as_bytes())

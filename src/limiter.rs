@@ -171,7 +171,11 @@ impl Limiter {
     /// Dropping the future before its first poll spends nothing. After that, it may or may not have
     /// spent: with a [`MemoryStore`](crate::MemoryStore) the first poll decides.
     pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.ask(&key.into(), 1, MaxWait::OWN)?.await
+        let answer = self.ask(&key.into(), 1, MaxWait::OWN)?;
+        match answer.now() {
+            Some(decision) => Ok(decision),
+            None => answer.await,
+        }
     }
 
     /// Spends `cost` from `key`'s quota if that much is left.
