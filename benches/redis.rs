@@ -10,7 +10,10 @@ mod rounds;
 #[path = "../tests/support/server.rs"]
 mod server;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use redis::{
     Client, Cmd, FromRedisValue, InfoDict,
@@ -22,7 +25,10 @@ use tokio::{
     runtime::{Builder, Runtime},
     task::JoinSet,
 };
-use tower_ratelimit::{Algorithm, Charge, Limiter, Quota, RedisStore};
+use tower_ratelimit::{
+    Algorithm, Charge, Limiter, Quota, RedisStore,
+    redisson::{RateLimiter, RateType},
+};
 
 const ROUNDS: usize = 15;
 const CALLS: usize = 1_000;
@@ -61,6 +67,7 @@ fn main() {
     bench.print_cpu();
     bench.print_two_limits();
     bench.print_memory();
+    bench.print_redisson();
 }
 
 struct Bench {
@@ -281,6 +288,57 @@ impl Bench {
         }
     }
 
+    fn print_redisson(&self) {
+        println!();
+        println!(
+            "redisson::RateLimiter against a sliding log, {TASKS} requests in flight for one key"
+        );
+        println!("per second, median of {CPU_ROUNDS} rounds; ratio, and its middle half");
+        let log = self.limiter("beside-redisson", Algorithm::SlidingLog, PLENTY);
+        let shared = RateLimiter::new(self.store.clone(), "shared-with-java");
+        let rate = PLENTY.limit().into();
+        let set = shared.set_rate(RateType::Overall, rate, PLENTY.window());
+        self.runtime.block_on(set).expect("the server answers");
+        let mut admitted = [0; 2];
+        let [redisson, ours] = take_turns(CPU_ROUNDS, |which| {
+            let start = Instant::now();
+            admitted[which] += match which {
+                0 => self.in_flight(|_| {
+                    let shared = shared.clone();
+                    often(CPU_CALLS_PER_TASK, async move || acquire(&shared).await)
+                }),
+                _ => self.checks_in_flight(&log, 1, CPU_CALLS_PER_TASK),
+            };
+            (TASKS * CPU_CALLS_PER_TASK) as f64 / start.elapsed().as_secs_f64()
+        });
+        println!(
+            "  redisson {:.0}  sliding-log {:.0}  ratio {}  admitted of {}: {} / {}",
+            redisson.median(),
+            ours.median(),
+            redisson.ratio_to(&ours).summary(),
+            CPU_ROUNDS * TASKS * CPU_CALLS_PER_TASK,
+            admitted[0],
+            admitted[1],
+        );
+        println!("  bytes per permit: {:.1}", self.bytes_per_permit());
+    }
+
+    /// Of a limiter that Redisson shares.
+    fn bytes_per_permit(&self) -> f64 {
+        self.ask::<()>("FLUSHALL");
+        let shared = RateLimiter::new(self.store.clone(), "shared-with-java");
+        self.runtime.block_on(async {
+            let (rate, hour) = (u64::from(2 * LOGGED), Duration::from_secs(3_600));
+            shared.set_rate(RateType::Overall, rate, hour).await.expect("the server answers");
+            assert!(acquire(&shared).await);
+        });
+        let bytes = || self.ask::<u64>("MEMORY USAGE {shared-with-java}:permits SAMPLES 0");
+        let one = bytes();
+        let acquires = often(LOGGED as usize, async || acquire(&shared).await);
+        assert_eq!(self.runtime.block_on(acquires), LOGGED as usize);
+        (bytes() - one) as f64 / f64::from(LOGGED)
+    }
+
     /// Admits so many requests of one key that a sliding log has `LOGGED` entries more.
     fn log(&self, limiter: &Limiter) {
         let key = key(0);
@@ -437,6 +495,10 @@ async fn query<T: FromRedisValue>(connection: &mut ConnectionManager, cmd: &Cmd)
 
 async fn check(limiter: &Limiter, key: &str) -> bool {
     limiter.check(key).await.expect("the server answers").is_allowed()
+}
+
+async fn acquire(limiter: &RateLimiter) -> bool {
+    limiter.try_acquire(1, Duration::ZERO).await.expect("the server answers").is_allowed()
 }
 
 /// Asks one time after the other, and counts what was admitted.

@@ -16,6 +16,8 @@
 //! * A [`Limiter`] decides about keys. It knows no HTTP, and is useful alone. Its counts are in a
 //!   [`MemoryStore`], or in a `RedisStore` (feature `redis`) that many processes share.
 //! * A request over the quota is denied, or [waits for its turn](Limiter::try_acquire).
+//! * A [`Charge`] is what a request costs: one limit, or several at once, all or nothing. A [`Rule`] says it for
+//!   each request.
 //! * A [`RateLimitLayer`] around a service finds the [`key`] of each request, asks the limiter, and answers
 //!   in the place of the service if it must.
 //! * A [`Decision`] is the limiter's answer, and in the extensions of requests and responses.

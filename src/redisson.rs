@@ -25,6 +25,29 @@
 //! service takes part, [`Limiter`](crate::Limiter) with [`SlidingLog`](crate::Algorithm::SlidingLog) does the
 //! same with an eighth of the memory, lets requests wait in order, and works for many keys.
 //!
+//! # In a layer
+//!
+//! A [`RateLimitLayer`](crate::RateLimitLayer) and a [`Charge`](crate::Charge) take it like a
+//! [`Limiter`](crate::Limiter). The name can be a template, of which each key has a limiter of its own: see
+//! [`for_key`](RateLimiter::for_key). With `max_wait`, a request that waits asks again; it cannot be charged
+//! together with other limits.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use tower_ratelimit::{RateLimitLayer, RedisStore, key, redisson::{RateLimiter, RateType}};
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = RedisStore::connect("redis://127.0.0.1/").await?;
+//! let limiter = RateLimiter::new(store, "api:{key}").label("api");
+//! limiter.try_set_rate(RateType::Overall, 5, Duration::from_secs(10)).await?;
+//! let layer = RateLimitLayer::new(limiter, |head: &http::request::Parts| {
+//!     Some(head.headers.get("x-user")?.to_str().ok()?.to_owned()) // `api:alice`
+//! });
+//! # let _ = layer;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Coming from Redisson
 //!
 //! | `RRateLimiter` | [`RateLimiter`] | what differs |
