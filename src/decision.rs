@@ -95,8 +95,9 @@ impl Decision {
         micros(self.verdict.reset)
     }
 
-    /// The name of the limiter that decided; of several, of the one that binds: it denies longest, or makes
-    /// the request wait, or has least remaining.
+    /// The name of the limiter that decided; of several, of the one that binds: it denies longest, or has least
+    /// remaining, and of several such makes the request wait longest. All that the decision tells is about it,
+    /// but for the delay, which is that of the request.
     #[must_use]
     pub const fn limiter(&self) -> &'static str {
         self.limit.limiter

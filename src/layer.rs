@@ -347,7 +347,8 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// Lets a request wait for its turn if that comes within `max_wait`, instead of being refused.
     ///
     /// Turns are booked when requests arrive: first come, first served, over all replicas. A request whose
-    /// turn would come later is refused at once, and its retry-after is when it would be let wait. Without
+    /// turn would come later is refused at once, and its retry-after is when it would be let wait (for
+    /// [several keys](Charge#waiting), when it could go on at once). Without
     /// this setting nobody waits, except in a leaky bucket, which lets wait for as long as a request has room
     /// in it; there `max_wait` is a further bound. So is the `grpc-timeout` of a gRPC request, in either case.
     ///

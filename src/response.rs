@@ -131,8 +131,10 @@ impl Fields {
         match &self.policy {
             Some(policy) => drop(headers.append(RATELIMIT_POLICY, policy.clone())),
             None => {
-                for limiter in charge.limiters() {
-                    if let Some(quota) = limiter.quota().or(decided) {
+                for (i, limiter) in charge.limiters().enumerate() {
+                    // One limiter can be charged for two keys.
+                    let is_first = charge.limiters().take(i).all(|it| it.name() != limiter.name());
+                    if let Some(quota) = limiter.quota().or(decided).filter(|_| is_first) {
                         headers.append(RATELIMIT_POLICY, policy(limiter.name(), quota));
                     }
                 }

@@ -662,7 +662,9 @@ async fn one_limiter_can_be_charged_for_two_keys() {
         })
     };
     for (user, status) in [("ada", 200), ("carl", 200), ("dora", 429)] {
-        assert_eq!(ask(&layer, user).await.status(), status, "{user}");
+        let response = ask(&layer, user).await;
+        assert_eq!(response.status(), status, "{user}");
+        assert_eq!(policies(&response), ["mail"]);
     }
     assert_eq!(left(&limiter, "dora").await, 2);
 }
