@@ -156,7 +156,7 @@ local function sliding_window(key, list, arg)
     end
   end
 
-  local wait = earliest(needed) - now
+  local wait = earliest(math.min(needed, limit)) - now
   local admitted, wait = settle(wait, math.max(wait - max_wait, 0))
 
   local before

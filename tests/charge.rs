@@ -431,6 +431,9 @@ async fn what_is_owed_is_not_forgotten_in_a_flood() {
     let store = MemoryStore::with_max_keys(1);
     let limiter = named("user", &store, Algorithm::token_bucket(), Quota::per_hour(5));
     limiter.spend("alice", 9).await.unwrap();
+    let window = named("window", &store, Algorithm::sliding_window(), Quota::per_hour(5));
+    let more = Charge::new(&limiter, "alice").and(Charge::new(&window, "carol")).cost(99);
+    assert!(matches!(more.spend().await, Err(Error::Store(error)) if error.is_full()));
     assert!(limiter.check("bob").await.unwrap_err().to_string().contains("store"));
     assert!(!limiter.check("alice").await.unwrap().is_allowed());
 }

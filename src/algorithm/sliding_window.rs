@@ -185,7 +185,7 @@ impl Params {
             }
         }
 
-        let wait = state.earliest(now, ask.needed(), *self) - now;
+        let wait = state.earliest(now, ask.needed().min(limit), *self) - now;
         let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
 
         if action.writes(admitted || stale) {

@@ -143,11 +143,14 @@ impl MemoryStore {
         let now = self.now();
         let asks: Vec<Ask> = demands.iter().map(|demand| call.ask(demand, now)).collect();
         if call.action.commits() && !held.have_room() {
-            let peeks: Vec<Ask> =
-                asks.iter().map(|ask| Ask { action: Action::Peek, ..*ask }).collect();
-            let (verdict, binding) = together(&peeks, |place, ask| held.step(place, ask));
-            if !verdict.admitted {
-                return Ok(Decision::new(demands[binding].policy(), verdict, 0.0));
+            if call.action == Action::Check {
+                // A denied request needs no room.
+                let peek = |ask: &Ask| Ask { action: Action::Peek, ..*ask };
+                let peeks: Vec<Ask> = asks.iter().map(peek).collect();
+                let (verdict, binding) = together(&peeks, |place, ask| held.step(place, ask));
+                if !verdict.admitted {
+                    return Ok(Decision::new(demands[binding].policy(), verdict, 0.0));
+                }
             }
             held.make_room(now)?;
         }
