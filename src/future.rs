@@ -39,6 +39,8 @@ pin_project! {
         head: Option<<P as Protocol>::Head>,
         rest: Option<P::Rest>,
         turn: Option<Turn>,
+        // Once the request may go on.
+        charged: Charged,
         #[pin]
         state: State<S::Future, <P as Protocol>::Head>,
     }
@@ -52,11 +54,7 @@ pin_project! {
         // With the service that was ready, unless the request has waited.
         Asking { ready: bool },
         Readying { decision: Decision },
-        Calling {
-            charged: Charged,
-            #[pin]
-            future: F,
-        },
+        Calling { #[pin] future: F },
     }
 }
 
@@ -68,7 +66,8 @@ where
     pub(crate) fn new(ready: S, shared: Arc<Shared<P>>, request: Req) -> Self {
         let (head, rest) = P::split(request);
         let (head, rest) = (Some(head), Some(rest));
-        Self { shared, inner: ready, head, rest, turn: None, state: State::Starting }
+        let charged = Charged::exempt();
+        Self { shared, inner: ready, head, rest, turn: None, charged, state: State::Starting }
     }
 }
 
@@ -134,39 +133,40 @@ where
                     }
                     Start::Go(Charged { charge: turn.go(), decision: Some(*decision) })
                 }
-                StateProj::Calling { charged, future } => {
+                StateProj::Calling { future } => {
                     let (response, counts) = protocol.charges(ready!(future.poll(cx))?);
-                    let response = protocol.respond(response, charged);
-                    if !counts && let Some(decision) = charged.decision {
-                        let charge = mem::replace(&mut charged.charge, Charge::exempt());
+                    let response = protocol.respond(response, this.charged);
+                    if !counts && let Some(decision) = this.charged.decision {
+                        let charge = mem::replace(&mut this.charged.charge, Charge::exempt());
                         charge.give_back_later(Answer::ready(Ok(decision)), None);
                     }
                     return Poll::Ready(Ok(response));
                 }
             };
-            let charged = match start {
-                Start::Go(charged) => charged,
+            match start {
+                Start::Go(charged) => *this.charged = charged,
                 Start::Ask(turn) => {
                     *this.turn = Some(turn);
                     this.state.set(State::Asking { ready: true });
                     continue;
                 }
-                Start::Refused(Rejection::Denied(decision), charge) if this.shared.dry_run => {
-                    Charged { charge, decision: Some(decision) }
-                }
-                Start::Refused(_, charge) if this.shared.dry_run => {
-                    Charged { charge, decision: None }
+                Start::Refused(rejection, charge) if this.shared.dry_run => {
+                    let decision = match rejection {
+                        Rejection::Denied(decision) => Some(decision),
+                        _ => None,
+                    };
+                    *this.charged = Charged { charge, decision };
                 }
                 Start::Refused(rejection, charge) => {
                     let head = this.head.take().expect("the head was taken");
                     return Poll::Ready(Ok(protocol.refuse(rejection, head, &charge)));
                 }
-            };
+            }
             *this.turn = None;
             let head = this.head.take().expect("the head was taken");
             let rest = this.rest.take().expect("the request was taken");
-            let future = this.inner.call(protocol.join(head, rest, &charged));
-            this.state.set(State::Calling { charged, future });
+            let future = this.inner.call(protocol.join(head, rest, this.charged));
+            this.state.set(State::Calling { future });
         }
     }
 }

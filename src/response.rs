@@ -93,12 +93,14 @@ impl Fields {
 
     /// Adds to the fields of a response that the service, or a layer inside of it, has made.
     pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision, charge: &Charge) {
+        if self.headers.is_empty() {
+            return;
+        }
         // The time that the request has waited is over.
         let replenish_after = decision.replenish_after().saturating_sub(decision.delay());
         let t = (!replenish_after.is_zero()).then_some(replenish_after);
         self.tell(headers, decision, charge, t);
-        if !self.headers.is_empty()
-            && decision.remaining() == 0
+        if decision.remaining() == 0
             && let Some(other) = headers.get(RETRY_AFTER)
             && let Some(seconds) = other.to_str().ok().and_then(|it| it.parse::<u64>().ok())
             && seconds < whole_seconds(replenish_after)

@@ -85,7 +85,9 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     fn join(&self, mut head: Parts, body: ReqBody, charged: &Charged) -> Request<ReqBody> {
-        if let Some(decision) = charged.decision.filter(|_| self.extensions) {
+        if self.extensions
+            && let Some(decision) = charged.decision
+        {
             head.extensions.insert(decision);
         }
         if self.charge_handle {
@@ -105,10 +107,10 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
 
     fn respond(&self, response: Response<ResBody>, charged: &Charged) -> Self::Response {
         let mut response = response.map(ResponseBody::service);
-        if let Some(decision) = charged.decision {
-            self.fields.add(response.headers_mut(), &decision, &charged.charge);
+        if let Some(decision) = &charged.decision {
+            self.fields.add(response.headers_mut(), decision, &charged.charge);
             if self.extensions {
-                response.extensions_mut().insert(decision);
+                response.extensions_mut().insert(*decision);
             }
         }
         response
