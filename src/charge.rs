@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 pub use self::any_limiter::AnyLimiter;
+#[cfg(feature = "redis")]
 use self::any_limiter::Kind;
 use crate::{
     algorithm::{Action, micros},
@@ -390,15 +391,11 @@ impl Charge {
         max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
         let first = self.first.as_ref().ok_or(Error::NoLimits)?;
-        let limiter = match &first.limiter.0 {
-            Kind::Own(limiter) => limiter,
-            #[cfg(feature = "redis")]
-            Kind::Redisson(limiter) if self.rest.is_empty() => {
-                return limiter.answer(action, &first.key, first.cost.unwrap_or(1));
-            }
-            #[cfg(feature = "redis")]
-            Kind::Redisson(_) => return Err(Error::DifferentStores),
-        };
+        #[cfg(feature = "redis")]
+        if let (Kind::Redisson(limiter), []) = (&first.limiter.0, &*self.rest) {
+            return limiter.answer(action, &first.key, first.cost.unwrap_or(1));
+        }
+        let limiter = first.limiter.own()?;
         if self.rest.is_empty() {
             let demands = &[first.demand(limiter, action, max_wait)?];
             return Ok(limiter.store().call(&Call { action, turn, demands }));
@@ -407,13 +404,13 @@ impl Charge {
         let store = limiter.store();
         let mut demands = vec![first.demand(limiter, action, max_wait)?];
         for part in &self.rest {
-            let limiter = match &part.limiter.0 {
-                Kind::Own(limiter) if limiter.store().names().is_same(store.names()) => limiter,
-                _ => return Err(Error::DifferentStores),
-            };
+            let limiter = part.limiter.own()?;
+            if !limiter.store().names().is_same(store.names()) {
+                return Err(Error::DifferentStores);
+            }
             let demand = part.demand(limiter, action, max_wait)?;
             if demands.iter().any(|it| it.is_same(&demand)) {
-                return Err(Error::SameLimitTwice { limiter: demand.rule.name });
+                return Err(Error::SameLimitTwice { limiter: demand.settings.name });
             }
             demands.push(demand);
         }

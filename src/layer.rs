@@ -214,7 +214,7 @@ impl RateLimitLayer {
     }
 
     /// Sets which responses of the service are charged: all by default. What a request was charged is given
-    /// back if the closure says no, as by [`Limiter::cancel`]; until then it counts, so that nobody gets
+    /// back if the closure says no, as by [`Charge::cancel`]; until then it counts, so that nobody gets
     /// ahead by asking many times at once. A request without a response, because the service failed or the
     /// client went away, stays charged.
     ///

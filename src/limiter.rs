@@ -6,7 +6,7 @@ use crate::{
     error::{ConfigError, Error},
     key::Key,
     quota::Quota,
-    store::{Answer, Backend, Call, Demand, Name, Rule, Store},
+    store::{Answer, Backend, Call, Demand, Name, Settings, Store},
     waiters::DEFAULT_MOST_PER_KEY,
 };
 
@@ -40,7 +40,7 @@ pub struct Limiter(Arc<Inner>);
 struct Inner {
     store: Arc<dyn Backend>,
     taken: Arc<Name>,
-    rule: Rule,
+    settings: Settings,
     /// The wait of a check that names none, in microseconds.
     own_wait: f64,
     longest_wait: f64,
@@ -127,8 +127,8 @@ impl Limiter {
             .names()
             .take(name)
             .ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
-        let rule = Rule { name: taken.text, algorithm, quota, params };
-        Ok(Self::assemble(Arc::new(store), Arc::new(taken), rule))
+        let settings = Settings { name: taken.text, algorithm, quota, params };
+        Ok(Self::assemble(Arc::new(store), Arc::new(taken), settings))
     }
 
     /// Makes a limiter with another quota that shares this one's name and counts.
@@ -140,20 +140,20 @@ impl Limiter {
     ///
     /// If the algorithm's settings and the quota do not go together.
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
-        let Inner { store, taken, rule, .. } = &*self.0;
-        let params = Params::new(rule.algorithm, quota)?;
-        let rule = Rule { quota, params, ..*rule };
-        Ok(Self::assemble(store.clone(), taken.clone(), rule))
+        let Inner { store, taken, settings, .. } = &*self.0;
+        let params = Params::new(settings.algorithm, quota)?;
+        let settings = Settings { quota, params, ..*settings };
+        Ok(Self::assemble(store.clone(), taken.clone(), settings))
     }
 
-    fn assemble(store: Arc<dyn Backend>, taken: Arc<Name>, rule: Rule) -> Self {
-        let most = match rule.algorithm {
-            Algorithm::LeakyBucket => rule.quota.burst_size(),
-            Algorithm::TokenBucket { overdraft, .. } => rule.quota.burst_size() + overdraft,
-            _ => rule.quota.limit(),
+    fn assemble(store: Arc<dyn Backend>, taken: Arc<Name>, settings: Settings) -> Self {
+        let most = match settings.algorithm {
+            Algorithm::LeakyBucket => settings.quota.burst_size(),
+            Algorithm::TokenBucket { overdraft, .. } => settings.quota.burst_size() + overdraft,
+            _ => settings.quota.limit(),
         };
-        let (own_wait, longest_wait) = (rule.params.own_wait(), rule.params.longest_wait());
-        Self(Arc::new(Inner { store, taken, rule, own_wait, longest_wait, most }))
+        let (own_wait, longest_wait) = (settings.params.own_wait(), settings.params.longest_wait());
+        Self(Arc::new(Inner { store, taken, settings, own_wait, longest_wait, most }))
     }
 
     /// Spends 1 from `key`'s quota if that much is left.
@@ -321,25 +321,25 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        self.0.store.reset(&self.0.rule, key.into().as_str()).await
+        self.0.store.reset(&self.0.settings, key.into().as_str()).await
     }
 
     /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.rule.name
+        self.0.settings.name
     }
 
     /// The algorithm.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
-        self.0.rule.algorithm
+        self.0.settings.algorithm
     }
 
     /// The quota.
     #[must_use]
     pub fn quota(&self) -> Quota {
-        self.0.rule.quota
+        self.0.settings.quota
     }
 
     /// How many requests of a key may wait, if nobody says.
@@ -389,14 +389,14 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Demand<'a>, Error> {
-        let Inner { rule, most, .. } = &*self.0;
+        let Inner { settings, most, .. } = &*self.0;
         if cost == 0 {
             return Err(Error::ZeroCost);
         }
         if matches!(action, Action::Check | Action::Peek) && cost > *most {
-            return Err(Error::CostAboveQuota { limiter: rule.name, cost, most: *most });
+            return Err(Error::CostAboveQuota { limiter: settings.name, cost, most: *most });
         }
-        Ok(Demand { rule, key: key.as_str(), cost, max_wait: self.cut(max_wait) })
+        Ok(Demand { settings, key: key.as_str(), cost, max_wait: self.cut(max_wait) })
     }
 }
 

@@ -37,7 +37,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>);
 
     /// Forgets a key.
-    fn reset(&self, rule: &Rule, key: &str) -> Answer<()>;
+    fn reset(&self, settings: &Settings, key: &str) -> Answer<()>;
 
     /// The names of the limiters over this store.
     fn names(&self) -> &Names;
@@ -45,7 +45,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 
 /// A limiter's settings, as a store needs them.
 #[derive(Debug)]
-pub struct Rule {
+pub struct Settings {
     pub(crate) name: &'static str,
     pub(crate) algorithm: Algorithm,
     pub(crate) quota: Quota,
@@ -64,7 +64,7 @@ pub struct Call<'a> {
 /// What is asked of one limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
-    pub(crate) rule: &'a Rule,
+    pub(crate) settings: &'a Settings,
     pub(crate) key: &'a str,
     pub(crate) cost: u32,
     /// In microseconds.
@@ -74,11 +74,11 @@ pub struct Demand<'a> {
 impl Demand<'_> {
     /// Whether both are counted in one place.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        self.rule.name == other.rule.name && self.key == other.key
+        self.settings.name == other.settings.name && self.key == other.key
     }
 
     fn policy(&self) -> Policy {
-        Policy { limiter: self.rule.name, quota: self.rule.quota, cost: self.cost }
+        Policy { limiter: self.settings.name, quota: self.settings.quota, cost: self.cost }
     }
 }
 

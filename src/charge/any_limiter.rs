@@ -3,6 +3,7 @@ use std::pin::Pin;
 #[cfg(feature = "redis")]
 use crate::redisson::RateLimiter;
 use crate::{
+    error::Error,
     limiter::{Limiter, MaxWait},
     quota::Quota,
 };
@@ -38,6 +39,15 @@ impl AnyLimiter {
             Kind::Own(limiter) => Some(limiter.quota()),
             #[cfg(feature = "redis")]
             Kind::Redisson(_) => None,
+        }
+    }
+
+    /// The limiter, if its store can decide about several together.
+    pub(super) fn own(&self) -> Result<&Limiter, Error> {
+        match &self.0 {
+            Kind::Own(limiter) => Ok(limiter),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(_) => Err(Error::DifferentStores),
         }
     }
 

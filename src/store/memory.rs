@@ -1,7 +1,8 @@
+mod held;
+
 use std::{
     fmt,
     hash::BuildHasher,
-    mem,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Waker},
@@ -11,9 +12,9 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use super::{Answer, Backend, Call, Demand, Names, Rule, Store, lock};
+use super::{Answer, Backend, Call, Demand, Names, Settings, Store, lock};
 use crate::{
-    algorithm::{Action, Ask, State, Verdict, together},
+    algorithm::{Action, Ask, State, Verdict},
     decision::Decision,
     error::{Error, StoreError},
 };
@@ -114,21 +115,21 @@ impl MemoryStore {
     }
 
     fn ask(&self, call: &Call<'_>, demand: &Demand<'_>) -> Result<Decision, StoreError> {
-        let Demand { rule, key, .. } = *demand;
-        let hash = self.hash(rule, key);
+        let Demand { settings, key, .. } = *demand;
+        let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
         let ask = call.ask(demand, self.now());
         let step = |entry: &mut Entry| {
-            let verdict = entry.step(rule, &ask);
+            let verdict = entry.step(settings, &ask);
             if ask.action.commits() {
                 entry.note_denial(verdict, ask.now);
             }
             verdict
         };
-        let verdict = match shard.find(hash, rule, key) {
+        let verdict = match shard.find(hash, settings, key) {
             Some(entry) => step(entry),
             None => {
-                let mut entry = Entry::new(rule, key);
+                let mut entry = Entry::new(settings, key);
                 let verdict = step(&mut entry);
                 if !entry.state.is_never_seen()
                     && !shard.insert(hash, entry, ask.now, &self.0.hasher)
@@ -141,37 +142,8 @@ impl MemoryStore {
         Ok(Decision::new(demand.policy(), verdict, 0.0))
     }
 
-    fn ask_all(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
-        let demands = call.demands;
-        let mut held = Held::new(self, demands);
-        let now = self.now();
-        let asks: Vec<Ask> = demands.iter().map(|demand| call.ask(demand, now)).collect();
-        if call.action.commits() && !held.have_room() {
-            if call.action == Action::Check {
-                // A denied request needs no room.
-                let peek = |ask: &Ask| Ask { action: Action::Peek, ..*ask };
-                let peeks: Vec<Ask> = asks.iter().map(peek).collect();
-                let (verdict, binding) = together(&peeks, |place, ask| held.step(place, ask));
-                if !verdict.admitted {
-                    return Ok(Decision::new(demands[binding].policy(), verdict, 0.0));
-                }
-            }
-            held.make_room(now)?;
-        }
-        let (verdict, binding) = together(&asks, |place, ask| {
-            let verdict = held.step(place, ask);
-            let is_own = ask.outcome.is_none() || verdict.admitted;
-            if call.action.commits() && is_own {
-                held.entry(place).note_denial(verdict, now);
-            }
-            verdict
-        });
-        held.insert_fresh(now);
-        Ok(Decision::new(demands[binding].policy(), verdict, 0.0))
-    }
-
-    fn hash(&self, rule: &Rule, key: &str) -> u64 {
-        hash_of(&self.0.hasher, Limiter::of(rule), key.as_bytes())
+    fn hash(&self, settings: &Settings, key: &str) -> u64 {
+        hash_of(&self.0.hasher, LimiterId::of(settings), key.as_bytes())
     }
 
     fn place(&self, hash: u64) -> usize {
@@ -184,7 +156,7 @@ impl MemoryStore {
     }
 }
 
-fn hash_of(hasher: &RandomState, limiter: Limiter, key: &[u8]) -> u64 {
+fn hash_of(hasher: &RandomState, limiter: LimiterId, key: &[u8]) -> u64 {
     hasher.hash_one((limiter, key))
 }
 
@@ -220,9 +192,9 @@ impl Backend for MemoryStore {
         let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
 
-    fn reset(&self, rule: &Rule, key: &str) -> Answer<()> {
-        let hash = self.hash(rule, key);
-        self.shard(hash).forget(hash, rule, key);
+    fn reset(&self, settings: &Settings, key: &str) -> Answer<()> {
+        let hash = self.hash(settings, key);
+        self.shard(hash).forget(hash, settings, key);
         Answer::ready(Ok(()))
     }
 
@@ -231,107 +203,13 @@ impl Backend for MemoryStore {
     }
 }
 
-/// The keys of several limits, with their shards locked.
-struct Held<'a> {
-    store: &'a MemoryStore,
-    demands: &'a [Demand<'a>],
-    hashes: Vec<u64>,
-    /// Sorted, so that nobody waits for one who waits for him.
-    places: Vec<usize>,
-    shards: Vec<MutexGuard<'a, Shard>>,
-    /// Of the keys that are not in the store.
-    fresh: Vec<Option<Entry>>,
-}
-
-impl<'a> Held<'a> {
-    fn new(store: &'a MemoryStore, demands: &'a [Demand<'a>]) -> Self {
-        let hashes: Vec<u64> = demands.iter().map(|it| store.hash(it.rule, it.key)).collect();
-        let mut places: Vec<usize> = hashes.iter().map(|&hash| store.place(hash)).collect();
-        places.sort_unstable();
-        places.dedup();
-        let shards = places.iter().map(|&place| lock(&store.0.shards[place].0)).collect();
-        let mut held = Self { store, demands, hashes, places, shards, fresh: vec![] };
-        let entry = |demand: &Demand<'_>| Entry::new(demand.rule, demand.key);
-        for (i, demand) in demands.iter().enumerate() {
-            let known = held.find(i).is_some();
-            held.fresh.push((!known).then(|| entry(demand)));
-        }
-        held
-    }
-
-    /// The number of the shard, among those that are held.
-    fn shard_of(&self, demand: usize) -> usize {
-        let place = self.store.place(self.hashes[demand]);
-        self.places.partition_point(|&it| it < place)
-    }
-
-    fn find(&mut self, demand: usize) -> Option<&mut Entry> {
-        let shard = self.shard_of(demand);
-        let Demand { rule, key, .. } = self.demands[demand];
-        self.shards[shard].find(self.hashes[demand], rule, key)
-    }
-
-    fn entry(&mut self, demand: usize) -> &mut Entry {
-        if self.fresh[demand].is_some() {
-            return self.fresh[demand].as_mut().expect("it is fresh");
-        }
-        self.find(demand).expect("it is in the store")
-    }
-
-    fn step(&mut self, demand: usize, ask: &Ask) -> Verdict {
-        let rule = self.demands[demand].rule;
-        self.entry(demand).step(rule, ask)
-    }
-
-    /// How many keys come to a shard.
-    fn coming_to(&self, shard: usize) -> usize {
-        let comes = |&i: &usize| self.fresh[i].is_some() && self.shard_of(i) == shard;
-        (0..self.demands.len()).filter(comes).count()
-    }
-
-    fn have_room(&self) -> bool {
-        let mut shards = self.shards.iter().enumerate();
-        shards.all(|(i, shard)| shard.table.len() + self.coming_to(i) <= shard.max_keys)
-    }
-
-    /// Drops others for those that come.
-    fn make_room(&mut self, now: f64) -> Result<(), StoreError> {
-        let known: Vec<usize> =
-            (0..self.demands.len()).filter(|&i| self.fresh[i].is_none()).collect();
-        let until: Vec<u32> = known
-            .iter()
-            .map(|&i| mem::replace(&mut self.entry(i).denied_until, u32::MAX))
-            .collect();
-        for i in 0..self.shards.len() {
-            let most = self.shards[i].max_keys.saturating_sub(self.coming_to(i));
-            self.shards[i].shrink(most, now);
-        }
-        for (i, until) in known.into_iter().zip(until) {
-            match self.find(i) {
-                Some(entry) => entry.denied_until = until,
-                None => self.fresh[i] = Some(Entry::new(self.demands[i].rule, self.demands[i].key)),
-            }
-        }
-        if self.have_room() { Ok(()) } else { Err(StoreError::full(self.store.0.max_keys)) }
-    }
-
-    fn insert_fresh(&mut self, now: f64) {
-        for i in 0..self.demands.len() {
-            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.state.is_never_seen()) {
-                let (shard, hasher) = (self.shard_of(i), &self.store.0.hasher);
-                self.shards[shard].insert(self.hashes[i], entry, now, hasher);
-            }
-        }
-    }
-}
-
 /// A limiter's name: of each there is one copy, whose address will do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Limiter(usize);
+struct LimiterId(usize);
 
-impl Limiter {
-    fn of(rule: &Rule) -> Self {
-        Self(rule.name.as_ptr() as usize)
+impl LimiterId {
+    fn of(settings: &Settings) -> Self {
+        Self(settings.name.as_ptr() as usize)
     }
 }
 
@@ -360,7 +238,7 @@ impl Text {
 }
 
 struct Entry {
-    limiter: Limiter,
+    limiter: LimiterId,
     key: Text,
     state: State,
     /// The second by which the state is as if never seen.
@@ -372,9 +250,9 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(rule: &Rule, key: &str) -> Self {
+    fn new(settings: &Settings, key: &str) -> Self {
         Self {
-            limiter: Limiter::of(rule),
+            limiter: LimiterId::of(settings),
             key: Text::new(key),
             state: State::NeverSeen,
             expires: 0,
@@ -383,15 +261,15 @@ impl Entry {
         }
     }
 
-    fn is(&self, rule: &Rule, key: &str) -> bool {
-        self.key.as_bytes() == key.as_bytes() && self.limiter == Limiter::of(rule)
+    fn is(&self, settings: &Settings, key: &str) -> bool {
+        self.key.as_bytes() == key.as_bytes() && self.limiter == LimiterId::of(settings)
     }
 
-    fn step(&mut self, rule: &Rule, ask: &Ask) -> Verdict {
-        let verdict = rule.params.step(&mut self.state, ask);
+    fn step(&mut self, settings: &Settings, ask: &Ask) -> Verdict {
+        let verdict = settings.params.step(&mut self.state, ask);
         if ask.action != Action::Peek {
             self.expires = second(ask.now + verdict.reset);
-            self.left = (verdict.remaining / f64::from(rule.quota.limit())) as f32;
+            self.left = (verdict.remaining / f64::from(settings.quota.limit())) as f32;
         }
         verdict
     }
@@ -428,12 +306,12 @@ impl Shard {
         Self { table: HashTable::new(), max_keys, cursor: 0 }
     }
 
-    fn find(&mut self, hash: u64, rule: &Rule, key: &str) -> Option<&mut Entry> {
-        self.table.find_mut(hash, |entry| entry.is(rule, key))
+    fn find(&mut self, hash: u64, settings: &Settings, key: &str) -> Option<&mut Entry> {
+        self.table.find_mut(hash, |entry| entry.is(settings, key))
     }
 
-    fn forget(&mut self, hash: u64, rule: &Rule, key: &str) {
-        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.is(rule, key)) {
+    fn forget(&mut self, hash: u64, settings: &Settings, key: &str) {
+        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.is(settings, key)) {
             entry.remove();
         }
     }

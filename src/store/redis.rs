@@ -13,7 +13,7 @@ use redis::{
 };
 use tokio::{runtime::Handle, time::timeout};
 
-use super::{Answer, Backend, Call, Demand, Names, Rule, Store, lock};
+use super::{Answer, Backend, Call, Demand, Names, Settings, Store, lock};
 use crate::{
     algorithm::{self, SCRIPTS, Verdict},
     decision::{Decision, Policy},
@@ -143,8 +143,8 @@ impl RedisStore {
         }))
     }
 
-    fn key(&self, rule: &Rule, key: &str) -> String {
-        let Rule { name, algorithm, .. } = rule;
+    fn key(&self, settings: &Settings, key: &str) -> String {
+        let Settings { name, algorithm, .. } = settings;
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 }
@@ -184,9 +184,9 @@ impl Backend for RedisStore {
         }
     }
 
-    fn reset(&self, rule: &Rule, key: &str) -> Answer<()> {
+    fn reset(&self, settings: &Settings, key: &str) -> Answer<()> {
         let mut del = redis::cmd("DEL");
-        let key = self.key(rule, key);
+        let key = self.key(settings, key);
         del.arg(&key).arg(turns_key(&key));
         let (link, deadline) = (self.link.clone(), self.deadline);
         Answer::Pending(Box::pin(async move { Ok(link.query(deadline, del).await?) }))
@@ -216,11 +216,11 @@ impl Script {
             [const { OnceLock::new() }; 1 << SCRIPTS.len()];
         match demands {
             [demand] => {
-                let place = demand.rule.params.place();
+                let place = demand.settings.params.place();
                 ALONE[place].get_or_init(|| Self::new(algorithm::script_alone(place)))
             }
             _ => {
-                let places = demands.iter().map(|demand| demand.rule.params.place());
+                let places = demands.iter().map(|demand| demand.settings.params.place());
                 let all = places.fold(0, |all, place| all | 1 << place);
                 TOGETHER[all].get_or_init(|| Self::new(algorithm::script_together(all)))
             }
@@ -245,12 +245,12 @@ impl Invocation {
         let mut by_hash = redis::cmd("EVALSHA");
         by_hash.arg(&*script.hash).arg(2 * call.demands.len());
         for demand in call.demands {
-            let key = store.key(demand.rule, demand.key);
+            let key = store.key(demand.settings, demand.key);
             by_hash.arg(&key).arg(turns_key(&key));
         }
         by_hash.arg(call.action.name()).arg(call.turn as u64);
         for demand in call.demands {
-            let params = &demand.rule.params;
+            let params = &demand.settings.params;
             let args = params.args();
             if call.demands.len() > 1 {
                 by_hash.arg(SCRIPTS[params.place()].0).arg(args.len() + 2);
