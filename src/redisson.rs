@@ -80,7 +80,8 @@
 //!   comes about if nobody uses the limiter, Java looks at its `availablePermits()`, and the rate is then raised with
 //!   `redis-cli`: the permits that are added can be taken an interval later.
 //! * **The clock is that of Redis**; Java writes the clock of its host. An entry of a host whose clock is ahead stays as
-//!   much longer, but no longer than three intervals after the last of them came. New entries are put no earlier than
+//!   much longer, but no longer than three intervals after a call from here has found it, or four while earlier ones
+//!   are waited for; if others come among them, that counts from the last. New entries are put no earlier than
 //!   it, unless it is ahead by more than an interval, so that this host does not drop them too early. An entry of a host
 //!   whose clock is behind leaves as much earlier. What such a host drops or grants itself, nobody else can
 //!   prevent: Java hosts need NTP, as they do without this crate.
@@ -105,7 +106,7 @@
 //! around it: `api:{42}:value`. So `x` and `{x}` are two hashes that share their other keys: do not use both. The
 //! store's [`prefix`](RedisStore::prefix) does not matter here.
 //!
-//! Beside a log of more than 32 entries, and where a clock is ahead by more than the interval, there is a key of our
+//! Beside a log of more than 32 entries, and where a clock is ahead by more than two intervals, there is a key of our
 //! own, `{name}:tally`, which makes a decision as fast as with a short log. It expires by itself, and it does no harm if
 //! it is lost, or if Java changes or deletes what it is about.
 //!

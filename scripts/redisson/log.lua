@@ -64,36 +64,51 @@ local function at(rank)
   return redis.call('ZRANGE', log, rank, rank)[1]
 end
 
--- The clocks of entries are wrong by more than an interval: those from `low` up to `mark`, `far` of them, have
--- expired when they were first seen an interval ago. If others may have come among them, they are as new.
-local function drop_far_ahead()
-  local near = redis.call('ZCOUNT', log, '-inf', now + interval)
-  local far = 0
-  if tally.mark and at(near) == tally.low and redis.call('ZCOUNT', log, tally.mark, tally.mark) > 0 then
-    far = redis.call('ZCOUNT', log, '-inf', tally.mark) - near
-  end
-  if far == 0 or far > tally.far or now_ceil < tally.seen then
-    tally.low, tally.mark, tally.far, tally.seen = at(near), newest, size - near, now_ceil
-    changed = true
-  elseif now >= tally.seen + interval then
-    local gone = math.min(far, MOST)
-    redis.call('ZREMRANGEBYRANK', log, near, near + gone - 1)
-    size, changed = size - gone, true
-    newest = tonumber(redis.call('ZRANGE', log, -1, -1, 'WITHSCORES')[2])
-    if size == near then
-      tally = {}
-      redis.call('DEL', tally_key)
-    elseif far == gone then
-      tally = {low = at(near), mark = newest, far = size - near, seen = now_ceil}
-    else
-      tally = {low = at(near), mark = tally.mark, far = far - gone, seen = tally.seen}
-    end
-  end
-end
-
 -- What is known of clocks, without the sums.
 local function clocks()
   return {low = tally.low, mark = tally.mark, far = tally.far, seen = tally.seen}
+end
+
+-- The entries that are now ahead by more than two intervals, from `low` up to `mark`, `far` of them. Others leave
+-- by themselves in time; and these are ahead by more than one still, when they may be dropped.
+local function see_far_ahead()
+  local near = redis.call('ZCOUNT', log, '-inf', now + 2 * interval)
+  if near < size then
+    tally.low, tally.mark, tally.far, tally.seen = at(near), newest, size - near, now_ceil
+    changed = true
+  elseif tally.mark then
+    tally.low, tally.mark, tally.far, tally.seen = nil, nil, nil, nil
+    redis.call('DEL', tally_key)
+    changed = true
+  end
+end
+
+-- They have expired when they were first seen an interval ago. As it is the oldest that Java drops, all are there
+-- if `low` is; if there are more, others have come among them, and all are as new.
+local function drop_far_ahead()
+  local first = tally.low and redis.call('ZRANK', log, tally.low)
+  local far = 0
+  if first and redis.call('ZCOUNT', log, tally.mark, tally.mark) > 0 then
+    far = redis.call('ZCOUNT', log, '-inf', tally.mark) - first
+  end
+  if far <= 0 or far > tally.far or now_ceil < tally.seen then
+    see_far_ahead()
+  elseif now >= tally.seen + interval then
+    local last = first + far
+    first = math.max(first, redis.call('ZCOUNT', log, '-inf', now + interval))
+    local gone = math.min(math.max(last - first, 0), MOST)
+    if gone > 0 then
+      redis.call('ZREMRANGEBYRANK', log, first, first + gone - 1)
+      size, changed = size - gone, true
+      newest = tonumber(redis.call('ZRANGE', log, -1, -1, 'WITHSCORES')[2])
+    end
+    tally = clocks()
+    if first + gone < last then
+      tally.low, tally.far = at(first), last - first - gone
+    else
+      see_far_ahead()
+    end
+  end
 end
 
 local function look(writes)
@@ -279,7 +294,7 @@ local function store(sum, taken)
 end
 
 local function leaves(time)
-  if time > now + interval then -- dropped when it was seen for so long
+  if time > now + interval and tally.mark then -- dropped when it was seen for so long
     time = time <= tally.mark and tally.seen or now
   end
   return (time + interval) * 1000 - now_us

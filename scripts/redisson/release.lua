@@ -22,11 +22,15 @@ local function give_back()
     return 0
   end
   local inside = tally.boundary and rank > redis.call('ZRANK', log, tally.boundary)
-  if tally.mark and tonumber(redis.call('ZSCORE', log, entry)) > now + interval then
-    tally.far = tally.far - 1
-  end
+  local low = tally.mark and redis.call('ZRANK', log, tally.low)
+  local far = low and rank >= low and tonumber(redis.call('ZSCORE', log, entry)) <= tally.mark
   redis.call('ZREM', log, entry)
   size, changed = size - 1, true
+  if far then
+    tally.low, tally.far = at(low), tally.far - 1
+  elseif not tally.mark then -- what it counts may be wrong now, if it knows of clocks
+    redis.call('DEL', tally_key)
+  end
   if inside then
     tally.sum, tally.count = tally.sum - permits, tally.count - 1
     tally.newest = at(-1)
@@ -51,6 +55,7 @@ local function give_back_oldest()
       break
     end
   end
+  local low = tally.mark and redis.call('ZRANK', log, tally.low)
   if gone > 0 then
     redis.call('ZREMRANGEBYRANK', log, expired, expired + gone - 1)
     size, changed = size - gone, true
@@ -58,6 +63,10 @@ local function give_back_oldest()
   if rest then
     redis.call('ZADD', log, time, rest)
     size = size + 1
+  end
+  if low and low < expired + gone then
+    tally.low = at(expired)
+    tally.far = redis.call('ZCOUNT', log, '-inf', tally.mark) - expired
   end
   return back
 end

@@ -224,12 +224,63 @@ fn one_clock_that_is_far_ahead_drops_nothing_of_another_too_early() {
     world.advance(999);
     assert_eq!(java(&mut world, 4_000), Some(Ok(())));
     world.advance(1);
-    assert!(world.take(1), "its own has expired");
+    assert!(world.take(2), "its own and the first of Java's have expired");
     assert!(!world.take(1));
     world.advance(999);
     assert!(!world.take(1));
     world.advance(1);
     assert!(world.take(3) && !world.take(1));
+}
+
+#[test]
+fn clocks_that_are_ahead_by_more_and_more_are_waited_for_together() {
+    let server = RedisServer::start();
+    for (step, tiny) in [(10, false), (500, false), (500, true), (990, false), (990, true)] {
+        let mut world = limiter(&server, 30);
+        world.tiny = tiny;
+        // The farthest first, as it would drop the others.
+        for skew in (1..=30).rev() {
+            let id = world.id();
+            assert_eq!(world.java_acquire(1, skew * step, id), Some(Ok(())));
+        }
+        // To call meanwhile makes none of them new, nor does to give back some of them.
+        let mut ms = 0;
+        while !world.take(30) {
+            assert!(ms < 3_000, "{step}: {:?}", world.log());
+            if ms % 500 == 0 {
+                world.release(1);
+            }
+            world.advance(50);
+            ms += 50;
+        }
+        assert!(ms >= 1_000);
+        assert!(!world.take(1));
+    }
+}
+
+#[test]
+fn to_give_back_some_of_what_is_far_ahead_makes_the_rest_no_newer() {
+    let server = RedisServer::start();
+    for by_id in [false, true] {
+        let mut world = limiter(&server, 30);
+        let ids: Vec<_> = (0..10).map(|_| world.id()).collect();
+        for id in &ids {
+            assert_eq!(world.java_acquire(3, 90_000, *id), Some(Ok(())));
+        }
+        assert!(!world.take(1));
+        for id in &ids[..5] {
+            world.advance(150);
+            if by_id {
+                world.give_back(3, id);
+            } else {
+                world.release(2);
+            }
+        }
+        world.advance(249);
+        assert!(!world.take(30));
+        world.advance(1);
+        assert!(world.take(30), "{:?}", world.log());
+    }
 }
 
 #[test]

@@ -204,6 +204,7 @@ fn history(
     }
 
     // It heals: whatever happened, all permits can be taken again after a while.
+    // What is far ahead may first have to wait for other entries, and then leaves within three intervals.
     let interval = it.interval;
     for _ in 0..3 {
         it.exist(world);
@@ -416,4 +417,26 @@ fn beside_java_it_is_never_over() {
 #[test]
 fn beside_java_clients_whose_clocks_are_off_it_is_never_over() {
     always(true, prop::sample::select(&SKEWS[1..]));
+}
+
+#[test]
+fn it_heals_from_clocks_that_were_far_ahead_of_each_other() {
+    use Step::{ClockBack, Expire, JavaAcquire, JavaUpdate, KeepAlive, Pass};
+    let server = RedisServer::start();
+    let mut world = World::new(&server);
+    let steps = [
+        KeepAlive(3_994),
+        JavaAcquire(1, 1),
+        ClockBack(1),
+        JavaAcquire(2, 1),
+        ClockBack(10_000),
+        Expire(0),
+        JavaAcquire(1, 1),
+        Pass(18, 0),
+        JavaUpdate(1, 1_996),
+    ];
+    for tiny in [false, true] {
+        world.tiny = tiny;
+        history(&mut world, &steps, 3, [0, 4_000, 0], true).unwrap();
+    }
 }
