@@ -103,14 +103,15 @@ impl Rule<Parts> for ByPlan {
             Some(Plan::Pro) => &self.pro,
         };
         let everybody = Charge::new(&self.all_tokens, "everybody").cost(self.estimate);
-        Ok(Charge::new(&self.tokens, key).cost(self.estimate).also(requests).and(everybody))
+        Ok(Charge::new(requests, key).also(&self.tokens).cost(self.estimate).and(everybody))
     }
 }
 
 async fn answer(Extension(charge): Extension<Charge>, question: String) -> Result<String, String> {
     let used = 10 * question.split_whitespace().count() as u32;
-    let tokens = charge.of("tokens").and(charge.of("all-tokens"));
-    tokens.settle(used).await.map_err(|error| error.to_string())?;
+    for limiter in ["tokens", "all-tokens"] {
+        charge.settle(limiter, used).await.map_err(|error| error.to_string())?;
+    }
     Ok(format!("42 ({used} tokens)\n"))
 }
 

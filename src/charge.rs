@@ -95,15 +95,15 @@ impl Charge {
         Self { first: None, rest: vec![], one_key: true }
     }
 
-    /// Sets the cost, for all limits that are in it by now.
+    /// Sets the cost to the limit that was added last.
     pub fn cost(mut self, cost: u32) -> Self {
-        for part in self.parts_mut() {
+        if let Some(part) = self.parts_mut().last() {
             part.cost = Some(cost);
         }
         self
     }
 
-    /// Adds a limit on the same key, with a cost of 1. A charge that is exempt has no key, and stays so.
+    /// Adds a limit on the same key. A charge that is exempt has no key, and stays so.
     ///
     /// # Examples
     ///
@@ -117,7 +117,7 @@ impl Charge {
     /// # };
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
-    /// let charge = Charge::new(&tokens, "alice").cost(500).also(&requests);
+    /// let charge = Charge::new(&requests, "alice").also(&tokens).cost(500);
     /// # let _ = charge;
     /// ```
     pub fn also(mut self, limiter: impl Into<AnyLimiter>) -> Self {
@@ -139,14 +139,9 @@ impl Charge {
     }
 
     /// The part of it that the limiter of this name gets; exempt if there is none.
-    ///
-    /// # Examples
-    ///
-    /// See [`RateLimitLayer::charge_handle`](crate::RateLimitLayer::charge_handle).
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
-        let mut parts = parts.cloned();
-        Self { first: parts.next(), rest: parts.collect(), one_key: self.one_key }
+        Self::of_parts(parts.cloned(), self.one_key)
     }
 
     /// Whether nobody is charged.
@@ -258,21 +253,27 @@ impl Charge {
         self.give_back(0.0).await
     }
 
-    /// Makes of the costs, which were spent beforehand, what was really used: gives back the rest, or spends what is
-    /// missing. To be called once; if the charge is exempt, it does nothing.
+    /// Makes of what was charged to a limiter beforehand what was really used: gives back the rest, or spends what
+    /// is missing. To be called once. If the charge is exempt, it does nothing.
     ///
     /// # Errors
     ///
-    /// As for [`spend`](Charge::spend), but for [`Error::ZeroCost`].
+    /// [`Error::NotCharged`] if no limiter of that name is charged, [`Error::Store`] if the store gives no answer.
     ///
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
-    pub async fn settle(&self, used: u32) -> Result<(), Error> {
-        let less = self.with_costs(|cost| cost.saturating_sub(used));
-        let more = self.with_costs(|cost| used.saturating_sub(cost));
-        less.refund().await?;
-        more.spend().await
+    ///
+    /// # Examples
+    ///
+    /// See [`RateLimitLayer::charge_handle`](crate::RateLimitLayer::charge_handle).
+    pub async fn settle(&self, limiter: &str, used: u32) -> Result<(), Error> {
+        let charged = self.of(limiter);
+        if charged.is_exempt() && !self.is_exempt() {
+            return Err(Error::NotCharged { limiter: limiter.to_owned() });
+        }
+        charged.with_costs(|cost| cost.saturating_sub(used)).refund().await?;
+        charged.with_costs(|cost| used.saturating_sub(cost)).spend().await
     }
 
     /// The parts of it that get another cost, above 0.
@@ -281,8 +282,11 @@ impl Charge {
             let cost = change(part.cost.unwrap_or(1));
             (cost > 0).then(|| Part { cost: Some(cost), ..part.clone() })
         });
-        let mut parts = parts.collect::<Vec<_>>().into_iter();
-        Self { first: parts.next(), rest: parts.collect(), one_key: self.one_key }
+        Self::of_parts(parts, self.one_key)
+    }
+
+    fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {
+        Self { first: parts.next(), rest: parts.collect(), one_key }
     }
 
     /// Gives back what an allowed `decision` about this charge has spent, or the turn that it has booked. See

@@ -27,7 +27,14 @@ pub enum Error {
         /// The name of the limiter.
         limiter: &'static str,
     },
-    /// The limits of one charge are in different stores, which cannot decide together.
+    /// A limiter is to be settled that was not charged.
+    #[non_exhaustive]
+    NotCharged {
+        /// The name that was given.
+        limiter: String,
+    },
+    /// The limits of one charge are in different stores, which cannot decide together, or one of several is
+    /// shared by Redisson.
     DifferentStores,
     /// The limiter that Redisson shares has no rate, or its rate is gone: call
     /// `redisson::RateLimiter::try_set_rate`.
@@ -57,8 +64,12 @@ impl fmt::Display for Error {
                 f,
                 "the limiter {limiter:?} is charged for the same key twice: charge it once, with the sum"
             ),
+            Self::NotCharged { limiter } => {
+                write!(f, "the request is not charged to a limiter {limiter:?}")
+            }
             Self::DifferentStores => f.write_str(
-                "limits that are charged together must be in one store, with one prefix",
+                "limits that are charged together must be in one store, with one prefix, and not shared by \
+                 Redisson",
             ),
             Self::NoRate { name } => {
                 write!(
@@ -298,7 +309,8 @@ pub enum RequestError {
     MissingKey(Cow<'static, str>),
     /// The request is wrong; the layer answers 400 with this message.
     Invalid(Cow<'static, str>),
-    /// The service is set up wrong; the layer answers 500 with this message.
+    /// The service is set up wrong; the layer answers 500 with this message, which so is for developers: to keep
+    /// it from clients there is [`map_refusal`](crate::RateLimitLayer::map_refusal).
     Misconfigured(Cow<'static, str>),
 }
 

@@ -150,7 +150,7 @@ impl RateLimitLayer {
     }
 
     /// Limits HTTP requests by a [`Rule`], which says for each what it is charged: which limits, whose, and
-    /// how much.
+    /// how much. An async closure is none: implement [`Rule`] for a type.
     ///
     /// # Examples
     ///
@@ -241,14 +241,12 @@ impl RateLimitLayer {
     }
 
     /// Sets whether the extensions of requests hold the [`Charge`], for costs that are known later: the
-    /// service can give back what it did not use, or spend what it used more. They do not by default. Of
-    /// stacked layers it is the charge of the inner one. Do not use it with
-    /// [`charge_when`](RateLimitLayer::charge_when), which gives back all of what was charged at first.
+    /// service can [settle](Charge::settle) what it really used. They do not by default.
     ///
-    /// The handle does not know what was spent. A request that is denied in a [dry
-    /// run](RateLimitLayer::dry_run) was charged nothing, so that what it gives back is another's: look at the
-    /// [`Decision`](crate::Decision) before. So is what is given back here and by
-    /// [`charge_when`](RateLimitLayer::charge_when) as well. Of stacked layers, the handle is the inner one's.
+    /// The charge of a request that was not charged, in a [dry run](RateLimitLayer::dry_run), is exempt. Of stacked
+    /// layers it is that of the inner one. Use it without [`charge_when`](RateLimitLayer::charge_when), which
+    /// gives back all that was charged at first, whatever was given back meanwhile. The header fields tell how
+    /// the quota stood before.
     ///
     /// # Examples
     ///
@@ -261,7 +259,7 @@ impl RateLimitLayer {
     ///
     /// async fn answer(Extension(charge): Extension<Charge>) -> Result<String, String> {
     ///     let used = 730; // says the model
-    ///     charge.of("tokens").settle(used).await.map_err(|error| error.to_string())?;
+    ///     charge.settle("tokens", used).await.map_err(|error| error.to_string())?;
     ///     Ok(String::from("42"))
     /// }
     ///
@@ -272,7 +270,7 @@ impl RateLimitLayer {
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
     /// let layer = RateLimitLayer::by_rule(move |_: &Parts| {
-    ///     Charge::new(&tokens, "alice").cost(500).also(&requests)
+    ///     Charge::new(&requests, "alice").also(&tokens).cost(500)
     /// });
     /// let app: Router = Router::new().route("/", post(answer)).layer(layer.charge_handle(true));
     /// ```

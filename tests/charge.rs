@@ -163,7 +163,7 @@ async fn limits_on_one_key_book_a_turn_together() {
 async fn give_up(store: impl Store + Clone) {
     let second = named("second", &store, Algorithm::token_bucket(), Quota::per_hour(1));
     let minute = named("minute", &store, Algorithm::SlidingLog, Quota::per_hour(3));
-    let charge = Charge::new(&minute, "alice").cost(2).also(&second);
+    let charge = Charge::new(&second, "alice").also(&minute).cost(2);
     assert!(charge.check().await.unwrap().is_allowed());
     let before = [second.peek("alice").await.unwrap(), minute.peek("alice").await.unwrap()];
     assert_eq!(before.map(|it| it.remaining()), [0, 1]);
@@ -395,15 +395,17 @@ async fn what_was_used_settles_what_was_charged() {
     let store = MemoryStore::new();
     let requests = named("requests", &store, Algorithm::SlidingLog, Quota::per_hour(10));
     let tokens = named("tokens", &store, Algorithm::FixedWindow, Quota::per_hour(1_000));
-    let charge = Charge::new(&tokens, "alice").cost(300).also(&requests);
+    let charge = Charge::new(&requests, "alice").also(&tokens).cost(300);
     for (used, left) in [(120, 880), (300, 580), (0, 580), (510, 70)] {
         assert!(charge.check().await.unwrap().is_allowed());
-        charge.of("tokens").settle(used).await.unwrap();
+        charge.settle("tokens", used).await.unwrap();
         assert_eq!(remaining(&tokens, "alice").await, left, "{used}");
     }
     assert_eq!(remaining(&requests, "alice").await, 6);
+    let error = charge.settle("tokns", 9).await.unwrap_err();
+    assert!(matches!(error, Error::NotCharged { .. }), "{error}");
     for nobody in [Charge::exempt(), charge.of("nobody")] {
-        nobody.settle(9).await.unwrap();
+        nobody.settle("tokens", 9).await.unwrap();
         nobody.spend().await.unwrap();
         nobody.refund().await.unwrap();
     }
@@ -432,7 +434,7 @@ async fn what_is_owed_is_not_forgotten_in_a_flood() {
     let limiter = named("user", &store, Algorithm::token_bucket(), Quota::per_hour(5));
     limiter.spend("alice", 9).await.unwrap();
     let window = named("window", &store, Algorithm::sliding_window(), Quota::per_hour(5));
-    let more = Charge::new(&limiter, "alice").and(Charge::new(&window, "carol")).cost(99);
+    let more = Charge::new(&limiter, "alice").cost(99).and(Charge::new(&window, "carol").cost(99));
     assert!(matches!(more.spend().await, Err(Error::Store(error)) if error.is_full()));
     assert!(limiter.check("bob").await.unwrap_err().to_string().contains("store"));
     assert!(!limiter.check("alice").await.unwrap().is_allowed());

@@ -208,7 +208,7 @@ async fn the_layers_cost_is_for_what_the_rule_leaves_open() {
         let (requests, tokens) = (requests.clone(), tokens.clone());
         move |head: &Parts| {
             let user = user(head)?;
-            Ok(Charge::new(&tokens, user).cost(5).also(&requests))
+            Ok(Charge::new(&requests, user).also(&tokens).cost(5))
         }
     };
     let layer = RateLimitLayer::by_rule(rule)
@@ -557,7 +557,7 @@ async fn answer(
     axum::extract::Path(used): axum::extract::Path<u32>,
     Extension(charge): Extension<Charge>,
 ) {
-    charge.of("tokens").settle(used).await.unwrap();
+    charge.settle("tokens", used).await.unwrap();
 }
 
 async fn settled_afterwards(store: impl Store + Clone) {

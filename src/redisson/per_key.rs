@@ -16,6 +16,9 @@ impl RateLimiter {
     /// The limiter of one key, if the name is a template: `{key}` in it is replaced by the key, so that of
     /// `api:{key}` the limiter of `alice` is `api:alice`. Without it, the limiter is that of all keys.
     ///
+    /// The key is put in as it is: [`key::Header`](crate::key::Header) makes `header:x-user=alice` of a field. For the
+    /// name that Java uses, take a closure that returns the text alone.
+    ///
     /// In a [`RateLimitLayer`](crate::RateLimitLayer) and in a [`Charge`](crate::Charge) that is done for each
     /// request. A limiter without a rate is then given that of the template, which is stored under the template's own
     /// name, and expires when it was not used for an interval. So it is the template on which to call
