@@ -4,20 +4,18 @@ mod any_limiter;
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 pub use self::any_limiter::AnyLimiter;
 #[cfg(feature = "redis")]
 use self::any_limiter::Kind;
 use crate::{
-    algorithm::{Action, micros},
+    algorithm::Action,
     decision::Decision,
     error::Error,
     key::Key,
     limiter::{Limiter, MaxWait},
     store::{Answer, Call, Demand},
-    turn::{Turn, drawn_out},
-    waiters::Place,
 };
 
 /// What a request is charged: a cost to a key's quota, or several, all or nothing.
@@ -178,50 +176,6 @@ impl Charge {
         self.call(Action::Peek, 0.0, MaxWait::OWN)?.await
     }
 
-    /// Spends the costs and waits until the request may go on, if that is within `timeout`. See
-    /// [`Limiter::try_acquire`], and [above](Charge#waiting) for limits on different keys.
-    ///
-    /// # Errors
-    ///
-    /// As for [`check`](Charge::check).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`Limiter::try_acquire`].
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn try_acquire(&self, timeout: Duration) -> Result<Decision, Error> {
-        let max_wait = MaxWait::UpTo(micros(timeout));
-        Turn::new(self.clone(), self.ask(max_wait)?, max_wait, None).wait().await
-    }
-
-    /// Spends the costs and waits until the request may go on, as long as it takes. See
-    /// [`Limiter::acquire`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`check`](Charge::check).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`Limiter::try_acquire`].
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn acquire(&self) -> Result<Decision, Error> {
-        let max_wait = MaxWait::LONGEST;
-        for attempt in 0.. {
-            let turn = Turn::new(self.clone(), self.ask(max_wait)?, max_wait, None);
-            let decision = turn.wait().await?;
-            let Some(retry_after) = decision.retry_after() else { return Ok(decision) };
-            sleep(drawn_out(retry_after, attempt)).await;
-        }
-        unreachable!()
-    }
-
     /// Spends the costs, whether that much is left or not. See [`Limiter::spend`]. If it is exempt, it does
     /// nothing.
     ///
@@ -314,7 +268,7 @@ impl Charge {
         if let (Some(Part { limiter: AnyLimiter(Kind::Redisson(limiter)), key, cost }), []) =
             (&self.first, &*self.rest)
         {
-            return limiter.for_key(key)?.release(cost.unwrap_or(1)).await;
+            return limiter.give_back_for(key, cost.unwrap_or(1), turn).await;
         }
         let _ = self.call(Action::Refund, turn, MaxWait::NONE)?.await?;
         Ok(())
@@ -374,18 +328,6 @@ impl Charge {
 
     pub(crate) fn ask(&self, max_wait: MaxWait) -> Result<Answer<Decision>, Error> {
         self.call(Action::Check, 0.0, max_wait)
-    }
-
-    /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
-    pub(crate) fn give_back_later(self, answer: Answer<Decision>, place: Option<Place>) {
-        let Some(limiter) = self.limiters().next().cloned() else { return };
-        limiter.detach(Box::pin(async move {
-            if let Ok(decision) = answer.await {
-                // Without an answer the turn passes unused.
-                let _ = self.cancel(decision).await;
-            }
-            drop(place);
-        }));
     }
 
     fn call(

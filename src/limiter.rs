@@ -7,8 +7,10 @@ use crate::{
     key::Key,
     quota::Quota,
     store::{Answer, Backend, Call, Demand, Name, Settings, Store},
-    waiters::DEFAULT_MOST_PER_KEY,
 };
+
+/// How many requests of a key may wait, where nothing else bounds them.
+pub(crate) const DEFAULT_MOST_PER_KEY: usize = 100;
 
 /// Decides whether a key may spend: an algorithm and a quota over a store. It knows no HTTP.
 ///

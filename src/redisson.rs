@@ -135,7 +135,7 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -212,9 +212,21 @@ pub struct RateLimiter {
 type Id = [u8; 16];
 
 fn random() -> Id {
-    let state = RandomState::new();
-    let [high, low] = [0_u8, 1].map(|half| u128::from(state.hash_one(half)));
-    (high << 64 | low).to_le_bytes()
+    id_of(f64::from_bits(RandomState::new().hash_one(0) & FINITE))
+}
+
+/// All bits but one of the exponent, so that they are those of a number.
+const FINITE: u64 = !(1 << 62);
+
+/// The id of an acquire: a number that its decision keeps, and one of this process.
+fn id_of(turn: f64) -> Id {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    let process = *PROCESS.get_or_init(|| RandomState::new().hash_one(1));
+    (u128::from(process) << 64 | u128::from(turn.to_bits())).to_le_bytes()
+}
+
+fn turn_of(id: &Id) -> f64 {
+    f64::from_bits(u128::from_le_bytes(*id) as u64)
 }
 
 impl RateLimiter {
@@ -338,12 +350,14 @@ impl RateLimiter {
             return Err(ConfigError::Interval { interval }.into());
         }
         let in_time = |keep_alive: &Duration| (interval..=LONGEST).contains(keep_alive);
-        if let Some(keep_alive) = self.keep_alive.filter(|it| !in_time(it)) {
+        // That of a template is for its keys, and is not to make it expire itself.
+        let keep_alive = self.keep_alive.filter(|_| !self.is_template());
+        if let Some(keep_alive) = keep_alive.filter(|it| !in_time(it)) {
             return Err(ConfigError::KeepAlive { keep_alive, interval }.into());
         }
         let [rate, interval] = [rate, millis(interval)].map(|number| number.to_string());
         let rate_type = if rate_type == RateType::Overall { "0" } else { "1" };
-        let keep_alive = self.keep_alive.map_or(String::new(), |it| millis(it).to_string());
+        let keep_alive = keep_alive.map_or(String::new(), |it| millis(it).to_string());
         let args = [mode, &rate, &interval, rate_type, &keep_alive];
         let (_, set) = self.ask_in_steps(&SET_RATE, &args.map(str::as_bytes)).await?;
         Ok(set == 1)

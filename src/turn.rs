@@ -114,9 +114,67 @@ impl Limiter {
     }
 }
 
+impl Charge {
+    /// Spends the costs and waits until the request may go on, if that is within `timeout`. See
+    /// [`Limiter::try_acquire`], and [above](Charge#waiting) for limits on different keys.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check`](Charge::check).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Limiter::try_acquire`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time, if it has to wait.
+    pub async fn try_acquire(&self, timeout: Duration) -> Result<Decision, Error> {
+        let max_wait = MaxWait::UpTo(micros(timeout));
+        Turn::new(self.clone(), self.ask(max_wait)?, max_wait, None).wait().await
+    }
+
+    /// Spends the costs and waits until the request may go on, as long as it takes. See
+    /// [`Limiter::acquire`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`check`](Charge::check).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Limiter::try_acquire`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time, if it has to wait.
+    pub async fn acquire(&self) -> Result<Decision, Error> {
+        let max_wait = MaxWait::LONGEST;
+        for attempt in 0.. {
+            let turn = Turn::new(self.clone(), self.ask(max_wait)?, max_wait, None);
+            let decision = turn.wait().await?;
+            let Some(retry_after) = decision.retry_after() else { return Ok(decision) };
+            sleep(drawn_out(retry_after, attempt)).await;
+        }
+        unreachable!()
+    }
+
+    /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
+    pub(crate) fn give_back_later(self, answer: Answer<Decision>, place: Option<Place>) {
+        let Some(limiter) = self.limiters().next().cloned() else { return };
+        limiter.detach(Box::pin(async move {
+            if let Ok(decision) = answer.await {
+                // Without an answer the turn passes unused.
+                let _ = self.cancel(decision).await;
+            }
+            drop(place);
+        }));
+    }
+}
+
 /// The time, and up to half as long again; with each attempt up to twice as much longer, so that many who
 /// wait do not all ask all the time.
-pub(crate) fn drawn_out(time: Duration, attempt: u32) -> Duration {
+fn drawn_out(time: Duration, attempt: u32) -> Duration {
     let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
     time.mul_f64(1.0 + jitter / 2.0 * f64::from(1 << attempt.min(10)))
 }
@@ -197,7 +255,7 @@ impl Turn {
         matches!(self.phase, Phase::Admitted(..) | Phase::Retrying(_))
     }
 
-    pub(crate) async fn wait(mut self) -> Result<Decision, Error> {
+    async fn wait(mut self) -> Result<Decision, Error> {
         let decision = poll_fn(|cx| self.poll(cx)).await?;
         drop(self.go());
         Ok(decision)

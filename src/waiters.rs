@@ -9,7 +9,6 @@ use std::{
 use crate::{charge::Charge, store::lock};
 
 const DEFAULT_MOST: usize = 10_000;
-pub(crate) const DEFAULT_MOST_PER_KEY: usize = 100;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Waiters {

@@ -59,6 +59,7 @@ async fn each_key_has_a_limiter_whose_name_the_template_tells() {
     assert_eq!(rate, ["2", "3600000"], "java finds a limiter of its own kind");
     let value: String = redis(&server, &["GET", "{api:header:name=ada}:value"]);
     assert_eq!(value, "0");
+    assert_eq!(redis::<i64>(&server, &["PTTL", "api:{key}"]), -1, "the template stays");
     let ttl: i64 = redis(&server, &["PTTL", "api:header:name=ada"]);
     assert!(ttl > 3_590_000 && ttl <= 3_600_000, "keys that are not used any more expire: {ttl}");
 }
@@ -138,4 +139,40 @@ async fn it_cannot_decide_together_with_another_limiter() {
     assert!(matches!(charge.peek().await, Err(Error::Unsupported)));
     let error = Charge::new(&shared, "ada").cost(10).check().await.unwrap_err();
     assert!(matches!(error, Error::CostAboveQuota { limiter: "api", cost: 10, most: 9, .. }));
+}
+
+#[tokio::test]
+async fn a_key_names_nothing_that_is_not_the_limiters() {
+    let server = RedisServer::start();
+    for name in ["{key}", "{app}:{key}", "x{y}{key}", "{key}:{tail}"] {
+        let Ok(limiter) = RateLimiter::try_new(store(&server).await, name) else { continue };
+        assert!(limiter.for_key("ada").is_err(), "{name}");
+    }
+    let tagged = RateLimiter::new(store(&server).await, "api:{{key}}");
+    assert_eq!(tagged.for_key("ada").unwrap().name(), "api:{ada}");
+
+    redis::<()>(&server, &["HSET", "api:header:name=ada", "email", "ada@example.org"]);
+    let layer = by_name(&template(&server, 2).await);
+    assert_eq!(send(&layer, get(&[("name", "ada")])).await.status(), 503);
+    let fields: Vec<String> = redis(&server, &["HKEYS", "api:header:name=ada"]);
+    assert_eq!(fields, ["email"], "a hash of something else is left alone");
+    assert_eq!(redis::<i64>(&server, &["PTTL", "api:header:name=ada"]), -1);
+}
+
+#[tokio::test]
+async fn a_late_give_back_gives_back_its_own() {
+    let server = RedisServer::start();
+    let limiter = RateLimiter::new(store(&server).await, "shared");
+    assert!(limiter.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
+    let charge = Charge::new(&limiter, "everybody");
+    let first = charge.check().await.unwrap();
+    let entries = || redis::<Vec<Vec<u8>>>(&server, &["ZRANGE", "{shared}:permits", "0", "-1"]);
+    let of_first = entries();
+    let second = charge.check().await.unwrap();
+    charge.cancel(second).await.unwrap();
+    assert_eq!(entries(), of_first, "the oldest is another's");
+    charge.cancel(second).await.unwrap();
+    assert_eq!(entries(), of_first, "it was given back before");
+    charge.cancel(first).await.unwrap();
+    assert!(entries().is_empty());
 }

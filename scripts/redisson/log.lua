@@ -127,7 +127,8 @@ local function look(writes)
     if size > SHORT or ahead then
       changed = changed or ARGV[#ARGV] ~= ''
       local stored = ARGV[#ARGV] ~= '' and ARGV[#ARGV] or redis.call('GET', tally_key)
-      tally = stored and cmsgpack.unpack(stored) or {}
+      local is_read, read = pcall(cmsgpack.unpack, stored or '')
+      tally = is_read and type(read) == 'table' and read or {}
     end
     if ahead and writes then
       drop_far_ahead()

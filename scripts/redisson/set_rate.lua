@@ -9,9 +9,17 @@ if mode == 'try' and known and ARGV[6] == '' or mode == 'update' and not known t
   return {DONE, 0, ''}
 end
 
+if not known and redis.call('EXISTS', KEYS[1]) == 1
+  and redis.call('HEXISTS', KEYS[1], 'rate') + redis.call('HEXISTS', KEYS[1], 'interval') == 0 then
+  return redis.error_reply('ERR the key of the limiter is of something else')
+end
+
 local kept_alive = known and keep_alive or 0
 if known and mode ~= 'set' then
   look(true) -- by the old rate
+  if size == 0 then -- nothing is in use, whatever the value is
+    redis.call('DEL', left_key)
+  end
   if per_client ~= (ARGV[4] == '1') then
     expire_in(interval + 1)
   end

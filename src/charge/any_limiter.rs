@@ -70,12 +70,12 @@ impl AnyLimiter {
         match &self.0 {
             Kind::Own(limiter) => limiter.default_most_waiting(),
             #[cfg(feature = "redis")]
-            Kind::Redisson(_) => crate::waiters::DEFAULT_MOST_PER_KEY,
+            Kind::Redisson(_) => crate::limiter::DEFAULT_MOST_PER_KEY,
         }
     }
 
     /// Runs what nobody waits for any more.
-    pub(super) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
         match &self.0 {
             Kind::Own(limiter) => limiter.store().detach(task),
             #[cfg(feature = "redis")]

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Id, RateLimiter, random,
     script::{ABOVE_RATE, ACQUIRE, AGAIN, DONE, NO_RATE},
+    turn_of,
 };
 use crate::{
     algorithm::Verdict,
@@ -91,7 +92,7 @@ impl RateLimiter {
         let answer = Answer::Pending(Box::pin(self.clone().ask(permits, id)));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
         let reply = poll_fn(|cx| attempt.poll(cx)).await?;
-        self.decision(permits, &reply)
+        self.decision(permits, id, &reply)
     }
 
     /// Asks, again where it takes several calls to know a long log.
@@ -108,7 +109,7 @@ impl RateLimiter {
         }
     }
 
-    fn decision(&self, cost: u32, reply: &Reply) -> Result<Decision, Error> {
+    fn decision(&self, cost: u32, id: Id, reply: &Reply) -> Result<Decision, Error> {
         let (status, wait, remaining, replenish, reset, rate, interval, _) = *reply;
         match status {
             NO_RATE => return Err(self.no_rate()),
@@ -124,7 +125,7 @@ impl RateLimiter {
             remaining: remaining as f64,
             replenish: replenish as f64,
             reset: reset as f64,
-            turn: 0.0,
+            turn: turn_of(&id),
         };
         let limit = Policy { limiter: self.label, quota: quota(rate, interval), cost };
         Ok(Decision::new(limit, verdict, 0.0))

@@ -1,6 +1,6 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use super::{RateLimiter, keys::Keys, random};
+use super::{RateLimiter, id_of, keys::Keys, random};
 use crate::{
     algorithm::Action,
     decision::Decision,
@@ -9,6 +9,9 @@ use crate::{
     store::Answer,
 };
 
+/// So that a key that comes now and then is not looked up each time.
+const SHORTEST_KEEP_ALIVE: Duration = Duration::from_secs(60);
+
 /// What stands in a name for the key.
 const PLACE: &str = "{key}";
 
@@ -16,20 +19,29 @@ impl RateLimiter {
     /// The limiter of one key, if the name is a template: `{key}` in it is replaced by the key, so that of
     /// `api:{key}` the limiter of `alice` is `api:alice`. Without it, the limiter is that of all keys.
     ///
-    /// The key is put in as it is: [`key::Header`](crate::key::Header) makes `header:x-user=alice` of a field. For the
-    /// name that Java uses, take a closure that returns the text alone.
+    /// It is put in as the text of the [`Key`]: [`key::Header`](crate::key::Header) makes `header:x-user=alice` of a
+    /// field. For the name that Java uses, take a closure that returns the text alone; of that, all but plain characters
+    /// is escaped, and more than 128 bytes are hashed, as `Key` says. The names must be for this limiter alone: of
+    /// templates `api:{key}` and `api:v2:{key}`, the first makes names of the second, too.
     ///
     /// In a [`RateLimitLayer`](crate::RateLimitLayer) and in a [`Charge`](crate::Charge) that is done for each
     /// request. A limiter without a rate is then given that of the template, which is stored under the template's own
-    /// name, and expires when it was not used for an interval. So it is the template on which to call
-    /// [`try_set_rate`](RateLimiter::try_set_rate).
+    /// name: so it is the template on which to call [`try_set_rate`](RateLimiter::try_set_rate). It keeps that rate
+    /// until it was not used for the [`keep_alive`](RateLimiter::keep_alive) time of the template, by default an interval
+    /// and at least a minute; a new rate of the template is for keys that come later, and
+    /// [`update_rate`](RateLimiter::update_rate) on the limiter of a key for that one.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Slots`] as for [`try_new`](RateLimiter::try_new).
+    /// [`ConfigError::Slots`] as for [`try_new`](RateLimiter::try_new), or if there are other braces in the template,
+    /// but for a pair around the key, or nothing else, so that keys could name what is not theirs.
     pub fn for_key<'a>(&self, key: impl Into<Key<'a>>) -> Result<Self, ConfigError> {
-        if !self.name().contains(PLACE) {
+        if !self.is_template() {
             return Ok(self.clone());
+        }
+        let rest = self.name().replace("{{key}}", "").replace(PLACE, "");
+        if rest.is_empty() || rest.contains(['{', '}']) {
+            return Err(ConfigError::Slots { name: self.name().to_owned() });
         }
         let name = self.name().replace(PLACE, key.into().as_str());
         let keys = Arc::new(Keys::new(&name, &self.keys.client_id)?);
@@ -51,6 +63,10 @@ impl RateLimiter {
         Self { label, ..self }
     }
 
+    pub(super) fn is_template(&self) -> bool {
+        self.name().contains(PLACE)
+    }
+
     /// What a layer asks about a key.
     pub(crate) fn answer(
         &self,
@@ -64,7 +80,7 @@ impl RateLimiter {
         let (template, limiter) = (self.clone(), self.for_key(key)?);
         Ok(Answer::Pending(Box::pin(async move {
             match limiter.attempt(cost, random()).await {
-                Err(Error::NoRate { .. }) if limiter.name() != template.name() => {
+                Err(Error::NoRate { .. }) if template.is_template() => {
                     template.lend_rate(&limiter).await?;
                     limiter.attempt(cost, random()).await
                 }
@@ -73,9 +89,23 @@ impl RateLimiter {
         })))
     }
 
+    /// Gives back what a decision about a key has taken, or, without one, the oldest.
+    pub(crate) async fn give_back_for(
+        &self,
+        key: &Key<'_>,
+        cost: u32,
+        turn: f64,
+    ) -> Result<(), Error> {
+        let (limiter, id) = (self.for_key(key)?, id_of(turn));
+        match limiter.give_back(cost, if turn == 0.0 { b"" } else { &id }).await {
+            Err(Error::NoRate { .. }) => Ok(()), // it is gone, with all that was taken
+            done => done,
+        }
+    }
+
     async fn lend_rate(&self, limiter: &Self) -> Result<(), Error> {
         let config = self.config().await?.ok_or_else(|| self.no_rate())?;
-        let keep_alive = config.keep_alive().unwrap_or(config.interval());
+        let keep_alive = self.keep_alive.unwrap_or(SHORTEST_KEEP_ALIVE).max(config.interval());
         let limiter = limiter.clone().keep_alive(keep_alive);
         limiter.try_set_rate(config.rate_type(), config.rate(), config.interval()).await?;
         Ok(())
