@@ -1,4 +1,4 @@
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem};
 
 use super::{Action, Ask, Outcome, Verdict};
 use crate::quota::Quota;
@@ -88,6 +88,7 @@ impl Params {
 
         let (mut now, mut skew, mut stale) = (clock, 0.0, false);
         let mut log = stored.take().unwrap_or_else(|| Box::new(State::new(window)));
+        let mut left = None; // a log that is over, until something is written
         if !log.entries.is_empty() {
             (now, skew) = (clock + log.skew, log.skew);
             if now < log.at {
@@ -97,7 +98,7 @@ impl Params {
                 stale = stale || log.window != window;
             } else {
                 (now, skew, stale) = (clock, 0.0, false);
-                *log = State::new(window);
+                left = Some(mem::replace(&mut log, Box::new(State::new(window))));
             }
         }
 
@@ -138,12 +139,13 @@ impl Params {
         }
 
         if action.writes(admitted || stale) {
+            left = None;
             if admitted || action == Action::Refund {
                 log.entries.drain(..expired.min(log.entries.len()));
             }
             (log.at, log.skew, log.window) = (now, skew, window);
         }
-        *stored = (!log.entries.is_empty()).then_some(log);
+        *stored = if log.entries.is_empty() { left } else { Some(log) };
         Verdict { admitted, wait, remaining, replenish, reset, turn: clock + wait }
     }
 }

@@ -253,3 +253,16 @@ fn a_clock_that_steps_back_admits_nothing_extra_and_locks_nobody_out() {
         }
     }
 }
+
+#[test]
+fn to_look_changes_nothing_even_if_all_is_over() {
+    for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
+        let params = Params::new(algorithm, quota).unwrap();
+        let mut state = State::NeverSeen;
+        let reset = state.ask(&params, check(1, 1.7e15)).reset;
+        let before = state.clone();
+        let peek = Ask { action: Action::Peek, ..check(1, 1.7e15 + reset) };
+        assert_eq!(state.ask(&params, peek).reset, 0.0, "{algorithm}");
+        assert_eq!(state, before, "{algorithm}");
+    }
+}
