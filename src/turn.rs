@@ -88,7 +88,8 @@ impl Limiter {
     /// The decision is always an allowed one. It is first come, first served, with two exceptions, where no
     /// turn can be booked: a leaky bucket that is full, and a turn that is further away than
     /// [`check_within`](Limiter::check_within) can book. Then the call asks again after
-    /// [`retry_after`](Decision::retry_after) and up to half as long again, at random.
+    /// [`retry_after`](Decision::retry_after) and up to half as long again, at random, and each further time up to
+    /// twice as much later as before.
     ///
     /// # Errors
     ///
