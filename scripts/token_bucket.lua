@@ -29,12 +29,18 @@ local function token_bucket(key, list, arg)
     last = instant
   end
 
+  -- Nobody waits longer for those before him than for what they spent.
+  local function bound_last()
+    last = math.min(last, at + math.ceil(debt / lump) * period)
+  end
+
   local function refund(units)
     local back = units * unit
     if turn > 0 then -- what has flowed in since is back already
       back = math.max(back - math.max(math.ceil((now - turn) / period), 0) * lump, 0)
     end
     debt = math.max(debt - back, 0)
+    bound_last()
   end
 
   local function refill()
@@ -57,6 +63,7 @@ local function token_bucket(key, list, arg)
     if unit ~= new_unit or period ~= new_period or lump ~= new_lump then -- the quota was changed
       debt = math.min(math.ceil(debt / unit * new_unit), most_debt)
       unit, period, lump, stale = new_unit, new_period, new_lump, true
+      bound_last()
       refill()
     end
     if debt == 0 then

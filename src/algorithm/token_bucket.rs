@@ -39,10 +39,16 @@ impl Count for State {
             back = max(back - max(ceil_div(now - turn, self.period), 0.0) * self.lump, 0.0);
         }
         self.debt = max(self.debt - back, 0.0);
+        self.bound_last();
     }
 }
 
 impl State {
+    /// Nobody waits longer for those before him than for what they spent.
+    fn bound_last(&mut self) {
+        self.last = min(self.last, self.at + ceil_div(self.debt, self.lump) * self.period);
+    }
+
     fn refill(&mut self, now: f64) {
         let periods = floor_div(now - self.at, self.period);
         self.at += periods * self.period;
@@ -95,6 +101,7 @@ impl Params {
             if state.unit != unit || state.period != period || state.lump != lump {
                 state.debt = min((state.debt / state.unit * unit).ceil(), most_debt);
                 (state.unit, state.period, state.lump, stale) = (unit, period, lump, true);
+                state.bound_last();
                 state.refill(now);
             }
             if state.debt == 0.0 {

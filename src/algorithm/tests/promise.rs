@@ -473,6 +473,29 @@ fn turns_that_are_booked_stay_ahead_when_the_quota_is_changed() {
 }
 
 #[test]
+fn turns_are_counted_no_longer_than_what_they_spent() {
+    let (slow, fast) = (Quota::per_second(1), Quota::per_second(1000));
+    let [slow, fast] =
+        [slow, fast].map(|quota| Params::new(Algorithm::token_bucket(), quota).unwrap());
+    let now = 1.7e15;
+    let mut state = State::NeverSeen;
+    for _ in 0..6 {
+        let ask = Ask { max_wait: 60e6, ..check(1, now) };
+        assert!(state.ask(&slow, ask).admitted);
+    }
+    assert!(state.clone().ask(&slow, check(1, now)).wait > 5e6);
+
+    let raised = state.clone().ask(&fast, check(1, now + 1e6));
+    assert_eq!((raised.admitted, raised.wait), (false, 5e3), "{raised:?}");
+
+    // The turns are forgotten, and what was spent is given back.
+    state.ask(&slow, check(1, now - 1.0));
+    let refund = Ask { action: Action::Refund, ..check(6, now) };
+    assert_eq!(state.ask(&slow, refund).reset, 0.0);
+    assert!(state.ask(&slow, check(1, now)).admitted);
+}
+
+#[test]
 fn a_refund_gives_back_what_still_counts() {
     for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 2 }] {
         let params = Params::new(algorithm, Quota::per_second(10)).unwrap();
