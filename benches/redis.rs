@@ -83,6 +83,7 @@ impl Bench {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (store, bare) = runtime.block_on(async {
             let store = RedisStore::connect(&server.url()).await.expect("the server runs");
+            let store = store.deadline(Duration::from_secs(30));
             (store, connect(&server).await)
         });
         Self { server, runtime, store, bare }

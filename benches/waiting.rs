@@ -81,7 +81,11 @@ impl Bench {
         let server = RedisServer::start();
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let connect = || runtime.block_on(RedisStore::connect(&server.url()));
-        let stores = (0..REPLICAS).map(|_| connect().expect("the server runs")).collect();
+        let stores = (0..REPLICAS).map(|_| {
+            let store = connect().expect("the server runs");
+            store.deadline(Duration::from_secs(30))
+        });
+        let stores = stores.collect();
         Self { server, runtime, stores }
     }
 

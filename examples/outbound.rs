@@ -87,7 +87,8 @@ async fn limiter(flags: &Flags) -> Result<Limiter, String> {
     let store = RedisStore::connect(url).await.map_err(|error| {
         format!("cannot use the Redis server at --redis: {}", with_sources(&error))
     })?;
-    Ok(Limiter::new(store.prefix(&flags.prefix), Algorithm::LeakyBucket, QUOTA))
+    let store = store.prefix(&flags.prefix).deadline(Duration::from_secs(1));
+    Ok(Limiter::new(store, Algorithm::LeakyBucket, QUOTA))
 }
 
 fn client(limiter: Option<Limiter>) -> Client {

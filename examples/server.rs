@@ -5,7 +5,7 @@
 //! curl -i http://127.0.0.1:3000/          # six times: the sixth is a 429
 //! ```
 
-use std::{net::SocketAddr, process::ExitCode};
+use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
 use axum::Router;
 use clap::Parser;
@@ -100,6 +100,8 @@ async fn limiter(flags: &Flags) -> Result<Limiter, String> {
             let store = RedisStore::connect(url).await.map_err(|error| {
                 format!("cannot use the Redis server at --redis: {}", with_sources(&error))
             })?;
+            // Rather late than not: the server is for trying out, also with thousands of requests at once.
+            let store = store.deadline(Duration::from_secs(1));
             Limiter::try_named("server", store, flags.algorithm, flags.quota)
         }
     };

@@ -15,7 +15,7 @@ use crate::{
     error::Error,
     key::Key,
     limiter::{Limiter, MaxWait},
-    store::{Answer, Call, Demand},
+    store::{Answer, Call, Demand, MemoryStore, Names},
 };
 
 /// What a request is charged: a cost to a key's quota, or several, all or nothing.
@@ -237,6 +237,30 @@ impl Charge {
             (cost > 0).then(|| Part { cost: Some(cost), ..part.clone() })
         });
         Self::of_parts(parts, self.one_key)
+    }
+
+    /// The same charge to limiters with a share of the quotas over stores in memory; `None` if one of them cannot
+    /// have any. `store` is that in place of the one with these names.
+    pub(crate) fn to_share(
+        &self,
+        share: f64,
+        mut store: impl FnMut(&Names) -> MemoryStore,
+    ) -> Option<Self> {
+        let parts = self.parts().map(|part| {
+            let limiter = part.limiter.own().ok()?;
+            let store = store(limiter.store().names());
+            let limiter = limiter.to_share(share, store).into();
+            Some(Part { limiter, ..part.clone() })
+        });
+        let parts = parts.collect::<Option<Vec<_>>>()?;
+        Some(Self::of_parts(parts.into_iter(), self.one_key))
+    }
+
+    /// What a request is told that goes on because nobody can decide; `None` if the quota is not known either.
+    pub(crate) fn open(&self) -> Option<Decision> {
+        let Part { limiter, cost, .. } = self.first.as_ref()?;
+        let limiter = limiter.own().ok()?;
+        Some(Decision::open(limiter.policy(cost.unwrap_or(1))))
     }
 
     fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {

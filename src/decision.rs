@@ -43,11 +43,40 @@ pub(crate) struct Policy {
     pub(crate) limiter: &'static str,
     pub(crate) quota: Quota,
     pub(crate) cost: u32,
+    pub(crate) source: Source,
+}
+
+/// Who decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Source {
+    /// The limiter's store.
+    #[default]
+    Store,
+    /// A store in memory, with a share of the quota, because the limiter's gave no answer:
+    /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).
+    Local,
+    /// Nobody, because the store gave no answer: the request goes on by
+    /// [`FailurePolicy::Open`](crate::FailurePolicy::Open), and all that the decision tells is 0.
+    Open,
 }
 
 impl Decision {
     pub(crate) fn new(limit: Policy, verdict: Verdict, age: f64) -> Self {
         Self { limit, verdict, age }
+    }
+
+    /// Of a request that goes on because nobody can decide.
+    pub(crate) fn open(limit: Policy) -> Self {
+        let nothing = Verdict {
+            admitted: true,
+            wait: 0.0,
+            remaining: 0.0,
+            replenish: 0.0,
+            reset: 0.0,
+            turn: 0.0,
+        };
+        Self::new(Policy { source: Source::Open, ..limit }, nothing, 0.0)
     }
 
     /// What is left of the delay.
@@ -109,6 +138,12 @@ impl Decision {
         self.limit.quota
     }
 
+    /// Who decided.
+    #[must_use]
+    pub const fn source(&self) -> Source {
+        self.limit.source
+    }
+
     pub(crate) const fn turn(&self) -> f64 {
         self.verdict.turn
     }
@@ -132,6 +167,7 @@ impl fmt::Debug for Decision {
             .field("limiter", &self.limiter())
             .field("quota", &self.quota())
             .field("cost", &self.cost())
+            .field("source", &self.source())
             .finish()
     }
 }

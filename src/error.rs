@@ -114,6 +114,7 @@ pub struct StoreError(Kind);
 enum Kind {
     Timeout(Duration),
     Full(usize),
+    Away,
     Unavailable(Arc<dyn StdError + Send + Sync>),
 }
 
@@ -126,6 +127,12 @@ impl StoreError {
     /// The store holds `max_keys` keys that it may not forget, and cannot take another.
     pub(crate) fn full(max_keys: usize) -> Self {
         Self(Kind::Full(max_keys))
+    }
+
+    /// The store gave no answers lately, and was not asked.
+    #[cfg(feature = "redis")]
+    pub(crate) fn away() -> Self {
+        Self(Kind::Away)
     }
 
     /// The store cannot be reached, or answered with an error.
@@ -153,6 +160,7 @@ impl fmt::Display for StoreError {
             Kind::Full(max_keys) => {
                 write!(f, "all of the store's {max_keys} keys are used up, raise `max_keys`")
             }
+            Kind::Away => f.write_str("the store gives no answers, it is not asked until it does"),
             Kind::Unavailable(_) => f.write_str("the store is not available"),
         }
     }

@@ -122,7 +122,11 @@ where
                             this.state.set(State::Readying { decision });
                             continue;
                         }
-                        Poll::Ready(Err(error)) => Start::Refused(error.into(), turn.go()),
+                        Poll::Ready(Err(error)) => {
+                            let charge = turn.go();
+                            let head = this.head.as_ref().expect("the head was taken");
+                            this.shared.undecided(head, error, charge)
+                        }
                     }
                 }
                 StateProj::Readying { decision } => {

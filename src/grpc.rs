@@ -11,7 +11,7 @@ use http::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::{error::RequestError, protocol::Rejection};
+use crate::{error::RequestError, protocol::Rejection, response::STORE_RETRY_AFTER};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -62,7 +62,7 @@ pub(crate) fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
     let (code, retry_after) = match rejection {
         Rejection::Denied(decision) => (RESOURCE_EXHAUSTED, decision.retry_after()),
         Rejection::CostAboveQuota { .. } => (RESOURCE_EXHAUSTED, None),
-        Rejection::Store(_) => (UNAVAILABLE, None),
+        Rejection::Store(_) => (UNAVAILABLE, Some(STORE_RETRY_AFTER)),
         Rejection::Request(RequestError::Misconfigured(_)) => (INTERNAL, None),
         Rejection::Request(_) => (INVALID_ARGUMENT, None),
     };

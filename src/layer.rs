@@ -7,7 +7,8 @@ use tower_layer::Layer;
 use crate::{
     algorithm::micros,
     charge::{AnyLimiter, Charge},
-    error::RequestError,
+    error::{Error, RequestError},
+    failure::{FailurePolicy, Fallback},
     key::KeyExtractor,
     limiter::MaxWait,
     protocol::{Charged, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
@@ -35,7 +36,7 @@ use crate::{
 /// | the cost is above what the quota can ever grant | 429, `quota-exceeded` | none | `RESOURCE_EXHAUSTED`, not to be retried |
 /// | the request has no key, or a wrong one | 400 | none | `INVALID_ARGUMENT` |
 /// | the service is set up wrong | 500 | none | `INTERNAL` |
-/// | the store gives no answer | 503, `temporary-reduced-capacity` | none | `UNAVAILABLE` |
+/// | the store gives no answer, and the [policy](RateLimitLayer::on_failure) is `Closed` | 503, `temporary-reduced-capacity` | 1 | `UNAVAILABLE`, with `RetryInfo` |
 ///
 /// A request is gRPC if its content type says so; what refuses it is a response with status 200, trailers as
 /// its header fields, and no body.
@@ -91,6 +92,7 @@ pub(crate) struct Shared<P> {
     max_wait: MaxWait,
     waiters: Waiters,
     pub(crate) dry_run: bool,
+    fallback: Fallback,
 }
 
 /// How a request sets out.
@@ -102,7 +104,13 @@ pub(crate) enum Start {
 
 impl<P: Protocol> Shared<P> {
     fn new(protocol: P) -> Self {
-        Self { protocol, max_wait: MaxWait::OWN, waiters: Waiters::new(), dry_run: false }
+        Self {
+            protocol,
+            max_wait: MaxWait::OWN,
+            waiters: Waiters::new(),
+            dry_run: false,
+            fallback: Fallback::Closed,
+        }
     }
 
     pub(crate) fn start(&self, head: &P::Head, charge: Result<Charge, RequestError>) -> Start {
@@ -113,6 +121,10 @@ impl<P: Protocol> Shared<P> {
             Ok(charge) => charge,
             Err(error) => return Start::Refused(Rejection::Request(error), Charge::exempt()),
         };
+        self.ask(head, charge)
+    }
+
+    fn ask(&self, head: &P::Head, charge: Charge) -> Start {
         let (max_wait, place) = self.patience(head, &charge);
         let answer = match charge.ask(max_wait) {
             Ok(answer) => answer,
@@ -126,6 +138,28 @@ impl<P: Protocol> Shared<P> {
                 Start::Refused(Rejection::Denied(decision), charge)
             }
             _ => Start::Ask(Turn::new(charge, answer, max_wait, place)),
+        }
+    }
+
+    /// What becomes of a request that got no decision.
+    pub(crate) fn undecided(&self, head: &P::Head, error: Error, charge: Charge) -> Start {
+        let Error::Store(error) = error else { return Start::Refused(error.into(), charge) };
+        match &self.fallback {
+            Fallback::Open => {
+                Start::Go(Charged { decision: charge.open(), charge: Charge::exempt() })
+            }
+            // A store in memory that is full is as good as another.
+            Fallback::Local(local) if !error.is_full() => match local.charge(&charge) {
+                Some(share) => match self.ask(head, share) {
+                    // It is the share that is too small.
+                    Start::Refused(Rejection::CostAboveQuota { .. }, _) => {
+                        Start::Refused(Rejection::Store(error), charge)
+                    }
+                    start => start,
+                },
+                None => Start::Refused(Rejection::Store(error), charge),
+            },
+            _ => Start::Refused(Rejection::Store(error), charge),
         }
     }
 
@@ -416,6 +450,32 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// So a new limit can be watched before it is enforced.
     pub fn dry_run(mut self, on: bool) -> Self {
         Arc::make_mut(&mut self.0).dry_run = on;
+        self
+    }
+
+    /// Sets what happens to a request when the store gives no answer; it is refused by default.
+    ///
+    /// [`Decision::source`](crate::Decision::source) tells whether a decision came from the store.
+    ///
+    /// # Panics
+    ///
+    /// If a [share](FailurePolicy::Local) is not above 0 and at most 1.
+    ///
+    /// # Examples
+    ///
+    /// Each of four replicas keeps to a quarter of the quota while Redis is away:
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+    /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
+    ///     .on_failure(FailurePolicy::Local { share: 0.25 });
+    /// # let _ = layer;
+    /// ```
+    #[track_caller]
+    pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
+        Arc::make_mut(&mut self.0).fallback = Fallback::new(policy);
         self
     }
 

@@ -39,6 +39,8 @@
 //! | feature | |
 //! |---|---|
 //! | `redis` | `RedisStore`, and `redisson`: a limiter that Java services share |
+//! | `tls-rustls`, `tls-rustls-webpki-roots`, `tls-native-tls` | `rediss://` URLs |
+//! | `tracing` | events when Redis stops answering, and when it answers again |
 //! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and `key::Route` is its `MatchedPath` |
 //! | `serde` | `Limits`, named limits from TOML, JSON and the like; [`Quota`] as text |
 
@@ -57,11 +59,15 @@ mod charge;
 mod config;
 mod decision;
 mod error;
+mod failure;
 mod future;
 mod grpc;
 pub mod key;
 mod layer;
 mod limiter;
+#[cfg(doc)]
+#[doc = include_str!("../docs/operation.md")]
+pub mod operation {}
 mod protocol;
 mod quota;
 #[cfg(feature = "redis")]
@@ -76,13 +82,14 @@ mod waiters;
 #[cfg(feature = "serde")]
 pub use config::{Limit, Limits};
 #[cfg(feature = "redis")]
-pub use store::RedisStore;
+pub use store::{Health, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
     body::ResponseBody,
     charge::{AnyLimiter, Charge},
-    decision::Decision,
+    decision::{Decision, Source},
     error::{ConfigError, Error, RequestError, StoreError},
+    failure::FailurePolicy,
     future::ResponseFuture,
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,

@@ -2,11 +2,11 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Action, Algorithm, Params, micros},
-    decision::Decision,
+    decision::{Decision, Policy, Source},
     error::{ConfigError, Error},
     key::Key,
     quota::Quota,
-    store::{Answer, Backend, Call, Demand, Name, Settings, Store},
+    store::{Answer, Backend, Call, Demand, MemoryStore, Name, Settings, Store},
 };
 
 /// How many requests of a key may wait, where nothing else bounds them.
@@ -129,7 +129,8 @@ impl Limiter {
             .names()
             .take(name)
             .ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
-        let settings = Settings { name: taken.text, algorithm, quota, params };
+        let source = Source::Store;
+        let settings = Settings { name: taken.text, algorithm, quota, params, source };
         Ok(Self::assemble(Arc::new(store), Arc::new(taken), settings))
     }
 
@@ -146,6 +147,22 @@ impl Limiter {
         let params = Params::new(settings.algorithm, quota)?;
         let settings = Settings { quota, params, ..*settings };
         Ok(Self::assemble(store.clone(), taken.clone(), settings))
+    }
+
+    /// A limiter with a share of the quota over a store in memory.
+    pub(crate) fn to_share(&self, share: f64, store: MemoryStore) -> Self {
+        let Inner { taken, settings, .. } = &*self.0;
+        let quota = settings.quota.to_share(share);
+        let algorithm = match settings.algorithm {
+            Algorithm::TokenBucket { refill, overdraft } => {
+                Algorithm::TokenBucket { refill, overdraft: (f64::from(overdraft) * share) as u32 }
+            }
+            algorithm => algorithm,
+        };
+        let params = Params::new(algorithm, quota).expect("a part of what can be");
+        let source = Source::Local;
+        let settings = Settings { name: settings.name, algorithm, quota, params, source };
+        Self::assemble(Arc::new(store), taken.clone(), settings)
     }
 
     fn assemble(store: Arc<dyn Backend>, taken: Arc<Name>, settings: Settings) -> Self {
@@ -351,6 +368,10 @@ impl Limiter {
             Algorithm::LeakyBucket => self.quota().burst_size() as usize,
             _ => DEFAULT_MOST_PER_KEY,
         }
+    }
+
+    pub(crate) fn policy(&self, cost: u32) -> Policy {
+        self.0.settings.policy(cost)
     }
 
     pub(crate) fn store(&self) -> &dyn Backend {

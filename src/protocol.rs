@@ -107,7 +107,7 @@ pub enum Rejection {
     },
     /// The request cannot be charged to anybody: 400, or 500 if the service is set up wrong.
     Request(RequestError),
-    /// The store gave no answer: 503.
+    /// The store gave no answer, and the [policy](crate::FailurePolicy) lets nothing go on then: 503.
     Store(StoreError),
 }
 

@@ -173,6 +173,23 @@ impl Quota {
         self.window_us
     }
 
+    /// A part of it, and not more; of less than one unit in a window, one in a longer window.
+    pub(crate) fn to_share(self, share: f64) -> Self {
+        // Not below a whole number because of a third that is written in binary.
+        let part = |units: u32| f64::from(units) * share * (1.0 + 1e-12);
+        let limit = part(self.limit);
+        let window_us = match limit >= 1.0 {
+            true => self.window_us,
+            false => ((self.window_us as f64 / limit).ceil() as u64).min(LONGEST_WINDOW),
+        };
+        let limit = (limit as u32).max(1);
+        let quota = Self { limit, burst: limit, window_us };
+        match self.burst == self.limit {
+            true => quota,
+            false => quota.with_burst((part(self.burst) as u32).max(1)).unwrap_or(quota),
+        }
+    }
+
     const fn checked(limit: u32, window: Duration) -> Result<Self, Problem> {
         if limit == 0 {
             return Err(Problem::ZeroLimit);

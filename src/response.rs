@@ -11,7 +11,7 @@ use http::{
 
 use crate::{
     charge::{AnyLimiter, Charge},
-    decision::Decision,
+    decision::{Decision, Source},
     error::RequestError,
     grpc,
     protocol::Rejection,
@@ -21,6 +21,9 @@ use crate::{
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// When to try again if the store gives no answer.
+pub(crate) const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 
@@ -93,7 +96,7 @@ impl Fields {
 
     /// Adds to the fields of a response that the service, or a layer inside of it, has made.
     pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision, charge: &Charge) {
-        if self.headers.is_empty() {
+        if self.headers.is_empty() || decision.source() == Source::Open {
             return;
         }
         // The time that the request has waited is over.
@@ -119,7 +122,7 @@ impl Fields {
         for kind in &self.headers {
             match kind {
                 Headers::Draft11 => {
-                    self.append_policies(headers, charge, Some(decision.quota()));
+                    self.append_policies(headers, charge, Some(decision));
                     headers.append(RATELIMIT, ratelimit(decision, t));
                 }
                 Headers::Triple => insert(headers, &TRIPLE, decision, Reset::Delta),
@@ -128,11 +131,18 @@ impl Fields {
         }
     }
 
-    /// A quota that is known by the decision alone is `decided`.
-    fn append_policies(&self, headers: &mut HeaderMap, charge: &Charge, decided: Option<Quota>) {
+    fn append_policies(
+        &self,
+        headers: &mut HeaderMap,
+        charge: &Charge,
+        decision: Option<&Decision>,
+    ) {
+        let is_local = decision.is_some_and(|it| it.source() == Source::Local);
+        // Where it is known by the decision alone.
+        let decided = decision.map(Decision::quota);
         match &self.policy {
-            Some(policy) => drop(headers.append(RATELIMIT_POLICY, policy.clone())),
-            None => {
+            Some(policy) if !is_local => drop(headers.append(RATELIMIT_POLICY, policy.clone())),
+            _ => {
                 for (i, limiter) in charge.limiters().enumerate() {
                     // One limiter can be charged for two keys.
                     let is_first = charge.limiters().take(i).all(|it| it.name() != limiter.name());
@@ -155,6 +165,9 @@ impl Fields {
             }
             Rejection::CostAboveQuota { .. } if self.headers.contains(&Headers::Draft11) => {
                 self.append_policies(&mut headers, charge, None);
+            }
+            Rejection::Store(_) if !self.headers.is_empty() => {
+                headers.insert(RETRY_AFTER, whole_seconds(STORE_RETRY_AFTER).into());
             }
             _ => {}
         }

@@ -14,11 +14,11 @@ use std::{
 
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
-pub use redis::RedisStore;
+pub use redis::{Health, RedisStore};
 
 use crate::{
     algorithm::{Action, Algorithm, Ask, Params},
-    decision::{Decision, Policy},
+    decision::{Decision, Policy, Source},
     error::Error,
     quota::Quota,
 };
@@ -50,6 +50,14 @@ pub struct Settings {
     pub(crate) algorithm: Algorithm,
     pub(crate) quota: Quota,
     pub(crate) params: Params,
+    pub(crate) source: Source,
+}
+
+impl Settings {
+    pub(crate) fn policy(&self, cost: u32) -> Policy {
+        let Self { name, quota, source, .. } = *self;
+        Policy { limiter: name, quota, cost, source }
+    }
 }
 
 /// One question about a key, or about several limits, which then are of one mind.
@@ -78,7 +86,7 @@ impl Demand<'_> {
     }
 
     fn policy(&self) -> Policy {
-        Policy { limiter: self.settings.name, quota: self.settings.quota, cost: self.cost }
+        self.settings.policy(self.cost)
     }
 }
 

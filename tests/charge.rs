@@ -27,8 +27,7 @@ fn for_user([user, all]: &[Limiter; 2], name: &str) -> Charge {
 }
 
 async fn over_redis(server: &RedisServer) -> RedisStore {
-    let store = RedisStore::connect(&server.url()).await.unwrap();
-    store.deadline(Duration::from_secs(30))
+    support::redis_store(server).await
 }
 
 async fn remaining(limiter: &Limiter, key: &str) -> u64 {

@@ -18,7 +18,7 @@ use support::{
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
-    RedisStore, Rejection, RequestError, Reset, ResponseBody, key,
+    Rejection, RequestError, Reset, ResponseBody, key,
 };
 
 async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
@@ -28,7 +28,7 @@ async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<Respon
 #[tokio::test]
 async fn only_some_outcomes_are_charged() {
     let server = RedisServer::start();
-    let in_redis = RedisStore::connect(&server.url()).await.unwrap();
+    let in_redis = support::redis_store(&server).await;
     for algorithm in ALGORITHMS {
         let quota = Quota::per_hour(2);
         for limiter in [
@@ -411,7 +411,7 @@ async fn stacked_layers_add_up() {
 #[tokio::test]
 async fn routes_count_apart_unless_they_share_a_limiter() {
     let server = RedisServer::start();
-    let redis = RedisStore::connect(&server.url()).await.unwrap();
+    let redis = support::redis_store(&server).await;
     let memory = MemoryStore::new();
     let quota = Quota::per_hour(1);
     for algorithm in ALGORITHMS {
@@ -457,7 +457,7 @@ fn two_limiters_of_one_name_are_a_mistake() {
 #[tokio::test]
 async fn without_a_store_the_answer_is_503() {
     let mut server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let store = support::redis_store(&server).await;
     server.kill();
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(1));
     let response = send(&RateLimitLayer::new(limiter, key::Global), get(&[])).await;

@@ -8,7 +8,7 @@ use support::{ALGORITHMS, server::RedisServer};
 use tower_ratelimit::{Algorithm, Error, Limiter, Quota, RedisStore};
 
 async fn store(server: &RedisServer) -> RedisStore {
-    RedisStore::connect(&server.url()).await.unwrap()
+    support::redis_store(server).await
 }
 
 async fn limiter(server: &RedisServer) -> Limiter {

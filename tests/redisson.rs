@@ -20,7 +20,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn store(server: &RedisServer) -> RedisStore {
-    RedisStore::connect(&server.url()).await.unwrap().deadline(30 * SECOND)
+    support::redis_store(server).await
 }
 
 /// A limiter of so many permits per hour.

@@ -16,7 +16,7 @@ use tower_ratelimit::{
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn store(server: &RedisServer) -> RedisStore {
-    RedisStore::connect(&server.url()).await.unwrap().deadline(Duration::from_secs(30))
+    support::redis_store(server).await
 }
 
 /// A limiter for each key, of so many permits per hour.

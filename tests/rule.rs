@@ -24,7 +24,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Custom, Decision, Error, Headers, Limiter, MemoryStore, MissingKey, Quota,
-    RateLimitLayer, RedisStore, Rejection, RequestError, Reset, ResponseBody, Rule, Store,
+    RateLimitLayer, Rejection, RequestError, Reset, ResponseBody, Rule, Store,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -139,7 +139,7 @@ async fn each_plan(store: impl Store + Clone) {
 async fn each_plan_has_its_own_limit_count_and_name() {
     each_plan(MemoryStore::new()).await;
     let server = RedisServer::start();
-    each_plan(RedisStore::connect(&server.url()).await.unwrap()).await;
+    each_plan(support::redis_store(&server).await).await;
 }
 
 #[tokio::test]
@@ -399,13 +399,13 @@ async fn several_limits(store: impl Store + Clone) {
 async fn a_request_is_charged_to_all_of_its_limits_or_to_none() {
     several_limits(MemoryStore::new()).await;
     let server = RedisServer::start();
-    several_limits(RedisStore::connect(&server.url()).await.unwrap()).await;
+    several_limits(support::redis_store(&server).await).await;
 }
 
 #[tokio::test]
 async fn several_limits_take_one_round_trip() {
     let server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let store = support::redis_store(&server).await;
     let limits = limiters(
         &store,
         [("user", BUCKET, Quota::per_hour(2)), ("all", WINDOW, Quota::per_day(9))],
@@ -549,7 +549,7 @@ async fn only_failed_logins(store: impl Store + Clone) {
 async fn what_is_not_charged_is_given_back_to_all_limits() {
     only_failed_logins(MemoryStore::new()).await;
     let server = RedisServer::start();
-    only_failed_logins(RedisStore::connect(&server.url()).await.unwrap()).await;
+    only_failed_logins(support::redis_store(&server).await).await;
 }
 
 /// Answers with as many tokens as the path says, of which 500 are charged beforehand.
@@ -594,7 +594,7 @@ async fn settled_afterwards(store: impl Store + Clone) {
 async fn a_cost_is_settled_when_it_is_known() {
     settled_afterwards(MemoryStore::new()).await;
     let server = RedisServer::start();
-    settled_afterwards(RedisStore::connect(&server.url()).await.unwrap()).await;
+    settled_afterwards(support::redis_store(&server).await).await;
 }
 
 #[tokio::test]
@@ -893,7 +893,7 @@ mod waiting {
     #[tokio::test]
     async fn in_redis_too_nothing_is_booked_on_different_keys() {
         let server = RedisServer::start();
-        let store = RedisStore::connect(&server.url()).await.unwrap();
+        let store = support::redis_store(&server).await;
         let limits = limiters(
             &store,
             [("user", BUCKET, Quota::new(1, SECOND / 4)), ("all", WINDOW, Quota::per_hour(10))],

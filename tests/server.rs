@@ -17,7 +17,7 @@ use tokio::{
     net::TcpStream,
     task::JoinSet,
 };
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Limiter, Quota};
 
 struct Server {
     process: Child,
@@ -99,7 +99,7 @@ async fn two_processes_share_one_leaky_bucket() {
     statuses.sort_unstable();
     assert_eq!(statuses[0], 200);
     assert_eq!(statuses[1..], [429; 400]);
-    let store = RedisStore::connect(&redis.url()).await.unwrap();
+    let store = support::redis_store(&redis).await;
     let limiter = Limiter::named("server", store, Algorithm::LeakyBucket, Quota::per_hour(100));
     let peer = "127.0.0.1".parse::<std::net::IpAddr>().unwrap();
     let booked = limiter.peek(tower_ratelimit::Key::from(peer)).await.unwrap().reset_after();

@@ -8,7 +8,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use support::{ALGORITHMS, server::RedisServer};
 use tokio::sync::Barrier;
 use tower_ratelimit::{
-    Algorithm, ConfigError, Error, Limiter, MemoryStore, Quota, QuotaError, RedisStore, Refill,
+    Algorithm, ConfigError, Error, Limiter, MemoryStore, Quota, QuotaError, Refill,
 };
 
 /// One limiter in memory, and some over connections of their own, as in replicas.
@@ -16,8 +16,8 @@ async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [
     let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
     let mut redis = vec![];
     for _ in 0..8 {
-        let store = RedisStore::connect(&server.url()).await.unwrap();
-        redis.push(Limiter::new(store.deadline(Duration::from_secs(30)), algorithm, quota));
+        let store = support::redis_store(server).await;
+        redis.push(Limiter::new(store, algorithm, quota));
     }
     [vec![memory.clone(), memory], redis]
 }

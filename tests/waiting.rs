@@ -18,9 +18,7 @@ use tokio::{
     time::Instant,
 };
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
-use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Refill, key,
-};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Refill, key};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -30,8 +28,8 @@ fn in_memory(algorithm: Algorithm, quota: Quota) -> Limiter {
 }
 
 async fn in_redis(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> Limiter {
-    let store = RedisStore::connect(&server.url()).await.unwrap();
-    Limiter::new(store.deadline(Duration::from_secs(30)), algorithm, quota)
+    let store = support::redis_store(server).await;
+    Limiter::new(store, algorithm, quota)
 }
 
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
@@ -547,7 +545,7 @@ async fn a_service_that_fails_after_the_wait_costs_nothing() {
 #[tokio::test]
 async fn to_give_up_when_redis_is_gone_harms_nobody() {
     let mut server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let store = support::redis_store(&server).await;
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
     assert!(limiter.check("key").await.unwrap().is_allowed());
     let waiting = start(&limiter, Some(&server)).await;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     algorithm::Verdict,
-    decision::{Decision, Policy},
+    decision::{Decision, Policy, Source},
     error::Error,
     quota::Quota,
     store::{Answer, Backend},
@@ -127,7 +127,12 @@ impl RateLimiter {
             reset: reset as f64,
             turn: turn_of(&id),
         };
-        let limit = Policy { limiter: self.label, quota: quota(rate, interval), cost };
+        let limit = Policy {
+            limiter: self.label,
+            quota: quota(rate, interval),
+            cost,
+            source: Source::Store,
+        };
         Ok(Decision::new(limit, verdict, 0.0))
     }
 

@@ -1,41 +1,43 @@
+mod breaker;
+mod connection;
+mod link;
+mod server;
+
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo,
-    ProtocolVersion, PushInfo, PushKind, RedisError, ServerErrorKind,
-    aio::{MultiplexedConnection, SendError},
-    io::tcp::TcpSettings,
+    Client, Cmd, ErrorKind, FromRedisValue, RedisError, aio::ConnectionLike, cluster::ClusterClient,
 };
-use tokio::{runtime::Handle, time::timeout};
+use tokio::runtime::Handle;
 
-use super::{Answer, Backend, Call, Demand, Names, Settings, Store, lock};
+pub use self::breaker::Health;
+use self::{
+    connection::Connection,
+    link::{Deadline, Link},
+    server::{CONNECT_TIMEOUT, Server},
+};
+use super::{Answer, Backend, Call, Demand, Names, Settings, Store};
 use crate::{
-    algorithm::{self, SCRIPTS, Verdict},
+    algorithm::{self, Action, SCRIPTS, Verdict},
     decision::{Decision, Policy},
     error::{Error, StoreError},
 };
 
-const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
-/// An attempt to connect may take longer than a decision.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// After a failed attempt to connect, its error is the answer for so long.
-const RETRY_AFTER: Duration = Duration::from_millis(20);
-/// So long the difference of two clocks is taken as steady.
-const PERIOD: Duration = Duration::from_secs(10);
-/// A connection that is open, but gives nobody an answer for so long, is given up.
-const LONGEST_SILENCE: Duration = Duration::from_secs(1);
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 
 const DEFAULT_PREFIX: &str = "ratelimit";
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
 ///
-/// It works with Redis from 6.2 on, and with Valkey. Clones share one multiplexed connection; if it
-/// breaks, the store connects again by itself. The clock is that of the Redis server.
+/// It works with Redis from 6.2 on, and with Valkey: one server, a master behind [Sentinels](RedisStore::sentinel),
+/// or a [cluster](RedisStore::cluster). Clones share one multiplexed connection, or as many as
+/// [`connections`](RedisStore::connections) says; where one breaks, the store connects again by itself. The
+/// clock is that of the Redis server.
 ///
 /// # Keys
 ///
@@ -44,20 +46,20 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 /// The braces make `KEY` decide about the slot in a cluster. A key expires when it is as if never seen. While
 /// requests wait for their turns, there is a list of these beside it, of the same name with `:turns` behind.
 ///
-/// # Permissions
-///
-/// The store uses the commands `HELLO PING SELECT EVALSHA EVAL TIME GET SET DEL`, and for the sliding log and
-/// for requests that wait `LINDEX LLEN LPOP LRANGE LSET LTRIM PEXPIREAT RPUSH`. It speaks RESP3; where a
-/// proxy does not know that, add `?protocol=resp2` to the URL.
-///
 /// # When Redis is away
 ///
-/// Each decision has a deadline, 1 s unless [`deadline`](RedisStore::deadline) says otherwise, and fails
-/// with a [`StoreError`] then; the layer answers 503. A decision that failed may have been made in Redis
-/// all the same. The store neither waits nor retries beyond the deadline, and goes on as soon as Redis is
-/// back.
+/// Each decision has a deadline, 100 ms unless [`deadline`](RedisStore::deadline) says otherwise, which counts from
+/// the call and includes connecting. Then it fails with a [`StoreError`], and the layer does what its
+/// [`FailurePolicy`](crate::FailurePolicy) says. A decision that failed may have been made in Redis all the same.
+///
+/// After several questions in a row without an answer, Redis is taken as unavailable: decisions fail at once
+/// then, and one question every 100 ms finds out when it answers again. [`health`](RedisStore::health) tells,
+/// and so do events of the crate `tracing`, with the feature of that name.
 ///
 /// In a test with tokio's paused time the deadline passes at once while the runtime waits for Redis.
+///
+/// What each kind of failure does, and which permissions the store needs, is told in
+/// [the page on operation](crate::operation).
 ///
 /// # Examples
 ///
@@ -84,7 +86,7 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Connects to the server at `url`: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or
-    /// `unix:///PATH[?db=DB]`.
+    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`; with one of the TLS features also `rediss://`.
     ///
     /// # Errors
     ///
@@ -95,22 +97,132 @@ impl RedisStore {
     /// The future can be dropped at any time.
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let store = Self::lazy(url)?;
-        store.link.query::<String>(store.deadline, redis::cmd("PING")).await?;
+        store.ping().await?;
         Ok(store)
     }
 
-    /// Makes a store that connects to the server at `url` when it is first used.
+    /// Makes a store that connects to the server at `url` when it is first used. See
+    /// [`connect`](RedisStore::connect).
     ///
     /// # Errors
     ///
     /// If the URL is wrong.
     pub fn lazy(url: &str) -> Result<Self, StoreError> {
-        Ok(Self {
-            link: Arc::new(Link::new(url).map_err(StoreError::unavailable)?),
+        Self::new(Server::one(url))
+    }
+
+    /// Makes a store over the master that Sentinels name, and follows it when it changes. It connects when it is
+    /// first used.
+    ///
+    /// `sentinels` are the URLs of the Sentinels; `master` is that of the master, with its name in place of a host:
+    /// `redis://[[USER]:PASSWORD@]NAME[/DB]`.
+    ///
+    /// # Errors
+    ///
+    /// If a URL is wrong, or there is none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::RedisStore;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
+    /// let store = RedisStore::sentinel(sentinels, "redis://limiter:secret@mymaster/0")?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sentinel(
+        sentinels: impl IntoIterator<Item = impl Into<String>>,
+        master: &str,
+    ) -> Result<Self, StoreError> {
+        Self::new(Server::sentinel(sentinels.into_iter().map(Into::into).collect(), master))
+    }
+
+    /// Makes a store over a cluster, of which `urls` are some nodes. It connects when it is first used.
+    ///
+    /// Each key is on one of the masters. See [`Charge`](crate::Charge#in-a-cluster) for limits on several keys.
+    ///
+    /// # Errors
+    ///
+    /// If a URL is wrong, or there is none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::RedisStore;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::cluster(["redis://:secret@10.0.0.1", "redis://:secret@10.0.0.2"])?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cluster(urls: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, StoreError> {
+        Self::new(Server::cluster(urls.into_iter().map(Into::into).collect()))
+    }
+
+    /// Makes a store that connects through a client, for what a URL cannot say, such as TLS certificates.
+    /// `TCP_NODELAY` is set.
+    ///
+    /// # Errors
+    ///
+    /// If the client's address is not valid.
+    pub fn from_client(client: &Client) -> Result<Self, StoreError> {
+        Self::new(Server::client(client))
+    }
+
+    /// Makes a store over a cluster through a client, which is taken as it is. It should have a response timeout
+    /// and few retries, which are long and many by default.
+    #[must_use]
+    pub fn from_cluster_client(client: ClusterClient) -> Self {
+        Self::over(Server::Cluster(client))
+    }
+
+    /// Makes a store over a connection that mends itself when it breaks, such as
+    /// [`redis::aio::ConnectionManager`]. For a cluster there is
+    /// [`from_cluster_client`](RedisStore::from_cluster_client).
+    #[must_use]
+    pub fn from_connection<C>(connection: C) -> Self
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        Self::over(Server::Given(Box::new(connection)))
+    }
+
+    fn new(server: Result<Server, RedisError>) -> Result<Self, StoreError> {
+        Ok(Self::over(server.map_err(StoreError::unavailable)?))
+    }
+
+    fn over(server: Server) -> Self {
+        Self {
+            link: Arc::new(Link::new(server)),
             prefix: DEFAULT_PREFIX.into(),
             deadline: DEFAULT_DEADLINE,
             names: Names::default().scoped(DEFAULT_PREFIX),
-        })
+        }
+    }
+
+    /// Asks whether the server answers; it may take a second to connect.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let mut get = redis::cmd("GET");
+        get.arg([&self.prefix, ":ping"].concat());
+        self.link.query(Deadline::new(CONNECT_TIMEOUT.max(self.deadline)), get).await
+    }
+
+    /// How the connection to Redis is doing: the same for all clones.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.link.health()
     }
 
     /// Sets what the names of all keys in Redis begin with, `ratelimit` by default. Limiters of the same
@@ -125,10 +237,25 @@ impl RedisStore {
         Self { prefix: prefix.into(), names: self.names.scoped(prefix), ..self }
     }
 
-    /// Sets the time within which every decision is made or fails, 1 s by default.
+    /// Sets the time within which every decision is made or fails, 100 ms by default. It counts from the call, and
+    /// includes waiting for a connection.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// Sets over how many connections the questions go, 1 by default. One carries what a core of Redis can decide;
+    /// more help where a proxy, or encryption, is slower than that.
+    ///
+    /// Clones that were made before keep theirs.
+    ///
+    /// # Panics
+    ///
+    /// If it is 0.
+    #[must_use]
+    pub fn connections(self, connections: usize) -> Self {
+        assert!(connections > 0, "a store needs a connection");
+        Self { link: Arc::new(self.link.with_connections(connections)), ..self }
     }
 
     /// Sends a command; if that is an `EVALSHA` of what the server does not know, once more with the text.
@@ -136,7 +263,7 @@ impl RedisStore {
     where
         T: FromRedisValue + Send + 'static,
     {
-        let (link, deadline) = (self.link.clone(), self.deadline);
+        let (link, deadline) = (self.link.clone(), Deadline::new(self.deadline));
         Answer::Pending(Box::pin(async move {
             let ask = async |connection: &mut Connection| connection.eval(&command, text).await;
             link.within(deadline, ask).await.map_err(Error::from)
@@ -162,20 +289,27 @@ impl Store for RedisStore {}
 
 impl Backend for RedisStore {
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        let limits: Vec<Policy> = call.demands.iter().map(Demand::policy).collect();
-        let invocation = Invocation::new(self, call);
-        let (link, deadline) = (self.link.clone(), self.deadline);
-        Answer::Pending(Box::pin(async move {
-            let ask = async |connection: &mut Connection| {
-                let asked = Instant::now();
-                let Invocation { script, by_hash } = &invocation;
-                let reply: Vec<u64> = connection.eval(by_hash, &script.text).await?;
-                let (verdict, limit) = read(&reply, &limits)?;
-                let age = if verdict.admitted { connection.age(asked, verdict) } else { 0.0 };
-                Ok(Decision::new(limit, verdict, age))
-            };
-            link.within(deadline, ask).await.map_err(Error::from)
-        }))
+        let (link, deadline) = (self.link.clone(), Deadline::new(self.deadline));
+        if !self.link.is_cluster() || call.demands.iter().all(|it| it.key == call.demands[0].key) {
+            let question = Question::new(self, call);
+            return Answer::Pending(Box::pin(
+                async move { Ok(question.ask(&link, deadline).await?) },
+            ));
+        }
+        let mut questions = vec![];
+        for (place, first) in call.demands.iter().enumerate() {
+            if call.demands[..place].iter().all(|it| it.key != first.key) {
+                let same = call.demands.iter().filter(|it| it.key == first.key);
+                let demands: Vec<_> = same.copied().collect();
+                // Each server has decided at an instant of its own.
+                questions
+                    .push(Question::new(self, &Call { turn: 0.0, demands: &demands, ..*call }));
+            }
+        }
+        let takes = call.action == Action::Check;
+        Answer::Pending(Box::pin(
+            async move { Ok(ask_apart(&link, deadline, questions, takes).await?) },
+        ))
     }
 
     fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
@@ -188,7 +322,7 @@ impl Backend for RedisStore {
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key).arg(turns_key(&key));
-        let (link, deadline) = (self.link.clone(), self.deadline);
+        let (link, deadline) = (self.link.clone(), Deadline::new(self.deadline));
         Answer::Pending(Box::pin(async move { Ok(link.query(deadline, del).await?) }))
     }
 
@@ -234,12 +368,13 @@ impl Script {
 }
 
 /// A script with its keys and arguments.
-struct Invocation {
+struct Question {
     script: &'static Script,
     by_hash: Cmd,
+    limits: Vec<Policy>,
 }
 
-impl Invocation {
+impl Question {
     fn new(store: &RedisStore, call: &Call<'_>) -> Self {
         let script = Script::of(call.demands);
         let mut by_hash = redis::cmd("EVALSHA");
@@ -260,7 +395,70 @@ impl Invocation {
                 by_hash.arg(arg as u64);
             }
         }
-        Self { script, by_hash }
+        Self { script, by_hash, limits: call.demands.iter().map(Demand::policy).collect() }
+    }
+
+    /// To give back what was admitted at the instant `turn`.
+    fn refund(self, turn: f64) -> Self {
+        let action = 3 + 2 * self.limits.len();
+        let mut by_hash = Cmd::new();
+        for (place, arg) in self.by_hash.args_iter().enumerate() {
+            match arg {
+                _ if place == action => by_hash.arg(Action::Refund.name()),
+                _ if place == action + 1 => by_hash.arg(turn as u64),
+                redis::Arg::Simple(arg) => by_hash.arg(arg),
+                _ => unreachable!("only scans have a cursor"),
+            };
+        }
+        Self { by_hash, ..self }
+    }
+
+    async fn ask(&self, link: &Arc<Link>, deadline: Deadline) -> Result<Decision, StoreError> {
+        let ask = async |connection: &mut Connection| {
+            let asked = Instant::now();
+            let reply: Vec<u64> = connection.eval(&self.by_hash, &self.script.text).await?;
+            let (verdict, limit) = read(&reply, &self.limits)?;
+            let age = if verdict.admitted { connection.age(asked, verdict) } else { 0.0 };
+            Ok(Decision::new(limit, verdict, age))
+        };
+        link.within(deadline, ask).await
+    }
+}
+
+/// Asks about limits on keys in several slots, one after the other. If one denies what the ones before have
+/// taken, that is given back.
+async fn ask_apart(
+    link: &Arc<Link>,
+    deadline: Deadline,
+    questions: Vec<Question>,
+    takes: bool,
+) -> Result<Decision, StoreError> {
+    let mut binding: Option<Decision> = None;
+    let mut taken = vec![];
+    for question in questions {
+        let answer = question.ask(link, deadline).await;
+        match answer {
+            Ok(decision) if decision.is_allowed() => {
+                taken.push((question, decision.turn()));
+                if binding.is_none_or(|it| decision.remaining() < it.remaining()) {
+                    binding = Some(decision);
+                }
+            }
+            _ => {
+                if takes && !taken.is_empty() {
+                    tokio::spawn(give_back(link.clone(), deadline.again(), taken));
+                }
+                return answer;
+            }
+        }
+    }
+    Ok(binding.expect("a request has a limit"))
+}
+
+/// Without an answer it stays taken.
+async fn give_back(link: Arc<Link>, deadline: Deadline, taken: Vec<(Question, f64)>) {
+    for (question, turn) in taken {
+        let _ = question.refund(turn).ask(&link, deadline).await;
     }
 }
 
@@ -281,223 +479,4 @@ fn read(reply: &[u64], limits: &[Policy]) -> Result<(Verdict, Policy), RedisErro
         turn: turn as f64,
     };
     Ok((verdict, limit))
-}
-
-/// The connection to the server: made when it is first needed, and again when it breaks.
-struct Link {
-    client: Client,
-    current: Arc<Mutex<Option<Connection>>>,
-    /// Held while connecting, so that one attempt serves all; the last failure.
-    connecting: tokio::sync::Mutex<Option<(Instant, RedisError)>>,
-}
-
-#[derive(Clone)]
-struct Connection {
-    inner: MultiplexedConnection,
-    /// Where the connection was made.
-    runtime: Handle,
-    answers: Arc<Mutex<Answers>>,
-}
-
-/// What is known of a connection from its answers.
-struct Answers {
-    first: Instant,
-    last: Instant,
-    /// The least difference of our clock and the server's, in microseconds, in this period and the one
-    /// before: it is nearest to that without the way of an answer.
-    least: [f64; 2],
-    period: Instant,
-}
-
-impl Link {
-    fn new(url: &str) -> Result<Self, RedisError> {
-        let info = url.into_connection_info()?;
-        let mut settings = info.redis_settings().clone();
-        if !url.contains("protocol=") {
-            // With RESP3 a broken connection is noticed at once, not with the next request.
-            settings = settings.set_protocol(ProtocolVersion::RESP3);
-        }
-        let info = info
-            .set_redis_settings(settings)
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        Ok(Self {
-            client: Client::open(info)?,
-            current: Arc::default(),
-            connecting: tokio::sync::Mutex::default(),
-        })
-    }
-
-    async fn query<T: FromRedisValue>(
-        &self,
-        deadline: Duration,
-        cmd: Cmd,
-    ) -> Result<T, StoreError> {
-        self.within(deadline, async |connection| connection.query(&cmd).await).await
-    }
-
-    /// Asks over the connection, and fails at the deadline.
-    async fn within<T>(
-        &self,
-        deadline: Duration,
-        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
-        let mut used = None;
-        let answer = async {
-            let connection = used.insert(self.connection().await?);
-            ask(connection).await
-        };
-        match timeout(deadline, answer).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => {
-                if let Some(connection) = used.filter(|_| is_of_the_connection(&error)) {
-                    self.give_up(&connection);
-                }
-                Err(StoreError::unavailable(error))
-            }
-            Err(_) => {
-                let silence = deadline.max(LONGEST_SILENCE);
-                if let Some(connection) = used.filter(|it| it.silence() >= silence) {
-                    self.give_up(&connection);
-                }
-                Err(StoreError::timeout(deadline))
-            }
-        }
-    }
-
-    async fn connection(&self) -> Result<Connection, RedisError> {
-        if let Some(connection) = &*lock(&self.current) {
-            return Ok(connection.clone());
-        }
-        let mut failure = self.connecting.lock().await;
-        if let Some(connection) = &*lock(&self.current) {
-            return Ok(connection.clone());
-        }
-        if let Some((_, error)) = failure.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER) {
-            return Err(error.clone());
-        }
-        // A task of its own, so that it goes on if this request's deadline passes.
-        let attempt = tokio::spawn(connect(self.client.clone(), self.current.clone()));
-        let result = attempt.await.unwrap_or_else(|_| {
-            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
-        });
-        *failure = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
-        result
-    }
-
-    fn runtime(&self) -> Option<Handle> {
-        lock(&self.current).as_ref().map(|connection| connection.runtime.clone())
-    }
-
-    fn give_up(&self, connection: &Connection) {
-        lock(&self.current).take_if(|current| current.is(connection));
-    }
-}
-
-async fn connect(
-    client: Client,
-    current: Arc<Mutex<Option<Connection>>>,
-) -> Result<Connection, RedisError> {
-    let slot = Arc::downgrade(&current);
-    let answers = Arc::new(Mutex::new(Answers::new()));
-    let broken = Arc::downgrade(&answers);
-    // The decisions have a deadline of their own.
-    let config = AsyncConnectionConfig::new()
-        .set_response_timeout(None)
-        .set_connection_timeout(Some(CONNECT_TIMEOUT));
-    let config = match client.get_connection_info().redis_settings().protocol() {
-        ProtocolVersion::RESP3 => config.set_push_sender(move |push: PushInfo| {
-            if push.kind == PushKind::Disconnection
-                && let Some(slot) = slot.upgrade()
-            {
-                lock(&slot).take_if(|it| Arc::as_ptr(&it.answers) == broken.as_ptr());
-            }
-            Ok::<(), SendError>(())
-        }),
-        _ => config,
-    };
-    let inner = client.get_multiplexed_async_connection_with_config(&config).await?;
-    let mut connection = Connection { inner, runtime: Handle::current(), answers };
-    // While nothing else is on the way, so that the clocks are compared well.
-    let asked = Instant::now();
-    let time = redis::cmd("TIME");
-    if let Ok(time) = timeout(CONNECT_TIMEOUT, connection.query(&time)).await {
-        let (seconds, micros): (f64, f64) = time?;
-        lock(&connection.answers).age(asked, seconds * 1e6 + micros);
-    }
-    *lock(&current) = Some(connection.clone());
-    Ok(connection)
-}
-
-/// Whether an error means that the connection is of no use, and not that the server refused a command.
-fn is_of_the_connection(error: &RedisError) -> bool {
-    error.is_io_error()
-        || error.is_unrecoverable_error()
-        // After a failover the server may have become a replica.
-        || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
-}
-
-impl Connection {
-    async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Result<T, RedisError> {
-        let answer = cmd.query_async(&mut self.inner).await;
-        lock(&self.answers).last = Instant::now();
-        answer
-    }
-
-    /// Runs a script by its hash, and with its text if the server does not know it yet: that is not run
-    /// twice, and the server knows it from then on.
-    async fn eval<T: FromRedisValue>(
-        &mut self,
-        by_hash: &Cmd,
-        text: &str,
-    ) -> Result<T, RedisError> {
-        match self.query(by_hash).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let mut by_text = redis::cmd("EVAL");
-                by_text.arg(text);
-                for arg in by_hash.args_iter().skip(2) {
-                    if let redis::Arg::Simple(arg) = arg {
-                        by_text.arg(arg);
-                    }
-                }
-                self.query(&by_text).await
-            }
-            reply => reply,
-        }
-    }
-
-    /// How long ago the server decided, in microseconds. It makes those whose answers have different ways
-    /// go on in the order of their turns.
-    fn age(&self, asked: Instant, verdict: Verdict) -> f64 {
-        lock(&self.answers).age(asked, verdict.turn - verdict.wait)
-    }
-
-    fn silence(&self) -> Duration {
-        lock(&self.answers).last.elapsed()
-    }
-
-    fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.answers, &other.answers)
-    }
-}
-
-impl Answers {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self { first: now, last: now, least: [f64::INFINITY; 2], period: now }
-    }
-
-    /// How long ago the server decided, at an instant of its clock.
-    fn age(&mut self, asked: Instant, decided: f64) -> f64 {
-        let now = Instant::now();
-        let periods = (now - self.period).as_nanos() / PERIOD.as_nanos();
-        if periods > 0 {
-            self.least = [f64::INFINITY, if periods == 1 { self.least[0] } else { f64::INFINITY }];
-            self.period = now;
-        }
-        let difference = (now - self.first).as_micros() as f64 - decided;
-        self.least[0] = self.least[0].min(difference);
-        // It was not before the question, whatever the server's clock does.
-        let most = (now - asked).as_micros() as f64;
-        (difference - self.least[0].min(self.least[1])).min(most)
-    }
 }

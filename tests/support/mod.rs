@@ -13,6 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use axum::body::Body;
@@ -20,7 +21,9 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use sfv::{BareItem, ListEntry, Parser};
 use tower::{Service, service_fn};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore};
+
+use self::server::RedisServer;
 
 pub const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::FixedWindow,
@@ -32,6 +35,12 @@ pub const ALGORITHMS: [Algorithm; 5] = [
 
 pub fn in_memory(quota: Quota) -> Limiter {
     Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+}
+
+/// A store with a deadline that a busy machine keeps, too.
+pub async fn redis_store(server: &RedisServer) -> RedisStore {
+    let store = RedisStore::connect(&server.url()).await.expect("the server runs");
+    store.deadline(Duration::from_secs(30))
 }
 
 /// A service that counts its calls.

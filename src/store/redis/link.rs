@@ -1,0 +1,208 @@
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use redis::{Cmd, ErrorKind, FromRedisValue, RedisError};
+use tokio::{
+    runtime::Handle,
+    time::{sleep, timeout},
+};
+
+use super::{
+    breaker::{Breaker, Health},
+    connection::{Connection, connect, is_answer, is_of_the_connection},
+    server::Server,
+};
+use crate::{error::StoreError, store::lock};
+
+/// After a failed attempt to connect, its error is the answer for so long.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// A connection that is open, but gives nobody an answer for so long, is given up.
+const LONGEST_SILENCE: Duration = Duration::from_secs(1);
+/// The pause between two questions whether Redis is back.
+const PROBE_EVERY: Duration = Duration::from_millis(100);
+
+/// The connections to the server, and whether it answers.
+pub(super) struct Link {
+    server: Arc<Server>,
+    slots: Box<[Slot]>,
+    /// The number of questions, which go round the slots.
+    asked: AtomicUsize,
+    breaker: Arc<Breaker>,
+}
+
+/// A connection: made when it is first needed, and again when it breaks.
+#[derive(Default)]
+struct Slot {
+    current: Arc<Mutex<Option<Connection>>>,
+    /// Held while connecting, so that one attempt serves all; the last failure.
+    connecting: tokio::sync::Mutex<Option<(Instant, RedisError)>>,
+}
+
+/// Within which time a question is answered.
+#[derive(Clone, Copy)]
+pub(super) struct Deadline {
+    from: Instant,
+    within: Duration,
+}
+
+impl Deadline {
+    /// Counts from now.
+    pub(super) fn new(within: Duration) -> Self {
+        Self { from: Instant::now(), within }
+    }
+
+    pub(super) fn again(self) -> Self {
+        Self::new(self.within)
+    }
+}
+
+impl Link {
+    pub(super) fn new(server: Server) -> Self {
+        Self::with_server(Arc::new(server), 1)
+    }
+
+    /// The same server over so many connections.
+    pub(super) fn with_connections(&self, connections: usize) -> Self {
+        Self::with_server(self.server.clone(), connections)
+    }
+
+    fn with_server(server: Arc<Server>, connections: usize) -> Self {
+        let slots = (0..connections).map(|_| Slot::default()).collect();
+        Self { server, slots, asked: AtomicUsize::new(0), breaker: Arc::new(Breaker::new()) }
+    }
+
+    /// Whether keys are in different places.
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(*self.server, Server::Cluster(_))
+    }
+
+    pub(super) fn health(&self) -> Health {
+        self.breaker.health()
+    }
+
+    /// Where a connection was made.
+    pub(super) fn runtime(&self) -> Option<Handle> {
+        self.slots.iter().find_map(|slot| Some(lock(&slot.current).as_ref()?.runtime().clone()))
+    }
+
+    pub(super) async fn query<T: FromRedisValue>(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        cmd: Cmd,
+    ) -> Result<T, StoreError> {
+        self.within(deadline, async |connection| connection.query(&cmd).await).await
+    }
+
+    /// Asks over a connection, and fails at the deadline, or at once if Redis is not available.
+    pub(super) async fn within<T>(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
+    ) -> Result<T, StoreError> {
+        if self.breaker.is_open() {
+            self.breaker.skipped();
+            self.probe(deadline.within);
+            return Err(StoreError::away());
+        }
+        self.ask(deadline, ask).await
+    }
+
+    async fn ask<T>(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
+    ) -> Result<T, StoreError> {
+        let slot = &self.slots[self.asked.fetch_add(1, Relaxed) % self.slots.len()];
+        let mut used = None;
+        let answer = async {
+            let connection = used.insert(self.connection(slot).await?);
+            ask(connection).await
+        };
+        let left = deadline.within.saturating_sub(deadline.from.elapsed());
+        let (error, is_timeout) = match timeout(left, answer).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => {
+                let is_answer = used.is_some() && is_answer(&error);
+                if let Some(connection) = used.filter(|_| is_of_the_connection(&error)) {
+                    slot.give_up(&connection);
+                }
+                if is_answer {
+                    return Err(StoreError::unavailable(error));
+                }
+                (StoreError::unavailable(error), false)
+            }
+            Err(_) => {
+                let silence = deadline.within.max(LONGEST_SILENCE);
+                if let Some(connection) = used.filter(|it| it.silence() >= silence) {
+                    slot.give_up(&connection);
+                }
+                (StoreError::timeout(deadline.within), true)
+            }
+        };
+        if self.breaker.failed(deadline.from, deadline.within, is_timeout) {
+            self.probe(deadline.within);
+        }
+        Err(error)
+    }
+
+    async fn connection(&self, slot: &Slot) -> Result<Connection, RedisError> {
+        if let Some(connection) = &*lock(&slot.current) {
+            return Ok(connection.clone());
+        }
+        let mut failure = slot.connecting.lock().await;
+        if let Some(connection) = &*lock(&slot.current) {
+            return Ok(connection.clone());
+        }
+        if let Some((_, error)) = failure.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER) {
+            return Err(error.clone());
+        }
+        // A task of its own, so that it goes on if this request's deadline passes.
+        let (server, breaker) = (self.server.clone(), self.breaker.clone());
+        let attempt = tokio::spawn(connect(server, breaker, slot.current.clone()));
+        let result = attempt.await.unwrap_or_else(|_| {
+            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
+        });
+        *failure = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
+        result
+    }
+
+    /// Asks until Redis answers, if nobody does so already, and somebody could want to know.
+    fn probe(self: &Arc<Self>, within: Duration) {
+        /// Also when its runtime ends meanwhile.
+        struct Probe(Arc<Link>);
+
+        impl Drop for Probe {
+            fn drop(&mut self) {
+                self.0.breaker.end_probe();
+            }
+        }
+
+        if !self.breaker.begin_probe() {
+            return;
+        }
+        let probe = Probe(self.clone());
+        tokio::spawn(async move {
+            let link = &probe.0;
+            while link.breaker.is_open() && Arc::strong_count(link) > 1 {
+                // Of any key, so that it is asked now of this node of a cluster, and now of that.
+                let mut get = redis::cmd("GET");
+                get.arg(format!("ratelimit:probe:{}", RandomState::new().hash_one(())));
+                let ask = async |connection: &mut Connection| connection.query::<()>(&get).await;
+                let _ = link.ask(Deadline::new(within), ask).await;
+                sleep(PROBE_EVERY).await;
+            }
+        });
+    }
+}
+
+impl Slot {
+    fn give_up(&self, connection: &Connection) {
+        lock(&self.current).take_if(|current| current.is(connection));
+    }
+}

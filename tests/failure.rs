@@ -1,0 +1,294 @@
+//! What a layer does with requests when the store gives no answer.
+
+mod support;
+
+use std::{
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
+
+use axum::{Extension, Router, body::Body, routing::get};
+use http::{Response, StatusCode};
+use support::{counting, field, item, items, json, server::RedisServer};
+use tonic_types::StatusExt;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Algorithm, Charge, Decision, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
+    RedisStore, ResponseBody, Source, key, redisson,
+};
+
+/// A store over a server that is not there.
+fn away() -> RedisStore {
+    RedisStore::lazy("unix:///nobody/is/here").unwrap()
+}
+
+fn hundred_per_hour(store: RedisStore) -> Limiter {
+    Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(100).burst(8))
+}
+
+async fn send(layer: &RateLimitLayer, headers: &[(&str, &str)]) -> Response<ResponseBody<Body>> {
+    let service = layer.layer(counting(&Arc::new(AtomicUsize::new(0))));
+    service.oneshot(support::get(headers)).await.unwrap()
+}
+
+fn decision<B>(response: &Response<B>) -> Decision {
+    *response.extensions().get().unwrap()
+}
+
+#[tokio::test]
+async fn closed_is_the_default_and_refuses() {
+    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
+    for layer in [layer.clone(), layer.on_failure(FailurePolicy::Closed)] {
+        let response = send(&layer, &[]).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(field(&response, "retry-after"), ["1"]);
+        assert!(field(&response, "ratelimit").is_empty());
+        assert_eq!(json(response).await["status"], 503);
+
+        let response = send(&layer.clone().headers([]), &[]).await;
+        assert!(field(&response, "retry-after").is_empty());
+    }
+}
+
+#[tokio::test]
+async fn closed_tells_grpc_when_to_come_back() {
+    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
+    let response = send(&layer, &[("content-type", "application/grpc")]).await;
+    assert_eq!(field(&response, "grpc-retry-pushback-ms"), ["1000"]);
+    let status = tonic::Status::from_header_map(response.headers()).unwrap();
+    assert_eq!(status.code(), tonic::Code::Unavailable);
+    let retry = status.get_details_retry_info().unwrap();
+    assert_eq!(retry.retry_delay, Some(Duration::from_secs(1)));
+}
+
+#[tokio::test]
+async fn open_lets_all_through_and_says_so() {
+    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
+        .on_failure(FailurePolicy::Open)
+        .charge_when(|_| false)
+        .charge_handle(true);
+    let handler = async |Extension(decision): Extension<Decision>,
+                         Extension(charge): Extension<Charge>| {
+        assert!(charge.is_exempt());
+        format!("{:?}", decision.source())
+    };
+    let app: Router = Router::new().route("/", get(handler)).layer(layer);
+    for _ in 0..200 {
+        let response = app.clone().oneshot(support::get(&[])).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(field(&response, "ratelimit").is_empty(), "nobody knows what remains");
+        assert!(field(&response, "ratelimit-policy").is_empty());
+        let told = decision(&response);
+        assert_eq!((told.source(), told.is_allowed(), told.remaining()), (Source::Open, true, 0));
+        assert_eq!((told.limiter(), told.quota().limit()), ("default", 100));
+        let body = axum::body::to_bytes(response.into_body(), 100).await.unwrap();
+        assert_eq!(body, "Open");
+    }
+}
+
+#[tokio::test]
+async fn local_keeps_to_its_share_of_the_quota() {
+    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Header::new("x-user"))
+        .on_failure(FailurePolicy::Local { share: 0.25 });
+    for user in ["alice", "bob"] {
+        for remaining in [1, 0] {
+            let response = send(&layer, &[("x-user", user)]).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            assert_eq!(decision(&response).source(), Source::Local);
+            assert_eq!(decision(&response).remaining(), remaining);
+            assert_eq!(
+                items(&response, "ratelimit-policy"),
+                [item("default", &[("q", 25), ("w", 3600)])]
+            );
+        }
+        let response = send(&layer, &[("x-user", user)]).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(field(&response, "retry-after"), ["144"]);
+        assert_eq!(decision(&response).source(), Source::Local);
+    }
+    // All that are applied share one count.
+    let response = send(&layer.clone(), &[("x-user", "alice")]).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_share_holds_for_every_algorithm() {
+    for algorithm in support::ALGORITHMS {
+        let limiter = Limiter::new(away(), algorithm, Quota::per_hour(30));
+        let layer = RateLimitLayer::new(limiter, key::Global)
+            .max_wait(Duration::ZERO)
+            .on_failure(FailurePolicy::Local { share: 1.0 / 3.0 });
+        let mut admitted = 0;
+        for _ in 0..40 {
+            admitted += usize::from(send(&layer, &[]).await.status() == StatusCode::OK);
+        }
+        let expected = if algorithm == Algorithm::LeakyBucket { 1 } else { 10 };
+        assert_eq!(admitted, expected, "{algorithm}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn less_than_one_request_per_window_is_one_in_a_longer_window() {
+    let limiter = Limiter::new(away(), Algorithm::SlidingLog, Quota::per_second(2));
+    let layer =
+        RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::Local { share: 0.05 });
+    assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
+    let response = send(&layer, &[]).await;
+    assert_eq!(field(&response, "retry-after"), ["10"]);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_cost_that_only_the_share_can_never_grant_is_a_failure_of_the_store() {
+    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
+        .on_failure(FailurePolicy::Local { share: 0.25 });
+    let response = send(&layer.clone().cost(|_| 8), &[]).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let response = send(&layer.cost(|_| 9), &[]).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "Redis could not either");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_wait_for_their_turns_in_the_share_too() {
+    let quota = Quota::per_second(20).burst(1);
+    let limiter = Limiter::new(away(), Algorithm::token_bucket(), quota);
+    let layer = RateLimitLayer::new(limiter, key::Global)
+        .max_wait(Duration::from_secs(1))
+        .on_failure(FailurePolicy::Local { share: 0.5 });
+    let start = tokio::time::Instant::now();
+    for turn in 0..5 {
+        assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
+        assert_eq!(start.elapsed().as_millis() / 100, turn);
+    }
+}
+
+#[tokio::test]
+async fn several_limits_are_held_together_in_the_share() {
+    let store = away();
+    let limiter = |name, quota| {
+        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(quota))
+    };
+    let (user, all) = (limiter("user", 20), limiter("all", 6));
+    let rule = move |head: &http::request::Parts| {
+        let name = head.headers["x-user"].to_str().unwrap();
+        Charge::new(&user, name).and(Charge::new(&all, "everybody"))
+    };
+    let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.5 });
+    for user in ["alice", "bob", "carol"] {
+        assert_eq!(send(&layer, &[("x-user", user)]).await.status(), StatusCode::OK);
+    }
+    let denied = send(&layer, &[("x-user", "dave")]).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(decision(&denied).limiter(), "all");
+}
+
+#[tokio::test]
+async fn limiters_of_one_name_over_two_stores_stay_apart() {
+    let limiters = [away(), away()].map(hundred_per_hour);
+    let rule = move |head: &http::request::Parts| {
+        let place = usize::from(head.headers.contains_key("x-second"));
+        Charge::new(&limiters[place], "alice").cost(2)
+    };
+    let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.25 });
+    for headers in [&[][..], &[("x-second", "")]] {
+        assert_eq!(send(&layer, headers).await.status(), StatusCode::OK);
+        assert_eq!(send(&layer, headers).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn what_was_charged_locally_is_given_back_locally() {
+    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
+        .on_failure(FailurePolicy::Local { share: 0.25 })
+        .charge_when(|_| false);
+    for _ in 0..20 {
+        assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn the_share_of_a_limiter_that_redisson_shares_is_not_known() {
+    let limiter = redisson::RateLimiter::new(away(), "LIMITER_NAME");
+    let layer = RateLimitLayer::new(limiter, key::Global);
+    let local = layer.clone().on_failure(FailurePolicy::Local { share: 1.0 });
+    assert_eq!(send(&local, &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let open = layer.on_failure(FailurePolicy::Open);
+    assert_eq!(send(&open, &[]).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_policy_is_about_the_store_alone() {
+    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
+    let layer = RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::Open);
+    let response = send(&layer, &[]).await;
+    assert_eq!(decision(&response).source(), Source::Store);
+    assert_eq!(send(&layer, &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let dear = layer.clone().cost(|_| 2);
+    assert_eq!(send(&dear, &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
+
+    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
+    let nameless = RateLimitLayer::new(limiter, key::Header::new("x-api-key"));
+    let response = send(&nameless.on_failure(FailurePolicy::Open), &[]).await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_memory_store_that_is_full_is_store_trouble_too() {
+    let limiter = |store| Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let layer = RateLimitLayer::new(limiter(MemoryStore::with_max_keys(1)), key::Header::new("x"));
+    assert_eq!(send(&layer, &[("x", "1")]).await.status(), StatusCode::OK);
+    for (policy, status) in [
+        (FailurePolicy::Closed, StatusCode::SERVICE_UNAVAILABLE),
+        (FailurePolicy::Open, StatusCode::OK),
+        (FailurePolicy::Local { share: 1.0 }, StatusCode::SERVICE_UNAVAILABLE),
+    ] {
+        let layer = layer.clone().on_failure(policy);
+        assert_eq!(send(&layer, &[("x", "2")]).await.status(), status, "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_dry_run_lets_through_what_the_policy_refuses() {
+    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global).dry_run(true);
+    assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn local_hands_back_when_redis_returns() {
+    let mut server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let layer = RateLimitLayer::new(hundred_per_hour(store.clone()), key::Global)
+        .on_failure(FailurePolicy::Local { share: 0.5 });
+    let source = async || decision(&send(&layer, &[]).await).source();
+    assert_eq!(source().await, Source::Store);
+    server.kill();
+    for _ in 0..20 {
+        assert_eq!(source().await, Source::Local);
+    }
+    server.restart();
+    while source().await == Source::Local {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(store.health().is_available);
+}
+
+#[tokio::test]
+async fn requests_of_any_kind_have_a_policy() {
+    let refusal = |_, _: &String| String::from("refused");
+    let limiter = hundred_per_hour(away());
+    let layer = RateLimitLayer::custom(limiter, |name: &String| name.clone(), refusal);
+    let shout = service_fn(async |name: String| Ok::<_, std::io::Error>(name.to_uppercase()));
+    let ask = async |layer: &RateLimitLayer<_>| {
+        layer.layer(shout).oneshot(String::from("ada")).await.unwrap()
+    };
+    assert_eq!(ask(&layer).await, "refused");
+    assert_eq!(ask(&layer.on_failure(FailurePolicy::Open)).await, "ADA");
+}
+
+#[test]
+#[should_panic = "a share is above 0 and at most 1, not 0"]
+fn a_share_of_nothing_is_refused() {
+    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
+    let _ = layer.on_failure(FailurePolicy::Local { share: 0.0 });
+}
