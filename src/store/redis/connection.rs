@@ -71,7 +71,9 @@ pub(super) async fn connect(
 
 /// Whether the server has answered, if with an error.
 pub(super) fn is_answer(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::UnexpectedReturnType)
+    // An extension is an error of a kind that the client has no name for.
+    let kind = error.kind();
+    matches!(kind, ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::UnexpectedReturnType)
 }
 
 /// Whether an error means that the connection is of no use, and not that the server refused a command.
@@ -126,6 +128,10 @@ impl Connection {
         } else {
             0.0
         }
+    }
+
+    pub(super) fn lifetime(&self) -> Duration {
+        lock(&self.answers).first.elapsed()
     }
 
     pub(super) fn silence(&self) -> Duration {
