@@ -10,6 +10,7 @@ use std::{
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError};
 use tokio::{
     runtime::Handle,
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 
@@ -42,8 +43,17 @@ pub(super) struct Link {
 #[derive(Default)]
 struct Slot {
     current: Arc<Mutex<Option<Connection>>>,
-    /// Held while connecting, so that one attempt serves all; the last failure.
-    connecting: tokio::sync::Mutex<Option<(Instant, RedisError)>>,
+    /// Held while connecting, so that one attempt serves all.
+    attempt: tokio::sync::Mutex<Attempt>,
+}
+
+#[derive(Default)]
+enum Attempt {
+    #[default]
+    None,
+    /// A task of its own, so that it goes on if the deadline of who waits for it passes.
+    Running(JoinHandle<Result<Connection, RedisError>>),
+    Failed(Instant, RedisError),
 }
 
 /// Within which time a question is answered.
@@ -160,20 +170,28 @@ impl Link {
         if let Some(connection) = &*lock(&slot.current) {
             return Ok(connection.clone());
         }
-        let mut failure = slot.connecting.lock().await;
+        let attempt = &mut *slot.attempt.lock().await;
         if let Some(connection) = &*lock(&slot.current) {
             return Ok(connection.clone());
         }
-        if let Some((_, error)) = failure.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER) {
-            return Err(error.clone());
-        }
-        // A task of its own, so that it goes on if this request's deadline passes.
-        let (server, breaker) = (self.server.clone(), self.breaker.clone());
-        let attempt = tokio::spawn(connect(server, breaker, slot.current.clone()));
-        let result = attempt.await.unwrap_or_else(|_| {
+        let task = match attempt {
+            Attempt::Failed(at, error) if at.elapsed() < RETRY_AFTER => return Err(error.clone()),
+            Attempt::Running(task) => task,
+            _ => {
+                let (server, breaker) = (self.server.clone(), self.breaker.clone());
+                let task = tokio::spawn(connect(server, breaker, slot.current.clone()));
+                *attempt = Attempt::Running(task);
+                let Attempt::Running(task) = attempt else { unreachable!() };
+                task
+            }
+        };
+        let result = task.await.unwrap_or_else(|_| {
             Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
         });
-        *failure = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
+        *attempt = match &result {
+            Ok(_) => Attempt::None,
+            Err(error) => Attempt::Failed(Instant::now(), error.clone()),
+        };
         result
     }
 
