@@ -36,8 +36,8 @@ pub enum Error {
     /// The limits of one charge are in different stores, which cannot decide together, or one of several is
     /// shared by Redisson.
     DifferentStores,
-    /// The limiter that Redisson shares has no rate, or its rate is gone: call
-    /// `redisson::RateLimiter::try_set_rate`.
+    /// The limiter that Redisson shares has no rate, its rate is gone, or what is there is none, such as a fraction:
+    /// call `redisson::RateLimiter::try_set_rate`.
     #[non_exhaustive]
     NoRate {
         /// The name of the limiter.
@@ -74,7 +74,8 @@ impl fmt::Display for Error {
             Self::NoRate { name } => {
                 write!(
                     f,
-                    "the rate limiter {name:?} has no rate in Redis: set one with try_set_rate"
+                    "the rate limiter {name:?} has no rate in Redis, or none that can be read: set one with \
+                     try_set_rate"
                 )
             }
             Self::Unsupported => f.write_str("a limiter that Redisson shares cannot do that"),

@@ -141,7 +141,7 @@ use std::{
 
 use self::{
     keys::{Keys, process_id},
-    script::{AGAIN, AVAILABLE_PERMITS, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
+    script::{AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
 };
 use crate::{
     error::{ConfigError, Error},
@@ -363,7 +363,8 @@ impl RateLimiter {
         Ok(set == 1)
     }
 
-    /// The rate, or `None` if none is set.
+    /// The rate, or `None` if none is set, or what is set is none: it and the interval are whole numbers in decimal
+    /// digits, and the type is 0 or 1.
     ///
     /// # Errors
     ///
@@ -373,21 +374,13 @@ impl RateLimiter {
     ///
     /// The future can be dropped at any time.
     pub async fn config(&self) -> Result<Option<RateLimiterConfig>, Error> {
-        let mut command = redis::cmd("HMGET");
-        command.arg(self.name()).arg(&["rate", "interval", "type", "keepAliveTime"]);
-        let fields: [Option<String>; 4] = self.store.run(command, "").await?;
-        let [rate, interval, rate_type, keep_alive] = &fields;
-        let number = |field: &Option<String>| field.as_deref()?.parse::<u64>().ok();
-        let (Some(rate), Some(interval), Some(rate_type)) =
-            (number(rate), number(interval), rate_type)
-        else {
-            return Ok(None);
-        };
-        Ok(Some(RateLimiterConfig {
-            rate_type: if rate_type == "1" { RateType::PerClient } else { RateType::Overall },
+        let (status, rate, interval, per_client, keep_alive): (i64, u64, u64, bool, u64) =
+            self.run(&CONFIG, &[b""]).await?;
+        Ok((status == DONE).then(|| RateLimiterConfig {
+            rate_type: if per_client { RateType::PerClient } else { RateType::Overall },
             rate,
             interval: Duration::from_millis(interval),
-            keep_alive: number(keep_alive).filter(|ms| *ms > 0).map(Duration::from_millis),
+            keep_alive: (keep_alive > 0).then(|| Duration::from_millis(keep_alive)),
         }))
     }
 

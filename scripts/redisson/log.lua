@@ -24,16 +24,19 @@ local now, now_ceil = math.floor(now_us / 1000), math.ceil(now_us / 1000)
 local rate, interval, keep_alive, per_client
 local left_key, log, tally_key
 
--- Returns whether there is a rate.
+local function whole(text, most)
+  return text and string.find(text, '^%d+$') and math.min(tonumber(text), most) or nil
+end
+
+-- Returns whether there is a rate: it and the interval are whole numbers, whoever wrote them.
 local function open()
   local config = redis.call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime')
-  rate = math.min(math.floor(tonumber(config[1]) or 0), EXACT)
-  interval = math.min(math.floor(tonumber(config[2]) or 0), CENTURY)
-  keep_alive = math.min(tonumber(config[4]) or 0, CENTURY)
+  rate, interval = whole(config[1], EXACT), whole(config[2], CENTURY)
+  keep_alive = whole(config[4], CENTURY) or 0
   per_client = config[3] == '1'
   local i = per_client and 1 or 0
   left_key, log, tally_key = KEYS[2 + i], KEYS[4 + i], KEYS[6 + i]
-  return config[1] and config[2] and config[3] and interval > 0
+  return rate and interval and interval > 0 and (per_client or config[3] == '0')
 end
 
 local function permits_in(entry)
@@ -55,7 +58,7 @@ end
 -- What is in the log: how many entries, how many of them have expired, the time of the newest.
 local size, expired, newest
 local tally
--- What is left, as the key says, and as text.
+-- What is left, as the key says, if it is a whole number, and as text.
 local left, left_text
 -- Whether there is something to store.
 local changed = false
@@ -113,7 +116,8 @@ end
 
 local function look(writes)
   left_text = redis.call('GET', left_key)
-  left = tonumber(left_text)
+  left = left_text and tonumber(string.match(left_text, '^-?%d+$'))
+  left = left and math.max(left, -EXACT)
   size = redis.call('ZCARD', log)
   if size == 0 and writes and left and left < rate then -- the log was lost: all that is used counts from now
     newest, size, changed = now_ceil, 1, true

@@ -5,7 +5,7 @@ use redis::{Connection, FromRedisValue};
 
 use super::super::{
     keys::Keys,
-    script::{ACQUIRE, AGAIN, AVAILABLE_PERMITS, DONE, EXPIRE, RELEASE, SET_RATE, Script},
+    script::{ACQUIRE, AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, RELEASE, SET_RATE, Script},
 };
 
 #[path = "../../../tests/support/server.rs"]
@@ -310,6 +310,13 @@ impl World {
 
     pub(super) fn available(&mut self) -> u64 {
         self.ask(&AVAILABLE_PERMITS, &[]).1
+    }
+
+    /// Rate, interval, whether it is per client, and how long it is kept alive.
+    pub(super) fn config(&mut self) -> Option<[u64; 4]> {
+        self.steps = 0;
+        let reply: [i64; 5] = self.run(&CONFIG, &[b""]);
+        (reply[0] == DONE).then(|| [1, 2, 3, 4].map(|i| reply[i] as u64))
     }
 
     pub(super) fn set(&mut self, mode: &str, rate: u64, interval: u64, rate_type: u8) -> bool {
