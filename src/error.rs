@@ -45,7 +45,7 @@ pub enum Error {
     },
     /// A limiter that Redisson shares can be checked, waited for and refunded, and nothing else.
     Unsupported,
-    /// The rate cannot be set like that. Nothing was changed.
+    /// A rate that cannot be, or a name that a limiter cannot have. Nothing was changed.
     Config(ConfigError),
     /// The store gave no answer.
     Store(StoreError),
@@ -79,7 +79,7 @@ impl fmt::Display for Error {
                 )
             }
             Self::Unsupported => f.write_str("a limiter that Redisson shares cannot do that"),
-            Self::Config(_) => f.write_str("the rate cannot be set"),
+            Self::Config(_) => f.write_str("the rate limiter cannot be set up like that"),
             Self::Store(_) => f.write_str("the store of the rate limiter gave no answer"),
         }
     }

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use support::{counting, field, get, server::RedisServer};
+use support::{counting, field, get, json, server::RedisServer};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, Quota, RateLimitLayer, RedisStore, ResponseBody, key,
@@ -116,6 +116,8 @@ async fn without_a_rate_the_service_is_set_up_wrong() {
     let limiter = RateLimiter::new(store(&server).await, "api:{key}");
     let response = send(&by_name(&limiter), get(&[("name", "ada")])).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let problem = json(response).await.to_string();
+    assert!(problem.contains("has no rate") && !problem.contains("api:"), "{problem}");
     assert_eq!(redis::<i64>(&server, &["DBSIZE"]), 0);
 }
 
