@@ -116,8 +116,9 @@
 //! limiter's keys, but of those per client only about this client's; an acquire gives the other keys the time to live of
 //! the hash; and a limiter with a [`keep_alive`](RateLimiter::keep_alive) time expires when nobody asks it for
 //! so long, the denied included. Without one of these, `{name}:value` and `{name}:permits` stay, as Java's entries in
-//! them would expire early otherwise. The keys of one client expire an interval after its last acquire, so that
-//! those of processes that are gone do not pile up.
+//! them would expire early otherwise. The keys of one client expire an interval after its last acquire at the latest,
+//! so that those of processes that are gone do not pile up: an interval that is made longer is too late for what they
+//! count by then, unless that client acquires again.
 //!
 //! # Permissions
 //!
@@ -433,7 +434,8 @@ impl RateLimiter {
     }
 
     /// Lets all keys of the limiter expire after `time`, in whole milliseconds, rounded up. Returns whether there was
-    /// one. Of the keys per client, it is about this client's. A time of zero deletes them.
+    /// one. Of the keys per client, it is about this client's, which expire an interval after now at the latest. A time of
+    /// zero deletes them.
     ///
     /// # Errors
     ///

@@ -259,16 +259,18 @@ local function expire_in(ms)
   end
 end
 
--- The keys live as long as the limiter, and those of one client, which may be gone, as long as they count.
+-- The keys live as long as the limiter, and those of one client, which may be gone, only as long as they count.
 local function extend()
   local ms = redis.call('PTTL', KEYS[1])
   if keep_alive > 0 then
-    redis.call('PEXPIRE', KEYS[1], math.max(keep_alive, interval))
-    expire_in(math.max(keep_alive, interval))
-  elseif ms > 0 then
+    ms = math.max(keep_alive, interval)
+    redis.call('PEXPIRE', KEYS[1], ms)
+  end
+  if per_client then
+    ms = math.min(ms > 0 and ms or CENTURY, interval + 1)
+  end
+  if ms > 0 then
     expire_in(ms)
-  elseif per_client then
-    expire_in(interval + 1)
   else
     redis.call('PERSIST', log)
   end
