@@ -250,7 +250,7 @@ impl World {
         eval.arg(self.now).query(&mut self.connection).ok()
     }
 
-    fn run<T: FromRedisValue>(&mut self, script: &Script, args: &[&[u8]]) -> T {
+    pub(super) fn run<T: FromRedisValue>(&mut self, script: &Script, args: &[&[u8]]) -> T {
         self.steps += 1;
         assert!(self.steps < 1_000, "it goes on for ever");
         let mut text = script.text.to_owned();
