@@ -108,7 +108,8 @@
 //!
 //! Beside a log of more than 32 entries, and where a clock is ahead by more than two intervals, there is a key of our
 //! own, `{name}:tally`, which makes a decision as fast as with a short log. It expires by itself, and it does no harm if
-//! it is lost, or if Java changes or deletes what it is about.
+//! it is lost, or if Java changes or deletes what it is about. The hash of a limiter that was lent the rate of a
+//! [template](RateLimiter::for_key) has a field of our own, `template`, which Java does not look at.
 //!
 //! # Expiry
 //!
@@ -117,12 +118,12 @@
 //! the hash; and a limiter with a [`keep_alive`](RateLimiter::keep_alive) time expires when nobody asks it for
 //! so long, the denied included. Without one of these, `{name}:value` and `{name}:permits` stay, as Java's entries in
 //! them would expire early otherwise. The keys of one client expire an interval after its last acquire at the latest,
-//! so that those of processes that are gone do not pile up: an interval that is made longer is too late for what they
-//! count by then, unless that client acquires again.
+//! so that those of processes that are gone do not pile up. Where the interval is made longer, what a client has taken
+//! before leaves as by the shorter one, unless the client acquires again by then.
 //!
 //! # Permissions
 //!
-//! It uses the commands `DEL EVAL EVALSHA GET HMGET HSET PERSIST PEXPIRE PTTL SET TIME UNLINK EXISTS ZADD ZCARD ZCOUNT
+//! It uses the commands `DEL EVAL EVALSHA GET HDEL HMGET HSET PERSIST PEXPIRE PTTL SET TIME UNLINK EXISTS ZADD ZCARD ZCOUNT
 //! ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
 
 mod acquire;
@@ -136,8 +137,8 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     pin::Pin,
-    sync::{Arc, OnceLock},
-    time::Duration,
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
 };
 
 use self::{
@@ -146,7 +147,7 @@ use self::{
 };
 use crate::{
     error::{ConfigError, Error},
-    store::{Answer, Backend, RedisStore},
+    store::{Answer, Backend, RedisStore, lock},
 };
 
 const LONGEST: Duration = Duration::from_secs(36_525 * 86_400);
@@ -208,6 +209,10 @@ pub struct RateLimiter {
     keep_alive: Option<Duration>,
     /// What clients see.
     pub(crate) label: &'static str,
+    /// Of which this is the limiter of a key.
+    template: Option<Arc<Self>>,
+    /// What was last read of a template's rate, and when.
+    known: Arc<Mutex<Option<(Instant, RateLimiterConfig)>>>,
 }
 
 type Id = [u8; 16];
@@ -253,7 +258,8 @@ impl RateLimiter {
     /// name has no braces, or text in the first pair of them. `a}b`, `x{y` and `{}z` are refused.
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, ConfigError> {
         let keys = Arc::new(Keys::new(name, process_id())?);
-        Ok(Self { store, keys, keep_alive: None, label: "redisson" })
+        let known = Arc::default();
+        Ok(Self { store, keys, keep_alive: None, label: "redisson", template: None, known })
     }
 
     /// Sets who this is, for [`RateType::PerClient`]; by default a random UUID of the process. Limiters with the same
@@ -360,7 +366,8 @@ impl RateLimiter {
         let rate_type = if rate_type == RateType::Overall { "0" } else { "1" };
         let keep_alive = keep_alive.map_or(String::new(), |it| millis(it).to_string());
         let args = [mode, &rate, &interval, rate_type, &keep_alive];
-        let (_, set) = self.ask_in_steps(&SET_RATE, &args.map(str::as_bytes)).await?;
+        let (_, set) = self.ask_in_steps(&SET_RATE, &args.map(str::as_bytes), "").await?;
+        *lock(&self.known) = None;
         Ok(set == 1)
     }
 
@@ -375,8 +382,12 @@ impl RateLimiter {
     ///
     /// The future can be dropped at any time.
     pub async fn config(&self) -> Result<Option<RateLimiterConfig>, Error> {
+        self.read(&self.lent().await?).await
+    }
+
+    async fn read(&self, lent: &str) -> Result<Option<RateLimiterConfig>, Error> {
         let (status, rate, interval, per_client, keep_alive): (i64, u64, u64, bool, u64) =
-            self.run(&CONFIG, &[b""]).await?;
+            self.run(&CONFIG, &[], lent, b"").await?;
         Ok((status == DONE).then(|| RateLimiterConfig {
             rate_type: if per_client { RateType::PerClient } else { RateType::Overall },
             rate,
@@ -395,7 +406,8 @@ impl RateLimiter {
     ///
     /// The future can be dropped at any time.
     pub async fn available_permits(&self) -> Result<u64, Error> {
-        let (status, permits) = self.ask_in_steps(&AVAILABLE_PERMITS, &[]).await?;
+        let lent = self.lent().await?;
+        let (status, permits) = self.ask_in_steps(&AVAILABLE_PERMITS, &[], &lent).await?;
         if status == NO_RATE { Err(self.no_rate()) } else { Ok(permits) }
     }
 
@@ -424,9 +436,9 @@ impl RateLimiter {
         let mut rest = u64::from(permits);
         while rest > 0 {
             let permits = rest.to_string();
-            let (status, left) = self.ask_in_steps(&RELEASE, &[permits.as_bytes(), id]).await?;
+            let (status, left) = self.ask_in_steps(&RELEASE, &[permits.as_bytes(), id], "").await?;
             if status == NO_RATE {
-                return Err(self.no_rate());
+                return if self.template.is_some() { Ok(()) } else { Err(self.no_rate()) };
             }
             rest = left;
         }
@@ -462,7 +474,7 @@ impl RateLimiter {
     }
 
     async fn expire_in(&self, ms: &str) -> Result<bool, Error> {
-        let done: i64 = self.run(&EXPIRE, &[ms.as_bytes(), b""]).await?;
+        let done: i64 = self.run(&EXPIRE, &[ms.as_bytes()], "", b"").await?;
         Ok(done == 1)
     }
 
@@ -506,7 +518,8 @@ impl RateLimiter {
     }
 
     fn no_rate(&self) -> Error {
-        Error::NoRate { name: self.name().to_owned() }
+        let limiter = self.template.as_deref().unwrap_or(self);
+        Error::NoRate { name: limiter.name().to_owned() }
     }
 
     /// Runs what nobody waits for any more.
@@ -514,19 +527,25 @@ impl RateLimiter {
         self.store.detach(task);
     }
 
-    fn run<T>(&self, script: &Script, args: &[&[u8]]) -> Answer<T>
+    fn run<T>(&self, script: &Script, args: &[&[u8]], lent: &str, tally: &[u8]) -> Answer<T>
     where
         T: redis::FromRedisValue + Send + 'static,
     {
-        self.store.run(script.by_hash(&self.keys.all, args), script.text)
+        let args = [args, &[lent.as_bytes(), tally]].concat();
+        self.store.run(script.by_hash(&self.keys.all, &args), script.text)
     }
 
     /// Asks, again where it takes several calls to know a long log.
-    async fn ask_in_steps(&self, script: &Script, args: &[&[u8]]) -> Result<(i64, u64), Error> {
+    async fn ask_in_steps(
+        &self,
+        script: &Script,
+        args: &[&[u8]],
+        lent: &str,
+    ) -> Result<(i64, u64), Error> {
         let mut tally = vec![];
         loop {
-            let args = [args, &[&tally]].concat();
-            let (status, number, next): (i64, u64, Vec<u8>) = self.run(script, &args).await?;
+            let (status, number, next): (i64, u64, Vec<u8>) =
+                self.run(script, args, lent, &tally).await?;
             if status != AGAIN {
                 return Ok((status, number));
             }

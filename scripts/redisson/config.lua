@@ -1,5 +1,5 @@
 -- Tells the rate.
--- ARGV     tally (none)
+-- ARGV     template, tally (none)
 -- Returns  {status, rate, interval, whether it is per client, keepAliveTime}
 if not open() then
   return {NO_RATE, 0, 0, 0, 0}

@@ -1,5 +1,5 @@
 -- Sets or clears when the limiter expires, and returns whether there was something to set or clear.
--- ARGV     in how many milliseconds (empty: never), tally
+-- ARGV     in how many milliseconds (empty: never), template (none), tally (none)
 local ms = tonumber(ARGV[1])
 local known = open()
 local done = 0

@@ -1,6 +1,7 @@
 -- Redisson's rate limiter: at most `rate` permits in any interval. This text stands in front of the scripts
 -- of this folder.
--- KEYS[1]    a hash: rate, interval, type (0 overall, 1 per client), keepAliveTime (0 for none)
+-- KEYS[1]    a hash: rate, interval, type (0 overall, 1 per client), keepAliveTime (0 for none); and, ours
+--            alone, template: the first three as a template lent them
 -- KEYS[2]    the permits that are left, an integer as text, which may be negative;
 -- KEYS[3]    the same of this client
 -- KEYS[4]    the log: a sorted set of {length, id, permits}, a byte, so many bytes and four, scored by the
@@ -8,7 +9,8 @@
 -- KEYS[5]    the same of this client
 -- KEYS[6]    ours alone: the tally of a log that is long, or has entries of a clock that is far ahead;
 -- KEYS[7]    the same of this client
--- ARGV       the last one is the tally that the call before had come to, or empty
+-- ARGV       the last but one is what a template lends, those four numbers, or empty;
+--            the last one is the tally that the call before had come to, or empty
 -- Times are in milliseconds; all numbers are integers below 2^53.
 -- Redisson's scripts may have run since. They add to the log, and drop its oldest entries; what is left
 -- they change by what they add and drop, so that it must be, with all that is in the log, the rate.
@@ -23,20 +25,58 @@ local now, now_ceil = math.floor(now_us / 1000), math.ceil(now_us / 1000)
 
 local rate, interval, keep_alive, per_client
 local left_key, log, tally_key
+-- Whether the hash has no rate, and whether it is of something else.
+local is_new, is_foreign
+-- What the template lends, if the hash is still to get it.
+local lent
 
 local function whole(text, most)
   return text and string.find(text, '^%d+$') and math.min(tonumber(text), most) or nil
 end
 
--- Returns whether there is a rate: it and the interval are whole numbers, whoever wrote them.
-local function open()
-  local config = redis.call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime')
+-- Returns whether it is a rate: it and the interval are whole numbers, whoever wrote them.
+local function use(config)
   rate, interval = whole(config[1], EXACT), whole(config[2], CENTURY)
   keep_alive = whole(config[4], CENTURY) or 0
   per_client = config[3] == '1'
   local i = per_client and 1 or 0
   left_key, log, tally_key = KEYS[2 + i], KEYS[4 + i], KEYS[6 + i]
   return rate and interval and interval > 0 and (per_client or config[3] == '0')
+end
+
+local function as_rate(config)
+  return table.concat(config, ' ', 1, 3)
+end
+
+-- Returns whether there is a rate. If it was lent, or there is none, that of the template holds.
+local function open()
+  local config = redis.call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime', 'template')
+  is_new = not use(config)
+  is_foreign = is_new and not (config[1] or config[2]) and redis.call('EXISTS', KEYS[1]) == 1
+  local template = {string.match(ARGV[#ARGV - 1], '^(%d+) (%d+) (%d) (%d+)$')}
+  if template[1] and (is_new or config[5] == as_rate(config) and config[5] ~= as_rate(template)) then
+    lent = template
+    return use(lent)
+  end
+  return not is_new
+end
+
+local function set(config, template)
+  assert(not is_foreign, 'the key of the limiter is of something else')
+  redis.call('HSET', KEYS[1], 'rate', config[1], 'interval', config[2], 'type', config[3],
+    'keepAliveTime', config[4])
+  if template then
+    redis.call('HSET', KEYS[1], 'template', template)
+  else
+    redis.call('HDEL', KEYS[1], 'template')
+  end
+  use(config)
+  if keep_alive > 0 then
+    redis.call('PEXPIRE', KEYS[1], math.max(keep_alive, interval))
+  end
+  if is_new and redis.call('EXISTS', log) == 0 then -- left behind by a limiter that is gone
+    redis.call('DEL', left_key)
+  end
 end
 
 local function permits_in(entry)

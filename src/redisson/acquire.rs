@@ -97,11 +97,11 @@ impl RateLimiter {
 
     /// Asks, again where it takes several calls to know a long log.
     async fn ask(self, permits: u32, id: Id) -> Result<Reply, Error> {
-        let permits = permits.to_string();
+        let (permits, lent) = (permits.to_string(), self.lent().await?);
         let mut tally = vec![];
         loop {
-            let args: [&[u8]; 3] = [permits.as_bytes(), &id, &tally];
-            let reply: Reply = self.run(&ACQUIRE, &args).await?;
+            let args: [&[u8]; 2] = [permits.as_bytes(), &id];
+            let reply: Reply = self.run(&ACQUIRE, &args, &lent, &tally).await?;
             if reply.0 != AGAIN {
                 return Ok(reply);
             }

@@ -154,7 +154,7 @@ fn a_rate_is_set_once_in_however_many_steps() {
     let mut world = limiter(&server, 20_000);
     fill(&mut world, 10_000);
     let set = |world: &mut World, tally: &[u8]| -> (i64, u64, Vec<u8>) {
-        world.run(&SET_RATE, &[b"update", b"30000", b"1000", b"0", b"", tally])
+        world.run(&SET_RATE, &[b"update", b"30000", b"1000", b"0", b""], "", tally)
     };
     let (mut status, _, mut tally) = set(&mut world, b"");
     assert_eq!(status, AGAIN);
