@@ -43,7 +43,8 @@ pub enum Error {
         /// The name of the limiter.
         name: String,
     },
-    /// A limiter that Redisson shares can be checked, waited for and refunded, and nothing else.
+    /// A limiter that Redisson shares can be checked, waited for and refunded, and settled with no more than was
+    /// charged, and nothing else.
     Unsupported,
     /// A rate that cannot be, or a name that a limiter cannot have. Nothing was changed.
     Config(ConfigError),

@@ -29,8 +29,9 @@
 //!
 //! A [`RateLimitLayer`](crate::RateLimitLayer) and a [`Charge`](crate::Charge) take it like a
 //! [`Limiter`](crate::Limiter). The name can be a template, of which each key has a limiter of its own: see
-//! [`for_key`](RateLimiter::for_key). With `max_wait`, a request that waits asks again; it cannot be charged
-//! together with other limits.
+//! [`for_key`](RateLimiter::for_key). With `max_wait`, a request that waits asks again after the delay that it is told,
+//! as [`try_acquire`](RateLimiter::try_acquire) does. It cannot be charged together with other limits, and not be
+//! settled with more than was charged.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -75,10 +76,10 @@
 //! * **The log decides.** What is left is the rate less the permits in the log, always, and `value` is set to that.
 //!   So a `value` that was evicted, that `release` credited twice, or that an `EVAL` which ran twice has lowered, is
 //!   right again with the next call, and a rate that was changed with `redis-cli` holds from the next call on.
-//! * **If the log is evicted**, what `value` says is used counts as taken now, for one interval. If a Java client adds to
-//!   the log first, that is not seen any more; if both keys are evicted, the limiter is as new. The same wait
-//!   comes about if nobody uses the limiter, Java looks at its `availablePermits()`, and the rate is then raised with
-//!   `redis-cli`: the permits that are added can be taken an interval later.
+//! * **If the log is evicted**, what `value` says is used counts as taken now, for one interval, up to 2^31 - 1
+//!   permits. If a Java client adds to the log first, that is not seen any more; if both keys are evicted, the limiter is
+//!   as new. The same wait comes about if nobody uses the limiter, Java looks at its `availablePermits()`, and the
+//!   rate is then raised with `redis-cli` or for a template: the permits that are added can be taken an interval later.
 //! * **The clock is that of Redis**; Java writes the clock of its host. An entry of a host whose clock is ahead stays as
 //!   much longer, but no longer than three intervals after a call from here has found it, or four while earlier ones
 //!   are waited for; if others come among them, that counts from the last. New entries are put no earlier than
@@ -141,6 +142,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub(crate) use self::acquire::drawn_out;
 use self::{
     keys::{Keys, process_id},
     script::{AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
@@ -414,7 +416,8 @@ impl RateLimiter {
     /// Gives permits back before their interval is over: as many as were taken, if `permits` is more than that.
     ///
     /// Those that were taken first are given back first, whoever took them, so that what was taken later still counts
-    /// for its full interval.
+    /// for its full interval. Of an acquire that has so got back a part, the rest cannot be
+    /// [cancelled](crate::Charge::cancel) any more, and counts until its interval is over.
     ///
     /// # Errors
     ///

@@ -203,6 +203,10 @@ async fn it_cannot_decide_together_with_another_limiter() {
     assert!(!charge.check().await.unwrap().is_allowed());
     charge.refund().await.unwrap();
     assert!(charge.check().await.unwrap().is_allowed());
+    charge.settle("api", 7).await.unwrap();
+    let ada = shared.for_key("ada").unwrap();
+    assert_eq!(ada.available_permits().await.unwrap(), 2);
+    assert!(matches!(charge.settle("api", 10).await, Err(Error::Unsupported)));
     assert!(matches!(charge.spend().await, Err(Error::Unsupported)));
     assert!(matches!(charge.peek().await, Err(Error::Unsupported)));
     let error = Charge::new(&shared, "ada").cost(10).check().await.unwrap_err();
