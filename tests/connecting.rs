@@ -75,7 +75,7 @@ async fn a_user_with_the_documented_permissions_can_do_all() {
     }
     let quota = Quota::per_hour(2);
     let limiter = |name| Limiter::named(name, store.clone(), Algorithm::SlidingLog, quota);
-    let charge = Charge::new(&limiter("a"), "key").and(Charge::new(&limiter("b"), "other"));
+    let charge = Charge::new(limiter("a"), "key").and(Charge::new(limiter("b"), "other"));
     let decision = charge.check().await.unwrap();
     charge.cancel(decision).await.unwrap();
 
