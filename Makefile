@@ -20,9 +20,10 @@ bench: redis-server
 	cargo bench --bench redis
 	cargo bench --bench waiting
 
-# Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand.
+# Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:
-	@command -v redis-server >/dev/null || { \
+	@command -v "$${REDIS_SERVER:-redis-server}" >/dev/null || { \
+	  [ -z "$$REDIS_SERVER" ] || { echo "$$REDIS_SERVER is no program" >&2; exit 1; }; \
 	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  if command -v apt-get >/dev/null; then \
 	    $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -qy redis-server; \

@@ -1,6 +1,8 @@
 //! A Redis server of one's own, on a socket in a folder of its own.
 
 use std::{
+    env,
+    ffi::OsString,
     os::unix::net::UnixStream,
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -9,6 +11,12 @@ use std::{
 };
 
 use tempfile::TempDir;
+
+/// What every server is started with: `REDIS_SERVER`, if it names one.
+pub fn program() -> OsString {
+    let named = env::var_os("REDIS_SERVER").filter(|it| !it.is_empty());
+    named.unwrap_or_else(|| "redis-server".into())
+}
 
 /// Ends with its value.
 pub struct RedisServer {
@@ -30,18 +38,20 @@ impl RedisServer {
 
     /// Starts it again, after `kill`, without its data.
     pub fn restart(&mut self) {
-        let process = Command::new("redis-server")
+        let process = Command::new(program())
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
             .arg(self.socket())
             .arg("--dir")
             .arg(self.folder.path())
             .stdout(Stdio::null())
             .spawn()
-            .expect("redis-server must be installed: `make test` does it");
+            .unwrap_or_else(|error| {
+                panic!("{} must be installed (`make test` does it): {error}", program().display())
+            });
         self.process = Some(process);
         let start = Instant::now();
         while UnixStream::connect(self.socket()).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(30), "redis-server does not answer");
+            assert!(start.elapsed() < Duration::from_secs(30), "the server does not answer");
             thread::sleep(Duration::from_millis(5));
         }
     }
