@@ -1,10 +1,14 @@
-.PHONY: test lint bench redis-server
+.PHONY: test test-servers lint bench redis-server
 
 # rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
 export CARGO_INCREMENTAL = 0
 
 test: redis-server
 	cargo test --all-features
+
+# SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
+test-servers:
+	tests/servers.sh $(SERVERS)
 
 lint:
 	cargo fmt --check
