@@ -19,8 +19,9 @@ pub struct AnyLimiter(pub(super) Kind);
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
     Own(Limiter),
+    // In a box, as a charge is moved about with each request.
     #[cfg(feature = "redis")]
-    Redisson(RateLimiter),
+    Redisson(Box<RateLimiter>),
 }
 
 impl AnyLimiter {
@@ -105,7 +106,7 @@ impl From<&Self> for AnyLimiter {
 #[cfg(feature = "redis")]
 impl From<RateLimiter> for AnyLimiter {
     fn from(limiter: RateLimiter) -> Self {
-        Self(Kind::Redisson(limiter))
+        Self(Kind::Redisson(Box::new(limiter)))
     }
 }
 
