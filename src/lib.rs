@@ -39,7 +39,7 @@
 //! | feature | |
 //! |---|---|
 //! | `redis` | `RedisStore`, and `redisson`: a limiter that Java services share |
-//! | `tls-rustls`, `tls-rustls-webpki-roots`, `tls-native-tls` | `rediss://` URLs |
+//! | `tls-rustls`, `tls-rustls-webpki-roots` | `rediss://` URLs |
 //! | `tracing` | events when Redis stops answering, and when it answers again |
 //! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and `key::Route` is its `MatchedPath` |
 //! | `serde` | `Limits`, named limits from TOML, JSON and the like; [`Quota`] as text |

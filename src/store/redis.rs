@@ -86,7 +86,7 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Connects to the server at `url`: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or
-    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`; with one of the TLS features also `rediss://`.
+    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`; with a TLS feature also `rediss://`.
     ///
     /// # Errors
     ///
