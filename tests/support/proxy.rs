@@ -1,6 +1,7 @@
 //! A network between the store and its server, which fails as it is told.
 
 use std::{
+    future::pending,
     path::PathBuf,
     sync::{
         Arc,
@@ -84,8 +85,12 @@ impl Proxy {
 }
 
 impl Faults {
-    async fn arrive(&self, connection: usize) {
-        while self.drops_all.load(SeqCst) || connection <= self.lost.load(SeqCst) {
+    fn has_lost(&self, connection: usize) -> bool {
+        connection <= self.lost.load(SeqCst)
+    }
+
+    async fn arrive(&self) {
+        while self.drops_all.load(SeqCst) {
             sleep(Duration::from_millis(5)).await;
         }
     }
@@ -115,7 +120,10 @@ async fn requests(
 ) {
     let mut buffer = vec![0; 65_536];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        faults.arrive(connection).await;
+        faults.arrive().await;
+        if faults.has_lost(connection) {
+            continue; // until the client gives it up
+        }
         if to.write_all(&buffer[..length]).await.is_err() {
             break;
         }
@@ -130,7 +138,10 @@ async fn replies(
 ) {
     let mut buffer = vec![0; 65_536];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        faults.arrive(connection).await;
+        faults.arrive().await;
+        if faults.has_lost(connection) {
+            return pending().await;
+        }
         if faults.cuts.swap(false, SeqCst) {
             let _ = to.write_all(&buffer[..length / 2]).await;
             break;
