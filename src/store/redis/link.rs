@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, ErrorKind, FromRedisValue, RedisError};
+use redis::{ErrorKind, FromRedisValue, RedisError};
 use tokio::{
     runtime::Handle,
     time::{sleep, timeout},
@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{
     breaker::{Breaker, Health},
-    connection::{Connection, connect, is_answer, is_of_the_connection},
+    connection::{Connection, Question, connect, is_answer, is_of_the_connection},
     server::Server,
 };
 use crate::{error::StoreError, store::lock};
@@ -41,7 +41,7 @@ pub(super) struct Link {
 struct Slot {
     current: Arc<Mutex<Option<Connection>>>,
     /// Held while connecting, so that one attempt serves all; the last failure.
-    connecting: tokio::sync::Mutex<Option<(Instant, RedisError)>>,
+    connecting: Arc<tokio::sync::Mutex<Option<(Instant, RedisError)>>>,
 }
 
 /// Within which time a question is answered.
@@ -60,26 +60,29 @@ impl Deadline {
     pub(super) fn again(self) -> Self {
         Self::new(self.within)
     }
+
+    pub(super) fn is_over(self) -> bool {
+        self.from.elapsed() >= self.within
+    }
 }
 
 impl Link {
     pub(super) fn new(server: Server) -> Self {
-        Self::with_server(Arc::new(server), 1)
+        Self::with(Arc::new(server), 1, Arc::new(Breaker::new()))
     }
 
     /// The same server over so many connections.
     pub(super) fn with_connections(&self, connections: usize) -> Self {
-        Self::with_server(self.server.clone(), connections)
+        Self::with(self.server.clone(), connections, Arc::new(Breaker::new()))
     }
 
-    fn with_server(server: Arc<Server>, connections: usize) -> Self {
+    pub(super) fn with(server: Arc<Server>, connections: usize, breaker: Arc<Breaker>) -> Self {
         let slots = (0..connections).map(|_| Slot::default()).collect();
-        Self { server, slots, asked: AtomicUsize::new(0), breaker: Arc::new(Breaker::new()) }
+        Self { server, slots, asked: AtomicUsize::new(0), breaker }
     }
 
-    /// Whether keys are in different places.
-    pub(super) fn is_cluster(&self) -> bool {
-        matches!(*self.server, Server::Cluster(_))
+    pub(super) fn is_available(&self) -> bool {
+        !self.breaker.is_open()
     }
 
     pub(super) fn health(&self) -> Health {
@@ -91,43 +94,36 @@ impl Link {
         self.slots.iter().find_map(|slot| Some(lock(&slot.current).as_ref()?.runtime().clone()))
     }
 
-    pub(super) async fn query<T: FromRedisValue>(
-        self: &Arc<Self>,
-        deadline: Deadline,
-        cmd: Cmd,
-    ) -> Result<T, StoreError> {
-        self.within(deadline, async |connection| connection.query(&cmd).await).await
-    }
-
     /// Asks over a connection, and fails at the deadline, or at once if Redis is not available.
-    pub(super) async fn within<T>(
+    pub(super) async fn ask<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,
-        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
+        question: Question<'_>,
+    ) -> Result<(T, Connection), StoreError> {
         if self.breaker.is_open() {
             self.breaker.skipped();
             self.probe(deadline.within);
             return Err(StoreError::away());
         }
-        self.ask(deadline, ask).await
+        self.ask_anyway(deadline, question).await
     }
 
-    async fn ask<T>(
+    async fn ask_anyway<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,
-        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
+        question: Question<'_>,
+    ) -> Result<(T, Connection), StoreError> {
         let slot = &self.slots[self.asked.fetch_add(1, Relaxed) % self.slots.len()];
         let mut used = None;
         let answer = async {
             let connection = used.insert(self.connection(slot).await?);
-            ask(connection).await
+            connection.ask(question).await
         };
         let left = deadline.within.saturating_sub(deadline.from.elapsed());
-        let (error, is_timeout) = match timeout(left, answer).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => {
+        let answer = timeout(left, answer).await;
+        let (error, is_timeout) = match (answer, used) {
+            (Ok(Ok(answer)), Some(connection)) => return Ok((answer, connection)),
+            (Ok(Err(error)), used) => {
                 let is_answer = used.is_some() && is_answer(&error);
                 if let Some(connection) = used.filter(|_| is_of_the_connection(&error)) {
                     slot.give_up(&connection);
@@ -137,7 +133,7 @@ impl Link {
                 }
                 (StoreError::unavailable(error), false)
             }
-            Err(_) => {
+            (_, used) => {
                 let silence = deadline.within.max(LONGEST_SILENCE);
                 if let Some(connection) = used.filter(|it| it.silence() >= silence) {
                     slot.give_up(&connection);
@@ -155,21 +151,24 @@ impl Link {
         if let Some(connection) = &*lock(&slot.current) {
             return Ok(connection.clone());
         }
-        let mut failure = slot.connecting.lock().await;
+        let mut failure = slot.connecting.clone().lock_owned().await;
         if let Some(connection) = &*lock(&slot.current) {
             return Ok(connection.clone());
         }
         if let Some((_, error)) = failure.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER) {
             return Err(error.clone());
         }
-        // A task of its own, so that it goes on if this request's deadline passes.
+        // A task of its own, so that it goes on, and nobody begins another, if this request's deadline passes.
         let (server, breaker) = (self.server.clone(), self.breaker.clone());
-        let attempt = tokio::spawn(connect(server, breaker, slot.current.clone()));
-        let result = attempt.await.unwrap_or_else(|_| {
-            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
+        let current = slot.current.clone();
+        let attempt = tokio::spawn(async move {
+            let result = connect(server, breaker, current).await;
+            *failure = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
+            result
         });
-        *failure = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
-        result
+        attempt.await.unwrap_or_else(|_| {
+            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
+        })
     }
 
     /// Asks until Redis answers, if nobody does so already, and somebody could want to know.
@@ -190,11 +189,11 @@ impl Link {
         tokio::spawn(async move {
             let link = &probe.0;
             while link.breaker.is_open() && Arc::strong_count(link) > 1 {
-                // Of any key, so that it is asked now of this node of a cluster, and now of that.
+                // Of any key: the connection can be one to a cluster that was given.
                 let mut get = redis::cmd("GET");
                 get.arg(format!("ratelimit:probe:{}", RandomState::new().hash_one(())));
-                let ask = async |connection: &mut Connection| connection.query::<()>(&get).await;
-                let _ = link.ask(Deadline::new(within), ask).await;
+                let answer = link.ask_anyway::<()>(Deadline::new(within), Question::new(&get));
+                let _ = answer.await;
                 sleep(PROBE_EVERY).await;
             }
         });
