@@ -2,6 +2,9 @@
 
 #![allow(dead_code)]
 
+pub mod cluster;
+pub mod load;
+pub mod sentinel;
 pub mod server;
 
 use std::{
