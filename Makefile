@@ -1,10 +1,14 @@
-.PHONY: test lint bench redis-server
+.PHONY: test test-servers lint bench redis-server
 
 # rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
 export CARGO_INCREMENTAL = 0
 
 test: redis-server
 	cargo test --all-features
+
+# SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
+test-servers:
+	tests/servers.sh $(SERVERS)
 
 lint:
 	cargo fmt --check
@@ -20,9 +24,10 @@ bench: redis-server
 	cargo bench --bench redis
 	cargo bench --bench waiting
 
-# Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand.
+# Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:
-	@command -v redis-server >/dev/null || { \
+	@command -v "$${REDIS_SERVER:-redis-server}" >/dev/null || { \
+	  [ -z "$$REDIS_SERVER" ] || { echo "$$REDIS_SERVER is no program" >&2; exit 1; }; \
 	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  if command -v apt-get >/dev/null; then \
 	    $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -qy redis-server; \

@@ -9,6 +9,8 @@ use tokio::time::Instant;
 pub use self::any_limiter::AnyLimiter;
 #[cfg(feature = "redis")]
 use self::any_limiter::Kind;
+#[cfg(feature = "redis")]
+use crate::redisson;
 use crate::{
     algorithm::Action,
     decision::Decision,
@@ -16,6 +18,7 @@ use crate::{
     key::Key,
     limiter::{Limiter, MaxWait},
     store::{Answer, Call, Demand, MemoryStore, Names},
+    turn,
 };
 
 /// What a request is charged: a cost to a key's quota, or several, all or nothing.
@@ -178,7 +181,7 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// As for [`check`](Charge::check).
+    /// As for [`check`](Charge::check), and [`Error::Unsupported`] if Redisson shares the limiter.
     ///
     /// # Cancel safety
     ///
@@ -192,7 +195,8 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// As for [`check`](Charge::check), but for [`Error::NoLimits`] and [`Error::CostAboveQuota`].
+    /// As for [`check`](Charge::check), but for [`Error::NoLimits`] and [`Error::CostAboveQuota`];
+    /// [`Error::Unsupported`] if Redisson shares the limiter.
     ///
     /// # Cancel safety
     ///
@@ -209,7 +213,7 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// As for [`spend`](Charge::spend).
+    /// As for [`spend`](Charge::spend), but for [`Error::Unsupported`].
     ///
     /// # Cancel safety
     ///
@@ -223,7 +227,8 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// [`Error::NotCharged`] if no limiter of that name is charged, [`Error::Store`] if the store gives no answer.
+    /// [`Error::NotCharged`] if no limiter of that name is charged, [`Error::Unsupported`] if more was used than was
+    /// charged and Redisson shares the limiter, [`Error::Store`] if the store gives no answer.
     ///
     /// # Cancel safety
     ///
@@ -283,7 +288,7 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// As for [`spend`](Charge::spend).
+    /// As for [`refund`](Charge::refund).
     ///
     /// # Cancel safety
     ///
@@ -354,6 +359,17 @@ impl Charge {
     pub(crate) fn retry_until(&self, max_wait: MaxWait) -> Option<Instant> {
         let wait = if self.books() { 0.0 } else { self.longest_wait(max_wait) };
         (wait > 0.0).then(|| Instant::now() + Duration::from_micros(wait as u64))
+    }
+
+    /// How long a request that was denied sleeps before it asks again.
+    pub(crate) fn pause(&self, retry_after: Duration, attempt: u32) -> Duration {
+        match &self.first {
+            #[cfg(feature = "redis")]
+            Some(Part { limiter: AnyLimiter(Kind::Redisson(_)), .. }) => {
+                redisson::drawn_out(retry_after)
+            }
+            _ => turn::drawn_out(retry_after, attempt),
+        }
     }
 
     /// How many requests of a key may wait, if nobody says.

@@ -36,16 +36,17 @@ pub enum Error {
     /// The limits of one charge are in different stores, which cannot decide together, or one of several is
     /// shared by Redisson.
     DifferentStores,
-    /// The limiter that Redisson shares has no rate, or its rate is gone: call
-    /// `redisson::RateLimiter::try_set_rate`.
+    /// The limiter that Redisson shares has no rate, its rate is gone, or what is there is none, such as a fraction:
+    /// call `redisson::RateLimiter::try_set_rate`.
     #[non_exhaustive]
     NoRate {
         /// The name of the limiter.
         name: String,
     },
-    /// A limiter that Redisson shares can be checked, waited for and refunded, and nothing else.
+    /// A limiter that Redisson shares can be checked, waited for and refunded, and settled with no more than was
+    /// charged, and nothing else.
     Unsupported,
-    /// The rate cannot be set like that. Nothing was changed.
+    /// A rate that cannot be, or a name that a limiter cannot have. Nothing was changed.
     Config(ConfigError),
     /// The store gave no answer.
     Store(StoreError),
@@ -74,11 +75,12 @@ impl fmt::Display for Error {
             Self::NoRate { name } => {
                 write!(
                     f,
-                    "the rate limiter {name:?} has no rate in Redis: set one with try_set_rate"
+                    "the rate limiter {name:?} has no rate in Redis, or none that can be read: set one with \
+                     try_set_rate"
                 )
             }
             Self::Unsupported => f.write_str("a limiter that Redisson shares cannot do that"),
-            Self::Config(_) => f.write_str("the rate cannot be set"),
+            Self::Config(_) => f.write_str("the rate limiter cannot be set up like that"),
             Self::Store(_) => f.write_str("the store of the rate limiter gave no answer"),
         }
     }

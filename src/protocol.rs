@@ -144,6 +144,10 @@ impl From<Error> for Rejection {
                 Self::CostAboveQuota { limiter, cost, most }
             }
             Error::Store(error) => Self::Store(error),
+            // Its name in Redis is nobody else's business.
+            Error::NoRate { .. } => {
+                Self::Request(RequestError::misconfigured("the rate limiter has no rate in Redis"))
+            }
             _ => Self::Request(RequestError::misconfigured(error.to_string())),
         }
     }

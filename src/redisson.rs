@@ -29,8 +29,9 @@
 //!
 //! A [`RateLimitLayer`](crate::RateLimitLayer) and a [`Charge`](crate::Charge) take it like a
 //! [`Limiter`](crate::Limiter). The name can be a template, of which each key has a limiter of its own: see
-//! [`for_key`](RateLimiter::for_key). With `max_wait`, a request that waits asks again; it cannot be charged
-//! together with other limits.
+//! [`for_key`](RateLimiter::for_key). With `max_wait`, a request that waits asks again after the delay that it is told,
+//! as [`try_acquire`](RateLimiter::try_acquire) does. It cannot be charged together with other limits, and not be
+//! settled with more than was charged.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -75,10 +76,10 @@
 //! * **The log decides.** What is left is the rate less the permits in the log, always, and `value` is set to that.
 //!   So a `value` that was evicted, that `release` credited twice, or that an `EVAL` which ran twice has lowered, is
 //!   right again with the next call, and a rate that was changed with `redis-cli` holds from the next call on.
-//! * **If the log is evicted**, what `value` says is used counts as taken now, for one interval. If a Java client adds to
-//!   the log first, that is not seen any more; if both keys are evicted, the limiter is as new. The same wait
-//!   comes about if nobody uses the limiter, Java looks at its `availablePermits()`, and the rate is then raised with
-//!   `redis-cli`: the permits that are added can be taken an interval later.
+//! * **If the log is evicted**, what `value` says is used counts as taken now, for one interval, up to 2^31 - 1
+//!   permits. If a Java client adds to the log first, that is not seen any more; if both keys are evicted, the limiter is
+//!   as new. The same wait comes about if nobody uses the limiter, Java looks at its `availablePermits()`, and the
+//!   rate is then raised with `redis-cli` or for a template: the permits that are added can be taken an interval later.
 //! * **The clock is that of Redis**; Java writes the clock of its host. An entry of a host whose clock is ahead stays as
 //!   much longer, but no longer than three intervals after a call from here has found it, or four while earlier ones
 //!   are waited for; if others come among them, that counts from the last. New entries are put no earlier than
@@ -108,7 +109,8 @@
 //!
 //! Beside a log of more than 32 entries, and where a clock is ahead by more than two intervals, there is a key of our
 //! own, `{name}:tally`, which makes a decision as fast as with a short log. It expires by itself, and it does no harm if
-//! it is lost, or if Java changes or deletes what it is about.
+//! it is lost, or if Java changes or deletes what it is about. The hash of a limiter that was lent the rate of a
+//! [template](RateLimiter::for_key) has a field of our own, `template`, which Java does not look at.
 //!
 //! # Expiry
 //!
@@ -116,12 +118,13 @@
 //! limiter's keys, but of those per client only about this client's; an acquire gives the other keys the time to live of
 //! the hash; and a limiter with a [`keep_alive`](RateLimiter::keep_alive) time expires when nobody asks it for
 //! so long, the denied included. Without one of these, `{name}:value` and `{name}:permits` stay, as Java's entries in
-//! them would expire early otherwise. The keys of one client expire an interval after its last acquire, so that
-//! those of processes that are gone do not pile up.
+//! them would expire early otherwise. The keys of one client expire an interval after its last acquire at the latest,
+//! so that those of processes that are gone do not pile up. Where the interval is made longer, what a client has taken
+//! before leaves as by the shorter one, unless the client acquires again by then.
 //!
 //! # Permissions
 //!
-//! It uses the commands `DEL EVAL EVALSHA GET HMGET HSET PERSIST PEXPIRE PTTL SET TIME UNLINK EXISTS ZADD ZCARD ZCOUNT
+//! It uses the commands `DEL EVAL EVALSHA GET HDEL HMGET HSET PERSIST PEXPIRE PTTL SET TIME UNLINK EXISTS ZADD ZCARD ZCOUNT
 //! ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
 
 mod acquire;
@@ -135,17 +138,18 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     pin::Pin,
-    sync::{Arc, OnceLock},
-    time::Duration,
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
 };
 
+pub(crate) use self::acquire::drawn_out;
 use self::{
     keys::{Keys, process_id},
-    script::{AGAIN, AVAILABLE_PERMITS, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
+    script::{AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
 };
 use crate::{
     error::{ConfigError, Error},
-    store::{Answer, Backend, RedisStore},
+    store::{Answer, Backend, RedisStore, lock},
 };
 
 const LONGEST: Duration = Duration::from_secs(36_525 * 86_400);
@@ -207,6 +211,10 @@ pub struct RateLimiter {
     keep_alive: Option<Duration>,
     /// What clients see.
     pub(crate) label: &'static str,
+    /// Of which this is the limiter of a key.
+    template: Option<Arc<Self>>,
+    /// What was last read of a template's rate, and when.
+    known: Arc<Mutex<Option<(Instant, RateLimiterConfig)>>>,
 }
 
 type Id = [u8; 16];
@@ -252,7 +260,8 @@ impl RateLimiter {
     /// name has no braces, or text in the first pair of them. `a}b`, `x{y` and `{}z` are refused.
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, ConfigError> {
         let keys = Arc::new(Keys::new(name, process_id())?);
-        Ok(Self { store, keys, keep_alive: None, label: "redisson" })
+        let known = Arc::default();
+        Ok(Self { store, keys, keep_alive: None, label: "redisson", template: None, known })
     }
 
     /// Sets who this is, for [`RateType::PerClient`]; by default a random UUID of the process. Limiters with the same
@@ -359,11 +368,13 @@ impl RateLimiter {
         let rate_type = if rate_type == RateType::Overall { "0" } else { "1" };
         let keep_alive = keep_alive.map_or(String::new(), |it| millis(it).to_string());
         let args = [mode, &rate, &interval, rate_type, &keep_alive];
-        let (_, set) = self.ask_in_steps(&SET_RATE, &args.map(str::as_bytes)).await?;
+        let (_, set) = self.ask_in_steps(&SET_RATE, &args.map(str::as_bytes), "").await?;
+        *lock(&self.known) = None;
         Ok(set == 1)
     }
 
-    /// The rate, or `None` if none is set.
+    /// The rate, or `None` if none is set, or what is set is none: it and the interval are whole numbers in decimal
+    /// digits, and the type is 0 or 1.
     ///
     /// # Errors
     ///
@@ -373,21 +384,17 @@ impl RateLimiter {
     ///
     /// The future can be dropped at any time.
     pub async fn config(&self) -> Result<Option<RateLimiterConfig>, Error> {
-        let mut command = redis::cmd("HMGET");
-        command.arg(self.name()).arg(&["rate", "interval", "type", "keepAliveTime"]);
-        let fields: [Option<String>; 4] = self.store.run(command, "").await?;
-        let [rate, interval, rate_type, keep_alive] = &fields;
-        let number = |field: &Option<String>| field.as_deref()?.parse::<u64>().ok();
-        let (Some(rate), Some(interval), Some(rate_type)) =
-            (number(rate), number(interval), rate_type)
-        else {
-            return Ok(None);
-        };
-        Ok(Some(RateLimiterConfig {
-            rate_type: if rate_type == "1" { RateType::PerClient } else { RateType::Overall },
+        self.read(&self.lent().await?).await
+    }
+
+    async fn read(&self, lent: &str) -> Result<Option<RateLimiterConfig>, Error> {
+        let (status, rate, interval, per_client, keep_alive): (i64, u64, u64, bool, u64) =
+            self.run(&CONFIG, &[], lent, b"").await?;
+        Ok((status == DONE).then(|| RateLimiterConfig {
+            rate_type: if per_client { RateType::PerClient } else { RateType::Overall },
             rate,
             interval: Duration::from_millis(interval),
-            keep_alive: number(keep_alive).filter(|ms| *ms > 0).map(Duration::from_millis),
+            keep_alive: (keep_alive > 0).then(|| Duration::from_millis(keep_alive)),
         }))
     }
 
@@ -401,14 +408,16 @@ impl RateLimiter {
     ///
     /// The future can be dropped at any time.
     pub async fn available_permits(&self) -> Result<u64, Error> {
-        let (status, permits) = self.ask_in_steps(&AVAILABLE_PERMITS, &[]).await?;
+        let lent = self.lent().await?;
+        let (status, permits) = self.ask_in_steps(&AVAILABLE_PERMITS, &[], &lent).await?;
         if status == NO_RATE { Err(self.no_rate()) } else { Ok(permits) }
     }
 
     /// Gives permits back before their interval is over: as many as were taken, if `permits` is more than that.
     ///
     /// Those that were taken first are given back first, whoever took them, so that what was taken later still counts
-    /// for its full interval.
+    /// for its full interval. Of an acquire that has so got back a part, the rest cannot be
+    /// [cancelled](crate::Charge::cancel) any more, and counts until its interval is over.
     ///
     /// # Errors
     ///
@@ -430,9 +439,9 @@ impl RateLimiter {
         let mut rest = u64::from(permits);
         while rest > 0 {
             let permits = rest.to_string();
-            let (status, left) = self.ask_in_steps(&RELEASE, &[permits.as_bytes(), id]).await?;
+            let (status, left) = self.ask_in_steps(&RELEASE, &[permits.as_bytes(), id], "").await?;
             if status == NO_RATE {
-                return Err(self.no_rate());
+                return if self.template.is_some() { Ok(()) } else { Err(self.no_rate()) };
             }
             rest = left;
         }
@@ -440,7 +449,8 @@ impl RateLimiter {
     }
 
     /// Lets all keys of the limiter expire after `time`, in whole milliseconds, rounded up. Returns whether there was
-    /// one. Of the keys per client, it is about this client's. A time of zero deletes them.
+    /// one. Of the keys per client, it is about this client's, which expire an interval after now at the latest. A time of
+    /// zero deletes them.
     ///
     /// # Errors
     ///
@@ -467,7 +477,7 @@ impl RateLimiter {
     }
 
     async fn expire_in(&self, ms: &str) -> Result<bool, Error> {
-        let done: i64 = self.run(&EXPIRE, &[ms.as_bytes(), b""]).await?;
+        let done: i64 = self.run(&EXPIRE, &[ms.as_bytes()], "", b"").await?;
         Ok(done == 1)
     }
 
@@ -511,7 +521,8 @@ impl RateLimiter {
     }
 
     fn no_rate(&self) -> Error {
-        Error::NoRate { name: self.name().to_owned() }
+        let limiter = self.template.as_deref().unwrap_or(self);
+        Error::NoRate { name: limiter.name().to_owned() }
     }
 
     /// Runs what nobody waits for any more.
@@ -519,19 +530,25 @@ impl RateLimiter {
         self.store.detach(task);
     }
 
-    fn run<T>(&self, script: &Script, args: &[&[u8]]) -> Answer<T>
+    fn run<T>(&self, script: &Script, args: &[&[u8]], lent: &str, tally: &[u8]) -> Answer<T>
     where
         T: redis::FromRedisValue + Send + 'static,
     {
-        self.store.run(script.by_hash(&self.keys.all, args), script.text)
+        let args = [args, &[lent.as_bytes(), tally]].concat();
+        self.store.run(script.by_hash(&self.keys.all, &args), script.text)
     }
 
     /// Asks, again where it takes several calls to know a long log.
-    async fn ask_in_steps(&self, script: &Script, args: &[&[u8]]) -> Result<(i64, u64), Error> {
+    async fn ask_in_steps(
+        &self,
+        script: &Script,
+        args: &[&[u8]],
+        lent: &str,
+    ) -> Result<(i64, u64), Error> {
         let mut tally = vec![];
         loop {
-            let args = [args, &[&tally]].concat();
-            let (status, number, next): (i64, u64, Vec<u8>) = self.run(script, &args).await?;
+            let (status, number, next): (i64, u64, Vec<u8>) =
+                self.run(script, args, lent, &tally).await?;
             if status != AGAIN {
                 return Ok((status, number));
             }

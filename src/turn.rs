@@ -175,7 +175,7 @@ impl Charge {
 
 /// The time, and up to half as long again; with each attempt up to twice as much longer, so that many who
 /// wait do not all ask all the time.
-fn drawn_out(time: Duration, attempt: u32) -> Duration {
+pub(crate) fn drawn_out(time: Duration, attempt: u32) -> Duration {
     let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
     time.mul_f64(1.0 + jitter / 2.0 * f64::from(1 << attempt.min(10)))
 }
@@ -246,7 +246,7 @@ impl Turn {
     fn retry(&mut self, decision: Decision) -> Option<Pin<Box<Sleep>>> {
         let (until, retry_after) = (self.retry_until?, decision.retry_after()?);
         let left = until.saturating_duration_since(Instant::now());
-        let pause = drawn_out(retry_after, self.attempt).min(left);
+        let pause = self.charge.pause(retry_after, self.attempt).min(left);
         self.attempt += 1;
         (retry_after <= left).then(|| Box::pin(sleep(pause)))
     }

@@ -3,7 +3,8 @@
 mod support;
 
 use std::{
-    sync::{Arc, atomic::AtomicUsize},
+    io,
+    sync::{Arc, Mutex, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -291,4 +292,49 @@ async fn requests_of_any_kind_have_a_policy() {
 fn a_share_of_nothing_is_refused() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
     let _ = layer.on_failure(FailurePolicy::Local { share: 0.0 });
+}
+
+#[tokio::test]
+async fn an_outage_is_told_once_and_so_is_its_end() {
+    let told = Arc::<Mutex<Vec<u8>>>::default();
+    let writer = told.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::INFO)
+        .with_ansi(false)
+        .with_writer(move || Told(writer.clone()))
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+
+    let mut server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = hundred_per_hour(store.clone());
+    server.kill();
+    while store.health().is_available {
+        assert!(limiter.check("key").await.is_err());
+    }
+    for _ in 0..100 {
+        assert!(limiter.check("key").await.is_err());
+    }
+    server.restart();
+    while !store.health().is_available {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let told = String::from_utf8(told.lock().unwrap().clone()).unwrap();
+    let ours: Vec<_> = told.lines().filter(|line| line.contains("tower_ratelimit")).collect();
+    let [gone, back] = ours[..] else { panic!("{told}") };
+    assert!(gone.contains("WARN") && gone.contains("does not answer"), "{gone}");
+    assert!(back.contains("INFO") && back.contains("answers again"), "{back}");
+}
+
+struct Told(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Told {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

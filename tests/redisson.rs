@@ -106,6 +106,8 @@ async fn what_cannot_be_is_refused_and_says_why() {
         let refused = RateLimiter::try_new(store.clone(), name).unwrap_err();
         assert!(matches!(&refused, ConfigError::Slots { name: it, .. } if it == name));
         assert!(refused.to_string().contains("slots of a cluster"), "{refused}");
+        let error = Error::from(refused).to_string();
+        assert_eq!(error, "the rate limiter cannot be set up like that");
     }
 
     let limiter = RateLimiter::new(store.clone(), "api:{42}");

@@ -6,10 +6,10 @@ use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use support::{counting, field, get, server::RedisServer};
+use support::{counting, field, get, json, server::RedisServer};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, Quota, RateLimitLayer, RedisStore, ResponseBody, key,
+    Algorithm, Charge, Error, Key, Limiter, Quota, RateLimitLayer, RedisStore, ResponseBody, key,
     redisson::{RateLimiter, RateType},
 };
 
@@ -82,6 +82,72 @@ async fn a_rate_that_somebody_else_changes_holds_from_the_next_decision_on() {
 }
 
 #[tokio::test]
+async fn the_first_request_of_a_key_is_one_round_trip() {
+    let server = RedisServer::start();
+    let layer = by_name(&template(&server, 2).await);
+    send(&layer, get(&[("name", "ada")])).await;
+    let before = server.calls("evalsha");
+    let users: Vec<String> = (0..20).map(|user| user.to_string()).collect();
+    for user in &users {
+        assert_eq!(send(&layer, get(&[("name", user)])).await.status(), StatusCode::OK);
+    }
+    // The template is looked at again when what is known of it is a second old.
+    assert!((20..40).contains(&(server.calls("evalsha") - before)));
+}
+
+#[tokio::test]
+async fn a_new_rate_of_the_template_reaches_the_keys_that_are_there() {
+    let server = RedisServer::start();
+    let layer = by_name(&template(&server, 1).await);
+    let elsewhere = RateLimiter::new(store(&server).await, "api:{key}");
+    let special = elsewhere.for_key(Key::scoped("header:name", "bob")).unwrap();
+    assert!(special.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
+
+    let status = async |user| send(&layer, get(&[("name", user)])).await.status();
+    assert_eq!(status("ada").await, StatusCode::OK);
+    assert_eq!(status("ada").await, StatusCode::TOO_MANY_REQUESTS);
+    assert!(elsewhere.update_rate(RateType::Overall, 3, HOUR).await.unwrap());
+    let changed = tokio::time::Instant::now();
+    while status("ada").await != StatusCode::OK {
+        assert!(changed.elapsed() < Duration::from_secs(10));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(status("ada").await, StatusCode::OK);
+    assert_eq!(status("ada").await, StatusCode::TOO_MANY_REQUESTS);
+
+    for _ in 0..2 {
+        assert_eq!(status("bob").await, StatusCode::OK);
+    }
+    assert_eq!(status("bob").await, StatusCode::TOO_MANY_REQUESTS, "he has a rate of his own");
+
+    // From here, it is known at once.
+    let template = RateLimiter::new(store(&server).await, "api:{key}");
+    let ada = template.for_key(Key::scoped("header:name", "ada")).unwrap();
+    assert_eq!(ada.name(), "api:header:name=ada");
+    assert_eq!(ada.available_permits().await.unwrap(), 0);
+    assert!(template.update_rate(RateType::Overall, 9, HOUR).await.unwrap());
+    assert_eq!(ada.available_permits().await.unwrap(), 6);
+}
+
+#[tokio::test]
+async fn the_limiter_of_a_key_needs_no_layer() {
+    let server = RedisServer::start();
+    let template = template(&server, 2).await;
+    let ada = template.for_key("ada").unwrap();
+    assert_eq!(ada.config().await.unwrap().unwrap().rate(), 2);
+    assert_eq!(ada.available_permits().await.unwrap(), 2);
+    ada.release(1).await.unwrap();
+    assert_eq!(redis::<i64>(&server, &["DBSIZE"]), 1, "to look writes nothing");
+    assert!(ada.try_acquire(2, Duration::ZERO).await.unwrap().is_allowed());
+    assert!(!ada.try_acquire(1, Duration::ZERO).await.unwrap().is_allowed());
+    assert!(template.for_key("bob").unwrap().acquire(1).await.unwrap().is_allowed());
+
+    let nobodys = RateLimiter::new(store(&server).await, "v2:{key}").for_key("ada").unwrap();
+    let error = nobodys.acquire(1).await.unwrap_err();
+    assert!(matches!(&error, Error::NoRate { name, .. } if name == "v2:{key}"), "{error}");
+}
+
+#[tokio::test]
 async fn a_request_waits_and_asks_again() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "shared");
@@ -116,6 +182,8 @@ async fn without_a_rate_the_service_is_set_up_wrong() {
     let limiter = RateLimiter::new(store(&server).await, "api:{key}");
     let response = send(&by_name(&limiter), get(&[("name", "ada")])).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let problem = json(response).await.to_string();
+    assert!(problem.contains("has no rate") && !problem.contains("api:"), "{problem}");
     assert_eq!(redis::<i64>(&server, &["DBSIZE"]), 0);
 }
 
@@ -135,6 +203,10 @@ async fn it_cannot_decide_together_with_another_limiter() {
     assert!(!charge.check().await.unwrap().is_allowed());
     charge.refund().await.unwrap();
     assert!(charge.check().await.unwrap().is_allowed());
+    charge.settle("api", 7).await.unwrap();
+    let ada = shared.for_key("ada").unwrap();
+    assert_eq!(ada.available_permits().await.unwrap(), 2);
+    assert!(matches!(charge.settle("api", 10).await, Err(Error::Unsupported)));
     assert!(matches!(charge.spend().await, Err(Error::Unsupported)));
     assert!(matches!(charge.peek().await, Err(Error::Unsupported)));
     let error = Charge::new(&shared, "ada").cost(10).check().await.unwrap_err();

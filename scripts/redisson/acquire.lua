@@ -1,5 +1,5 @@
 -- Takes permits if that many are left.
--- ARGV     permits, id, tally
+-- ARGV     permits, id, template, tally
 -- Returns  {status, wait, remaining, replenish, reset, rate, interval, tally}, in microseconds but for the
 --          interval
 local permits, id = tonumber(ARGV[1]), ARGV[2]
@@ -11,6 +11,9 @@ if permits > math.min(rate, LARGEST) then
   return {ABOVE_RATE, 0, 0, 0, 0, rate, interval, ''}
 end
 
+if lent then
+  set(lent, as_rate(lent))
+end
 look(true)
 local sum = count()
 if not sum then

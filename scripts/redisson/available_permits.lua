@@ -1,5 +1,5 @@
 -- Tells what is left, and writes nothing.
--- ARGV     tally
+-- ARGV     template, tally
 -- Returns  {status, permits, tally}
 if not open() then
   return {NO_RATE, 0, ''}

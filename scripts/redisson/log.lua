@@ -1,6 +1,7 @@
 -- Redisson's rate limiter: at most `rate` permits in any interval. This text stands in front of the scripts
 -- of this folder.
--- KEYS[1]    a hash: rate, interval, type (0 overall, 1 per client), keepAliveTime (0 for none)
+-- KEYS[1]    a hash: rate, interval, type (0 overall, 1 per client), keepAliveTime (0 for none); and, ours
+--            alone, template: the first three as a template lent them
 -- KEYS[2]    the permits that are left, an integer as text, which may be negative;
 -- KEYS[3]    the same of this client
 -- KEYS[4]    the log: a sorted set of {length, id, permits}, a byte, so many bytes and four, scored by the
@@ -8,7 +9,8 @@
 -- KEYS[5]    the same of this client
 -- KEYS[6]    ours alone: the tally of a log that is long, or has entries of a clock that is far ahead;
 -- KEYS[7]    the same of this client
--- ARGV       the last one is the tally that the call before had come to, or empty
+-- ARGV       the last but one is what a template lends, those four numbers, or empty;
+--            the last one is the tally that the call before had come to, or empty
 -- Times are in milliseconds; all numbers are integers below 2^53.
 -- Redisson's scripts may have run since. They add to the log, and drop its oldest entries; what is left
 -- they change by what they add and drop, so that it must be, with all that is in the log, the rate.
@@ -23,17 +25,58 @@ local now, now_ceil = math.floor(now_us / 1000), math.ceil(now_us / 1000)
 
 local rate, interval, keep_alive, per_client
 local left_key, log, tally_key
+-- Whether the hash has no rate, and whether it is of something else.
+local is_new, is_foreign
+-- What the template lends, if the hash is still to get it.
+local lent
 
--- Returns whether there is a rate.
-local function open()
-  local config = redis.call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime')
-  rate = math.min(math.floor(tonumber(config[1]) or 0), EXACT)
-  interval = math.min(math.floor(tonumber(config[2]) or 0), CENTURY)
-  keep_alive = math.min(tonumber(config[4]) or 0, CENTURY)
+local function whole(text, most)
+  return text and string.find(text, '^%d+$') and math.min(tonumber(text), most) or nil
+end
+
+-- Returns whether it is a rate: it and the interval are whole numbers, whoever wrote them.
+local function use(config)
+  rate, interval = whole(config[1], EXACT), whole(config[2], CENTURY)
+  keep_alive = whole(config[4], CENTURY) or 0
   per_client = config[3] == '1'
   local i = per_client and 1 or 0
   left_key, log, tally_key = KEYS[2 + i], KEYS[4 + i], KEYS[6 + i]
-  return config[1] and config[2] and config[3] and interval > 0
+  return rate and interval and interval > 0 and (per_client or config[3] == '0')
+end
+
+local function as_rate(config)
+  return table.concat(config, ' ', 1, 3)
+end
+
+-- Returns whether there is a rate. If it was lent, or there is none, that of the template holds.
+local function open()
+  local config = redis.call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime', 'template')
+  is_new = not use(config)
+  is_foreign = is_new and not (config[1] or config[2]) and redis.call('EXISTS', KEYS[1]) == 1
+  local template = {string.match(ARGV[#ARGV - 1], '^(%d+) (%d+) (%d) (%d+)$')}
+  if template[1] and (is_new or config[5] == as_rate(config) and config[5] ~= as_rate(template)) then
+    lent = template
+    return use(lent)
+  end
+  return not is_new
+end
+
+local function set(config, template)
+  assert(not is_foreign, 'the key of the limiter is of something else')
+  redis.call('HSET', KEYS[1], 'rate', config[1], 'interval', config[2], 'type', config[3],
+    'keepAliveTime', config[4])
+  if template then
+    redis.call('HSET', KEYS[1], 'template', template)
+  else
+    redis.call('HDEL', KEYS[1], 'template')
+  end
+  use(config)
+  if keep_alive > 0 then
+    redis.call('PEXPIRE', KEYS[1], math.max(keep_alive, interval))
+  end
+  if is_new and redis.call('EXISTS', log) == 0 then -- left behind by a limiter that is gone
+    redis.call('DEL', left_key)
+  end
 end
 
 local function permits_in(entry)
@@ -55,7 +98,7 @@ end
 -- What is in the log: how many entries, how many of them have expired, the time of the newest.
 local size, expired, newest
 local tally
--- What is left, as the key says, and as text.
+-- What is left, as the key says, if it is a whole number, and as text.
 local left, left_text
 -- Whether there is something to store.
 local changed = false
@@ -113,7 +156,8 @@ end
 
 local function look(writes)
   left_text = redis.call('GET', left_key)
-  left = tonumber(left_text)
+  left = left_text and tonumber(string.match(left_text, '^-?%d+$'))
+  left = left and math.max(left, -EXACT)
   size = redis.call('ZCARD', log)
   if size == 0 and writes and left and left < rate then -- the log was lost: all that is used counts from now
     newest, size, changed = now_ceil, 1, true
@@ -255,16 +299,18 @@ local function expire_in(ms)
   end
 end
 
--- The keys live as long as the limiter, and those of one client, which may be gone, as long as they count.
+-- The keys live as long as the limiter, and those of one client, which may be gone, only as long as they count.
 local function extend()
   local ms = redis.call('PTTL', KEYS[1])
   if keep_alive > 0 then
-    redis.call('PEXPIRE', KEYS[1], math.max(keep_alive, interval))
-    expire_in(math.max(keep_alive, interval))
-  elseif ms > 0 then
+    ms = math.max(keep_alive, interval)
+    redis.call('PEXPIRE', KEYS[1], ms)
+  end
+  if per_client then
+    ms = math.min(ms > 0 and ms or CENTURY, interval + 1)
+  end
+  if ms > 0 then
     expire_in(ms)
-  elseif per_client then
-    expire_in(interval + 1)
   else
     redis.call('PERSIST', log)
   end

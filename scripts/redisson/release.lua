@@ -1,6 +1,6 @@
 -- Gives permits back: those of an acquire, by its id, or without one the oldest, so that what was taken
 -- later stays for as long as any of it could.
--- ARGV     permits, id, tally
+-- ARGV     permits, id, template (none), tally
 -- Returns  {status, permits that are still to be given back, tally}
 local permits, id = tonumber(ARGV[1]), ARGV[2]
 

@@ -97,11 +97,11 @@ impl RateLimiter {
 
     /// Asks, again where it takes several calls to know a long log.
     async fn ask(self, permits: u32, id: Id) -> Result<Reply, Error> {
-        let permits = permits.to_string();
+        let (permits, lent) = (permits.to_string(), self.lent().await?);
         let mut tally = vec![];
         loop {
-            let args: [&[u8]; 3] = [permits.as_bytes(), &id, &tally];
-            let reply: Reply = self.run(&ACQUIRE, &args).await?;
+            let args: [&[u8]; 2] = [permits.as_bytes(), &id];
+            let reply: Reply = self.run(&ACQUIRE, &args, &lent, &tally).await?;
             if reply.0 != AGAIN {
                 return Ok(reply);
             }
@@ -155,7 +155,8 @@ fn quota(rate: u64, interval: u64) -> Quota {
     Quota::new(limit, Duration::from_millis(interval.max(1)).min(longest))
 }
 
-fn drawn_out(delay: Duration) -> Duration {
+/// The delay, and a little more at random.
+pub(crate) fn drawn_out(delay: Duration) -> Duration {
     let share = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
     delay + (delay / 10).min(LONGEST_JITTER).mul_f64(share)
 }
@@ -188,6 +189,7 @@ impl Drop for Attempt<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Charge, RedisStore};
 
     #[test]
     fn a_delay_is_drawn_out_at_random_and_never_by_much() {
@@ -197,5 +199,16 @@ mod tests {
         assert!(all.iter().any(|it| *it != all[0]), "all wake together");
         assert!((long..=long + LONGEST_JITTER).contains(&drawn_out(long)));
         assert!(drawn_out(Duration::MAX / 2) < Duration::MAX);
+    }
+
+    #[test]
+    fn in_a_layer_no_request_sleeps_longer_the_more_often_it_asked() {
+        let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
+        let charge = Charge::new(RateLimiter::new(store, "LIMITER_NAME"), "ada");
+        let delay = Duration::from_millis(50);
+        for attempt in 0..100 {
+            let pause = charge.pause(delay, attempt);
+            assert!((delay..=delay * 11 / 10).contains(&pause), "{pause:?}");
+        }
     }
 }

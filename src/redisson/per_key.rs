@@ -1,16 +1,22 @@
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use super::{RateLimiter, id_of, keys::Keys, random};
+use super::{LONGEST, RateLimiter, RateType, id_of, keys::Keys, millis, random};
 use crate::{
     algorithm::Action,
     decision::Decision,
     error::{ConfigError, Error},
     key::Key,
-    store::Answer,
+    store::{Answer, lock},
 };
 
 /// So that a key that comes now and then is not looked up each time.
 const SHORTEST_KEEP_ALIVE: Duration = Duration::from_secs(60);
+
+/// For how long a template's rate is not read again.
+const LONGEST_KNOWN: Duration = Duration::from_secs(1);
 
 /// What stands in a name for the key.
 const PLACE: &str = "{key}";
@@ -25,11 +31,21 @@ impl RateLimiter {
     /// templates `api:{key}` and `api:v2:{key}`, the first makes names of the second, too.
     ///
     /// In a [`RateLimitLayer`](crate::RateLimitLayer) and in a [`Charge`](crate::Charge) that is done for each
-    /// request. A limiter without a rate is then given that of the template, which is stored under the template's own
-    /// name: so it is the template on which to call [`try_set_rate`](RateLimiter::try_set_rate). It keeps that rate
-    /// until it was not used for the [`keep_alive`](RateLimiter::keep_alive) time of the template, by default an interval
-    /// and at least a minute; a new rate of the template is for keys that come later, and
-    /// [`update_rate`](RateLimiter::update_rate) on the limiter of a key for that one.
+    /// request.
+    ///
+    /// # The rate
+    ///
+    /// The template lends the rate that is stored under its own name, so that it is the template on which to call
+    /// [`try_set_rate`](RateLimiter::try_set_rate): the limiter of a key without a rate gets it with the first
+    /// [`acquire`](RateLimiter::acquire). When the template gets another one, the limiters that were lent the old one
+    /// follow, and keep what was taken: at once from where it is set, and from elsewhere when what is known of
+    /// the template is a second old, as the two can be in different slots of a cluster. To Java a limiter follows with the
+    /// next acquire from here.
+    ///
+    /// A rate that somebody sets for the limiter of one key, from here, from Java or with `redis-cli`, stays that of
+    /// this key. Like one that was lent, it is gone when the key was not used for the
+    /// [`keep_alive`](RateLimiter::keep_alive) time of the template, by default an interval and at least a minute; without
+    /// such a time, [`set_rate`](RateLimiter::set_rate) makes it stay for good.
     ///
     /// # Errors
     ///
@@ -45,7 +61,7 @@ impl RateLimiter {
         }
         let name = self.name().replace(PLACE, key.into().as_str());
         let keys = Arc::new(Keys::new(&name, &self.keys.client_id)?);
-        Ok(Self { keys, ..self.clone() })
+        Ok(Self { keys, template: Some(Arc::new(self.clone())), ..self.clone() })
     }
 
     /// Sets what [`Decision::limiter`] and the header fields call it, `redisson` by default: the name may have
@@ -77,16 +93,8 @@ impl RateLimiter {
         if action != Action::Check {
             return Err(Error::Unsupported);
         }
-        let (template, limiter) = (self.clone(), self.for_key(key)?);
-        Ok(Answer::Pending(Box::pin(async move {
-            match limiter.attempt(cost, random()).await {
-                Err(Error::NoRate { .. }) if template.is_template() => {
-                    template.lend_rate(&limiter).await?;
-                    limiter.attempt(cost, random()).await
-                }
-                decision => decision,
-            }
-        })))
+        let limiter = self.for_key(key)?;
+        Ok(Answer::Pending(Box::pin(async move { limiter.attempt(cost, random()).await })))
     }
 
     /// Gives back what a decision about a key has taken, or, without one, the oldest.
@@ -103,11 +111,23 @@ impl RateLimiter {
         }
     }
 
-    async fn lend_rate(&self, limiter: &Self) -> Result<(), Error> {
-        let config = self.config().await?.ok_or_else(|| self.no_rate())?;
-        let keep_alive = self.keep_alive.unwrap_or(SHORTEST_KEEP_ALIVE).max(config.interval());
-        let limiter = limiter.clone().keep_alive(keep_alive);
-        limiter.try_set_rate(config.rate_type(), config.rate(), config.interval()).await?;
-        Ok(())
+    /// What the template lends, as the scripts take it; nothing if there is no template, or it has no rate.
+    pub(super) async fn lent(&self) -> Result<String, Error> {
+        let Some(template) = &self.template else { return Ok(String::new()) };
+        let known = *lock(&template.known);
+        let config = match known.filter(|(at, _)| at.elapsed() < LONGEST_KNOWN) {
+            Some((_, config)) => config,
+            None => {
+                let asked = Instant::now();
+                let Some(config) = template.read("").await? else { return Ok(String::new()) };
+                *lock(&template.known) = Some((asked, config));
+                config
+            }
+        };
+        let keep_alive = self.keep_alive.unwrap_or(SHORTEST_KEEP_ALIVE);
+        let keep_alive = keep_alive.clamp(config.interval(), LONGEST);
+        let (rate, interval) = (config.rate(), millis(config.interval()));
+        let rate_type = if config.rate_type() == RateType::PerClient { 1 } else { 0 };
+        Ok(format!("{rate} {interval} {rate_type} {}", millis(keep_alive)))
     }
 }

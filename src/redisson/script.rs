@@ -26,6 +26,7 @@ pub(super) static RELEASE: Script = script!("release");
 pub(super) static AVAILABLE_PERMITS: Script = script!("available_permits");
 pub(super) static SET_RATE: Script = script!("set_rate");
 pub(super) static EXPIRE: Script = script!("expire");
+pub(super) static CONFIG: Script = script!("config");
 
 /// What the scripts return first.
 pub(super) const DONE: i64 = 1;

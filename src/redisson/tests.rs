@@ -4,6 +4,7 @@ mod cost;
 mod defects;
 mod format;
 mod promise;
+mod template;
 mod world;
 
 use self::world::{RedisServer, World};

@@ -98,7 +98,7 @@ impl RedisServer {
         line.map_or(0, |line| line.split(',').next().expect("a number").parse().expect("a number"))
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.folder.path().join("redis.sock")
     }
 }

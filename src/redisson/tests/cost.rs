@@ -1,6 +1,7 @@
 //! No call takes long, however long the log is, and each decides exactly.
 
 use super::{
+    super::script::{AGAIN, DONE, SET_RATE},
     limiter,
     world::{RedisServer, World},
 };
@@ -145,6 +146,29 @@ fn many_permits_are_released_in_steps() {
     world.release(19_001);
     assert_eq!(world.available(), 19_001);
     assert!(!world.take(19_002) && world.take(19_001));
+}
+
+#[test]
+fn a_rate_is_set_once_in_however_many_steps() {
+    let server = RedisServer::start();
+    let mut world = limiter(&server, 20_000);
+    fill(&mut world, 10_000);
+    let set = |world: &mut World, tally: &[u8]| -> (i64, u64, Vec<u8>) {
+        world.run(&SET_RATE, &[b"update", b"30000", b"1000", b"0", b""], "", tally)
+    };
+    let (mut status, _, mut tally) = set(&mut world, b"");
+    assert_eq!(status, AGAIN);
+    world.command::<()>(&["HSET", "LIMITER_NAME", "rate", "25000"]); // by somebody else
+    while status == AGAIN {
+        (status, _, tally) = set(&mut world, &tally);
+    }
+    assert_eq!(status, DONE);
+    assert_eq!(world.command::<u64>(&["HGET", "LIMITER_NAME", "rate"]), 25_000);
+    assert_eq!(world.value().as_deref(), Some("5000"));
+
+    world.lose(0);
+    assert_eq!(set(&mut world, b"of a call before").0, DONE);
+    assert_eq!(world.config(), None, "it was deleted by somebody else");
 }
 
 #[test]

@@ -142,7 +142,7 @@ fn a_log_that_is_lost_counts_as_taken_now() {
 #[test]
 fn a_value_that_is_no_integer_is_put_right() {
     let server = RedisServer::start();
-    for value in ["4.0", "many", "-20", "1e3"] {
+    for value in ["4.0", "many", "-20", "1e3", "inf", "-inf", "nan"] {
         let mut world = limiter(&server, 5);
         assert!(world.take(1));
         world.command::<()>(&["SET", "{LIMITER_NAME}:value", value]);
@@ -150,6 +150,30 @@ fn a_value_that_is_no_integer_is_put_right() {
         assert_eq!(world.value().as_deref(), Some("1"), "{value}");
         let id = world.id();
         assert_eq!(world.java_acquire(1, 0, id), Some(Ok(())), "{value}");
+    }
+}
+
+#[test]
+fn a_value_beyond_all_bounds_leaves_an_integer() {
+    let server = RedisServer::start();
+    for value in ["-inf", "nan", "1e400", &format!("-{}", "9".repeat(400))] {
+        let mut world = limiter(&server, 2_000);
+        world.tiny = true;
+        for _ in 0..8 {
+            assert!(world.take(1));
+        }
+        world.advance(500);
+        for _ in 0..8 {
+            assert!(world.take(1));
+        }
+        world.command::<()>(&["SET", "{LIMITER_NAME}:value", value]);
+        world.advance(500);
+        assert!(world.take(1), "{value}"); // some that have expired are still to be swept
+        assert!(world.value().unwrap().parse::<i64>().is_ok(), "{value}: {:?}", world.value());
+        for _ in 0..3 {
+            assert!(world.take(1));
+        }
+        assert_eq!(world.value().as_deref(), Some("1988"), "{value}");
     }
 }
 
@@ -436,10 +460,29 @@ fn figures_beyond_all_bounds_stop_nobody() {
     assert!(world.value().unwrap().parse::<i64>().is_ok());
     let id = world.id();
     assert_eq!(world.java_acquire(1, 0, id), Some(Ok(())));
+}
 
-    for value in ["many", "", "-1", "nan"] {
-        world.command::<()>(&["HSET", "LIMITER_NAME", "interval", value]);
-        assert_eq!(world.acquire(1, id).status, NO_RATE, "{value}");
-        assert!(world.set("try", 5, 1_000, 0), "{value}");
+#[test]
+fn a_rate_that_is_none_is_none_to_everybody_and_another_can_be_set() {
+    let server = RedisServer::start();
+    let mut world = limiter(&server, 5);
+    let id = world.id();
+    let whole = ["many", "", "-1", "nan", "inf", "2.5", "1e3", "0x10", " 5", "+5", "5 "];
+    let fields = ["rate", "interval", "type"].map(|field| whole.map(|value| (field, value)));
+    for (field, value) in fields.into_iter().flatten().chain([("interval", "0"), ("type", "2")]) {
+        world.command::<()>(&["HSET", "LIMITER_NAME", field, value]);
+        let before = world.dump();
+        assert_eq!(world.acquire(1, id).status, NO_RATE, "{field} {value:?}");
+        assert_eq!(world.config(), None, "{field} {value:?}");
+        assert_eq!(world.dump(), before);
+        assert!(world.set("try", 5, 1_000, 0), "{field} {value:?}");
+        assert_eq!(world.config(), Some([5, 1_000, 0, 0]));
+        world.command::<()>(&["HSET", "LIMITER_NAME", "keepAliveTime", value]);
+        let keep_alive = world.config().unwrap()[3];
+        assert_eq!(keep_alive, if value == "2" { 2 } else { 0 }, "{value:?}");
+        assert!(world.take(1));
+        world.set("set", 5, 1_000, 0);
     }
+    world.command::<()>(&["HSET", "LIMITER_NAME", "rate", "0"]);
+    assert_eq!(world.acquire(1, id).status, ABOVE_RATE, "nobody shall pass");
 }

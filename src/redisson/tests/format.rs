@@ -197,6 +197,20 @@ fn the_keys_of_a_client_expire_an_interval_after_its_last_acquire() {
     world.advance(1_001);
     assert_eq!(world.dump().iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["LIMITER_NAME"]);
     assert!(world.take(2));
+
+    // However long the limiter itself is there.
+    assert!(world.expire("60000"));
+    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(60_000), Some(1_001), Some(1_001)]);
+    world.advance(1_000);
+    assert!(world.take(1));
+    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(59_000), Some(1_001), Some(1_001)]);
+    world.set_and_keep_alive("update", 2, 1_000, 1, "90000");
+    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(90_000), Some(1_001), Some(1_001)]);
+    world.advance(500);
+    assert!(world.take(1) && !world.take(1));
+    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(90_000), Some(1_001), Some(1_001)]);
+    assert!(world.expire("500"));
+    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(500); 3]);
 }
 
 #[test]

@@ -37,6 +37,8 @@ enum Step {
     JavaUpdate(u64, u64),
     /// An operator changes the rate with redis-cli.
     HandUpdate(u64),
+    /// The template has another rate, and the next acquire brings it.
+    Lend(u64, u64, u32),
 }
 
 fn steps(java: bool) -> impl Strategy<Value = Vec<Step>> {
@@ -62,6 +64,8 @@ fn steps(java: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => prop_oneof![1_u64..1_500, Just(10_000)].prop_map(Step::ClockBack),
         1 => Just(Step::Set),
         1 => rate().prop_map(Step::HandUpdate),
+        2 => (rate(), interval(), some())
+            .prop_map(|(rate, interval, permits)| Step::Lend(rate, interval, permits)),
     ];
     let theirs = prop_oneof![
         8 => (0_usize..3, some()).prop_map(|(who, permits)| Step::JavaAcquire(who, permits)),
@@ -117,6 +121,9 @@ impl History {
         world.tick();
         if world.command::<u64>(&["EXISTS", "LIMITER_NAME"]) == 0 {
             assert!(world.set("try", self.rate, self.interval, 0));
+            let lent = format!("{} {} 0", self.rate, self.interval);
+            world.command::<()>(&["HSET", "LIMITER_NAME", "template", &lent]);
+            world.lent = lent + " 9000";
             self.taken.clear();
         }
     }
@@ -169,6 +176,14 @@ impl History {
     }
 }
 
+/// Whether the rate is the one that a template has lent.
+fn is_lent(world: &mut World) -> bool {
+    let fields = ["HMGET", "LIMITER_NAME", "rate", "interval", "type", "template"];
+    let fields: [Option<String>; 4] = world.command(&fields);
+    let [rate, interval, kind, template] = fields.map(Option::unwrap_or_default);
+    template == format!("{rate} {interval} {kind}")
+}
+
 /// The permits of the entry that the scripts put in the place of a lost log.
 fn stand_in(world: &mut World) -> u64 {
     world.log().iter().find(|it| it.id() == [0; 16]).map_or(0, |it| it.permits())
@@ -195,7 +210,7 @@ fn history(
         stand_in: 0,
         by_hand: false,
     };
-    world.set("try", rate, it.interval, 0);
+    it.exist(world);
     for step in steps {
         it.prune(world);
         it.exist(world);
@@ -294,6 +309,20 @@ fn one_step(
                 it.lose(world, java);
             }
         }
+        Step::Lend(rate, interval, some) => {
+            world.lent = format!("{rate} {interval} 0 9000");
+            if is_lent(world) {
+                (it.rate, it.interval, it.by_hand) = (rate, interval, true);
+                it.prune(world);
+                if world.log().is_empty() {
+                    it.lose(world, java);
+                }
+            }
+            let id = world.id();
+            acquire(world, it, some.min(it.rate as u32), id)?;
+            let config = world.config().unwrap();
+            prop_assert_eq!((config[0], config[1]), (it.rate, it.interval));
+        }
         Step::Expire(ms) => {
             prop_assert!(world.expire(&ms.max(1).to_string()));
         }
@@ -346,6 +375,10 @@ fn one_step(
             }
         }
         Step::Repeat(_) | Step::GiveBack(_) => {}
+    }
+    if matches!(step, Step::HandUpdate(_) | Step::JavaUpdate(..)) && is_lent(world) {
+        // By chance the rate that was lent once.
+        world.command::<()>(&["HDEL", "LIMITER_NAME", "template"]);
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use redis::{Connection, FromRedisValue};
 
 use super::super::{
     keys::Keys,
-    script::{ACQUIRE, AGAIN, AVAILABLE_PERMITS, DONE, EXPIRE, RELEASE, SET_RATE, Script},
+    script::{ACQUIRE, AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, RELEASE, SET_RATE, Script},
 };
 
 #[path = "../../../tests/support/server.rs"]
@@ -196,6 +196,8 @@ pub(super) struct World {
     pub(super) now: u64,
     /// Whether logs are taken as long from 3 entries on.
     pub(super) tiny: bool,
+    /// What a template lends.
+    pub(super) lent: String,
     /// The calls that the last question took.
     pub(super) steps: u32,
     ids: u64,
@@ -207,7 +209,7 @@ impl World {
     pub(super) fn new(server: &RedisServer) -> Self {
         let keys = Keys::new("LIMITER_NAME", "client").unwrap();
         let connection = server.connection();
-        Self { connection, keys, now: START, tiny: false, steps: 0, ids: 0 }
+        Self { connection, keys, now: START, tiny: false, lent: String::new(), steps: 0, ids: 0 }
     }
 
     pub(super) fn forget(&mut self) {
@@ -250,7 +252,13 @@ impl World {
         eval.arg(self.now).query(&mut self.connection).ok()
     }
 
-    fn run<T: FromRedisValue>(&mut self, script: &Script, args: &[&[u8]]) -> T {
+    pub(super) fn run<T: FromRedisValue>(
+        &mut self,
+        script: &Script,
+        args: &[&[u8]],
+        lent: &str,
+        tally: &[u8],
+    ) -> T {
         self.steps += 1;
         assert!(self.steps < 1_000, "it goes on for ever");
         let mut text = script.text.to_owned();
@@ -259,15 +267,14 @@ impl World {
             assert!(text.contains(limits));
             text = text.replace(limits, "SHORT, HEAD, MOST = 2, 2, 3");
         }
-        self.eval(&text, 7, args)
+        self.eval(&text, 7, &[args, &[lent.as_bytes(), tally]].concat())
     }
 
-    fn ask(&mut self, script: &Script, args: &[&[u8]]) -> (i64, u64) {
+    fn ask(&mut self, script: &Script, args: &[&[u8]], lent: &str) -> (i64, u64) {
         let mut tally = vec![];
         self.steps = 0;
         loop {
-            let (status, number, next): (i64, u64, Vec<u8>) =
-                self.run(script, &[args, &[&tally]].concat());
+            let (status, number, next): (i64, u64, Vec<u8>) = self.run(script, args, lent, &tally);
             if status != AGAIN {
                 return (status, number);
             }
@@ -276,13 +283,13 @@ impl World {
     }
 
     pub(super) fn acquire(&mut self, permits: u32, id: Id) -> Answer {
-        let permits = permits.to_string();
+        let (permits, lent) = (permits.to_string(), self.lent.clone());
         let mut tally = vec![];
         self.steps = 0;
         loop {
             type Reply = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
-            let args: [&[u8]; 3] = [permits.as_bytes(), &id, &tally];
-            let reply: Reply = self.run(&ACQUIRE, &args);
+            let args: [&[u8]; 2] = [permits.as_bytes(), &id];
+            let reply: Reply = self.run(&ACQUIRE, &args, &lent, &tally);
             let (status, wait, remaining, _, reset, _, _, next) = reply;
             if status != AGAIN {
                 return Answer { status, wait, remaining, reset };
@@ -304,12 +311,19 @@ impl World {
     pub(super) fn give_back(&mut self, permits: u32, id: &[u8]) {
         let mut rest = u64::from(permits);
         while rest > 0 {
-            rest = self.ask(&RELEASE, &[rest.to_string().as_bytes(), id]).1;
+            rest = self.ask(&RELEASE, &[rest.to_string().as_bytes(), id], "").1;
         }
     }
 
     pub(super) fn available(&mut self) -> u64 {
-        self.ask(&AVAILABLE_PERMITS, &[]).1
+        self.ask(&AVAILABLE_PERMITS, &[], &self.lent.clone()).1
+    }
+
+    /// Rate, interval, whether it is per client, and how long it is kept alive.
+    pub(super) fn config(&mut self) -> Option<[u64; 4]> {
+        self.steps = 0;
+        let reply: [i64; 5] = self.run(&CONFIG, &[], &self.lent.clone(), b"");
+        (reply[0] == DONE).then(|| [1, 2, 3, 4].map(|i| reply[i] as u64))
     }
 
     pub(super) fn set(&mut self, mode: &str, rate: u64, interval: u64, rate_type: u8) -> bool {
@@ -326,11 +340,11 @@ impl World {
     ) -> bool {
         let [rate, interval] = [rate, interval].map(|number| number.to_string());
         let args = [mode, &rate, &interval, &rate_type.to_string(), keep_alive];
-        self.ask(&SET_RATE, &args.map(|arg| arg.as_bytes())).1 == 1
+        self.ask(&SET_RATE, &args.map(|arg| arg.as_bytes()), "").1 == 1
     }
 
     pub(super) fn expire(&mut self, ms: &str) -> bool {
-        self.run::<i64>(&EXPIRE, &[ms.as_bytes(), b""]) == 1
+        self.run::<i64>(&EXPIRE, &[ms.as_bytes()], "", b"") == 1
     }
 
     /// Whether it was granted, else the delay in milliseconds; `None` if it fails.

@@ -105,7 +105,9 @@ pub(super) async fn connect(
 
 /// Whether the server has answered, if with an error.
 pub(super) fn is_answer(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::UnexpectedReturnType)
+    // An extension is an error of a kind that the client has no name for.
+    let kind = error.kind();
+    matches!(kind, ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::UnexpectedReturnType)
 }
 
 /// Whether it says how to go on.
@@ -185,6 +187,10 @@ impl Connection {
         } else {
             0.0
         }
+    }
+
+    pub(super) fn lifetime(&self) -> Duration {
+        lock(&self.answers).first.elapsed()
     }
 
     pub(super) fn silence(&self) -> Duration {

@@ -22,6 +22,8 @@ use crate::{error::StoreError, store::lock};
 
 /// After a failed attempt to connect, its error is the answer for so long.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// A connection to a server that may not write is made anew after so long: the next one may lead to another.
+const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 /// A connection that is open, but gives nobody an answer for so long, is given up.
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 /// The pause between two questions whether Redis is back.
@@ -125,7 +127,10 @@ impl Link {
             (Ok(Ok(answer)), Some(connection)) => return Ok((answer, connection)),
             (Ok(Err(error)), used) => {
                 let is_answer = used.is_some() && is_answer(&error);
-                if let Some(connection) = used.filter(|_| is_of_the_connection(&error)) {
+                let is_old = |it: &Connection| !is_answer || it.lifetime() >= RECONNECT_AFTER;
+                if let Some(connection) =
+                    used.filter(|_| is_of_the_connection(&error)).filter(is_old)
+                {
                     slot.give_up(&connection);
                 }
                 if is_answer {

@@ -1,0 +1,392 @@
+//! Whatever happens to Redis under load: every request is answered by the policy, nothing is admitted over
+//! the quota while the counts survive, and limiting goes on by itself afterwards.
+
+mod support;
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use support::{proxy::Proxy, server::RedisServer};
+use tokio::{runtime::Handle, task::JoinSet, time::sleep};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, Source, key,
+};
+
+const IN_FLIGHT: usize = 300;
+const KEYS: usize = 10;
+const LIMIT: u32 = 300;
+const DEADLINE: Duration = Duration::from_millis(100);
+/// Beyond the deadline: for a machine that is busy with other tests.
+const SLACK: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Requests from two processes' stores, as many at once as there is room for, until it is told to stop.
+struct Load {
+    stores: Vec<RedisStore>,
+    seen: Arc<Seen>,
+    tasks: JoinSet<()>,
+    tasks_before: usize,
+}
+
+#[derive(Default)]
+struct Seen {
+    is_over: AtomicBool,
+    decided: AtomicU64,
+    failed: AtomicU64,
+    longest: Mutex<Duration>,
+    admitted: Mutex<HashMap<usize, u32>>,
+}
+
+impl Load {
+    fn start(url: &str) -> Self {
+        Self::start_with(url, DEADLINE)
+    }
+
+    fn start_with(url: &str, deadline: Duration) -> Self {
+        let tasks_before = Handle::current().metrics().num_alive_tasks();
+        let seen = Arc::<Seen>::default();
+        let stores = [url, url].map(|url| RedisStore::lazy(url).unwrap().deadline(deadline));
+        let layers = stores.clone().map(|store| {
+            let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+            RateLimitLayer::new(limiter, key::Header::new("x-user"))
+        });
+        let mut tasks = JoinSet::new();
+        for task in 0..IN_FLIGHT {
+            let (layer, seen) = (layers[task % 2].clone(), seen.clone());
+            tasks.spawn(async move {
+                for request in task.. {
+                    if seen.is_over.load(SeqCst) {
+                        break;
+                    }
+                    seen.ask(&layer, request % KEYS).await;
+                }
+            });
+        }
+        Self { stores: stores.into(), seen, tasks, tasks_before }
+    }
+
+    /// Waits until so many more requests are decided, or failed.
+    async fn until(&self, what: &str, more: u64, count: impl Fn(&Seen) -> &AtomicU64) {
+        let (start, wanted) = (Instant::now(), count(&self.seen).load(SeqCst) + more);
+        while count(&self.seen).load(SeqCst) < wanted {
+            assert!(start.elapsed() < PATIENCE, "{what}");
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    async fn until_decided(&self, more: u64) {
+        self.until("no decisions", more, |seen| &seen.decided).await;
+    }
+
+    async fn until_failed(&self, more: u64) {
+        self.until("no failures", more, |seen| &seen.failed).await;
+    }
+
+    async fn until_available(&self, wanted: bool) {
+        let start = Instant::now();
+        while self.stores.iter().any(|store| store.health().is_available != wanted) {
+            assert!(start.elapsed() < PATIENCE, "available: {}", !wanted);
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    fn failed(&self) -> u64 {
+        self.seen.failed.load(SeqCst)
+    }
+
+    /// Waits until limiting goes on, and tells how long that took. `counts` is how often the counts began anew
+    /// at most.
+    async fn ends_well(mut self, fault: &str, counts: u32) {
+        let healed = Instant::now();
+        self.until_decided(1).await;
+        let resumed = healed.elapsed();
+        self.until_available(true).await;
+        self.until_decided(1_000).await;
+        self.seen.is_over.store(true, SeqCst);
+        while let Some(task) = self.tasks.join_next().await {
+            task.expect("no task panics");
+        }
+        let longest = *self.seen.longest.lock().unwrap();
+        let (decided, failed) = (self.seen.decided.load(SeqCst), self.seen.failed.load(SeqCst));
+        println!(
+            "{fault}: {decided} decided, {failed} failed, the longest in {longest:.0?}; limiting goes on \
+             {resumed:.0?} after the end of the fault"
+        );
+        assert!(longest < DEADLINE + SLACK, "{fault}: a request took {longest:?}");
+        for (key, admitted) in &*self.seen.admitted.lock().unwrap() {
+            assert!(*admitted <= LIMIT * counts, "{fault}: {admitted} admitted for key {key}");
+        }
+        drop(self.stores);
+        let dropped = Instant::now();
+        while Handle::current().metrics().num_alive_tasks() > self.tasks_before {
+            assert!(dropped.elapsed() < PATIENCE, "{fault}: tasks are left");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Seen {
+    fn took(&self, time: Duration) {
+        let mut longest = self.longest.lock().unwrap();
+        *longest = time.max(*longest);
+    }
+
+    async fn ask(&self, layer: &RateLimitLayer, key: usize) {
+        let inner = async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()));
+        let request = support::get(&[("x-user", &key.to_string())]);
+        let asked = Instant::now();
+        let response = layer.layer(service_fn(inner)).oneshot(request).await.unwrap();
+        let took = asked.elapsed();
+        self.took(took);
+        match response.status() {
+            StatusCode::OK => {
+                *self.admitted.lock().unwrap().entry(key).or_default() += 1;
+                self.decided.fetch_add(1, SeqCst);
+            }
+            StatusCode::TOO_MANY_REQUESTS => {
+                self.decided.fetch_add(1, SeqCst);
+            }
+            StatusCode::SERVICE_UNAVAILABLE => {
+                self.failed.fetch_add(1, SeqCst);
+                sleep(Duration::from_millis(50)).await;
+            }
+            status => panic!("{status}"),
+        }
+    }
+}
+
+fn run(server: &RedisServer, words: &[&str]) {
+    redis::cmd(words[0]).arg(&words[1..]).exec(&mut server.connection()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_and_restarted_without_data() {
+    let mut server = RedisServer::start();
+    let load = Load::start(&server.url());
+    load.until_decided(2_000).await;
+    server.kill();
+    load.until_failed(1_000).await;
+    load.until_available(false).await;
+    server.restart();
+    load.ends_well("killed, restarted without data", 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_and_restarted_with_data() {
+    let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let load = Load::start(&server.url());
+    for _ in 0..3 {
+        load.until_decided(500).await;
+        server.kill();
+        load.until_failed(500).await;
+        server.restart();
+    }
+    load.ends_well("killed, restarted with data", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_flushed() {
+    let server = RedisServer::start();
+    let load = Load::start_with(&server.url(), PATIENCE);
+    for _ in 0..20 {
+        load.until_decided(200).await;
+        run(&server, &["SCRIPT", "FLUSH"]);
+    }
+    assert_eq!(load.failed(), 0);
+    load.ends_well("scripts flushed", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paused_for_longer_than_the_deadline() {
+    let server = RedisServer::start();
+    let load = Load::start(&server.url());
+    load.until_decided(1_000).await;
+    run(&server, &["CLIENT", "PAUSE", "1500"]);
+    load.until_failed(1_000).await;
+    load.ends_well("paused for 1.5 s (which counts)", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen() {
+    let server = RedisServer::start();
+    let load = Load::start(&server.url());
+    load.until_decided(1_000).await;
+    server.freeze();
+    load.until_failed(2_000).await;
+    server.thaw();
+    load.ends_well("frozen", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn packets_dropped() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let load = Load::start(&proxy.url());
+    load.until_decided(1_000).await;
+    proxy.drop_all(true);
+    load.until_failed(2_000).await;
+    proxy.drop_all(false);
+    load.ends_well("packets dropped", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_lost_silently() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let load = Load::start(&proxy.url());
+    load.until_decided(1_000).await;
+    proxy.lose_connections();
+    load.until_failed(100).await;
+    load.ends_well("connections lost silently (which counts)", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_cut_in_the_middle() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let load = Load::start(&proxy.url());
+    for _ in 0..10 {
+        load.until_decided(200).await;
+        proxy.cut_a_reply();
+    }
+    load.ends_well("replies cut in the middle", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_killed() {
+    let server = RedisServer::start();
+    let load = Load::start(&server.url());
+    for _ in 0..10 {
+        load.until_decided(200).await;
+        run(&server, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    }
+    load.ends_well("connections killed", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_garbled() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let load = Load::start(&proxy.url());
+    load.until_decided(1_000).await;
+    proxy.garble(true);
+    load.until_failed(1_000).await;
+    proxy.garble(false);
+    load.ends_well("replies garbled", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_used_up_without_eviction() {
+    let server = RedisServer::start();
+    let load = Load::start(&server.url());
+    load.until_decided(1_000).await;
+    run(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+    load.until_failed(1_000).await;
+    assert!(load.stores.iter().all(|store| store.health().is_available), "it answers");
+    run(&server, &["CONFIG", "SET", "maxmemory", "0"]);
+    load.ends_well("memory used up, noeviction", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_used_up_with_eviction() {
+    let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    let load = Load::start(&server.url());
+    load.until_decided(1_000).await;
+    let mut admin = server.connection();
+    let used: redis::InfoDict = redis::cmd("INFO").arg("memory").query(&mut admin).unwrap();
+    let used: u64 = used.get("used_memory").unwrap();
+    run(&server, &["CONFIG", "SET", "maxmemory", &(used + 200_000).to_string()]);
+    // Somebody else's keys push ours out.
+    for i in 0..2_000 {
+        redis::cmd("SET").arg(i).arg(&[0_u8; 1_000][..]).exec(&mut admin).unwrap();
+    }
+    load.until_decided(1_000).await;
+    load.ends_well("memory used up, allkeys-lru", u32::MAX / LIMIT).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_of_the_wrong_type() {
+    let server = RedisServer::start();
+    let load = Load::start(&server.url());
+    load.until_decided(1_000).await;
+    let key = "ratelimit:default:fixed-window:{header:x-user=0}";
+    run(&server, &["DEL", key]);
+    run(&server, &["SADD", key, "not ours"]);
+    load.until_failed(200).await;
+    load.until_decided(1_000).await;
+    assert!(load.stores.iter().all(|store| store.health().is_available), "others are decided");
+    run(&server, &["DEL", key]);
+    load.ends_well("a key of the wrong type", 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_only_replica() {
+    let server = RedisServer::start();
+    let load = Load::start(&server.url());
+    load.until_decided(1_000).await;
+    run(&server, &["REPLICAOF", "127.0.0.1", "1"]);
+    load.until_failed(1_000).await;
+    let mut admin = server.connection();
+    let stats: redis::InfoDict = redis::cmd("INFO").arg("stats").query(&mut admin).unwrap();
+    let connections: u64 = stats.get("total_connections_received").unwrap();
+    assert!(connections < 1_000, "{connections} connections were made");
+    run(&server, &["REPLICAOF", "NO", "ONE"]);
+    load.ends_well("a read-only replica", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_password_and_then_the_right_one() {
+    let server = RedisServer::start();
+    let load = Load::start(&server.url());
+    load.until_decided(1_000).await;
+    let mut admin = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "requirepass", "secret"]).exec(&mut admin).unwrap();
+    let kill = ["KILL", "TYPE", "normal", "SKIPME", "yes"];
+    redis::cmd("CLIENT").arg(&kill).exec(&mut admin).unwrap();
+    load.until_failed(1_000).await;
+    redis::cmd("CONFIG").arg(&["SET", "requirepass", ""]).exec(&mut admin).unwrap();
+    load.ends_well("a wrong password", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_redis_is_away_nobody_waits_for_it() {
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let layer = RateLimitLayer::new(limiter.clone(), key::Global)
+        .on_failure(FailurePolicy::Local { share: 0.1 });
+    server.freeze();
+    while store.health().is_available {
+        assert!(limiter.check("key").await.is_err());
+    }
+    let before = store.health();
+    assert!(before.timeouts >= 5, "{before:?}");
+    for _ in 0..1_000 {
+        let response = layer
+            .layer(service_fn(async |_| Ok::<_, Infallible>(Response::new(Body::empty()))))
+            .oneshot(support::get(&[]))
+            .await
+            .unwrap();
+        let decision: tower_ratelimit::Decision = *response.extensions().get().unwrap();
+        assert_eq!(decision.source(), Source::Local);
+    }
+    let after = store.health();
+    assert_eq!((after.skipped - before.skipped, after.outages), (1_000, 1));
+    server.thaw();
+    let start = Instant::now();
+    while !store.health().is_available {
+        assert!(start.elapsed() < PATIENCE, "nobody asks whether it is back");
+        sleep(Duration::from_millis(2)).await;
+    }
+    assert!(limiter.check("key").await.is_ok());
+}

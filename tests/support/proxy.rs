@@ -1,0 +1,145 @@
+//! A network between the store and its server, which fails as it is told.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, UnixStream},
+    runtime::Builder,
+    sync::oneshot,
+    time::sleep,
+};
+
+use super::server::RedisServer;
+
+/// Ends with its value.
+pub struct Proxy {
+    port: u16,
+    faults: Arc<Faults>,
+    _end: oneshot::Sender<()>,
+}
+
+#[derive(Default)]
+struct Faults {
+    /// Nothing arrives, either way, and nothing is refused.
+    drops_all: AtomicBool,
+    /// The connections that were made before lead nowhere.
+    lost: AtomicUsize,
+    connections: AtomicUsize,
+    /// The next reply ends in the middle, and the connection with it.
+    cuts: AtomicBool,
+    /// What comes is no reply.
+    garbles: AtomicBool,
+}
+
+impl Proxy {
+    pub fn start(server: &RedisServer) -> Self {
+        let faults = Arc::<Faults>::default();
+        let (port_sender, port) = mpsc::channel();
+        let (end, ended) = oneshot::channel();
+        let (socket, shared) = (server.socket(), faults.clone());
+        thread::spawn(move || {
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+                let address = listener.local_addr().expect("it is bound");
+                port_sender.send(address.port()).expect("somebody wants it");
+                tokio::select! {
+                    () = serve(listener, socket, shared) => {}
+                    _ = ended => {}
+                }
+            });
+        });
+        Self { port: port.recv().expect("the proxy starts"), faults, _end: end }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn drop_all(&self, on: bool) {
+        self.faults.drops_all.store(on, SeqCst);
+    }
+
+    pub fn lose_connections(&self) {
+        self.faults.lost.store(self.faults.connections.load(SeqCst), SeqCst);
+    }
+
+    pub fn cut_a_reply(&self) {
+        self.faults.cuts.store(true, SeqCst);
+    }
+
+    pub fn garble(&self, on: bool) {
+        self.faults.garbles.store(on, SeqCst);
+    }
+}
+
+impl Faults {
+    async fn arrive(&self, connection: usize) {
+        while self.drops_all.load(SeqCst) || connection <= self.lost.load(SeqCst) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, socket: PathBuf, faults: Arc<Faults>) {
+    while let Ok((client, _)) = listener.accept().await {
+        let id = faults.connections.fetch_add(1, SeqCst) + 1;
+        let (socket, faults) = (socket.clone(), faults.clone());
+        tokio::spawn(async move {
+            let Ok(server) = UnixStream::connect(socket).await else { return };
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            tokio::select! {
+                () = requests(from_client, to_server, &faults, id) => {}
+                () = replies(from_server, to_client, &faults, id) => {}
+            }
+        });
+    }
+}
+
+async fn requests(
+    mut from: impl AsyncReadExt + Unpin,
+    mut to: impl AsyncWriteExt + Unpin,
+    faults: &Faults,
+    connection: usize,
+) {
+    let mut buffer = vec![0; 65_536];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        faults.arrive(connection).await;
+        if to.write_all(&buffer[..length]).await.is_err() {
+            break;
+        }
+    }
+}
+
+async fn replies(
+    mut from: impl AsyncReadExt + Unpin,
+    mut to: impl AsyncWriteExt + Unpin,
+    faults: &Faults,
+    connection: usize,
+) {
+    let mut buffer = vec![0; 65_536];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        faults.arrive(connection).await;
+        if faults.cuts.swap(false, SeqCst) {
+            let _ = to.write_all(&buffer[..length / 2]).await;
+            break;
+        }
+        if faults.garbles.load(SeqCst) {
+            buffer[..length].fill(b'?');
+        }
+        if to.write_all(&buffer[..length]).await.is_err() {
+            break;
+        }
+    }
+}
