@@ -101,7 +101,7 @@ async fn limiter(flags: &Flags) -> Result<Limiter, String> {
                 format!("cannot use the Redis server at --redis: {}", with_sources(&error))
             })?;
             // Rather late than not: the server is for trying out, also with thousands of requests at once.
-            let store = store.deadline(Duration::from_secs(1));
+            let store = store.deadline(Duration::from_secs(5));
             Limiter::try_named("server", store, flags.algorithm, flags.quota)
         }
     };

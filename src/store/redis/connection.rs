@@ -121,7 +121,10 @@ pub(super) fn is_of_the_connection(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_unrecoverable_error()
         // After a failover the server may have become a replica. Redis 6.2 puts what stops a script into an `ERR`.
-        || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+        || matches!(
+            error.kind(),
+            ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown)
+        )
         || error.detail().is_some_and(|detail| detail.contains(" -READONLY "))
 }
 
