@@ -181,7 +181,7 @@ pub(crate) enum Action {
 
 impl Action {
     /// Whether it needs that something is left.
-    fn asks(self) -> bool {
+    pub(crate) fn asks(self) -> bool {
         matches!(self, Self::Check | Self::Peek)
     }
 

@@ -41,8 +41,19 @@ use crate::{
 ///
 /// # In a cluster
 ///
-/// A Redis Cluster keeps different keys on different servers, which cannot decide together: there, only limits on
-/// one key can be charged at once.
+/// A Redis Cluster keeps different keys on different servers, which cannot decide together. Limits on one key are
+/// charged in one step there, too. Limits on different keys are charged one after the other, in the order in which
+/// their keys were added, each in a round trip of its own, and all within one deadline:
+///
+/// - If one denies, or gives no answer, those behind it are not asked, and what those before it took is given back
+///   right afterwards. For that moment it is missing to others, who can be denied for it; nobody gets more than the
+///   quota.
+/// - What was taken from a limit stays so if its server gave no answer, or gives none when it is to be given back.
+/// - [`Decision::retry_after`] is that of the first that denies; one behind it may deny for longer.
+/// - [`cancel`](Charge::cancel) gives back as [`refund`](Charge::refund) does, because each server has decided at an
+///   instant of its own. Both reach all limits that they can, and fail if that was not all.
+///
+/// So the limit that denies most often comes first, such as a user's own before the one that all share.
 ///
 /// # Examples
 ///

@@ -142,6 +142,21 @@ impl StoreError {
         Self(Kind::Unavailable(Arc::new(source)))
     }
 
+    /// What the crate `redis` said, if anything.
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis(&self) -> Option<&redis::RedisError> {
+        self.source()?.downcast_ref()
+    }
+
+    /// The kind of error that Redis answered with, if it did.
+    #[cfg(feature = "redis")]
+    pub(crate) fn server_kind(&self) -> Option<redis::ServerErrorKind> {
+        match self.redis()?.kind() {
+            redis::ErrorKind::Server(kind) => Some(kind),
+            _ => None,
+        }
+    }
+
     /// Returns whether the deadline passed; the cost may have been spent.
     #[must_use]
     pub fn is_timeout(&self) -> bool {

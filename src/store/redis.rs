@@ -1,31 +1,35 @@
 mod breaker;
+mod cluster;
 mod connection;
 mod link;
+mod route;
 mod server;
 
 use std::{
     fmt,
     pin::Pin,
     sync::{Arc, OnceLock},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use redis::{
-    Client, Cmd, ErrorKind, FromRedisValue, RedisError, aio::ConnectionLike, cluster::ClusterClient,
+    Client, Cmd, ConnectionInfo, ErrorKind, FromRedisValue, RedisError, aio::ConnectionLike,
 };
 use tokio::runtime::Handle;
 
 pub use self::breaker::Health;
 use self::{
-    connection::Connection,
-    link::{Deadline, Link},
-    server::{CONNECT_TIMEOUT, Server},
+    cluster::Cluster,
+    connection::Question,
+    link::Deadline,
+    route::Route,
+    server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
 };
 use super::{Answer, Backend, Call, Demand, Names, Settings, Store};
 use crate::{
     algorithm::{self, Action, SCRIPTS, Verdict},
     decision::{Decision, Policy},
-    error::{Error, StoreError},
+    error::StoreError,
 };
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
@@ -78,7 +82,7 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    link: Arc<Link>,
+    route: Route,
     prefix: Arc<str>,
     deadline: Duration,
     names: Names,
@@ -144,6 +148,11 @@ impl RedisStore {
     ///
     /// Each key is on one of the masters. See [`Charge`](crate::Charge#in-a-cluster) for limits on several keys.
     ///
+    /// Each node has connections of its own, and is taken as unavailable by itself: the decisions about its keys
+    /// fail, and the others go on. The store follows when a replica takes over, and when slots move. It needs the
+    /// commands `CLUSTER SLOTS` and `ASKING` for that. While a slot is moved key by key, decisions about its keys
+    /// wait within their deadline, because each has two keys, and only one may have been moved.
+    ///
     /// # Errors
     ///
     /// If a URL is wrong, or there is none.
@@ -160,7 +169,8 @@ impl RedisStore {
     /// # }
     /// ```
     pub fn cluster(urls: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, StoreError> {
-        Self::new(Server::cluster(urls.into_iter().map(Into::into).collect()))
+        let seeds = urls.into_iter().map(|url| read_url(&url.into()));
+        Self::of_cluster(seeds.collect())
     }
 
     /// Makes a store that connects through a client, for what a URL cannot say, such as TLS certificates.
@@ -173,31 +183,40 @@ impl RedisStore {
         Self::new(Server::client(client))
     }
 
-    /// Makes a store over a cluster through a client, which is taken as it is. It should have a response timeout
-    /// and few retries, which are long and many by default.
-    #[must_use]
-    pub fn from_cluster_client(client: ClusterClient) -> Self {
-        Self::over(Server::Cluster(client))
+    /// Makes a store over a cluster, of which the clients are those of some nodes, for what a URL cannot say. The
+    /// other nodes are connected to as the first one is. `TCP_NODELAY` is set.
+    ///
+    /// # Errors
+    ///
+    /// If a client's address is not valid, or there is none.
+    pub fn from_cluster_clients(clients: &[Client]) -> Result<Self, StoreError> {
+        let seeds = clients.iter().map(|it| with_nodelay(it.get_connection_info().clone()));
+        Self::of_cluster(Ok(seeds.collect()))
     }
 
     /// Makes a store over a connection that mends itself when it breaks, such as
-    /// [`redis::aio::ConnectionManager`]. For a cluster there is
-    /// [`from_cluster_client`](RedisStore::from_cluster_client).
+    /// [`redis::aio::ConnectionManager`]. It leads to one server: for a cluster there is
+    /// [`cluster`](RedisStore::cluster).
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Server::Given(Box::new(connection)))
+        Self::over(Route::to(Server::Given(Box::new(connection))))
     }
 
     fn new(server: Result<Server, RedisError>) -> Result<Self, StoreError> {
-        Ok(Self::over(server.map_err(StoreError::unavailable)?))
+        Ok(Self::over(Route::to(server.map_err(StoreError::unavailable)?)))
     }
 
-    fn over(server: Server) -> Self {
+    fn of_cluster(seeds: Result<Vec<ConnectionInfo>, RedisError>) -> Result<Self, StoreError> {
+        let cluster = seeds.and_then(Cluster::new).map_err(StoreError::unavailable)?;
+        Ok(Self::over(Route::Cluster(Arc::new(cluster))))
+    }
+
+    fn over(route: Route) -> Self {
         Self {
-            link: Arc::new(Link::new(server)),
+            route,
             prefix: DEFAULT_PREFIX.into(),
             deadline: DEFAULT_DEADLINE,
             names: Names::default().scoped(DEFAULT_PREFIX),
@@ -216,13 +235,14 @@ impl RedisStore {
     pub async fn ping(&self) -> Result<(), StoreError> {
         let mut get = redis::cmd("GET");
         get.arg([&self.prefix, ":ping"].concat());
-        self.link.query(Deadline::new(CONNECT_TIMEOUT.max(self.deadline)), get).await
+        let deadline = Deadline::new(CONNECT_TIMEOUT.max(self.deadline));
+        self.route.ask(deadline, Question::new(&get)).await.map(|((), _)| ())
     }
 
     /// How the connection to Redis is doing: the same for all clones.
     #[must_use]
     pub fn health(&self) -> Health {
-        self.link.health()
+        self.route.health()
     }
 
     /// Sets what the names of all keys in Redis begin with, `ratelimit` by default. Limiters of the same
@@ -255,7 +275,7 @@ impl RedisStore {
     #[must_use]
     pub fn connections(self, connections: usize) -> Self {
         assert!(connections > 0, "a store needs a connection");
-        Self { link: Arc::new(self.link.with_connections(connections)), ..self }
+        Self { route: self.route.with_connections(connections), ..self }
     }
 
     /// Sends a command; if that is an `EVALSHA` of what the server does not know, once more with the text.
@@ -263,10 +283,10 @@ impl RedisStore {
     where
         T: FromRedisValue + Send + 'static,
     {
-        let (link, deadline) = (self.link.clone(), Deadline::new(self.deadline));
+        let (route, deadline) = (self.route.clone(), Deadline::new(self.deadline));
         Answer::Pending(Box::pin(async move {
-            let ask = async |connection: &mut Connection| connection.eval(&command, text).await;
-            link.within(deadline, ask).await.map_err(Error::from)
+            let (answer, _) = route.ask(deadline, Question::script(&command, text)).await?;
+            Ok(answer)
         }))
     }
 
@@ -289,11 +309,11 @@ impl Store for RedisStore {}
 
 impl Backend for RedisStore {
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        let (link, deadline) = (self.link.clone(), Deadline::new(self.deadline));
-        if !self.link.is_cluster() || call.demands.iter().all(|it| it.key == call.demands[0].key) {
-            let question = Question::new(self, call);
+        let (route, deadline) = (self.route.clone(), Deadline::new(self.deadline));
+        if !self.route.is_cluster() || call.demands.iter().all(|it| it.key == call.demands[0].key) {
+            let question = ScriptCall::new(self, call);
             return Answer::Pending(Box::pin(
-                async move { Ok(question.ask(&link, deadline).await?) },
+                async move { Ok(question.ask(&route, deadline).await?) },
             ));
         }
         let mut questions = vec![];
@@ -303,17 +323,17 @@ impl Backend for RedisStore {
                 let demands: Vec<_> = same.copied().collect();
                 // Each server has decided at an instant of its own.
                 questions
-                    .push(Question::new(self, &Call { turn: 0.0, demands: &demands, ..*call }));
+                    .push(ScriptCall::new(self, &Call { turn: 0.0, demands: &demands, ..*call }));
             }
         }
-        let takes = call.action == Action::Check;
-        Answer::Pending(Box::pin(
-            async move { Ok(ask_apart(&link, deadline, questions, takes).await?) },
-        ))
+        let action = call.action;
+        Answer::Pending(Box::pin(async move {
+            Ok(ask_apart(&route, deadline, questions, action).await?)
+        }))
     }
 
     fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.link.runtime()) {
+        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.route.runtime()) {
             runtime.spawn(task);
         }
     }
@@ -322,8 +342,11 @@ impl Backend for RedisStore {
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key).arg(turns_key(&key));
-        let (link, deadline) = (self.link.clone(), Deadline::new(self.deadline));
-        Answer::Pending(Box::pin(async move { Ok(link.query(deadline, del).await?) }))
+        let (route, deadline) = (self.route.clone(), Deadline::new(self.deadline));
+        Answer::Pending(Box::pin(async move {
+            let ((), _) = route.ask(deadline, Question::new(&del)).await?;
+            Ok(())
+        }))
     }
 
     fn names(&self) -> &Names {
@@ -368,13 +391,13 @@ impl Script {
 }
 
 /// A script with its keys and arguments.
-struct Question {
+struct ScriptCall {
     script: &'static Script,
     by_hash: Cmd,
     limits: Vec<Policy>,
 }
 
-impl Question {
+impl ScriptCall {
     fn new(store: &RedisStore, call: &Call<'_>) -> Self {
         let script = Script::of(call.demands);
         let mut by_hash = redis::cmd("EVALSHA");
@@ -413,30 +436,28 @@ impl Question {
         Self { by_hash, ..self }
     }
 
-    async fn ask(&self, link: &Arc<Link>, deadline: Deadline) -> Result<Decision, StoreError> {
-        let ask = async |connection: &mut Connection| {
-            let asked = Instant::now();
-            let reply: Vec<u64> = connection.eval(&self.by_hash, &self.script.text).await?;
-            let (verdict, limit) = read(&reply, &self.limits)?;
-            let age = if verdict.admitted { connection.age(asked, verdict) } else { 0.0 };
-            Ok(Decision::new(limit, verdict, age))
-        };
-        link.within(deadline, ask).await
+    async fn ask(&self, route: &Route, deadline: Deadline) -> Result<Decision, StoreError> {
+        let question = Question::script(&self.by_hash, &self.script.text);
+        let (reply, connection): (Vec<u64>, _) = route.ask(deadline, question).await?;
+        let (verdict, limit) = read(&reply, &self.limits).map_err(StoreError::unavailable)?;
+        let age = if verdict.admitted { connection.age(verdict) } else { 0.0 };
+        Ok(Decision::new(limit, verdict, age))
     }
 }
 
-/// Asks about limits on keys in several slots, one after the other. If one denies what the ones before have
-/// taken, that is given back.
+/// Asks about limits on keys that may be on several servers, one after the other. If one denies what the ones before
+/// have taken, or gives no answer, that is given back.
 async fn ask_apart(
-    link: &Arc<Link>,
+    route: &Route,
     deadline: Deadline,
-    questions: Vec<Question>,
-    takes: bool,
+    questions: Vec<ScriptCall>,
+    action: Action,
 ) -> Result<Decision, StoreError> {
     let mut binding: Option<Decision> = None;
+    let mut failure = None;
     let mut taken = vec![];
     for question in questions {
-        let answer = question.ask(link, deadline).await;
+        let answer = question.ask(route, deadline).await;
         match answer {
             Ok(decision) if decision.is_allowed() => {
                 taken.push((question, decision.turn()));
@@ -444,21 +465,27 @@ async fn ask_apart(
                     binding = Some(decision);
                 }
             }
-            _ => {
-                if takes && !taken.is_empty() {
-                    tokio::spawn(give_back(link.clone(), deadline.again(), taken));
+            answer if action.asks() => {
+                if action == Action::Check && !taken.is_empty() {
+                    tokio::spawn(give_back(route.clone(), deadline, taken));
                 }
                 return answer;
             }
+            // What is spent or given back is so wherever it can be.
+            Ok(_) => {}
+            Err(error) => failure = failure.or(Some(error)),
         }
     }
-    Ok(binding.expect("a request has a limit"))
+    match (failure, binding) {
+        (Some(error), _) => Err(error),
+        (None, binding) => Ok(binding.expect("a request has a limit")),
+    }
 }
 
 /// Without an answer it stays taken.
-async fn give_back(link: Arc<Link>, deadline: Deadline, taken: Vec<(Question, f64)>) {
+async fn give_back(route: Route, deadline: Deadline, taken: Vec<(ScriptCall, f64)>) {
     for (question, turn) in taken {
-        let _ = question.refund(turn).ask(&link, deadline).await;
+        let _ = question.refund(turn).ask(&route, deadline.again()).await;
     }
 }
 

@@ -2,7 +2,10 @@
 
 #![allow(dead_code)]
 
+pub mod cluster;
+pub mod load;
 pub mod proxy;
+pub mod sentinel;
 pub mod server;
 
 use std::{

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -18,13 +18,14 @@ const MOST_FAILURES: u32 = 5;
 #[non_exhaustive]
 pub struct Health {
     /// Whether Redis answers. While it does not, decisions fail at once, and one question every 100 ms finds
-    /// out when it does again.
+    /// out when it does again. In a cluster, whether each node does that has keys: the decisions that fail are
+    /// those about the keys of one that does not.
     pub is_available: bool,
     /// How often Redis answered, errors that it sent included.
     pub answers: u64,
     /// How often it gave no answer within the deadline.
     pub timeouts: u64,
-    /// How often a connection failed, or Redis answered with an error.
+    /// How often a connection failed, or Redis answered with an error, other than by sending on to another node.
     pub errors: u64,
     /// How often it was not asked, because it was not available.
     pub skipped: u64,
@@ -34,6 +35,8 @@ pub struct Health {
 
 #[derive(Debug)]
 pub(super) struct Breaker {
+    /// Which node of a cluster it is about.
+    node: Option<String>,
     made: Instant,
     /// The time of the last answer, in microseconds since `made`.
     last_answer: AtomicU64,
@@ -41,6 +44,12 @@ pub(super) struct Breaker {
     is_probing: AtomicBool,
     /// The questions in a row without an answer, and when the first of them was asked.
     failures: Mutex<(u32, Instant)>,
+    counters: Arc<Counters>,
+}
+
+/// The nodes of a cluster have them together.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
     answers: AtomicU64,
     timeouts: AtomicU64,
     errors: AtomicU64,
@@ -48,26 +57,10 @@ pub(super) struct Breaker {
     outages: AtomicU64,
 }
 
-impl Breaker {
-    pub(super) fn new() -> Self {
-        let made = Instant::now();
-        Self {
-            made,
-            last_answer: AtomicU64::new(0),
-            is_open: AtomicBool::new(false),
-            is_probing: AtomicBool::new(false),
-            failures: Mutex::new((0, made)),
-            answers: AtomicU64::new(0),
-            timeouts: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
-            skipped: AtomicU64::new(0),
-            outages: AtomicU64::new(0),
-        }
-    }
-
-    pub(super) fn health(&self) -> Health {
+impl Counters {
+    pub(super) fn health(&self, is_available: bool) -> Health {
         Health {
-            is_available: !self.is_open(),
+            is_available,
             answers: self.answers.load(Relaxed),
             timeouts: self.timeouts.load(Relaxed),
             errors: self.errors.load(Relaxed),
@@ -75,31 +68,59 @@ impl Breaker {
             outages: self.outages.load(Relaxed),
         }
     }
+}
+
+impl Breaker {
+    pub(super) fn new() -> Self {
+        Self::with(None, Arc::default())
+    }
+
+    pub(super) fn of_node(node: String, counters: Arc<Counters>) -> Self {
+        Self::with(Some(node), counters)
+    }
+
+    fn with(node: Option<String>, counters: Arc<Counters>) -> Self {
+        let made = Instant::now();
+        Self {
+            node,
+            made,
+            last_answer: AtomicU64::new(0),
+            is_open: AtomicBool::new(false),
+            is_probing: AtomicBool::new(false),
+            failures: Mutex::new((0, made)),
+            counters,
+        }
+    }
+
+    pub(super) fn health(&self) -> Health {
+        self.counters.health(!self.is_open())
+    }
 
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Relaxed)
     }
 
     pub(super) fn skipped(&self) {
-        self.skipped.fetch_add(1, Relaxed);
+        self.counters.skipped.fetch_add(1, Relaxed);
     }
 
     /// Redis has answered, if with an error.
     pub(super) fn answered(&self, is_error: bool) {
-        self.answers.fetch_add(1, Relaxed);
+        self.counters.answers.fetch_add(1, Relaxed);
         if is_error {
-            self.errors.fetch_add(1, Relaxed);
+            self.counters.errors.fetch_add(1, Relaxed);
         }
         self.last_answer.store(self.made.elapsed().as_micros() as u64, Relaxed);
         if self.is_open() && self.is_open.swap(false, Relaxed) {
             let (_, since) = *lock(&self.failures);
-            event::available(since.elapsed());
+            event::available(self.node.as_deref(), since.elapsed());
         }
     }
 
     /// A question that was asked then got no answer. Returns whether Redis is unavailable from now on.
     pub(super) fn failed(&self, asked: Instant, deadline: Duration, is_timeout: bool) -> bool {
-        if is_timeout { &self.timeouts } else { &self.errors }.fetch_add(1, Relaxed);
+        let counters = &self.counters;
+        if is_timeout { &counters.timeouts } else { &counters.errors }.fetch_add(1, Relaxed);
         let last_answer = self.made + Duration::from_micros(self.last_answer.load(Relaxed));
         let (failures, since) = &mut *lock(&self.failures);
         if last_answer > *since {
@@ -111,8 +132,8 @@ impl Breaker {
         *failures += 1;
         let opens = *failures >= MOST_FAILURES && since.elapsed() >= deadline;
         if opens && !self.is_open.swap(true, Relaxed) {
-            self.outages.fetch_add(1, Relaxed);
-            event::unavailable();
+            self.counters.outages.fetch_add(1, Relaxed);
+            event::unavailable(self.node.as_deref());
             return true;
         }
         false
@@ -133,12 +154,12 @@ impl Breaker {
 mod event {
     use std::time::Duration;
 
-    pub(super) fn unavailable() {
-        tracing::warn!("Redis does not answer, its decisions fail at once until it does");
+    pub(super) fn unavailable(node: Option<&str>) {
+        tracing::warn!(node, "Redis does not answer, its decisions fail at once until it does");
     }
 
-    pub(super) fn available(after: Duration) {
-        tracing::info!(?after, "Redis answers again");
+    pub(super) fn available(node: Option<&str>, after: Duration) {
+        tracing::info!(node, ?after, "Redis answers again");
     }
 }
 
@@ -146,7 +167,7 @@ mod event {
 mod event {
     use std::time::Duration;
 
-    pub(super) fn unavailable() {}
+    pub(super) fn unavailable(_node: Option<&str>) {}
 
-    pub(super) fn available(_after: Duration) {}
+    pub(super) fn available(_node: Option<&str>, _after: Duration) {}
 }

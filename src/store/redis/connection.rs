@@ -4,7 +4,8 @@ use std::{
 };
 
 use redis::{
-    Cmd, ErrorKind, FromRedisValue, PushInfo, PushKind, RedisError, ServerErrorKind, aio::SendError,
+    Cmd, ErrorKind, FromRedisValue, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+    aio::SendError,
 };
 use tokio::{runtime::Handle, time::timeout};
 
@@ -17,6 +18,9 @@ use crate::{algorithm::Verdict, store::lock};
 /// So long the difference of two clocks is taken as steady.
 const PERIOD: Duration = Duration::from_secs(10);
 
+/// An attempt to connect ends then, also where several servers are asked for the way.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(3);
+
 pub(super) struct Connection {
     wire: Box<dyn Wire>,
     /// Where the connection was made.
@@ -24,6 +28,34 @@ pub(super) struct Connection {
     answers: Arc<Mutex<Answers>>,
     breaker: Arc<Breaker>,
     has_one_clock: bool,
+    asked: Instant,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Question<'a> {
+    cmd: &'a Cmd,
+    /// Of the script that `cmd` names by its hash.
+    text: Option<&'a str>,
+    /// Whether it is about keys that are on their way to this node of a cluster.
+    is_asking: bool,
+}
+
+impl<'a> Question<'a> {
+    pub(super) fn new(cmd: &'a Cmd) -> Self {
+        Self { cmd, text: None, is_asking: false }
+    }
+
+    pub(super) fn script(cmd: &'a Cmd, text: &'a str) -> Self {
+        Self { text: Some(text), ..Self::new(cmd) }
+    }
+
+    pub(super) fn asking(self, is_asking: bool) -> Self {
+        Self { is_asking, ..self }
+    }
+
+    pub(super) fn cmd(self) -> &'a Cmd {
+        self.cmd
+    }
 }
 
 /// What is known of a connection from its answers.
@@ -52,15 +84,17 @@ pub(super) async fn connect(
         }
         Ok::<(), SendError>(())
     };
-    let wire = server.connect(disconnected).await?;
+    let attempt = timeout(LONGEST_ATTEMPT, server.connect(disconnected)).await;
+    let wire = attempt.map_err(|_| (ErrorKind::Io, "the attempt to connect took too long"))??;
     let has_one_clock = server.has_one_clock();
     let runtime = Handle::current();
-    let mut connection = Connection { wire, runtime, answers, breaker, has_one_clock };
+    let mut connection =
+        Connection { wire, runtime, answers, breaker, has_one_clock, asked: Instant::now() };
     if has_one_clock {
         // While nothing else is on the way, so that the clocks are compared well.
         let asked = Instant::now();
         let time = redis::cmd("TIME");
-        if let Ok(time) = timeout(CONNECT_TIMEOUT, connection.query(&time)).await {
+        if let Ok(time) = timeout(CONNECT_TIMEOUT, connection.query(&time, false)).await {
             let (seconds, micros): (f64, f64) = time?;
             lock(&connection.answers).age(asked, seconds * 1e6 + micros);
         }
@@ -76,6 +110,12 @@ pub(super) fn is_answer(error: &RedisError) -> bool {
     matches!(kind, ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::UnexpectedReturnType)
 }
 
+/// Whether it says how to go on.
+fn is_routine(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, Moved, NoScript, TryAgain};
+    matches!(error.kind(), ErrorKind::Server(Ask | Moved | NoScript | TryAgain))
+}
+
 /// Whether an error means that the connection is of no use, and not that the server refused a command.
 pub(super) fn is_of_the_connection(error: &RedisError) -> bool {
     error.is_io_error()
@@ -89,46 +129,64 @@ pub(super) fn is_of_the_connection(error: &RedisError) -> bool {
 }
 
 impl Connection {
-    pub(super) async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Result<T, RedisError> {
-        let reply = self.wire.req_packed_command(cmd).await;
+    /// Asks; a script by its hash, and with its text if the server does not know it yet: that is not run twice, and
+    /// the server knows it from then on.
+    pub(super) async fn ask<T: FromRedisValue>(
+        &mut self,
+        question: Question<'_>,
+    ) -> Result<T, RedisError> {
+        self.asked = Instant::now();
+        let Question { cmd, text, is_asking } = question;
+        match (self.query(cmd, is_asking).await, text) {
+            (Err(error), Some(text))
+                if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) =>
+            {
+                let mut by_text = redis::cmd("EVAL");
+                by_text.arg(text);
+                for arg in cmd.args_iter().skip(2) {
+                    if let redis::Arg::Simple(arg) = arg {
+                        by_text.arg(arg);
+                    }
+                }
+                self.query(&by_text, is_asking).await
+            }
+            (reply, _) => reply,
+        }
+    }
+
+    async fn query<T: FromRedisValue>(
+        &mut self,
+        cmd: &Cmd,
+        is_asking: bool,
+    ) -> Result<T, RedisError> {
+        let reply = self.send(cmd, is_asking).await;
         let answer = reply
             .and_then(|value| value.extract_error())
             .and_then(|value| Ok(T::from_redis_value(value)?));
         let error = answer.as_ref().err();
         if error.is_none_or(is_answer) {
             lock(&self.answers).last = Instant::now();
-            self.breaker.answered(error.is_some());
+            self.breaker.answered(error.is_some_and(|it| !is_routine(it)));
         }
         answer
     }
 
-    /// Runs a script by its hash, and with its text if the server does not know it yet: that is not run
-    /// twice, and the server knows it from then on.
-    pub(super) async fn eval<T: FromRedisValue>(
-        &mut self,
-        by_hash: &Cmd,
-        text: &str,
-    ) -> Result<T, RedisError> {
-        match self.query(by_hash).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let mut by_text = redis::cmd("EVAL");
-                by_text.arg(text);
-                for arg in by_hash.args_iter().skip(2) {
-                    if let redis::Arg::Simple(arg) = arg {
-                        by_text.arg(arg);
-                    }
-                }
-                self.query(&by_text).await
-            }
-            reply => reply,
+    async fn send(&mut self, cmd: &Cmd, is_asking: bool) -> Result<Value, RedisError> {
+        if !is_asking {
+            return self.wire.req_packed_command(cmd).await;
         }
+        // As one, because it holds for the next command on the connection, whoever sends that.
+        let mut both = redis::pipe();
+        both.cmd("ASKING").add_command(cmd.clone());
+        let mut replies = self.wire.req_packed_commands(&both, 1, 1).await?;
+        Ok(replies.pop().unwrap_or(Value::Nil))
     }
 
     /// How long ago the server decided, in microseconds. It makes those whose answers have different ways
     /// go on in the order of their turns.
-    pub(super) fn age(&self, asked: Instant, verdict: Verdict) -> f64 {
+    pub(super) fn age(&self, verdict: Verdict) -> f64 {
         if self.has_one_clock {
-            lock(&self.answers).age(asked, verdict.turn - verdict.wait)
+            lock(&self.answers).age(self.asked, verdict.turn - verdict.wait)
         } else {
             0.0
         }
@@ -159,6 +217,7 @@ impl Clone for Connection {
             answers: self.answers.clone(),
             breaker: self.breaker.clone(),
             has_one_clock: self.has_one_clock,
+            asked: self.asked,
         }
     }
 }

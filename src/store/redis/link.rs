@@ -7,16 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, ErrorKind, FromRedisValue, RedisError};
+use redis::{ErrorKind, FromRedisValue, RedisError};
 use tokio::{
     runtime::Handle,
-    task::JoinHandle,
     time::{sleep, timeout},
 };
 
 use super::{
     breaker::{Breaker, Health},
-    connection::{Connection, connect, is_answer, is_of_the_connection},
+    connection::{Connection, Question, connect, is_answer, is_of_the_connection},
     server::Server,
 };
 use crate::{error::StoreError, store::lock};
@@ -43,17 +42,8 @@ pub(super) struct Link {
 #[derive(Default)]
 struct Slot {
     current: Arc<Mutex<Option<Connection>>>,
-    /// Held while connecting, so that one attempt serves all.
-    attempt: tokio::sync::Mutex<Attempt>,
-}
-
-#[derive(Default)]
-enum Attempt {
-    #[default]
-    None,
-    /// A task of its own, so that it goes on if the deadline of who waits for it passes.
-    Running(JoinHandle<Result<Connection, RedisError>>),
-    Failed(Instant, RedisError),
+    /// Held while connecting, so that one attempt serves all; the last failure.
+    connecting: Arc<tokio::sync::Mutex<Option<(Instant, RedisError)>>>,
 }
 
 /// Within which time a question is answered.
@@ -72,26 +62,29 @@ impl Deadline {
     pub(super) fn again(self) -> Self {
         Self::new(self.within)
     }
+
+    pub(super) fn is_over(self) -> bool {
+        self.from.elapsed() >= self.within
+    }
 }
 
 impl Link {
     pub(super) fn new(server: Server) -> Self {
-        Self::with_server(Arc::new(server), 1)
+        Self::with(Arc::new(server), 1, Arc::new(Breaker::new()))
     }
 
     /// The same server over so many connections.
     pub(super) fn with_connections(&self, connections: usize) -> Self {
-        Self::with_server(self.server.clone(), connections)
+        Self::with(self.server.clone(), connections, Arc::new(Breaker::new()))
     }
 
-    fn with_server(server: Arc<Server>, connections: usize) -> Self {
+    pub(super) fn with(server: Arc<Server>, connections: usize, breaker: Arc<Breaker>) -> Self {
         let slots = (0..connections).map(|_| Slot::default()).collect();
-        Self { server, slots, asked: AtomicUsize::new(0), breaker: Arc::new(Breaker::new()) }
+        Self { server, slots, asked: AtomicUsize::new(0), breaker }
     }
 
-    /// Whether keys are in different places.
-    pub(super) fn is_cluster(&self) -> bool {
-        matches!(*self.server, Server::Cluster(_))
+    pub(super) fn is_available(&self) -> bool {
+        !self.breaker.is_open()
     }
 
     pub(super) fn health(&self) -> Health {
@@ -103,43 +96,36 @@ impl Link {
         self.slots.iter().find_map(|slot| Some(lock(&slot.current).as_ref()?.runtime().clone()))
     }
 
-    pub(super) async fn query<T: FromRedisValue>(
-        self: &Arc<Self>,
-        deadline: Deadline,
-        cmd: Cmd,
-    ) -> Result<T, StoreError> {
-        self.within(deadline, async |connection| connection.query(&cmd).await).await
-    }
-
     /// Asks over a connection, and fails at the deadline, or at once if Redis is not available.
-    pub(super) async fn within<T>(
+    pub(super) async fn ask<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,
-        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
+        question: Question<'_>,
+    ) -> Result<(T, Connection), StoreError> {
         if self.breaker.is_open() {
             self.breaker.skipped();
             self.probe(deadline.within);
             return Err(StoreError::away());
         }
-        self.ask(deadline, ask).await
+        self.ask_anyway(deadline, question).await
     }
 
-    async fn ask<T>(
+    async fn ask_anyway<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,
-        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
+        question: Question<'_>,
+    ) -> Result<(T, Connection), StoreError> {
         let slot = &self.slots[self.asked.fetch_add(1, Relaxed) % self.slots.len()];
         let mut used = None;
         let answer = async {
             let connection = used.insert(self.connection(slot).await?);
-            ask(connection).await
+            connection.ask(question).await
         };
         let left = deadline.within.saturating_sub(deadline.from.elapsed());
-        let (error, is_timeout) = match timeout(left, answer).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => {
+        let answer = timeout(left, answer).await;
+        let (error, is_timeout) = match (answer, used) {
+            (Ok(Ok(answer)), Some(connection)) => return Ok((answer, connection)),
+            (Ok(Err(error)), used) => {
                 let is_answer = used.is_some() && is_answer(&error);
                 let is_old = |it: &Connection| !is_answer || it.lifetime() >= RECONNECT_AFTER;
                 if let Some(connection) =
@@ -152,7 +138,7 @@ impl Link {
                 }
                 (StoreError::unavailable(error), false)
             }
-            Err(_) => {
+            (_, used) => {
                 let silence = deadline.within.max(LONGEST_SILENCE);
                 if let Some(connection) = used.filter(|it| it.silence() >= silence) {
                     slot.give_up(&connection);
@@ -170,29 +156,24 @@ impl Link {
         if let Some(connection) = &*lock(&slot.current) {
             return Ok(connection.clone());
         }
-        let attempt = &mut *slot.attempt.lock().await;
+        let mut failure = slot.connecting.clone().lock_owned().await;
         if let Some(connection) = &*lock(&slot.current) {
             return Ok(connection.clone());
         }
-        let task = match attempt {
-            Attempt::Failed(at, error) if at.elapsed() < RETRY_AFTER => return Err(error.clone()),
-            Attempt::Running(task) => task,
-            _ => {
-                let (server, breaker) = (self.server.clone(), self.breaker.clone());
-                let task = tokio::spawn(connect(server, breaker, slot.current.clone()));
-                *attempt = Attempt::Running(task);
-                let Attempt::Running(task) = attempt else { unreachable!() };
-                task
-            }
-        };
-        let result = task.await.unwrap_or_else(|_| {
-            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
+        if let Some((_, error)) = failure.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER) {
+            return Err(error.clone());
+        }
+        // A task of its own, so that it goes on, and nobody begins another, if this request's deadline passes.
+        let (server, breaker) = (self.server.clone(), self.breaker.clone());
+        let current = slot.current.clone();
+        let attempt = tokio::spawn(async move {
+            let result = connect(server, breaker, current).await;
+            *failure = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
+            result
         });
-        *attempt = match &result {
-            Ok(_) => Attempt::None,
-            Err(error) => Attempt::Failed(Instant::now(), error.clone()),
-        };
-        result
+        attempt.await.unwrap_or_else(|_| {
+            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
+        })
     }
 
     /// Asks until Redis answers, if nobody does so already, and somebody could want to know.
@@ -213,11 +194,11 @@ impl Link {
         tokio::spawn(async move {
             let link = &probe.0;
             while link.breaker.is_open() && Arc::strong_count(link) > 1 {
-                // Of any key, so that it is asked now of this node of a cluster, and now of that.
+                // Of any key: the connection can be one to a cluster that was given.
                 let mut get = redis::cmd("GET");
                 get.arg(format!("ratelimit:probe:{}", RandomState::new().hash_one(())));
-                let ask = async |connection: &mut Connection| connection.query::<()>(&get).await;
-                let _ = link.ask(Deadline::new(within), ask).await;
+                let answer = link.ask_anyway::<()>(Deadline::new(within), Question::new(&get));
+                let _ = answer.await;
                 sleep(PROBE_EVERY).await;
             }
         });

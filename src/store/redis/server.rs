@@ -6,8 +6,6 @@ use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
     ProtocolVersion, RedisError, TlsMode,
     aio::{AsyncPushSender, ConnectionLike},
-    cluster::ClusterClient,
-    io::tcp::TcpSettings,
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
 
@@ -18,8 +16,10 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) enum Server {
     One(Client),
     /// The master that the Sentinels name.
-    Sentinel(tokio::sync::Mutex<SentinelClient>),
-    Cluster(ClusterClient),
+    Sentinel {
+        client: tokio::sync::Mutex<SentinelClient>,
+        name: String,
+    },
     /// Somebody else's connection, which mends itself.
     Given(Box<dyn Wire>),
 }
@@ -37,7 +37,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Wire for C {
 
 impl Server {
     pub(super) fn one(url: &str) -> Result<Self, RedisError> {
-        Ok(Self::One(Client::open(read(url)?)?))
+        Ok(Self::One(Client::open(read_url(url)?)?))
     }
 
     pub(super) fn client(client: &Client) -> Result<Self, RedisError> {
@@ -46,7 +46,7 @@ impl Server {
 
     /// `url` is that of a master, with its name in place of a host.
     pub(super) fn sentinel(sentinels: Vec<String>, url: &str) -> Result<Self, RedisError> {
-        let info = read(url)?;
+        let info = read_url(url)?;
         let mut node = SentinelNodeConnectionInfo::default()
             .set_tcp_settings(info.tcp_settings().clone())
             .set_redis_connection_info(info.redis_settings().clone());
@@ -68,22 +68,8 @@ impl Server {
             .map(|url| Ok(with_nodelay(url.as_str().into_connection_info()?)))
             .collect::<Result<Vec<_>, RedisError>>()?;
         let client =
-            SentinelClient::build(sentinels, name, Some(node), SentinelServerType::Master)?;
-        Ok(Self::Sentinel(client.into()))
-    }
-
-    pub(super) fn cluster(urls: Vec<String>) -> Result<Self, RedisError> {
-        let client = ClusterClient::builder(urls)
-            .use_protocol(ProtocolVersion::RESP3)
-            .tcp_settings(TcpSettings::default().set_nodelay(true))
-            .connection_timeout(CONNECT_TIMEOUT)
-            // The decisions have a deadline of their own; this is for what nobody waits for any more.
-            .response_timeout(CONNECT_TIMEOUT)
-            .retries(2)
-            .min_retry_wait(5)
-            .max_retry_wait(20)
-            .build()?;
-        Ok(Self::Cluster(client))
+            SentinelClient::build(sentinels, name.clone(), Some(node), SentinelServerType::Master)?;
+        Ok(Self::Sentinel { client: client.into(), name })
     }
 
     /// Makes a connection; `disconnected` is told when it breaks, if it can be.
@@ -93,8 +79,16 @@ impl Server {
     ) -> Result<Box<dyn Wire>, RedisError> {
         let client = match self {
             Self::One(client) => client.clone(),
-            Self::Sentinel(client) => client.lock().await.async_get_client().await?,
-            Self::Cluster(client) => return Ok(Box::new(client.get_async_connection().await?)),
+            Self::Sentinel { client, name } => {
+                let client = client.lock().await.async_get_client().await;
+                client.map_err(|error| match error.kind() {
+                    kind @ ErrorKind::MasterNameNotFoundBySentinel => {
+                        (kind, "the Sentinels know no master that is up by the name", name.clone())
+                            .into()
+                    }
+                    _ => error,
+                })?
+            }
             Self::Given(wire) => return Ok(wire.boxed()),
         };
         let config = AsyncConnectionConfig::new()
@@ -109,13 +103,13 @@ impl Server {
 
     /// Whether all answers come from one server, and so by one clock.
     pub(super) fn has_one_clock(&self) -> bool {
-        matches!(self, Self::One(_) | Self::Sentinel(_))
+        matches!(self, Self::One(_) | Self::Sentinel { .. })
     }
 }
 
 /// With RESP3, unless the URL says otherwise: a broken connection is noticed at once then, not with the next
 /// request.
-fn read(url: &str) -> Result<ConnectionInfo, RedisError> {
+pub(super) fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
     let info = with_nodelay(url.into_connection_info()?);
     if url.contains("protocol=") {
         return Ok(info);
@@ -124,7 +118,7 @@ fn read(url: &str) -> Result<ConnectionInfo, RedisError> {
     Ok(info.set_redis_settings(settings))
 }
 
-fn with_nodelay(info: ConnectionInfo) -> ConnectionInfo {
+pub(super) fn with_nodelay(info: ConnectionInfo) -> ConnectionInfo {
     let settings = info.tcp_settings().clone().set_nodelay(true);
     info.set_tcp_settings(settings)
 }

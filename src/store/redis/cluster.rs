@@ -1,0 +1,382 @@
+//! A cluster: which of its nodes is asked about a key.
+//!
+//! Each node has a [`Link`] of its own, so that one that does not answer keeps nobody waiting but for its own keys,
+//! and not even those for long.
+
+use std::{
+    collections::{HashMap, HashSet},
+    hash::{BuildHasher, RandomState},
+    ops::RangeInclusive,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use redis::{
+    Arg, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, RedisError,
+    ServerErrorKind, Value,
+};
+use tokio::{runtime::Handle, task::JoinSet, time::sleep};
+
+use super::{
+    breaker::{Breaker, Counters, Health},
+    connection::{Connection, Question},
+    link::{Deadline, Link},
+    server::{CONNECT_TIMEOUT, Server},
+};
+use crate::{error::StoreError, store::lock};
+
+const SLOTS: usize = 1 << 14;
+
+/// So many nodes are asked at once who has which slots: the first answer counts.
+const ASKED_FOR_SLOTS: usize = 3;
+/// The pause between two such questions.
+const LEARN_EVERY: Duration = Duration::from_millis(100);
+/// So often a request is sent on at once; then there is a pause, as when it is to try again.
+const MOST_HOPS: usize = 4;
+const PAUSE: Duration = Duration::from_millis(5);
+
+pub(super) struct Cluster {
+    /// The nodes that were named, perhaps by names that the cluster does not use.
+    seeds: Vec<ConnectionInfo>,
+    connections: usize,
+    counters: Arc<Counters>,
+    map: RwLock<Map>,
+    /// Not before then it is asked again who has which slots.
+    learn_after: Mutex<Instant>,
+}
+
+/// What is known of the cluster. A key whose slot nobody is known to have is asked of any node, which tells who has
+/// it.
+struct Map {
+    /// Those that have slots; besides, the seeds, while nobody answers who could tell.
+    nodes: HashMap<Address, Arc<Node>>,
+    slots: Box<[Option<Arc<Node>>]>,
+}
+
+/// Host and port.
+type Address = (String, u16);
+
+struct Node {
+    address: Address,
+    link: Arc<Link>,
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<ConnectionInfo>) -> Result<Self, RedisError> {
+        if seeds.is_empty() {
+            return Err(
+                (ErrorKind::InvalidClientConfig, "a cluster needs the URL of a node").into()
+            );
+        }
+        Self::with(seeds, 1)
+    }
+
+    /// The same cluster over so many connections to each node.
+    pub(super) fn with_connections(&self, connections: usize) -> Self {
+        Self::with(self.seeds.clone(), connections).expect("they were good before")
+    }
+
+    fn with(seeds: Vec<ConnectionInfo>, connections: usize) -> Result<Self, RedisError> {
+        let map = Map { nodes: HashMap::new(), slots: vec![None; SLOTS].into() };
+        let cluster = Self {
+            seeds,
+            connections,
+            counters: Arc::default(),
+            map: RwLock::new(map),
+            learn_after: Mutex::new(Instant::now()),
+        };
+        for seed in &cluster.seeds {
+            cluster.node(seed)?;
+        }
+        Ok(cluster)
+    }
+
+    pub(super) fn health(&self) -> Health {
+        let is_available = self.read(|map| map.nodes.values().all(|it| it.link.is_available()));
+        self.counters.health(is_available)
+    }
+
+    /// Where a connection was made.
+    pub(super) fn runtime(&self) -> Option<Handle> {
+        self.read(|map| map.nodes.values().find_map(|node| node.link.runtime()))
+    }
+
+    /// Asks the node that has the keys, wherever that is.
+    pub(super) async fn ask<T: FromRedisValue>(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        question: Question<'_>,
+    ) -> Result<(T, Connection), StoreError> {
+        let slot = slot_of(key_of(question.cmd()));
+        let (mut node, mut is_asking) = (self.owner(slot), false);
+        let mut hops = 0;
+        loop {
+            let error = match node.link.ask(deadline, question.asking(is_asking)).await {
+                Err(error) => error,
+                answer => return answer,
+            };
+            let Some(kind) = error.server_kind() else {
+                self.learn();
+                return Err(error);
+            };
+            match kind {
+                _ if deadline.is_over() => return Err(error),
+                ServerErrorKind::Moved => {
+                    self.learn();
+                    let Some(next) = self.named(&error, &node) else { return Err(error) };
+                    self.change(|map| map.slots[slot] = Some(next.clone()));
+                    (node, is_asking) = (next, false);
+                }
+                ServerErrorKind::Ask => {
+                    let Some(next) = self.named(&error, &node) else { return Err(error) };
+                    (node, is_asking) = (next, true);
+                }
+                // The slot moves from one node to another, and some of the keys are here and some are there.
+                ServerErrorKind::TryAgain => {
+                    (node, is_asking) = (self.owner(slot), false);
+                    sleep(PAUSE).await;
+                }
+                ServerErrorKind::ClusterDown => {
+                    self.learn();
+                    return Err(error);
+                }
+                _ => return Err(error),
+            }
+            hops += 1;
+            if hops >= MOST_HOPS {
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    fn owner(&self, slot: usize) -> Arc<Node> {
+        let owner = self.read(|map| map.slots[slot].clone());
+        owner.unwrap_or_else(|| self.some_nodes().swap_remove(0))
+    }
+
+    /// The node that an answer of `teller` names.
+    fn named(&self, redirect: &StoreError, teller: &Node) -> Option<Arc<Node>> {
+        let (address, _) = redirect.redis()?.redirect_node()?;
+        let (host, port) = address.rsplit_once(':')?;
+        let host = if host.is_empty() { &teller.address.0 } else { host };
+        self.node_at(host, port.parse().ok()?)
+    }
+
+    fn node_at(&self, host: &str, port: u16) -> Option<Arc<Node>> {
+        let info = self.seeds[0].clone();
+        let host = host.to_owned();
+        let addr = match info.addr().clone() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        self.node(&info.set_addr(addr)).ok()
+    }
+
+    fn node(&self, info: &ConnectionInfo) -> Result<Arc<Node>, RedisError> {
+        let address = address_of(info)?;
+        if let Some(node) = self.read(|map| map.nodes.get(&address).cloned()) {
+            return Ok(node);
+        }
+        let (host, port) = &address;
+        let breaker = Breaker::of_node(format!("{host}:{port}"), self.counters.clone());
+        let server = Server::One(Client::open(info.clone())?);
+        let link = Arc::new(Link::with(Arc::new(server), self.connections, Arc::new(breaker)));
+        let node = Arc::new(Node { address: address.clone(), link });
+        Ok(self.change(|map| map.nodes.entry(address).or_insert(node).clone()))
+    }
+
+    /// Asks who has which slots, if nobody does so already.
+    fn learn(self: &Arc<Self>) {
+        {
+            let after = &mut *lock(&self.learn_after);
+            let now = Instant::now();
+            if now < *after {
+                return;
+            }
+            *after = now + CONNECT_TIMEOUT;
+        }
+        let cluster = self.clone();
+        tokio::spawn(async move {
+            let mut asked = JoinSet::new();
+            for node in cluster.some_nodes().into_iter().take(ASKED_FOR_SLOTS) {
+                asked.spawn(async move { node.slots().await });
+            }
+            while let Some(answer) = asked.join_next().await {
+                if let Ok(Some(owners)) = answer {
+                    cluster.adopt(owners);
+                    break;
+                }
+            }
+            *lock(&cluster.learn_after) = Instant::now() + LEARN_EVERY;
+        });
+    }
+
+    fn adopt(&self, owners: Vec<(RangeInclusive<usize>, Address)>) {
+        let owners: Vec<_> = owners
+            .into_iter()
+            .filter_map(|(slots, address)| Some((slots, self.node_at(&address.0, address.1)?)))
+            .collect();
+        let gone = self.change(|map| {
+            for (slots, node) in owners {
+                map.slots[slots].fill(Some(node));
+            }
+            let owners: HashSet<_> = map.slots.iter().flatten().map(Arc::as_ptr).collect();
+            map.nodes.extract_if(|_, node| !owners.contains(&Arc::as_ptr(node))).collect::<Vec<_>>()
+        });
+        drop(gone); // connections are closed with no lock held
+    }
+
+    /// Those who can be asked about the whole, in random order: who answers; if nobody does, all, and the seeds.
+    fn some_nodes(&self) -> Vec<Arc<Node>> {
+        let all = || self.read(|map| map.nodes.values().cloned().collect::<Vec<_>>());
+        let mut nodes = all();
+        nodes.retain(|node| node.link.is_available());
+        if nodes.is_empty() {
+            for seed in &self.seeds {
+                self.node(seed).expect("it was good before");
+            }
+            nodes = all();
+        }
+        let random = RandomState::new();
+        nodes.sort_by_cached_key(|node| random.hash_one(&node.address));
+        nodes
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&Map) -> T) -> T {
+        read(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Map) -> T) -> T {
+        change(&mut self.map.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Node {
+    /// Who has which slots, as far as the node knows.
+    async fn slots(&self) -> Option<Vec<(RangeInclusive<usize>, Address)>> {
+        let mut slots = redis::cmd("CLUSTER");
+        slots.arg("SLOTS");
+        let answer = self.link.ask(Deadline::new(CONNECT_TIMEOUT), Question::new(&slots)).await;
+        let (ranges, _): (Vec<Vec<Value>>, _) = answer.ok()?;
+        let owners: Vec<_> = ranges.iter().filter_map(|it| owned(it, &self.address.0)).collect();
+        (!owners.is_empty()).then_some(owners)
+    }
+}
+
+fn address_of(info: &ConnectionInfo) -> Result<Address, RedisError> {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Ok((host.clone(), *port))
+        }
+        _ => {
+            let text = "the URL of a node of a cluster is redis://[[USER]:PASSWORD@]HOST[:PORT]";
+            Err((ErrorKind::InvalidClientConfig, text).into())
+        }
+    }
+}
+
+/// A range of slots and its master, as the node at `teller` names it.
+fn owned(range: &[Value], teller: &str) -> Option<(RangeInclusive<usize>, Address)> {
+    let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = range else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = &master[..] else { return None };
+    let host = match host {
+        Value::BulkString(host) => str::from_utf8(host).ok()?,
+        Value::Nil => "",
+        _ => return None,
+    };
+    let host = match host {
+        "?" => return None, // not even the node knows
+        "" => teller,
+        _ => host,
+    };
+    let slots = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
+    (*slots.end() < SLOTS && slots.start() <= slots.end())
+        .then_some((slots, (host.to_owned(), u16::try_from(*port).ok()?)))
+}
+
+/// The first key of a command.
+fn key_of(cmd: &Cmd) -> &[u8] {
+    let place = match cmd.args_iter().next() {
+        Some(Arg::Simple(b"EVALSHA" | b"EVAL")) => 3,
+        _ => 1,
+    };
+    match cmd.args_iter().nth(place) {
+        Some(Arg::Simple(key)) => key,
+        _ => b"",
+    }
+}
+
+/// CRC-16/XMODEM of what is in the first pair of braces, if there is anything, else of the key.
+fn slot_of(key: &[u8]) -> usize {
+    let tag = key.iter().position(|it| *it == b'{').and_then(|open| {
+        let tag = &key[open + 1..];
+        let close = tag.iter().position(|it| *it == b'}')?;
+        (close > 0).then_some(&tag[..close])
+    });
+    let mut sum = 0_u16;
+    for byte in tag.unwrap_or(key) {
+        sum ^= u16::from(*byte) << 8;
+        for _ in 0..8 {
+            sum = if sum & 0x8000 == 0 { sum << 1 } else { sum << 1 ^ 0x1021 };
+        }
+    }
+    usize::from(sum) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // As CLUSTER KEYSLOT answers.
+        for (key, slot) in [
+            ("", 0),
+            ("123456789", 12739),
+            ("foo", 12182),
+            ("ratelimit:default:token-bucket:{foo}", 12182),
+            ("{}foo", 9500),
+            ("{foo", 13308),
+            ("{foo}{bar}:turns", 12182),
+        ] {
+            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+        }
+    }
+
+    #[test]
+    fn the_key_of_a_command_is_found() {
+        let cmd = |words: &[&str]| {
+            let mut cmd = Cmd::new();
+            cmd.arg(words);
+            cmd
+        };
+        assert_eq!(key_of(&cmd(&["EVALSHA", "hash", "2", "a", "b", "c"])), b"a");
+        assert_eq!(key_of(&cmd(&["EVAL", "text", "1", "a"])), b"a");
+        assert_eq!(key_of(&cmd(&["DEL", "a", "b"])), b"a");
+        assert_eq!(key_of(&cmd(&["PING"])), b"");
+    }
+
+    #[test]
+    fn an_owner_is_read() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let range = |host, port| {
+            let master = Value::Array(vec![host, Value::Int(port), text("id")]);
+            owned(&[Value::Int(0), Value::Int(5), master, Value::Array(vec![])], "teller")
+        };
+        let owner = |host: &str| Some((0..=5, (host.to_owned(), 7000)));
+        assert_eq!(range(text("10.0.0.1"), 7000), owner("10.0.0.1"));
+        assert_eq!(range(text("2001:db8::1"), 7000), owner("2001:db8::1"));
+        assert_eq!(range(text(""), 7000), owner("teller"));
+        assert_eq!(range(Value::Nil, 7000), owner("teller"));
+        assert_eq!(range(text("?"), 7000), None);
+        assert_eq!(range(text("10.0.0.1"), 70_000), None);
+        let master = || Value::Array(vec![text("a"), Value::Int(1)]);
+        assert_eq!(owned(&[Value::Int(0), Value::Int(16_384), master()], ""), None);
+        assert_eq!(owned(&[Value::Int(-1), Value::Int(5), master()], ""), None);
+        assert_eq!(owned(&[Value::Int(1)], ""), None);
+    }
+}

@@ -1,0 +1,67 @@
+use std::sync::Arc;
+
+use redis::FromRedisValue;
+use tokio::runtime::Handle;
+
+use super::{
+    breaker::Health,
+    cluster::Cluster,
+    connection::{Connection, Question},
+    link::{Deadline, Link},
+    server::Server,
+};
+use crate::error::StoreError;
+
+/// The way to what answers about a key.
+#[derive(Clone)]
+pub(super) enum Route {
+    One(Arc<Link>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Route {
+    pub(super) fn to(server: Server) -> Self {
+        Self::One(Arc::new(Link::new(server)))
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+
+    /// The same over so many connections to each server.
+    pub(super) fn with_connections(&self, connections: usize) -> Self {
+        match self {
+            Self::One(link) => Self::One(Arc::new(link.with_connections(connections))),
+            Self::Cluster(cluster) => {
+                Self::Cluster(Arc::new(cluster.with_connections(connections)))
+            }
+        }
+    }
+
+    pub(super) fn health(&self) -> Health {
+        match self {
+            Self::One(link) => link.health(),
+            Self::Cluster(cluster) => cluster.health(),
+        }
+    }
+
+    /// Where a connection was made.
+    pub(super) fn runtime(&self) -> Option<Handle> {
+        match self {
+            Self::One(link) => link.runtime(),
+            Self::Cluster(cluster) => cluster.runtime(),
+        }
+    }
+
+    /// Asks the server that has the keys.
+    pub(super) async fn ask<T: FromRedisValue>(
+        &self,
+        deadline: Deadline,
+        question: Question<'_>,
+    ) -> Result<(T, Connection), StoreError> {
+        match self {
+            Self::One(link) => link.ask(deadline, question).await,
+            Self::Cluster(cluster) => cluster.ask(deadline, question).await,
+        }
+    }
+}

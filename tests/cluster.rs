@@ -1,0 +1,457 @@
+//! A Redis Cluster: keys are on different servers, which come, go and hand them over.
+
+mod support;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use support::{
+    ALGORITHMS,
+    cluster::{Cluster, SLOTS},
+    load::{
+        self, Load, Tasks, eventually, key, redis_key, turn, until, until_decided, until_server,
+    },
+};
+use tokio::{
+    sync::Barrier,
+    task::{JoinSet, block_in_place},
+    time::sleep,
+};
+use tower_ratelimit::{
+    Algorithm, Charge, Error, Limiter, Quota, RedisStore,
+    redisson::{RateLimiter, RateType},
+};
+
+/// For faults, which are noticed soon.
+const SETTINGS: [&str; 2] = ["--cluster-node-timeout", "1500"];
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// With a deadline that a busy machine keeps, too, and connected to all nodes.
+async fn patient(cluster: &Cluster) -> RedisStore {
+    let store = RedisStore::cluster(cluster.urls()).unwrap().deadline(Duration::from_secs(30));
+    let limiter = load::limiter(&store.clone().prefix("connect"));
+    let _ = until_decided(&[limiter], &users()).await;
+    store
+}
+
+fn users() -> Vec<String> {
+    (0..30).map(|number| format!("user-{number}")).collect()
+}
+
+/// Users whose keys are on the first master, and the others.
+fn split(cluster: &Cluster) -> (Vec<String>, Vec<String>) {
+    users().into_iter().partition(|user| cluster.place(&redis_key(user)) == 0)
+}
+
+/// Those whose keys are on a master that is one still: if the machine is too busy to keep a node's timeout, its
+/// replica takes over, and counts can be lost.
+fn of_survivors(cluster: &Cluster, users: &[String]) -> Vec<String> {
+    let is_master = |user: &&String| cluster.masters[cluster.place(&redis_key(user))].is_master();
+    block_in_place(|| users.iter().filter(is_master).cloned().collect())
+}
+
+/// Names such that the keys of a limiter are on different masters.
+fn apart(cluster: &Cluster) -> [String; 3] {
+    let on = |place| {
+        let mut names = (0..).map(|number| format!("key-{number}"));
+        names.find(|name| cluster.place(&format!("{{{name}}}")) == place).unwrap()
+    };
+    [0, 1, 2].map(on)
+}
+
+async fn remaining(limiter: &Limiter, key: &str) -> u64 {
+    limiter.peek(key).await.unwrap().remaining()
+}
+
+async fn until_remaining(limiter: &Limiter, key: &str, expected: u64) {
+    until("it is given back", async || remaining(limiter, key).await == expected).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_decides_as_one_server_does() {
+    let _turn = turn().await;
+    let cluster = Cluster::start(3, false, &[]);
+    keys_are_spread(&cluster).await;
+    limits_on_one_key_are_one_script(&cluster).await;
+    limits_on_different_keys_are_charged_all_or_none(&cluster).await;
+    what_follows_a_charge_reaches_all_its_keys(&cluster).await;
+    requests_that_race_are_admitted_exactly(&cluster).await;
+    scripts_that_are_flushed_are_sent_again(&cluster).await;
+    redisson_works(&cluster).await;
+    any_node_is_a_way_in(&cluster).await;
+}
+
+async fn keys_are_spread(cluster: &Cluster) {
+    for algorithm in ALGORITHMS {
+        let limiter = Limiter::named(
+            "spread",
+            patient(cluster).await,
+            algorithm,
+            Quota::per_hour(2).burst(2),
+        );
+        for user in users() {
+            assert_eq!(limiter.check(&*user).await.unwrap().remaining(), 1, "{algorithm}");
+        }
+    }
+    for master in &cluster.masters {
+        let keys: usize = master.ask(&["DBSIZE"]);
+        assert!((15..100).contains(&keys), "{keys} keys are on one master");
+    }
+}
+
+fn calls(cluster: &Cluster) -> u64 {
+    cluster.masters.iter().map(|it| it.server.calls("evalsha") + it.server.calls("eval")).sum()
+}
+
+async fn limits_on_one_key_are_one_script(cluster: &Cluster) {
+    let store = patient(cluster).await;
+    let limiter = |name, limit| {
+        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(limit))
+    };
+    let (few, many) = (limiter("few", 3), limiter("many", 9));
+    for user in users() {
+        let charge = Charge::new(&few, &*user).also(&many);
+        assert_eq!(charge.check().await.unwrap().limiter(), "few");
+        let before = calls(cluster);
+        for _ in 0..3 {
+            let _ = charge.check().await.unwrap();
+        }
+        assert_eq!(calls(cluster) - before, 3);
+        assert_eq!(remaining(&many, &user).await, 6, "a denied request is charged");
+    }
+}
+
+async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
+    let [first, second, third] = &apart(cluster);
+    for algorithm in ALGORITHMS.into_iter().filter(|it| *it != Algorithm::LeakyBucket) {
+        let store = patient(cluster).await.prefix(algorithm.name());
+        let limiter =
+            |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit));
+        let (a, b, c) = (limiter("a", 5), limiter("b", 9), limiter("c", 2));
+        let charge = Charge::new(&a, &**first)
+            .and(Charge::new(&b, &**second))
+            .and(Charge::new(&c, &**third));
+        for left in [1, 0] {
+            let decision = charge.check().await.unwrap();
+            assert!(decision.is_allowed(), "{algorithm}");
+            assert_eq!((decision.limiter(), decision.remaining()), ("c", left), "{algorithm}");
+        }
+        let denied = charge.check().await.unwrap();
+        assert!(!denied.is_allowed(), "{algorithm}");
+        assert_eq!(denied.limiter(), "c", "{algorithm}");
+        assert!(denied.retry_after().is_some_and(|it| it > HOUR / 4), "{algorithm}");
+        until_remaining(&a, first, 3).await;
+        until_remaining(&b, second, 7).await;
+        let peeked = charge.peek().await.unwrap();
+        assert_eq!((peeked.is_allowed(), peeked.limiter()), (false, "c"), "{algorithm}");
+
+        // The last one answers with an error.
+        let master = &cluster.masters[2];
+        let state = format!("{algorithm}:c:{algorithm}:{{{third}}}");
+        let _: u64 = master.ask(&["DEL", &state]);
+        let _: u64 = master.ask(&["SADD", &state, "of another type"]);
+        assert!(matches!(charge.check().await, Err(Error::Store(_))), "{algorithm}");
+        until_remaining(&a, first, 3).await;
+        until_remaining(&b, second, 7).await;
+        let _: u64 = master.ask(&["DEL", &state]);
+    }
+}
+
+async fn what_follows_a_charge_reaches_all_its_keys(cluster: &Cluster) {
+    let [first, second, third] = &apart(cluster);
+    let store = patient(cluster).await.prefix("follows");
+    let limiter =
+        |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
+    let (a, b, c) = (limiter("a"), limiter("b"), limiter("c"));
+    let charge = Charge::new(&a, &**first)
+        .and(Charge::new(&b, &**second).cost(10))
+        .and(Charge::new(&c, &**third).cost(20));
+    let left = async || {
+        let (a, b) = (remaining(&a, first).await, remaining(&b, second).await);
+        (a, b, remaining(&c, third).await)
+    };
+    let decision = charge.check().await.unwrap();
+    assert_eq!((decision.limiter(), decision.remaining()), ("c", 80));
+    assert_eq!(left().await, (99, 90, 80));
+    charge.cancel(decision).await.unwrap();
+    assert_eq!(left().await, (100, 100, 100));
+    charge.spend().await.unwrap();
+    charge.spend().await.unwrap();
+    assert_eq!(left().await, (98, 80, 60));
+    charge.refund().await.unwrap();
+    assert_eq!(left().await, (99, 90, 80));
+    charge.settle("b", 3).await.unwrap();
+    charge.settle("c", 30).await.unwrap();
+    assert_eq!(left().await, (99, 97, 70));
+    a.reset(&**first).await.unwrap();
+    assert_eq!(left().await, (100, 97, 70));
+
+    // What can be given back is, if not all can.
+    let state = format!("follows:a:token-bucket:{{{first}}}");
+    let _: u64 = cluster.masters[0].ask(&["SADD", &state, "of another type"]);
+    assert!(charge.refund().await.is_err());
+    assert_eq!((remaining(&b, second).await, remaining(&c, third).await), (100, 90));
+}
+
+/// 2,000 requests of 10 users, each of whom may make 15, and all of them together 100.
+async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
+    let mut replicas = vec![];
+    for _ in 0..4 {
+        let store = patient(cluster).await.prefix("race");
+        let named = |name, algorithm, limit| {
+            Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit))
+        };
+        let user = named("user", Algorithm::token_bucket(), 15);
+        replicas.push((user, named("all", Algorithm::FixedWindow, 100)));
+    }
+    let barrier = Arc::new(Barrier::new(2_000));
+    let mut tasks = JoinSet::new();
+    for i in 0..2_000 {
+        let (user, all) = &replicas[i % 4];
+        let charge =
+            Charge::new(user, &*format!("user-{}", i % 10)).and(Charge::new(all, "everybody"));
+        let barrier = barrier.clone();
+        tasks.spawn(async move {
+            barrier.wait().await;
+            charge.check().await.unwrap().is_allowed()
+        });
+    }
+    let admitted = tasks.join_all().await.into_iter().filter(|allowed| *allowed).count();
+    assert_eq!(admitted, 100);
+    until("what denied requests took is given back", async || {
+        let mut spent = 0;
+        for user in 0..10 {
+            spent += 15 - remaining(&replicas[0].0, &format!("user-{user}")).await;
+        }
+        spent == 100
+    })
+    .await;
+}
+
+async fn scripts_that_are_flushed_are_sent_again(cluster: &Cluster) {
+    let limiter = load::limiter(&patient(cluster).await);
+    for left in [99, 98] {
+        for user in users() {
+            assert_eq!(limiter.check(key(&user)).await.unwrap().remaining(), left);
+        }
+        for master in &cluster.masters {
+            let () = master.ask(&["SCRIPT", "FLUSH"]);
+        }
+    }
+}
+
+async fn redisson_works(cluster: &Cluster) {
+    let store = patient(cluster).await;
+    for number in 0..10 {
+        let limiter = RateLimiter::new(store.clone(), &format!("limiter-{number}"));
+        assert!(limiter.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap());
+        for remaining in [3, 1] {
+            assert_eq!(limiter.acquire(2).await.unwrap().remaining(), remaining);
+        }
+        assert!(!limiter.try_acquire(2, Duration::ZERO).await.unwrap().is_allowed());
+        limiter.release(2).await.unwrap();
+        assert_eq!(limiter.available_permits().await.unwrap(), 3);
+        assert!(limiter.remaining_ttl().await.unwrap().is_none());
+        assert!(limiter.delete().await.unwrap());
+        assert_eq!(limiter.config().await.unwrap(), None);
+    }
+}
+
+async fn any_node_is_a_way_in(cluster: &Cluster) {
+    let url = cluster.masters[2].url();
+    let clients = [redis::Client::open(&*url).unwrap()];
+    let stores = [
+        RedisStore::cluster([&*url]).unwrap(),
+        RedisStore::cluster(["redis://127.0.0.1:1", &*url]).unwrap(),
+        RedisStore::cluster([&*url]).unwrap().connections(3),
+        RedisStore::from_cluster_clients(&clients).unwrap(),
+    ];
+    for store in stores {
+        let limiter = load::limiter(&store.deadline(Duration::from_secs(30)));
+        for user in users() {
+            let _ = eventually(async || limiter.peek(key(&user)).await).await;
+        }
+    }
+    let none: [&str; 0] = [];
+    assert!(RedisStore::cluster(none).is_err());
+    assert!(RedisStore::cluster(["not a url"]).is_err());
+    assert!(RedisStore::cluster(["unix:///a/socket"]).is_err());
+    assert!(RedisStore::from_cluster_clients(&[]).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
+    let _turn = turn().await;
+    let tasks = Tasks::count();
+    let cluster = Cluster::start(3, false, &[]);
+    let stores = [patient(&cluster).await, patient(&cluster).await];
+    let limiters = stores.each_ref().map(load::limiter);
+    let (mut moving, _) = split(&cluster);
+    moving.truncate(8);
+    let _ = until_decided(&limiters, &users()).await;
+    let load = Load::start(&limiters, &users());
+    sleep(Duration::from_millis(500)).await;
+    for user in &moving {
+        let slot = cluster.slot(&redis_key(user));
+        block_in_place(|| cluster.begin_to_move(slot, 0, 1));
+        sleep(Duration::from_millis(100)).await;
+        block_in_place(|| cluster.end_moving(slot, 0, 1));
+    }
+    sleep(Duration::from_millis(500)).await;
+    let answers = load.finish("slots move").await;
+    for user in users() {
+        assert_eq!(answers.failed(&user), 0, "{user}");
+    }
+    answers.check_counts(&load::limiter(&patient(&cluster).await), &users()).await;
+
+    // Of a slot whose keys are not there any more, the next node is asked, and only for this once. A user who may
+    // do what the documentation says is enough.
+    let permissions = "on >secret ~ratelimit:* resetchannels -@all +evalsha +eval +time +get +set \
+                       +del +cluster|slots +asking";
+    for master in &cluster.masters {
+        let words = ["ACL", "SETUSER", "limiter"].into_iter().chain(permissions.split(' '));
+        let () = master.ask(&words.collect::<Vec<_>>());
+    }
+    let slot = cluster.slot("ratelimit:ping");
+    let from = usize::from(slot) * 3 / usize::from(SLOTS);
+    let to = (from + 1) % 3;
+    cluster.begin_to_move(slot, from, to);
+    let urls = cluster.urls().into_iter().map(|it| it.replace("//", "//limiter:secret@"));
+    let store = RedisStore::cluster(urls).unwrap().deadline(Duration::from_secs(30));
+    until("the store answers", async || store.ping().await.is_ok()).await;
+    let mut pings = JoinSet::new();
+    for _ in 0..300 {
+        let store = store.clone();
+        pings.spawn(async move { store.ping().await });
+    }
+    for result in pings.join_all().await {
+        result.unwrap();
+    }
+    cluster.end_moving(slot, from, to);
+    store.ping().await.unwrap();
+    let limiter = load::limiter(&store);
+    for user in users() {
+        let decision = eventually(async || limiter.check(key(&user)).await).await;
+        assert!(!decision.is_allowed());
+    }
+    drop((stores, limiters, limiter, store));
+    tasks.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_is_followed_that_takes_over_from_a_killed_master() {
+    let _turn = turn().await;
+    let tasks = Tasks::count();
+    let mut cluster = Cluster::start(3, true, &SETTINGS);
+    let (affected, others) = split(&cluster);
+    let stores = [(); 2].map(|()| RedisStore::cluster(cluster.urls()).unwrap());
+    let limiters = stores.each_ref().map(load::limiter);
+    let patient = load::limiter(&patient(&cluster).await);
+    let spent = (0..).map(|number| format!("spent-{number}"));
+    let spent = { spent }.find(|user| cluster.place(&redis_key(user)) == 0).unwrap();
+    while patient.check(key(&spent)).await.unwrap().is_allowed() {}
+    until_server("the replica has all", || cluster.masters[0].is_replicated()).await;
+
+    let load = Load::start(&limiters, &users());
+    sleep(Duration::from_secs(1)).await;
+    cluster.masters[0].server.kill();
+    let start = Instant::now();
+    until_server("the replica is master", || cluster.replicas[0].is_master()).await;
+    let promoted = start.elapsed();
+    let _ = until_decided(&limiters, &users()).await;
+    println!("killed: promoted after {promoted:?}, decided after {:?}", start.elapsed());
+
+    cluster.masters[0].server.restart();
+    until_server("the old master is a replica", || !cluster.masters[0].is_master()).await;
+    let took = until_decided(&limiters, &users()).await;
+    println!("restarted: it has become a replica, decided after {took:?}");
+    let answers = load.finish("a master is killed").await;
+    assert!(affected.iter().map(|user| answers.decided(user)).sum::<usize>() > 0);
+    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
+    for limiter in limiters.iter().chain([&patient]) {
+        assert!(!eventually(async || limiter.check(key(&spent)).await).await.is_allowed());
+    }
+    let clients = block_in_place(|| cluster.masters[1].clients());
+    println!("the second master has {clients} clients");
+    assert!(clients < 20, "connections are left behind");
+    drop((stores, limiters, patient));
+    tasks.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_node_keeps_nobody_waiting_but_for_its_own_keys() {
+    let _turn = turn().await;
+    let tasks = Tasks::count();
+    let settings = [&SETTINGS[..], &["--cluster-require-full-coverage", "no"]].concat();
+    let cluster = Cluster::start(3, true, &settings);
+    let (affected, others) = split(&cluster);
+    let stores = [(); 2].map(|()| RedisStore::cluster(cluster.urls()).unwrap());
+    let limiters = stores.each_ref().map(load::limiter);
+    let _ = until_decided(&limiters, &users()).await;
+
+    let load = Load::start(&limiters, &users());
+    sleep(Duration::from_secs(1)).await;
+    cluster.masters[0].server.freeze();
+    let start = Instant::now();
+    let took = until_decided(&limiters, &others).await;
+    println!("frozen: keys of other nodes are decided after {took:?}");
+    until_server("the replica is master", || cluster.replicas[0].is_master()).await;
+    let promoted = start.elapsed();
+    let _ = until_decided(&limiters, &affected).await;
+    println!("frozen: promoted after {promoted:?}, decided after {:?}", start.elapsed());
+    let answers = load.finish("a master is frozen").await;
+    let count = |what: fn(&load::Answers, &str) -> usize| -> usize {
+        others.iter().map(|user| what(&answers, user)).sum()
+    };
+    let (decided, failed) = (count(load::Answers::decided), count(load::Answers::failed));
+    println!("frozen: of the keys of other nodes, {decided} were decided, {failed} failed");
+    assert!(failed < decided, "other keys fail, too");
+    let patient = load::limiter(&patient(&cluster).await);
+    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
+
+    cluster.masters[0].server.thaw();
+    until_server("the old master is a replica", || !cluster.masters[0].is_master()).await;
+    let took = until_decided(&limiters, &users()).await;
+    println!("thawed: it has become a replica, decided after {took:?}");
+    drop((stores, limiters, patient));
+    tasks.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_down_is_answered_for_and_comes_back() {
+    let _turn = turn().await;
+    let tasks = Tasks::count();
+    let mut cluster = Cluster::start(3, true, &SETTINGS);
+    let (_, others) = split(&cluster);
+    let stores = [(); 2].map(|()| RedisStore::cluster(cluster.urls()).unwrap());
+    let limiters = stores.each_ref().map(load::limiter);
+    let load = Load::start(&limiters, &users());
+    sleep(Duration::from_secs(1)).await;
+    cluster.replicas[0].server.kill();
+    cluster.masters[0].server.kill();
+    until_server("the cluster is down", || !cluster.masters[1..].iter().any(|it| it.is_up())).await;
+    let late = RedisStore::cluster(cluster.urls()).unwrap();
+    let limiter = load::limiter(&late);
+    let start = Instant::now();
+    for user in users() {
+        assert!(limiter.peek(key(&user)).await.is_err());
+    }
+    println!("down: {} decisions failed in {:?}", users().len(), start.elapsed());
+    cluster.masters[0].server.restart();
+    cluster.replicas[0].server.restart();
+    let start = Instant::now();
+    until_server("the cluster is up", || cluster.nodes().all(|it| it.is_up())).await;
+    let up = start.elapsed();
+    for limiters in [&limiters[..], std::slice::from_ref(&limiter)] {
+        let _ = until_decided(limiters, &users()).await;
+    }
+    println!("restarted: up after {up:?}, decided after {:?}", start.elapsed());
+    let answers = load.finish("the cluster is down").await;
+    let patient = load::limiter(&patient(&cluster).await);
+    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
+    drop((stores, limiters, late, limiter, patient));
+    tasks.check().await;
+}

@@ -1,0 +1,217 @@
+//! A Redis Cluster of one's own, on free ports.
+
+use std::{
+    net::TcpListener,
+    thread,
+    time::{Duration, Instant},
+};
+
+use redis::{Cmd, FromRedisValue, Value};
+
+use super::server::RedisServer;
+
+pub const SLOTS: u16 = 1 << 14;
+
+/// A port that is free, as is the one 10,000 above it, where the nodes of a cluster talk. Neither is one that
+/// connections get by themselves.
+pub fn free_port() -> u16 {
+    loop {
+        let port = 10_000 + rand() % 10_000;
+        if [port, port + 10_000].iter().all(|&it| TcpListener::bind(("127.0.0.1", it)).is_ok()) {
+            return port;
+        }
+    }
+}
+
+fn rand() -> u16 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(()) as u16
+}
+
+pub struct Node {
+    pub server: RedisServer,
+    pub port: u16,
+    pub id: String,
+}
+
+impl Node {
+    fn start(settings: &[&str]) -> Self {
+        let port = free_port();
+        let text = port.to_string();
+        let own = [
+            "--port",
+            &text,
+            "--bind",
+            "127.0.0.1",
+            "--cluster-enabled",
+            "yes",
+            "--repl-diskless-sync-delay",
+            "0",
+        ];
+        let server = RedisServer::start_with(&[&own, settings].concat());
+        let mut node = Self { server, port, id: String::new() };
+        node.id = node.ask(&["CLUSTER", "MYID"]);
+        node
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_ask(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    pub fn try_ask<T: FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+        let client = redis::Client::open(self.server.url())?;
+        let mut connection = client.get_connection()?;
+        connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut cmd = Cmd::new();
+        cmd.arg(words).query(&mut connection)
+    }
+
+    fn info(&self, section: &str, line: &str) -> bool {
+        let info = self.try_ask::<String>(&["INFO", section]);
+        info.is_ok_and(|it| it.lines().any(|it| it == line))
+    }
+
+    pub fn is_master(&self) -> bool {
+        self.info("replication", "role:master")
+    }
+
+    /// Whether it has all that its master has.
+    fn is_fed(&self) -> bool {
+        self.info("replication", "master_link_status:up")
+    }
+
+    /// Whether its replicas have all that it has.
+    pub fn is_replicated(&self) -> bool {
+        let info: String = self.ask(&["INFO", "replication"]);
+        let offset = info.lines().find_map(|it| it.strip_prefix("master_repl_offset:"));
+        let offset = format!("offset={},", offset.expect("it has an offset"));
+        info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
+    }
+
+    /// How many are connected to it.
+    pub fn clients(&self) -> usize {
+        self.ask::<String>(&["CLIENT", "LIST", "TYPE", "NORMAL"]).lines().count()
+    }
+
+    pub fn is_up(&self) -> bool {
+        let info = self.try_ask::<String>(&["CLUSTER", "INFO"]);
+        info.is_ok_and(|it| it.contains("cluster_state:ok"))
+    }
+}
+
+/// Masters that share the slots evenly, in order, and perhaps a replica of each.
+pub struct Cluster {
+    pub masters: Vec<Node>,
+    pub replicas: Vec<Node>,
+}
+
+impl Cluster {
+    pub fn start(masters: u16, has_replicas: bool, settings: &[&str]) -> Self {
+        let start = || (0..masters).map(|_| Node::start(settings)).collect::<Vec<_>>();
+        let cluster =
+            Self { masters: start(), replicas: if has_replicas { start() } else { vec![] } };
+        for (place, master) in (0..).zip(&cluster.masters) {
+            // CLUSTER ADDSLOTSRANGE is not in 6.2.
+            let slots: Vec<_> = (place * SLOTS / masters..(place + 1) * SLOTS / masters)
+                .map(|slot| slot.to_string())
+                .collect();
+            let words: Vec<_> =
+                ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(|it| &**it)).collect();
+            let () = master.ask(&words);
+        }
+        for (epoch, node) in (1..).zip(cluster.nodes()) {
+            let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &format!("{epoch}")]);
+        }
+        let count = cluster.nodes().count();
+        let start = Instant::now();
+        // A node that is slow to answer is not asked again by itself.
+        while !cluster.nodes().all(|it| it.known() == count) {
+            assert!(start.elapsed() < Duration::from_secs(60), "the nodes do not meet");
+            for node in cluster.nodes().skip(1).filter(|it| it.known() < count) {
+                let port = cluster.masters[0].port.to_string();
+                let () = node.ask(&["CLUSTER", "MEET", "127.0.0.1", &port]);
+            }
+            thread::sleep(Duration::from_millis(300));
+        }
+        for (master, replica) in cluster.masters.iter().zip(&cluster.replicas) {
+            let () = replica.ask(&["CLUSTER", "REPLICATE", &master.id]);
+        }
+        cluster.until("the cluster is up", |it| it.is_up() && it.knows(&cluster.replicas));
+        for replica in &cluster.replicas {
+            until("the replica has all", || replica.is_fed());
+        }
+        cluster
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.masters.iter().chain(&self.replicas)
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes().map(Node::url).collect()
+    }
+
+    fn until(&self, what: &str, is_so: impl Fn(&Node) -> bool) {
+        for node in self.nodes() {
+            until(what, || is_so(node));
+        }
+    }
+
+    pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
+        let (slot, from, to) = (slot.to_string(), &self.masters[from], &self.masters[to]);
+        let () = to.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from.id]);
+        let () = from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to.id]);
+    }
+
+    pub fn end_moving(&self, slot: u16, from: usize, to: usize) {
+        let (slot, from, to) = (slot.to_string(), &self.masters[from], &self.masters[to]);
+        loop {
+            let keys: Vec<String> = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            if keys.is_empty() {
+                break;
+            }
+            for key in &keys {
+                let port = to.port.to_string();
+                let _: String = from.ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+            }
+        }
+        for node in [to, from].into_iter().chain(&self.masters) {
+            let () = node.ask(&["CLUSTER", "SETSLOT", &slot, "NODE", &to.id]);
+        }
+    }
+
+    pub fn slot(&self, key: &str) -> u16 {
+        // Tests stop the first one.
+        self.masters[1].ask(&["CLUSTER", "KEYSLOT", key])
+    }
+
+    /// Which of the masters had the key in the beginning.
+    pub fn place(&self, key: &str) -> usize {
+        usize::from(self.slot(key)) * self.masters.len() / usize::from(SLOTS)
+    }
+}
+
+impl Node {
+    /// How many nodes it knows.
+    fn known(&self) -> usize {
+        let nodes: String = self.ask(&["CLUSTER", "NODES"]);
+        nodes.lines().filter(|it| !it.contains("handshake")).count()
+    }
+
+    fn knows(&self, replicas: &[Self]) -> bool {
+        let slots: Vec<Vec<Value>> = self.ask(&["CLUSTER", "SLOTS"]);
+        replicas.is_empty() || slots.iter().all(|range| range.len() == 4)
+    }
+}
+
+pub fn until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "not so: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,229 @@
+//! Many requests at once through layers, while something happens to their store.
+
+use std::{
+    panic, slice,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use http::StatusCode;
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, SemaphorePermit},
+    task::{self, JoinSet},
+    time::sleep,
+};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{Error, Key, Limiter, Quota, RateLimitLayer, RedisStore, key};
+
+use super::{counting, get};
+
+/// So many requests are in flight for each layer.
+const AT_ONCE: usize = 150;
+const PAUSE: Duration = Duration::from_millis(250);
+/// Nothing that is waited for takes so long, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub const LIMIT: u32 = 100;
+
+/// A limiter of `LIMIT` per hour for each key.
+pub fn limiter(store: &RedisStore) -> Limiter {
+    let algorithm = tower_ratelimit::Algorithm::token_bucket();
+    Limiter::new(store.clone(), algorithm, Quota::per_hour(LIMIT))
+}
+
+/// The key of the user of this name.
+pub fn key(user: &str) -> Key<'static> {
+    Key::scoped("header:x-user", user)
+}
+
+/// What the key is called in Redis.
+pub fn redis_key(user: &str) -> String {
+    format!("ratelimit:default:token-bucket:{{{}}}", key(user).as_str())
+}
+
+/// Requests of `users`, until it is [finished](Load::finish).
+pub struct Load {
+    users: Vec<String>,
+    is_over: Arc<AtomicBool>,
+    tasks: JoinSet<Vec<Seen>>,
+}
+
+struct Seen {
+    user: usize,
+    status: StatusCode,
+    took: Duration,
+}
+
+impl Load {
+    pub fn start(limiters: &[Limiter], users: &[String]) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut tasks = JoinSet::new();
+        for limiter in limiters {
+            let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"));
+            for place in 0..AT_ONCE {
+                let service = layer.layer(counting(&Arc::new(AtomicUsize::new(0))));
+                let (users, is_over) = (users.to_vec(), is_over.clone());
+                tasks.spawn(async move {
+                    let mut seen = vec![];
+                    for user in place.. {
+                        if is_over.load(Ordering::SeqCst) {
+                            break;
+                        }
+                        let user = user % users.len();
+                        let start = Instant::now();
+                        let request = get(&[("x-user", &users[user])]);
+                        let status = service.clone().oneshot(request).await.unwrap().status();
+                        seen.push(Seen { user, status, took: start.elapsed() });
+                        sleep(PAUSE).await;
+                    }
+                    seen
+                });
+            }
+        }
+        Self { users: users.to_vec(), is_over, tasks }
+    }
+
+    /// Ends it; every request has been answered then, by the limiter or by the policy.
+    pub async fn finish(self, fault: &str) -> Answers {
+        self.is_over.store(true, Ordering::SeqCst);
+        let seen = tokio::time::timeout(PATIENCE, self.tasks.join_all()).await;
+        let seen: Vec<_> = seen.expect("a request hangs").into_iter().flatten().collect();
+        let longest = seen.iter().map(|it| it.took).max().unwrap_or_default();
+        let answers = Answers { users: self.users, seen };
+        let count = |status| answers.count(|it| it.status == status);
+        let (allowed, denied) = (count(StatusCode::OK), count(StatusCode::TOO_MANY_REQUESTS));
+        let failed = count(StatusCode::SERVICE_UNAVAILABLE);
+        println!(
+            "{fault}: {allowed} allowed, {denied} denied, {failed} failed; longest {longest:?}"
+        );
+        assert_eq!(allowed + denied + failed, answers.seen.len());
+        assert!(longest < Duration::from_secs(30), "a request waited for {longest:?}");
+        answers
+    }
+}
+
+pub struct Answers {
+    users: Vec<String>,
+    seen: Vec<Seen>,
+}
+
+impl Answers {
+    fn count(&self, what: impl Fn(&Seen) -> bool) -> usize {
+        self.seen.iter().filter(|it| what(it)).count()
+    }
+
+    pub fn failed(&self, user: &str) -> usize {
+        self.of(user, StatusCode::SERVICE_UNAVAILABLE)
+    }
+
+    pub fn decided(&self, user: &str) -> usize {
+        self.of(user, StatusCode::OK) + self.of(user, StatusCode::TOO_MANY_REQUESTS)
+    }
+
+    fn of(&self, user: &str, status: StatusCode) -> usize {
+        self.count(|it| self.users[it.user] == user && it.status == status)
+    }
+
+    /// Uses up what is left of users' quotas: in all, they got no more, and no less but for the requests that
+    /// failed, which may have been counted.
+    pub async fn check_counts(&self, limiter: &Limiter, users: &[String]) {
+        let _ = until_decided(slice::from_ref(limiter), users).await;
+        let mut tasks = JoinSet::new();
+        for user in users {
+            let (limiter, key) = (limiter.clone(), key(user));
+            let (allowed, failed) = (self.of(user, StatusCode::OK), self.failed(user));
+            let user = user.clone();
+            tasks.spawn(async move {
+                let mut allowed = allowed;
+                while limiter.check(key.clone()).await.unwrap().is_allowed() {
+                    allowed += 1;
+                }
+                let limit = LIMIT as usize;
+                let least = limit.saturating_sub(failed);
+                // In an hour that is `LIMIT`, and a few more come back while the test runs.
+                let most = limit + 1 + 2 * PATIENCE.as_secs() as usize * limit / 3_600;
+                assert!((least..=most).contains(&allowed), "{user}: {allowed} of {limit}");
+            });
+        }
+        tasks.join_all().await;
+    }
+}
+
+/// Waits until every limiter decides about every user again, and returns how long that took.
+pub async fn until_decided(limiters: &[Limiter], users: &[String]) -> Duration {
+    let start = Instant::now();
+    for limiter in limiters {
+        for user in users {
+            let _ = eventually(async || limiter.peek(key(user)).await).await;
+        }
+    }
+    start.elapsed()
+}
+
+/// Waits until a store answers.
+pub async fn eventually<T>(ask: impl AsyncFn() -> Result<T, Error>) -> T {
+    let start = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error:?}"),
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until something is so.
+pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let start = Instant::now();
+    while !is_so().await {
+        assert!(start.elapsed() < PATIENCE, "not so: {what}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until something is so that is asked of a server, meanwhile other tasks go on.
+pub async fn until_server(what: &str, is_so: impl Fn() -> bool) {
+    until(what, async || task::block_in_place(&is_so)).await;
+}
+
+/// Waits until not many other tests run that start many servers: these need time to keep to their timeouts.
+pub async fn turn() -> SemaphorePermit<'static> {
+    static TURNS: Semaphore = Semaphore::const_new(2);
+    TURNS.acquire().await.expect("it is never closed")
+}
+
+/// Sees whether tasks stay behind, or panic where nobody looks.
+pub struct Tasks {
+    alive: usize,
+    panics: usize,
+}
+
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+impl Tasks {
+    pub fn count() -> Self {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let others = panic::take_hook();
+            panic::set_hook(Box::new(move |info| {
+                PANICS.fetch_add(1, Ordering::SeqCst);
+                others(info);
+            }));
+        });
+        Self { alive: alive(), panics: PANICS.load(Ordering::SeqCst) }
+    }
+
+    /// Once everything is dropped that has tasks.
+    pub async fn check(self) {
+        until("all tasks have ended", async || alive() <= self.alive).await;
+        assert_eq!(PANICS.load(Ordering::SeqCst), self.panics, "a task panicked");
+    }
+}
+
+fn alive() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
