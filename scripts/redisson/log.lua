@@ -112,6 +112,10 @@ local function clocks()
   return {low = tally.low, mark = tally.mark, far = tally.far, seen = tally.seen}
 end
 
+local function forget_far_ahead()
+  tally.low, tally.mark, tally.far, tally.seen = nil, nil, nil, nil
+end
+
 -- The entries that are now ahead by more than two intervals, from `low` up to `mark`, `far` of them. Others leave
 -- by themselves in time; and these are ahead by more than one still, when they may be dropped.
 local function see_far_ahead()
@@ -120,7 +124,7 @@ local function see_far_ahead()
     tally.low, tally.mark, tally.far, tally.seen = at(near), newest, size - near, now_ceil
     changed = true
   elseif tally.mark then
-    tally.low, tally.mark, tally.far, tally.seen = nil, nil, nil, nil
+    forget_far_ahead()
     redis.call('DEL', tally_key)
     changed = true
   end
@@ -174,7 +178,9 @@ local function look(writes)
       local is_read, read = pcall(cmsgpack.unpack, stored or '')
       tally = is_read and type(read) == 'table' and read or {}
     end
-    if ahead and writes then
+    if not ahead then
+      forget_far_ahead()
+    elseif writes then
       drop_far_ahead()
     end
     expired = redis.call('ZCOUNT', log, '-inf', now - interval)

@@ -308,6 +308,28 @@ fn to_give_back_some_of_what_is_far_ahead_makes_the_rest_no_newer() {
 }
 
 #[test]
+fn all_that_is_far_ahead_can_be_given_back_from_a_long_log() {
+    let server = RedisServer::start();
+    let mut world = limiter(&server, 100);
+    let ids = [(); 2].map(|()| world.id());
+    for id in ids {
+        assert!(world.acquire(1, id).granted());
+    }
+    world.now -= 10_000_000;
+    let last = world.id();
+    assert!(world.acquire(1, last).granted());
+    for _ in 0..39 {
+        assert!(world.take(1));
+    }
+    for id in ids {
+        world.give_back(1, &id);
+    }
+    world.give_back(1, &last);
+    world.release(1);
+    assert_eq!(world.available(), 62);
+}
+
+#[test]
 fn what_is_far_ahead_stays_if_others_may_have_come_among_it() {
     let server = RedisServer::start();
     let mut world = limiter(&server, 4);

@@ -353,8 +353,9 @@ fn one_step(
             }
             it.follow(world);
             if granted {
-                let at = it.now(world) as i64 / 1_000 * 1_000 + skew.min(0) * 1_000;
-                it.take(world, at as u64, id, some.into());
+                // In whole milliseconds of its own clock.
+                let at = world.now_ms().saturating_add_signed(skew.min(0)) * 1_000 + it.behind;
+                it.take(world, at, id, some.into());
             }
         }
         Step::JavaAvailable(who) => {
@@ -472,4 +473,20 @@ fn it_heals_from_clocks_that_were_far_ahead_of_each_other() {
         world.tiny = tiny;
         history(&mut world, &steps, 3, [0, 4_000, 0], true).unwrap();
     }
+}
+
+#[test]
+fn what_java_takes_counts_from_a_whole_millisecond_of_its_own_clock() {
+    use Step::{Acquire, ClockBack, JavaAcquire, JavaUpdate, Pass};
+    let server = RedisServer::start();
+    let mut world = World::new(&server);
+    let steps = [
+        JavaUpdate(1, 500),
+        // By half a millisecond.
+        ClockBack(1),
+        JavaAcquire(0, 1),
+        Pass(999, 0),
+        Acquire(1),
+    ];
+    history(&mut world, &steps, 1, [0; 3], true).unwrap();
 }
