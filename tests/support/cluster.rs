@@ -130,7 +130,7 @@ impl Cluster {
         let start = Instant::now();
         // A node that is slow to answer is not asked again by itself.
         while !cluster.nodes().all(|it| it.known() == count) {
-            assert!(start.elapsed() < Duration::from_secs(60), "the nodes do not meet");
+            assert!(start.elapsed() < Duration::from_secs(120), "the nodes do not meet");
             for node in cluster.nodes().skip(1).filter(|it| it.known() < count) {
                 let port = cluster.masters[0].port.to_string();
                 let () = node.ask(&["CLUSTER", "MEET", "127.0.0.1", &port]);
@@ -211,7 +211,7 @@ impl Node {
 pub fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "not so: {what}");
+        assert!(start.elapsed() < Duration::from_secs(120), "not so: {what}");
         thread::sleep(Duration::from_millis(20));
     }
 }

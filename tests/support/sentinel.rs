@@ -114,19 +114,21 @@ impl Watched {
     pub fn is_replicated(&self) -> bool {
         let info = self.info(0);
         let offset = info.lines().find_map(|it| it.strip_prefix("master_repl_offset:"));
-        let offset = format!("offset={},", offset.expect("it has an offset"));
+        let Some(offset) = offset else { return false };
+        let offset = format!("offset={offset},");
         info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
     }
 
     fn info(&self, place: usize) -> String {
-        self.ask(place, &["INFO", "replication"])
+        // A Sentinel that makes it a replica closes its connections.
+        self.ask(place, &["INFO", "replication"]).unwrap_or_default()
     }
 
     pub fn is_master(&self, place: usize) -> bool {
-        self.info(place).contains("role:master")
+        !self.info(place).contains("role:slave")
     }
 
-    fn ask<T: redis::FromRedisValue>(&self, place: usize, words: &[&str]) -> T {
+    fn ask<T: redis::FromRedisValue>(&self, place: usize, words: &[&str]) -> redis::RedisResult<T> {
         let client = redis::Client::open(self.servers[place].0.url()).unwrap();
         let info = client.get_connection_info().clone();
         let settings = info.redis_settings().clone();
@@ -135,8 +137,8 @@ impl Watched {
             None => settings,
         };
         let client = redis::Client::open(info.set_redis_settings(settings)).unwrap();
-        let mut connection = client.get_connection().expect("the server runs");
-        redis::cmd(words[0]).arg(&words[1..]).query(&mut connection).unwrap()
+        let mut connection = client.get_connection()?;
+        redis::cmd(words[0]).arg(&words[1..]).query(&mut connection)
     }
 }
 
