@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     key::Key,
     limiter::{Limiter, MaxWait},
-    store::{Answer, Call, Demand, MemoryStore, Names},
+    store::{Answer, Call, Demand},
     turn,
 };
 
@@ -256,16 +256,10 @@ impl Charge {
     }
 
     /// The same charge to limiters with a share of the quotas over stores in memory; `None` if one of them cannot
-    /// have any. `store` is that in place of the one with these names.
-    pub(crate) fn to_share(
-        &self,
-        share: f64,
-        mut store: impl FnMut(&Names) -> MemoryStore,
-    ) -> Option<Self> {
+    /// have any.
+    pub(crate) fn to_share(&self, share: f64) -> Option<Self> {
         let parts = self.parts().map(|part| {
-            let limiter = part.limiter.own().ok()?;
-            let store = store(limiter.store().names());
-            let limiter = limiter.to_share(share, store).into();
+            let limiter = part.limiter.own().ok()?.to_share(share).into();
             Some(Part { limiter, ..part.clone() })
         });
         let parts = parts.collect::<Option<Vec<_>>>()?;

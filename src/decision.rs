@@ -47,17 +47,16 @@ pub(crate) struct Policy {
 }
 
 /// Who decided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
     /// The limiter's store.
-    #[default]
     Store,
     /// A store in memory, with a share of the quota, because the limiter's gave no answer:
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).
     Local,
     /// Nobody, because the store gave no answer: the request goes on by
-    /// [`FailurePolicy::Open`](crate::FailurePolicy::Open), and all that the decision tells is 0.
+    /// [`FailurePolicy::Open`](crate::FailurePolicy::Open), and what remains, and all times, are 0.
     Open,
 }
 

@@ -10,7 +10,6 @@ use tower_service::Service;
 
 use crate::{
     charge::Charge,
-    decision::Decision,
     layer::{Shared, Start},
     protocol::{Charged, Exchange, Protocol, Rejection},
     rule::{Lookup, Ruling},
@@ -53,7 +52,7 @@ pin_project! {
         LookingUp { charge: Lookup<H> },
         // With the service that was ready, unless the request has waited.
         Asking { ready: bool },
-        Readying { decision: Decision },
+        Readying { charged: Charged },
         Calling { #[pin] future: F },
     }
 }
@@ -119,23 +118,39 @@ where
                             Start::Go(Charged { charge: turn.go(), decision: Some(decision) })
                         }
                         Poll::Ready(Ok(decision)) => {
-                            this.state.set(State::Readying { decision });
+                            let decision = Some(decision);
+                            let charged = Charged { charge: Charge::exempt(), decision };
+                            this.state.set(State::Readying { charged });
                             continue;
                         }
                         Poll::Ready(Err(error)) => {
-                            let charge = turn.go();
+                            let (left, charge) = (turn.left(), turn.go());
                             let head = this.head.as_ref().expect("the head was taken");
-                            this.shared.undecided(head, error, charge)
+                            match this.shared.undecided(head, error, charge, left) {
+                                Start::Ask(share) => {
+                                    *turn = share;
+                                    continue;
+                                }
+                                Start::Go(charged) if !*ready => {
+                                    *this.turn = None;
+                                    this.state.set(State::Readying { charged });
+                                    continue;
+                                }
+                                start => start,
+                            }
                         }
                     }
                 }
-                StateProj::Readying { decision } => {
-                    let turn = this.turn.as_mut().expect("the turn was taken");
+                StateProj::Readying { charged } => {
                     if let Err(error) = ready!(this.inner.poll_ready(cx)) {
                         *this.turn = None;
                         return Poll::Ready(Err(error));
                     }
-                    Start::Go(Charged { charge: turn.go(), decision: Some(*decision) })
+                    let mut charged = mem::replace(charged, Charged::exempt());
+                    if let Some(turn) = this.turn {
+                        charged.charge = turn.go();
+                    }
+                    Start::Go(charged)
                 }
                 StateProj::Calling { future } => {
                     let (response, counts) = protocol.charges(ready!(future.poll(cx))?);

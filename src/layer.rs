@@ -8,7 +8,7 @@ use crate::{
     algorithm::micros,
     charge::{AnyLimiter, Charge},
     error::{Error, RequestError},
-    failure::{FailurePolicy, Fallback},
+    failure::FailurePolicy,
     key::KeyExtractor,
     limiter::MaxWait,
     protocol::{Charged, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
@@ -92,7 +92,7 @@ pub(crate) struct Shared<P> {
     max_wait: MaxWait,
     waiters: Waiters,
     pub(crate) dry_run: bool,
-    fallback: Fallback,
+    on_failure: FailurePolicy,
 }
 
 /// How a request sets out.
@@ -109,7 +109,7 @@ impl<P: Protocol> Shared<P> {
             max_wait: MaxWait::OWN,
             waiters: Waiters::new(),
             dry_run: false,
-            fallback: Fallback::Closed,
+            on_failure: FailurePolicy::Closed,
         }
     }
 
@@ -121,11 +121,7 @@ impl<P: Protocol> Shared<P> {
             Ok(charge) => charge,
             Err(error) => return Start::Refused(Rejection::Request(error), Charge::exempt()),
         };
-        self.ask(head, charge)
-    }
-
-    fn ask(&self, head: &P::Head, charge: Charge) -> Start {
-        let (max_wait, place) = self.patience(head, &charge);
+        let (max_wait, place) = self.patience(head, &charge, self.max_wait);
         let answer = match charge.ask(max_wait) {
             Ok(answer) => answer,
             Err(error) => return Start::Refused(error.into(), charge),
@@ -141,36 +137,46 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    /// What becomes of a request that got no decision.
-    pub(crate) fn undecided(&self, head: &P::Head, error: Error, charge: Charge) -> Start {
+    /// What becomes of a request that got no decision, and of whose wait so much is left.
+    pub(crate) fn undecided(
+        &self,
+        head: &P::Head,
+        error: Error,
+        charge: Charge,
+        left: f64,
+    ) -> Start {
         let Error::Store(error) = error else { return Start::Refused(error.into(), charge) };
-        match &self.fallback {
-            Fallback::Open => {
-                Start::Go(Charged { decision: charge.open(), charge: Charge::exempt() })
+        let share = match self.on_failure {
+            FailurePolicy::Open => {
+                let decision = charge.open();
+                return Start::Go(Charged { charge: Charge::exempt(), decision });
             }
             // A store in memory that is full is as good as another.
-            Fallback::Local(local) if !error.is_full() => match local.charge(&charge) {
-                Some(share) => match self.ask(head, share) {
-                    // It is the share that is too small.
-                    Start::Refused(Rejection::CostAboveQuota { .. }, _) => {
-                        Start::Refused(Rejection::Store(error), charge)
-                    }
-                    start => start,
-                },
-                None => Start::Refused(Rejection::Store(error), charge),
-            },
-            _ => Start::Refused(Rejection::Store(error), charge),
+            FailurePolicy::Local { share } if !error.is_full() => charge.to_share(share),
+            _ => None,
+        };
+        let Some(share) = share else { return Start::Refused(Rejection::Store(error), charge) };
+        let (max_wait, place) = self.patience(head, &share, self.max_wait.at_most(left));
+        match share.ask(max_wait) {
+            Ok(answer) => Start::Ask(Turn::new(share, answer, max_wait, place)),
+            // It is the share that is too small.
+            Err(_) => Start::Refused(Rejection::Store(error), charge),
         }
     }
 
     /// How long a request may wait, and its place among those who do.
-    fn patience(&self, head: &P::Head, charge: &Charge) -> (MaxWait, Option<Place>) {
-        if self.dry_run || charge.longest_wait(self.max_wait) == 0.0 {
+    fn patience(
+        &self,
+        head: &P::Head,
+        charge: &Charge,
+        max_wait: MaxWait,
+    ) -> (MaxWait, Option<Place>) {
+        if self.dry_run || charge.longest_wait(max_wait) == 0.0 {
             return (MaxWait::NONE, None);
         }
         let Some(place) = self.waiters.enter(charge) else { return (MaxWait::NONE, None) };
         let timeout = P::timeout(head).map_or(f64::INFINITY, micros);
-        (self.max_wait.at_most(timeout), Some(place))
+        (max_wait.at_most(timeout), Some(place))
     }
 }
 
@@ -475,7 +481,10 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// ```
     #[track_caller]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
-        Arc::make_mut(&mut self.0).fallback = Fallback::new(policy);
+        if let FailurePolicy::Local { share } = policy {
+            assert!(share > 0.0 && share <= 1.0, "a share is above 0 and at most 1, not {share}");
+        }
+        Arc::make_mut(&mut self.0).on_failure = policy;
         self
     }
 

@@ -82,6 +82,8 @@ mod waiters;
 #[cfg(feature = "serde")]
 pub use config::{Limit, Limits};
 #[cfg(feature = "redis")]
+pub use redis;
+#[cfg(feature = "redis")]
 pub use store::{Health, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},

@@ -6,7 +6,7 @@ use crate::{
     error::{ConfigError, Error},
     key::Key,
     quota::Quota,
-    store::{Answer, Backend, Call, Demand, MemoryStore, Name, Settings, Store},
+    store::{Answer, Backend, Call, Demand, Name, Settings, Store},
 };
 
 /// How many requests of a key may wait, where nothing else bounds them.
@@ -150,12 +150,16 @@ impl Limiter {
     }
 
     /// A limiter with a share of the quota over a store in memory.
-    pub(crate) fn to_share(&self, share: f64, store: MemoryStore) -> Self {
-        let Inner { taken, settings, .. } = &*self.0;
+    pub(crate) fn to_share(&self, share: f64) -> Self {
+        let Inner { store, taken, settings, .. } = &*self.0;
+        let store = store.names().local().clone();
         let quota = settings.quota.to_share(share);
         let algorithm = match settings.algorithm {
             Algorithm::TokenBucket { refill, overdraft } => {
-                Algorithm::TokenBucket { refill, overdraft: (f64::from(overdraft) * share) as u32 }
+                let overdraft = (f64::from(overdraft) * share) as u32;
+                // The limit may have been rounded down by more, and the rest would take too long to refill.
+                let overdraft = overdraft.min(quota.longest_overdraft());
+                Algorithm::TokenBucket { refill, overdraft }
             }
             algorithm => algorithm,
         };

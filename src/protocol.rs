@@ -158,31 +158,31 @@ type Exempt<H> = Arc<dyn Fn(&H) -> bool + Send + Sync>;
 
 /// Who a request is charged to, and how much.
 pub struct Charging<H> {
-    rule: Source<H>,
+    rule: Basis<H>,
     cost: Option<Cost<H>>,
     exempt: Option<Exempt<H>>,
     pub(crate) missing_key: MissingKey,
 }
 
 /// Where a charge comes from.
-enum Source<H> {
+enum Basis<H> {
     Key(AnyLimiter, Arc<dyn KeyExtractor<H>>),
     Rule(Arc<dyn AnyRule<H>>),
 }
 
 impl<H: 'static> Charging<H> {
     fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<H>) -> Self {
-        Self::new(Source::Key(limiter, Arc::new(key)))
+        Self::new(Basis::Key(limiter, Arc::new(key)))
     }
 
     fn by_rule(rule: impl Rule<H>) -> Self
     where
         H: Send + Sync,
     {
-        Self::new(Source::Rule(Arc::new(rule)))
+        Self::new(Basis::Rule(Arc::new(rule)))
     }
 
-    fn new(rule: Source<H>) -> Self {
+    fn new(rule: Basis<H>) -> Self {
         Self { rule, cost: None, exempt: None, missing_key: MissingKey::default() }
     }
 
@@ -199,8 +199,8 @@ impl<H: 'static> Charging<H> {
             return Ruling::Now(Ok(Charge::exempt()));
         }
         let charge = match &self.rule {
-            Source::Key(limiter, key) => key.extract(head).map(|key| Charge::new(limiter, key)),
-            Source::Rule(rule) => match rule.now(head) {
+            Basis::Key(limiter, key) => key.extract(head).map(|key| Charge::new(limiter, key)),
+            Basis::Rule(rule) => match rule.now(head) {
                 Some(charge) => charge,
                 None => return Ruling::Later(rule.clone()),
             },
@@ -219,10 +219,10 @@ impl<H: 'static> Charging<H> {
             (Err(RequestError::MissingKey(_)), MissingKey::Exempt, _) => {
                 return Ok(Charge::exempt());
             }
-            (Err(RequestError::MissingKey(_)), MissingKey::Share, Source::Key(limiter, _)) => {
+            (Err(RequestError::MissingKey(_)), MissingKey::Share, Basis::Key(limiter, _)) => {
                 Charge::new(limiter, Key::scoped("anonymous", ""))
             }
-            (Err(RequestError::MissingKey(_)), MissingKey::Share, Source::Rule(_)) => {
+            (Err(RequestError::MissingKey(_)), MissingKey::Share, Basis::Rule(_)) => {
                 return Err(RequestError::misconfigured(NOTHING_TO_SHARE));
             }
             (Err(error), ..) => return Err(error),
@@ -237,7 +237,7 @@ impl<H: 'static> Charging<H> {
 const NOTHING_TO_SHARE: &str = "`MissingKey::Share` is for layers with a key; a rule says itself what \
      requests without a key are charged";
 
-impl<H> Clone for Source<H> {
+impl<H> Clone for Basis<H> {
     fn clone(&self) -> Self {
         match self {
             Self::Key(limiter, key) => Self::Key(limiter.clone(), key.clone()),

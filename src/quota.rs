@@ -173,7 +173,14 @@ impl Quota {
         self.window_us
     }
 
-    /// A part of it, and not more; of less than one unit in a window, one in a longer window.
+    /// What can be overdrawn besides the burst and refill in time.
+    pub(crate) fn longest_overdraft(&self) -> u32 {
+        let most = u128::from(LONGEST_REFILL) * u128::from(self.limit) / u128::from(self.window_us);
+        let most = most.min(u32::MAX.into()) as u32;
+        most.saturating_sub(self.burst)
+    }
+
+    /// A part of it, rounded down; of less than one unit in a window, one in a longer window.
     pub(crate) fn to_share(self, share: f64) -> Self {
         // Not below a whole number because of a third that is written in binary.
         let part = |units: u32| f64::from(units) * share * (1.0 + 1e-12);

@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeSet, HashSet},
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     task::{Context, Poll},
 };
 
@@ -152,13 +152,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Names {
     taken: Arc<Mutex<HashSet<String>>>,
     scope: Arc<str>,
+    /// Takes the place of the store when it gives no answer.
+    local: Arc<OnceLock<MemoryStore>>,
 }
 
 impl Names {
     /// The names in another part of the same store.
     #[cfg(feature = "redis")]
     fn scoped(&self, scope: &str) -> Self {
-        Self { taken: self.taken.clone(), scope: scope.into() }
+        Self { taken: self.taken.clone(), scope: scope.into(), local: Arc::default() }
     }
 
     /// Takes `name` for as long as the result lives; `None` if it is taken.
@@ -166,6 +168,10 @@ impl Names {
         let scoped = [&self.scope, ":", name].concat();
         let free = lock(&self.taken).insert(scoped.clone());
         free.then(|| Name { text: interned(name), scoped, names: self.clone() })
+    }
+
+    pub(crate) fn local(&self) -> &MemoryStore {
+        self.local.get_or_init(MemoryStore::new)
     }
 
     /// Whether these are the names of one and the same store.

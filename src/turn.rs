@@ -251,6 +251,12 @@ impl Turn {
         (retry_after <= left).then(|| Box::pin(sleep(pause)))
     }
 
+    /// What is left of the time for which it waits, in microseconds.
+    pub(crate) fn left(&self) -> f64 {
+        let until = self.retry_until.map(|until| until.saturating_duration_since(Instant::now()));
+        until.map_or(f64::INFINITY, micros)
+    }
+
     /// Whether it sleeps.
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.phase, Phase::Admitted(..) | Phase::Retrying(_))

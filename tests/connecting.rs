@@ -196,7 +196,7 @@ fn addresses_that_cannot_be_are_refused_at_once() {
         (RedisStore::lazy("localhost"), "Redis URL did not parse"),
         (RedisStore::sentinel(Vec::<String>::new(), "redis://mymaster"), "At least one sentinel"),
         (RedisStore::sentinel(["redis://127.0.0.1:26379"], "unix:///a/socket"), "NAME[/DB]"),
-        (RedisStore::cluster(Vec::<String>::new()), "Initial nodes can't be empty"),
+        (RedisStore::cluster(Vec::<String>::new()), "a cluster needs the URL of a node"),
     ];
     for (store, text) in cases {
         let error = store.unwrap_err();

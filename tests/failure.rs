@@ -5,17 +5,18 @@ mod support;
 use std::{
     io,
     sync::{Arc, Mutex, atomic::AtomicUsize},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{Extension, Router, body::Body, routing::get};
 use http::{Response, StatusCode};
+use proptest::prelude::*;
 use support::{counting, field, item, items, json, server::RedisServer};
 use tonic_types::StatusExt;
-use tower::{Layer, ServiceExt, service_fn};
+use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
-    RedisStore, ResponseBody, Source, key, redisson,
+    RedisStore, Refill, ResponseBody, Source, key, redisson,
 };
 
 /// A store over a server that is not there.
@@ -262,16 +263,17 @@ async fn local_hands_back_when_redis_returns() {
     let layer = RateLimitLayer::new(hundred_per_hour(store.clone()), key::Global)
         .on_failure(FailurePolicy::Local { share: 0.5 });
     let source = async || decision(&send(&layer, &[]).await).source();
-    assert_eq!(source().await, Source::Store);
+    while source().await != Source::Store {}
     server.kill();
     for _ in 0..20 {
         assert_eq!(source().await, Source::Local);
     }
     server.restart();
+    let start = Instant::now();
     while source().await == Source::Local {
+        assert!(start.elapsed() < Duration::from_secs(60), "Redis is back");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert!(store.health().is_available);
 }
 
 #[tokio::test]
@@ -292,6 +294,81 @@ async fn requests_of_any_kind_have_a_policy() {
 fn a_share_of_nothing_is_refused() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
     let _ = layer.on_failure(FailurePolicy::Local { share: 0.0 });
+}
+
+#[tokio::test]
+async fn layers_over_one_limiter_share_its_share() {
+    let limiter = hundred_per_hour(away());
+    let layers = [key::Global, key::Global].map(|key| {
+        RateLimitLayer::new(&limiter, key).on_failure(FailurePolicy::Local { share: 0.25 })
+    });
+    for layer in &layers {
+        assert_eq!(send(layer, &[]).await.status(), StatusCode::OK);
+    }
+    for layer in &layers {
+        assert_eq!(send(layer, &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+/// Denied, with the time to try again, until the fault; then Redis is gone.
+async fn who_waits_when_redis_fails(policy: FailurePolicy) -> Source {
+    let mut server = RedisServer::start();
+    let store = support::redis_store(&server).await;
+    let limiter =
+        |name| Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_second(1));
+    let (one, all) = (limiter("one"), limiter("all"));
+    let rule = move |_: &http::request::Parts| {
+        Charge::new(&one, "alice").and(Charge::new(&all, "everybody"))
+    };
+    let layer = RateLimitLayer::by_rule(rule).max_wait(Duration::from_secs(60)).on_failure(policy);
+    // What is not ready panics when it is called.
+    let service = layer.layer(ConcurrencyLimit::new(counting(&Arc::default()), 1));
+    let first = service.clone().oneshot(support::get(&[])).await.unwrap();
+    assert_eq!(first.status(), StatusCode::OK);
+    let second = tokio::spawn(service.oneshot(support::get(&[])));
+    while server.calls("evalsha") < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.kill();
+    let second = second.await.unwrap().unwrap();
+    assert_eq!(second.status(), StatusCode::OK);
+    decision(&second).source()
+}
+
+#[tokio::test]
+async fn who_waits_when_redis_fails_goes_on_by_the_policy() {
+    assert_eq!(who_waits_when_redis_fails(FailurePolicy::Open).await, Source::Open);
+    let local = FailurePolicy::Local { share: 1.0 };
+    assert_eq!(who_waits_when_redis_fails(local).await, Source::Local);
+}
+
+proptest! {
+    #[test]
+    fn there_is_a_share_of_every_quota(
+        limit in 1_u32..=u32::MAX,
+        window in prop_oneof![1_u64..100_000, 1_u64..=366 * 86_400_000],
+        burst in 1_u32..=u32::MAX,
+        overdraft in prop_oneof![Just(0), 0_u32..=u32::MAX],
+        share in prop_oneof![1e-12..1.0, 0.1..1.0, Just(1.0)],
+    ) {
+        let quota = Quota::new(limit, Duration::from_millis(window));
+        let quota = quota.try_burst(burst).unwrap_or(quota);
+        let refill = Refill::Continuous;
+        let most = [overdraft, overdraft / 1_000, overdraft / 1_000_000, 0];
+        let limiter = most.into_iter().find_map(|overdraft| {
+            let algorithm = Algorithm::TokenBucket { refill, overdraft };
+            Limiter::try_named("default", away(), algorithm, quota).ok()
+        });
+        let limiter = limiter.expect("one without overdraft");
+        let layer = RateLimitLayer::new(limiter, key::Global)
+            .on_failure(FailurePolicy::Local { share });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let response = runtime.block_on(send(&layer, &[]));
+        prop_assert_eq!(response.status(), StatusCode::OK);
+        let local = decision(&response);
+        prop_assert_eq!(local.source(), Source::Local);
+        prop_assert!(local.quota().limit() <= limit && local.quota().burst_size() <= quota.burst_size());
+    }
 }
 
 #[tokio::test]
@@ -316,13 +393,16 @@ async fn an_outage_is_told_once_and_so_is_its_end() {
         assert!(limiter.check("key").await.is_err());
     }
     server.restart();
+    let start = Instant::now();
     while !store.health().is_available {
+        assert!(start.elapsed() < Duration::from_secs(60), "Redis is back");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let told = String::from_utf8(told.lock().unwrap().clone()).unwrap();
     let ours: Vec<_> = told.lines().filter(|line| line.contains("tower_ratelimit")).collect();
     let [gone, back] = ours[..] else { panic!("{told}") };
     assert!(gone.contains("WARN") && gone.contains("does not answer"), "{gone}");
+    assert!(gone.contains("error"), "{gone}");
     assert!(back.contains("INFO") && back.contains("answers again"), "{back}");
 }
 

@@ -225,7 +225,7 @@ async fn each_refusal_has_a_status() {
             "ada",
             Code::Unavailable,
             "requests cannot be counted at the moment",
-            None,
+            Some("1000"),
         ),
         (by_user.clone(), "", Code::InvalidArgument, "the field user is missing or empty", None),
         (invalid, "ada", Code::InvalidArgument, "50 %\n\u{e9}", None),
@@ -247,7 +247,8 @@ async fn each_refusal_has_a_status() {
     ] {
         let status = status(&layer, grpc(&[("user", user)])).await.expect(message);
         assert_eq!((status.code(), status.message()), (code, message));
-        assert_eq!(retry_delay(&status), None, "{message}");
+        let retry_after = (code == Code::Unavailable).then_some(Duration::from_secs(1));
+        assert_eq!(retry_delay(&status), retry_after, "{message}");
         assert_eq!(pushback(&status), may_retry, "{message}");
     }
 }

@@ -57,7 +57,7 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 /// [`FailurePolicy`](crate::FailurePolicy) says. A decision that failed may have been made in Redis all the same.
 ///
 /// After several questions in a row without an answer, Redis is taken as unavailable: decisions fail at once
-/// then, and one question every 100 ms finds out when it answers again. [`health`](RedisStore::health) tells,
+/// then, and one question at a time finds out when it answers again. [`health`](RedisStore::health) tells,
 /// and so do events of the crate `tracing`, with the feature of that name.
 ///
 /// In a test with tokio's paused time the deadline passes at once while the runtime waits for Redis.
@@ -195,8 +195,9 @@ impl RedisStore {
     }
 
     /// Makes a store over a connection that mends itself when it breaks, such as
-    /// [`redis::aio::ConnectionManager`]. It leads to one server: for a cluster there is
-    /// [`cluster`](RedisStore::cluster).
+    /// `redis::aio::ConnectionManager`. It leads to one server: for a cluster there is
+    /// [`cluster`](RedisStore::cluster). When to connect again is up to the connection: the manager does not when a
+    /// server hangs, or has become a replica. [`from_client`](RedisStore::from_client) does.
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where
@@ -233,10 +234,9 @@ impl RedisStore {
     ///
     /// The future can be dropped at any time.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let mut get = redis::cmd("GET");
-        get.arg([&self.prefix, ":ping"].concat());
         let deadline = Deadline::new(CONNECT_TIMEOUT.max(self.deadline));
-        self.route.ask(deadline, Question::new(&get)).await.map(|((), _)| ())
+        let ((), _) = self.route.ask(deadline, Question::new(&redis::cmd("TIME"))).await?;
+        Ok(())
     }
 
     /// How the connection to Redis is doing: the same for all clones.
@@ -258,7 +258,7 @@ impl RedisStore {
     }
 
     /// Sets the time within which every decision is made or fails, 100 ms by default. It counts from the call, and
-    /// includes waiting for a connection.
+    /// includes waiting for a connection. Clones with other deadlines share what is known of whether Redis answers.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }

@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::store::lock;
+use crate::{error::StoreError, store::lock};
+
+/// A probe asks at least so often: if it does not, whoever runs it is not running.
+const LONGEST_PROBE: Duration = Duration::from_secs(3);
 
 /// After so many questions in a row without an answer, no more are asked.
 const MOST_FAILURES: u32 = 5;
@@ -17,8 +20,8 @@ const MOST_FAILURES: u32 = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether Redis answers. While it does not, decisions fail at once, and one question every 100 ms finds
-    /// out when it does again. In a cluster, whether each node does that has keys: the decisions that fail are
+    /// Whether Redis answers. While it does not, decisions fail at once, and one question at a time finds out when
+    /// it does again. What it answers can be errors, as when it is read-only: these are counted below. In a cluster, whether each node does that has keys: the decisions that fail are
     /// those about the keys of one that does not.
     pub is_available: bool,
     /// How often Redis answered, errors that it sent included.
@@ -41,7 +44,8 @@ pub(super) struct Breaker {
     /// The time of the last answer, in microseconds since `made`.
     last_answer: AtomicU64,
     is_open: AtomicBool,
-    is_probing: AtomicBool,
+    /// When the probe, if there is one, has asked last.
+    probed: Mutex<Option<Instant>>,
     /// The questions in a row without an answer, and when the first of them was asked.
     failures: Mutex<(u32, Instant)>,
     counters: Arc<Counters>,
@@ -86,7 +90,7 @@ impl Breaker {
             made,
             last_answer: AtomicU64::new(0),
             is_open: AtomicBool::new(false),
-            is_probing: AtomicBool::new(false),
+            probed: Mutex::new(None),
             failures: Mutex::new((0, made)),
             counters,
         }
@@ -112,62 +116,86 @@ impl Breaker {
         }
         self.last_answer.store(self.made.elapsed().as_micros() as u64, Relaxed);
         if self.is_open() && self.is_open.swap(false, Relaxed) {
-            let (_, since) = *lock(&self.failures);
+            let since = lock(&self.failures).1;
             event::available(self.node.as_deref(), since.elapsed());
         }
     }
 
     /// A question that was asked then got no answer. Returns whether Redis is unavailable from now on.
-    pub(super) fn failed(&self, asked: Instant, deadline: Duration, is_timeout: bool) -> bool {
-        let counters = &self.counters;
-        if is_timeout { &counters.timeouts } else { &counters.errors }.fetch_add(1, Relaxed);
+    pub(super) fn failed(&self, asked: Instant, deadline: Duration, error: &StoreError) -> bool {
+        let Counters { timeouts, errors, .. } = &*self.counters;
+        if error.is_timeout() { timeouts } else { errors }.fetch_add(1, Relaxed);
+        let opens = self.count(asked) >= deadline && !self.is_open.swap(true, Relaxed);
+        if opens {
+            self.counters.outages.fetch_add(1, Relaxed);
+            event::unavailable(self.node.as_deref(), error);
+        }
+        opens
+    }
+
+    /// For how long enough questions have got no answer.
+    fn count(&self, asked: Instant) -> Duration {
         let last_answer = self.made + Duration::from_micros(self.last_answer.load(Relaxed));
         let (failures, since) = &mut *lock(&self.failures);
-        if last_answer > *since {
+        if *failures == 0 || last_answer > *since {
             (*failures, *since) = (0, asked);
         }
         if last_answer > asked {
-            return false; // others got one meanwhile
+            return Duration::ZERO; // others got one meanwhile
         }
         *failures += 1;
-        let opens = *failures >= MOST_FAILURES && since.elapsed() >= deadline;
-        if opens && !self.is_open.swap(true, Relaxed) {
-            self.counters.outages.fetch_add(1, Relaxed);
-            event::unavailable(self.node.as_deref());
-            return true;
-        }
-        false
+        if *failures >= MOST_FAILURES { since.elapsed() } else { Duration::ZERO }
     }
 
-    /// Whether the caller is the one who probes now; then he says when he has [ended](Breaker::end_probe).
-    pub(super) fn begin_probe(&self) -> bool {
-        !self.is_probing.swap(true, Relaxed)
+    /// What the caller does about finding out whether Redis is back.
+    pub(super) fn duty(&self) -> Duty {
+        let probed = &mut *lock(&self.probed);
+        let duty = match probed {
+            None => Duty::Probe,
+            Some(at) if at.elapsed() > LONGEST_PROBE => Duty::Ask,
+            Some(_) => return Duty::Nothing,
+        };
+        *probed = Some(Instant::now());
+        duty
+    }
+
+    /// The probe asks now.
+    pub(super) fn probes(&self) {
+        *lock(&self.probed) = Some(Instant::now());
     }
 
     pub(super) fn end_probe(&self) {
-        self.is_probing.store(false, Relaxed);
+        *lock(&self.probed) = None;
     }
+}
+
+pub(super) enum Duty {
+    Nothing,
+    /// Begins to probe, and says when that has [ended](Breaker::end_probe).
+    Probe,
+    /// Asks as if Redis were available: the probe's runtime does not run.
+    Ask,
 }
 
 /// Told once per change, and not per request.
-#[cfg(feature = "tracing")]
 mod event {
     use std::time::Duration;
 
-    pub(super) fn unavailable(node: Option<&str>) {
-        tracing::warn!(node, "Redis does not answer, its decisions fail at once until it does");
+    use super::StoreError;
+
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+    pub(super) fn unavailable(node: Option<&str>, error: &StoreError) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(
+            node,
+            error = error as &dyn std::error::Error,
+            "Redis does not answer, its decisions fail at once until it does"
+        );
     }
 
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
     pub(super) fn available(node: Option<&str>, after: Duration) {
+        #[cfg(feature = "tracing")]
         tracing::info!(node, ?after, "Redis answers again");
     }
-}
-
-#[cfg(not(feature = "tracing"))]
-mod event {
-    use std::time::Duration;
-
-    pub(super) fn unavailable(_node: Option<&str>) {}
-
-    pub(super) fn available(_node: Option<&str>, _after: Duration) {}
 }

@@ -19,7 +19,7 @@ use crate::{algorithm::Verdict, store::lock};
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// An attempt to connect ends then, also where several servers are asked for the way.
-const LONGEST_ATTEMPT: Duration = Duration::from_secs(3);
+pub(super) const LONGEST_ATTEMPT: Duration = Duration::from_secs(3);
 
 pub(super) struct Connection {
     wire: Box<dyn Wire>,
@@ -61,7 +61,8 @@ impl<'a> Question<'a> {
 /// What is known of a connection from its answers.
 struct Answers {
     first: Instant,
-    last: Instant,
+    /// Since when there are questions and no answers.
+    unanswered: Option<Instant>,
     /// The least difference of our clock and the server's, in microseconds, in this period and the one
     /// before: it is nearest to that without the way of an answer.
     least: [f64; 2],
@@ -92,15 +93,21 @@ pub(super) async fn connect(
         Connection { wire, runtime, answers, breaker, has_one_clock, asked: Instant::now() };
     if has_one_clock {
         // While nothing else is on the way, so that the clocks are compared well.
-        let asked = Instant::now();
         let time = redis::cmd("TIME");
-        if let Ok(time) = timeout(CONNECT_TIMEOUT, connection.query(&time, false)).await {
-            let (seconds, micros): (f64, f64) = time?;
-            lock(&connection.answers).age(asked, seconds * 1e6 + micros);
+        if let Ok(time) = timeout(CONNECT_TIMEOUT, connection.send(&time, false)).await {
+            let (seconds, micros): (f64, f64) = read(time)?;
+            lock(&connection.answers).age(connection.asked, seconds * 1e6 + micros);
         }
     }
     *lock(&slot) = Some(connection.clone());
     Ok(connection)
+}
+
+/// A reply that is not what was asked for is an answer all the same.
+fn read<T: FromRedisValue>(reply: Result<Value, RedisError>) -> Result<T, RedisError> {
+    T::from_redis_value(reply?.extract_error()?).map_err(|error| {
+        (ErrorKind::UnexpectedReturnType, "no answer of ours", error.to_string()).into()
+    })
 }
 
 /// Whether the server has answered, if with an error.
@@ -159,13 +166,11 @@ impl Connection {
         cmd: &Cmd,
         is_asking: bool,
     ) -> Result<T, RedisError> {
-        let reply = self.send(cmd, is_asking).await;
-        let answer = reply
-            .and_then(|value| value.extract_error())
-            .and_then(|value| Ok(T::from_redis_value(value)?));
+        lock(&self.answers).unanswered.get_or_insert_with(Instant::now);
+        let answer = read(self.send(cmd, is_asking).await);
         let error = answer.as_ref().err();
         if error.is_none_or(is_answer) {
-            lock(&self.answers).last = Instant::now();
+            lock(&self.answers).unanswered = None;
             self.breaker.answered(error.is_some_and(|it| !is_routine(it)));
         }
         answer
@@ -196,8 +201,9 @@ impl Connection {
         lock(&self.answers).first.elapsed()
     }
 
+    /// For how long nobody who asks has got an answer.
     pub(super) fn silence(&self) -> Duration {
-        lock(&self.answers).last.elapsed()
+        lock(&self.answers).unanswered.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     pub(super) fn is(&self, other: &Self) -> bool {
@@ -225,7 +231,7 @@ impl Clone for Connection {
 impl Answers {
     fn new() -> Self {
         let now = Instant::now();
-        Self { first: now, last: now, least: [f64::INFINITY; 2], period: now }
+        Self { first: now, unanswered: None, least: [f64::INFINITY; 2], period: now }
     }
 
     /// How long ago the server decided, at an instant of its clock.

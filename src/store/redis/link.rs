@@ -1,5 +1,4 @@
 use std::{
-    hash::{BuildHasher, RandomState},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -10,12 +9,13 @@ use std::{
 use redis::{ErrorKind, FromRedisValue, RedisError};
 use tokio::{
     runtime::Handle,
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 
 use super::{
-    breaker::{Breaker, Health},
-    connection::{Connection, Question, connect, is_answer, is_of_the_connection},
+    breaker::{Breaker, Duty, Health},
+    connection::{Connection, LONGEST_ATTEMPT, Question, connect, is_answer, is_of_the_connection},
     server::Server,
 };
 use crate::{error::StoreError, store::lock};
@@ -26,8 +26,10 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 /// A connection that is open, but gives nobody an answer for so long, is given up.
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
-/// The pause between two questions whether Redis is back.
-const PROBE_EVERY: Duration = Duration::from_millis(100);
+/// The pause between two questions whether Redis is back, and how long each waits for its answer: whatever the
+/// deadline of those is who want to know.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The connections to the server, and whether it answers.
 pub(super) struct Link {
@@ -42,8 +44,15 @@ pub(super) struct Link {
 #[derive(Default)]
 struct Slot {
     current: Arc<Mutex<Option<Connection>>>,
-    /// Held while connecting, so that one attempt serves all; the last failure.
-    connecting: Arc<tokio::sync::Mutex<Option<(Instant, RedisError)>>>,
+    /// Held while connecting, so that one attempt serves all.
+    attempts: tokio::sync::Mutex<Attempts>,
+}
+
+#[derive(Default)]
+struct Attempts {
+    /// A task of its own, so that it goes on if the deadline of who waits for it passes, and when it began.
+    running: Option<(JoinHandle<Result<Connection, RedisError>>, Instant)>,
+    failed: Option<(RedisError, Instant)>,
 }
 
 /// Within which time a question is answered.
@@ -102,9 +111,8 @@ impl Link {
         deadline: Deadline,
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
-        if self.breaker.is_open() {
+        if self.breaker.is_open() && !self.find_out() {
             self.breaker.skipped();
-            self.probe(deadline.within);
             return Err(StoreError::away());
         }
         self.ask_anyway(deadline, question).await
@@ -123,7 +131,7 @@ impl Link {
         };
         let left = deadline.within.saturating_sub(deadline.from.elapsed());
         let answer = timeout(left, answer).await;
-        let (error, is_timeout) = match (answer, used) {
+        let error = match (answer, used) {
             (Ok(Ok(answer)), Some(connection)) => return Ok((answer, connection)),
             (Ok(Err(error)), used) => {
                 let is_answer = used.is_some() && is_answer(&error);
@@ -136,48 +144,47 @@ impl Link {
                 if is_answer {
                     return Err(StoreError::unavailable(error));
                 }
-                (StoreError::unavailable(error), false)
+                StoreError::unavailable(error)
             }
-            (_, used) => {
-                let silence = deadline.within.max(LONGEST_SILENCE);
-                if let Some(connection) = used.filter(|it| it.silence() >= silence) {
-                    slot.give_up(&connection);
-                }
-                (StoreError::timeout(deadline.within), true)
-            }
+            _ => StoreError::timeout(deadline.within),
         };
-        if self.breaker.failed(deadline.from, deadline.within, is_timeout) {
-            self.probe(deadline.within);
+        if self.breaker.failed(deadline.from, deadline.within, &error) {
+            self.find_out();
         }
         Err(error)
     }
 
     async fn connection(&self, slot: &Slot) -> Result<Connection, RedisError> {
-        if let Some(connection) = &*lock(&slot.current) {
-            return Ok(connection.clone());
+        if let Some(connection) = slot.current() {
+            return Ok(connection);
         }
-        let mut failure = slot.connecting.clone().lock_owned().await;
-        if let Some(connection) = &*lock(&slot.current) {
-            return Ok(connection.clone());
+        let attempts = &mut *slot.attempts.lock().await;
+        if let Some(connection) = slot.current() {
+            return Ok(connection);
         }
-        if let Some((_, error)) = failure.as_ref().filter(|(at, _)| at.elapsed() < RETRY_AFTER) {
+        if let Some((error, _)) = attempts.failed.as_ref().filter(|it| it.1.elapsed() < RETRY_AFTER)
+        {
             return Err(error.clone());
         }
-        // A task of its own, so that it goes on, and nobody begins another, if this request's deadline passes.
-        let (server, breaker) = (self.server.clone(), self.breaker.clone());
-        let current = slot.current.clone();
-        let attempt = tokio::spawn(async move {
-            let result = connect(server, breaker, current).await;
-            *failure = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
-            result
-        });
-        attempt.await.unwrap_or_else(|_| {
+        // One that takes longer is in a runtime that does not run; what one that is over has made is given up.
+        let is_running = |(task, began): &mut (JoinHandle<_>, Instant)| {
+            !task.is_finished() && began.elapsed() <= 2 * LONGEST_ATTEMPT
+        };
+        let running = attempts.running.take_if(is_running);
+        let (task, _) = attempts.running.insert(running.unwrap_or_else(|| {
+            let (server, breaker) = (self.server.clone(), self.breaker.clone());
+            (tokio::spawn(connect(server, breaker, slot.current.clone())), Instant::now())
+        }));
+        let result = task.await.unwrap_or_else(|_| {
             Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
-        })
+        });
+        attempts.running = None;
+        attempts.failed = result.as_ref().err().map(|error| (error.clone(), Instant::now()));
+        result
     }
 
-    /// Asks until Redis answers, if nobody does so already, and somebody could want to know.
-    fn probe(self: &Arc<Self>, within: Duration) {
+    /// Sees to it that somebody asks until Redis answers. Returns whether that is the caller.
+    fn find_out(self: &Arc<Self>) -> bool {
         /// Also when its runtime ends meanwhile.
         struct Probe(Arc<Link>);
 
@@ -187,25 +194,36 @@ impl Link {
             }
         }
 
-        if !self.breaker.begin_probe() {
-            return;
+        match self.breaker.duty() {
+            Duty::Nothing => return false,
+            Duty::Ask => return true,
+            Duty::Probe => {}
         }
         let probe = Probe(self.clone());
         tokio::spawn(async move {
             let link = &probe.0;
             while link.breaker.is_open() && Arc::strong_count(link) > 1 {
-                // Of any key: the connection can be one to a cluster that was given.
-                let mut get = redis::cmd("GET");
-                get.arg(format!("ratelimit:probe:{}", RandomState::new().hash_one(())));
-                let answer = link.ask_anyway::<()>(Deadline::new(within), Question::new(&get));
-                let _ = answer.await;
-                sleep(PROBE_EVERY).await;
+                link.breaker.probes();
+                let time = redis::cmd("TIME");
+                let deadline = Deadline::new(PROBE_DEADLINE);
+                let _ = link.ask_anyway::<()>(deadline, Question::new(&time)).await;
+                sleep(PROBE_PAUSE).await;
             }
         });
+        false
     }
 }
 
 impl Slot {
+    /// The connection, if it answers.
+    fn current(&self) -> Option<Connection> {
+        let current = &mut *lock(&self.current);
+        if current.as_ref().is_some_and(|it| it.silence() >= LONGEST_SILENCE) {
+            *current = None;
+        }
+        current.clone()
+    }
+
     fn give_up(&self, connection: &Connection) {
         lock(&self.current).take_if(|current| current.is(connection));
     }
