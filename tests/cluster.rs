@@ -95,6 +95,7 @@ async fn keys_are_spread(cluster: &Cluster) {
         for user in users() {
             assert_eq!(limiter.check(&*user).await.unwrap().remaining(), 1, "{algorithm}");
         }
+        assert_eq!(limiter.check("").await.unwrap().remaining(), 1, "{algorithm}");
     }
     for master in &cluster.masters {
         let keys: usize = master.ask(&["DBSIZE"]);

@@ -15,7 +15,7 @@ use std::{
 use redis::{
     Client, Cmd, ConnectionInfo, ErrorKind, FromRedisValue, RedisError, aio::ConnectionLike,
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, task::JoinSet};
 
 pub use self::breaker::Health;
 use self::{
@@ -292,6 +292,8 @@ impl RedisStore {
 
     fn key(&self, settings: &Settings, key: &str) -> String {
         let Settings { name, algorithm, .. } = settings;
+        // With nothing in the braces they would decide about no slot; no other key is written like this.
+        let key = if key.is_empty() { "%" } else { key };
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 }
@@ -328,7 +330,10 @@ impl Backend for RedisStore {
         }
         let action = call.action;
         Answer::Pending(Box::pin(async move {
-            Ok(ask_apart(&route, deadline, questions, action).await?)
+            Ok(match action.asks() {
+                true => ask_apart(&route, deadline, questions, action).await?,
+                false => change_apart(&route, deadline, questions).await?,
+            })
         }))
     }
 
@@ -453,33 +458,52 @@ async fn ask_apart(
     questions: Vec<ScriptCall>,
     action: Action,
 ) -> Result<Decision, StoreError> {
-    let mut binding: Option<Decision> = None;
-    let mut failure = None;
+    let mut binding = None;
     let mut taken = vec![];
     for question in questions {
         let answer = question.ask(route, deadline).await;
         match answer {
             Ok(decision) if decision.is_allowed() => {
                 taken.push((question, decision.turn()));
-                if binding.is_none_or(|it| decision.remaining() < it.remaining()) {
-                    binding = Some(decision);
-                }
+                binding = tighter(binding, decision);
             }
-            answer if action.asks() => {
+            answer => {
                 if action == Action::Check && !taken.is_empty() {
                     tokio::spawn(give_back(route.clone(), deadline, taken));
                 }
                 return answer;
             }
-            // What is spent or given back is so wherever it can be.
-            Ok(_) => {}
-            Err(error) => failure = failure.or(Some(error)),
         }
     }
-    match (failure, binding) {
-        (Some(error), _) => Err(error),
-        (None, binding) => Ok(binding.expect("a request has a limit")),
+    Ok(binding.expect("a request has a limit"))
+}
+
+/// Spends, or gives back, wherever it can be.
+async fn change_apart(
+    route: &Route,
+    deadline: Deadline,
+    questions: Vec<ScriptCall>,
+) -> Result<Decision, StoreError> {
+    let mut tasks = JoinSet::new();
+    for question in questions {
+        let route = route.clone();
+        tasks.spawn(async move { question.ask(&route, deadline).await });
     }
+    let (mut binding, mut failure) = (None, None);
+    for answer in tasks.join_all().await {
+        match answer {
+            Ok(decision) => binding = tighter(binding, decision),
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok(binding.expect("a request has a limit")),
+    }
+}
+
+fn tighter(binding: Option<Decision>, other: Decision) -> Option<Decision> {
+    Some(binding.filter(|it| it.remaining() <= other.remaining()).unwrap_or(other))
 }
 
 /// Without an answer it stays taken.

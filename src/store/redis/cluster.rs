@@ -7,7 +7,10 @@ use std::{
     collections::{HashMap, HashSet},
     hash::{BuildHasher, RandomState},
     ops::RangeInclusive,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -19,7 +22,7 @@ use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
 use super::{
     breaker::{Breaker, Counters, Health},
-    connection::{Connection, Question},
+    connection::{Connection, Question, is_answer},
     link::{Deadline, Link},
     server::{CONNECT_TIMEOUT, Server},
 };
@@ -43,6 +46,8 @@ pub(super) struct Cluster {
     map: RwLock<Map>,
     /// Not before then it is asked again who has which slots.
     learn_after: Mutex<Instant>,
+    /// Whether those that are known could not tell.
+    asks_seeds: AtomicBool,
 }
 
 /// What is known of the cluster. A key whose slot nobody is known to have is asked of any node, which tells who has
@@ -84,6 +89,7 @@ impl Cluster {
             counters: Arc::default(),
             map: RwLock::new(map),
             learn_after: Mutex::new(Instant::now()),
+            asks_seeds: AtomicBool::new(false),
         };
         for seed in &cluster.seeds {
             cluster.node(seed)?;
@@ -116,13 +122,15 @@ impl Cluster {
                 answer => return answer,
             };
             let Some(kind) = error.server_kind() else {
-                self.learn();
+                if !error.redis().is_some_and(is_answer) {
+                    self.learn(Some(&node));
+                }
                 return Err(error);
             };
             match kind {
                 _ if deadline.is_over() => return Err(error),
                 ServerErrorKind::Moved => {
-                    self.learn();
+                    self.learn(None);
                     let Some(next) = self.named(&error, &node) else { return Err(error) };
                     self.change(|map| map.slots[slot] = Some(next.clone()));
                     (node, is_asking) = (next, false);
@@ -137,7 +145,7 @@ impl Cluster {
                     sleep(PAUSE).await;
                 }
                 ServerErrorKind::ClusterDown => {
-                    self.learn();
+                    self.learn(Some(&node));
                     return Err(error);
                 }
                 _ => return Err(error),
@@ -158,7 +166,11 @@ impl Cluster {
     fn named(&self, redirect: &StoreError, teller: &Node) -> Option<Arc<Node>> {
         let (address, _) = redirect.redis()?.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
-        let host = if host.is_empty() { &teller.address.0 } else { host };
+        let host = match host {
+            "?" => return None, // not even the teller knows
+            "" => &teller.address.0,
+            _ => host,
+        };
         self.node_at(host, port.parse().ok()?)
     }
 
@@ -187,8 +199,8 @@ impl Cluster {
         Ok(self.change(|map| map.nodes.entry(address).or_insert(node).clone()))
     }
 
-    /// Asks who has which slots, if nobody does so already.
-    fn learn(self: &Arc<Self>) {
+    /// Asks who has which slots, if nobody does so already; not the one that is in doubt, if there are others.
+    fn learn(self: &Arc<Self>, doubted: Option<&Arc<Node>>) {
         {
             let after = &mut *lock(&self.learn_after);
             let now = Instant::now();
@@ -197,17 +209,28 @@ impl Cluster {
             }
             *after = now + CONNECT_TIMEOUT;
         }
-        let cluster = self.clone();
+        let (cluster, doubted) = (self.clone(), doubted.cloned());
         tokio::spawn(async move {
+            let mut nodes = cluster.some_nodes();
+            if let Some(doubted) = doubted
+                && nodes.len() > 1
+            {
+                nodes.retain(|node| !Arc::ptr_eq(node, &doubted));
+            }
             let mut asked = JoinSet::new();
-            for node in cluster.some_nodes().into_iter().take(ASKED_FOR_SLOTS) {
+            for node in nodes.into_iter().take(ASKED_FOR_SLOTS) {
                 asked.spawn(async move { node.slots().await });
             }
-            while let Some(answer) = asked.join_next().await {
-                if let Ok(Some(owners)) = answer {
-                    cluster.adopt(owners);
-                    break;
-                }
+            let mut owners = None;
+            while owners.is_none()
+                && let Some(answer) = asked.join_next().await
+            {
+                owners = answer.ok().flatten();
+            }
+            asked.detach_all(); // their answers tell that the connections are whole
+            cluster.asks_seeds.store(owners.is_none(), Relaxed);
+            if let Some(owners) = owners {
+                cluster.adopt(owners);
             }
             *lock(&cluster.learn_after) = Instant::now() + LEARN_EVERY;
         });
@@ -228,20 +251,23 @@ impl Cluster {
         drop(gone); // connections are closed with no lock held
     }
 
-    /// Those who can be asked about the whole, in random order: who answers; if nobody does, all, and the seeds.
+    /// Those who can be asked about the whole, in random order: who answers; if nobody does, or none could tell,
+    /// the seeds first.
     fn some_nodes(&self) -> Vec<Arc<Node>> {
-        let all = || self.read(|map| map.nodes.values().cloned().collect::<Vec<_>>());
-        let mut nodes = all();
+        let mut nodes: Vec<_> = self.read(|map| map.nodes.values().cloned().collect());
         nodes.retain(|node| node.link.is_available());
-        if nodes.is_empty() {
-            for seed in &self.seeds {
-                self.node(seed).expect("it was good before");
-            }
-            nodes = all();
+        let mut seeds = vec![];
+        if nodes.is_empty() || self.asks_seeds.load(Relaxed) {
+            let seed = |seed| self.node(seed).expect("it was good before");
+            seeds.extend(self.seeds.iter().map(seed));
+            nodes.retain(|node| !seeds.iter().any(|seed| Arc::ptr_eq(seed, node)));
         }
         let random = RandomState::new();
-        nodes.sort_by_cached_key(|node| random.hash_one(&node.address));
-        nodes
+        for part in [&mut seeds, &mut nodes] {
+            part.sort_by_cached_key(|node| random.hash_one(&node.address));
+        }
+        seeds.append(&mut nodes);
+        seeds
     }
 
     fn read<T>(&self, read: impl FnOnce(&Map) -> T) -> T {

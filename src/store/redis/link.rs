@@ -123,6 +123,7 @@ impl Link {
         deadline: Deadline,
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
+        let asked = Instant::now();
         let slot = &self.slots[self.asked.fetch_add(1, Relaxed) % self.slots.len()];
         let mut used = None;
         let answer = async {
@@ -148,7 +149,7 @@ impl Link {
             }
             _ => StoreError::timeout(deadline.within),
         };
-        if self.breaker.failed(deadline.from, deadline.within, &error) {
+        if self.breaker.failed(asked, deadline.within, &error) {
             self.find_out();
         }
         Err(error)
