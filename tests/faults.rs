@@ -343,8 +343,9 @@ async fn a_key_of_the_wrong_type() {
     let load = Load::start(&server.url());
     load.until_decided(1_000).await;
     let key = "ratelimit:default:fixed-window:{header:x-user=0}";
-    run(&server, &["DEL", key]);
-    run(&server, &["SADD", key, "not ours"]);
+    // At once, as it is in use.
+    let script = "redis.call('DEL', KEYS[1]) redis.call('SADD', KEYS[1], 'not ours')";
+    run(&server, &["EVAL", script, "1", key]);
     load.until_failed(200).await;
     load.until_decided(1_000).await;
     load.until_available(true).await; // others are decided

@@ -108,13 +108,13 @@ impl Server {
 }
 
 /// With RESP3, unless the URL says otherwise: a broken connection is noticed at once then, not with the next
-/// request.
+/// request. Without `CLIENT SETINFO`, which servers before 7.2 do not know and a user may not be allowed.
 pub(super) fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
     let info = with_nodelay(url.into_connection_info()?);
-    if url.contains("protocol=") {
-        return Ok(info);
+    let mut settings = info.redis_settings().clone().set_skip_set_lib_name();
+    if !url.contains("protocol=") {
+        settings = settings.set_protocol(ProtocolVersion::RESP3);
     }
-    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     Ok(info.set_redis_settings(settings))
 }
 
