@@ -11,7 +11,7 @@ use http::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::{error::RequestError, protocol::Rejection, response::STORE_RETRY_AFTER};
+use crate::{error::RequestError, protocol::Rejection};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -59,12 +59,11 @@ pub(crate) fn timeout(head: &Parts) -> Option<Duration> {
 
 /// Puts the status into the header fields of a response without a body.
 pub(crate) fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
-    let (code, retry_after) = match rejection {
-        Rejection::Denied(decision) => (RESOURCE_EXHAUSTED, decision.retry_after()),
-        Rejection::CostAboveQuota { .. } => (RESOURCE_EXHAUSTED, None),
-        Rejection::Store(_) => (UNAVAILABLE, Some(STORE_RETRY_AFTER)),
-        Rejection::Request(RequestError::Misconfigured(_)) => (INTERNAL, None),
-        Rejection::Request(_) => (INVALID_ARGUMENT, None),
+    let code = match rejection {
+        Rejection::Denied(_) | Rejection::CostAboveQuota { .. } => RESOURCE_EXHAUSTED,
+        Rejection::Store(_) => UNAVAILABLE,
+        Rejection::Request(RequestError::Misconfigured(_)) => INTERNAL,
+        Rejection::Request(_) => INVALID_ARGUMENT,
     };
     let message = rejection.to_string();
     headers.insert(CONTENT_TYPE, GRPC);
@@ -72,7 +71,7 @@ pub(crate) fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
     let escaped = utf8_percent_encode(&message, ESCAPED).to_string();
     headers.insert(MESSAGE, HeaderValue::try_from(escaped).expect("printable ASCII"));
     headers.remove(RETRY_AFTER);
-    if let Some(retry_after) = retry_after {
+    if let Some(retry_after) = rejection.retry_after() {
         // The field is a signed integer of 32 bits; a client waits exactly so long.
         let millis = retry_after.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128);
         headers.insert(PUSHBACK, (millis as u64).into());

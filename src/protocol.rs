@@ -111,6 +111,17 @@ pub enum Rejection {
     Store(StoreError),
 }
 
+impl Rejection {
+    /// The time after which it is worth trying again; `None` if it never is.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Denied(decision) => decision.retry_after(),
+            Self::Store(_) => Some(STORE_RETRY_AFTER),
+            Self::CostAboveQuota { .. } | Self::Request(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -152,6 +163,8 @@ impl From<Error> for Rejection {
         }
     }
 }
+
+const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 type Cost<H> = Arc<dyn Fn(&H) -> Result<u32, RequestError> + Send + Sync>;
 type Exempt<H> = Arc<dyn Fn(&H) -> bool + Send + Sync>;

@@ -22,9 +22,6 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// When to try again if the store gives no answer.
-pub(crate) const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
-
 const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 
 /// Limit, remaining, reset.
@@ -167,7 +164,8 @@ impl Fields {
                 self.append_policies(&mut headers, charge, None);
             }
             Rejection::Store(_) if !self.headers.is_empty() => {
-                headers.insert(RETRY_AFTER, whole_seconds(STORE_RETRY_AFTER).into());
+                let retry_after = rejection.retry_after();
+                headers.insert(RETRY_AFTER, whole_seconds(retry_after.unwrap_or_default()).into());
             }
             _ => {}
         }
