@@ -17,8 +17,9 @@ pub enum FailurePolicy {
     /// It is refused: 503 and `Retry-After`, or `UNAVAILABLE` to gRPC.
     #[default]
     Closed,
-    /// It goes on, and is not counted. It has a [`Decision`](crate::Decision), which tells nothing but its
-    /// [source](crate::Decision::source); that of a `redisson::RateLimiter`, whose rate is in Redis alone, has none.
+    /// It goes on, and is not counted. Its [`Decision`](crate::Decision) tells by its
+    /// [source](crate::Decision::source) that nobody decided. One that is charged to a `redisson::RateLimiter`,
+    /// whose rate is in Redis alone, has none.
     Open,
     /// It is held against a part of the quota, in the memory of this process, by the same algorithm, until the
     /// store answers again. What was counted in the store is not known here; what is counted here is not told to
