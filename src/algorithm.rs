@@ -2,6 +2,7 @@
 //! the same text in two languages. Both count in doubles that hold integers below 2^53, so that
 //! they agree to the bit.
 
+mod compact;
 mod fixed_window;
 mod leaky_bucket;
 mod sliding_log;
@@ -14,8 +15,8 @@ mod turns;
 
 use std::{fmt, str::FromStr, time::Duration};
 
-pub(crate) use self::together::together;
-use self::turns::Booked;
+use self::turns::{Booked, step};
+pub(crate) use self::{compact::Compact, together::together};
 use crate::{
     error::ConfigError,
     quota::{LONGEST_REFILL, Quota},
@@ -288,13 +289,26 @@ fn min(a: f64, b: f64) -> f64 {
 /// `math.floor(whole / part)` of integers. Most rates count in parts of 1, and a division takes its time.
 #[inline]
 fn floor_div(whole: f64, part: f64) -> f64 {
-    if part == 1.0 { whole } else { (whole / part).floor() }
+    if part == 1.0 { whole } else { floor(whole / part) }
 }
 
 /// `math.ceil(whole / part)` of integers.
 #[inline]
 fn ceil_div(whole: f64, part: f64) -> f64 {
-    if part == 1.0 { whole } else { (whole / part).ceil() }
+    if part == 1.0 { whole } else { ceil(whole / part) }
+}
+
+/// `f64::floor` without a call, for which all numbers at hand would have to be put aside.
+#[inline]
+fn floor(number: f64) -> f64 {
+    let whole = number as i64 as f64;
+    if whole > number { whole - 1.0 } else { whole }
+}
+
+#[inline]
+fn ceil(number: f64) -> f64 {
+    let whole = number as i64 as f64;
+    if whole < number { whole + 1.0 } else { whole }
 }
 
 /// The most that a bucket may lack: exact, and back within the longest refill.
@@ -328,7 +342,7 @@ impl State {
 }
 
 /// An algorithm with a quota, ready to decide.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Params {
     FixedWindow(fixed_window::Params),
     SlidingLog(sliding_log::Params),
@@ -382,23 +396,24 @@ impl Params {
         }
     }
 
-    #[inline]
     pub(crate) fn step(&self, state: &mut State, ask: &Ask) -> Verdict {
         macro_rules! step {
-            ($params:expr, $variant:path) => {{
+            ($variant:path, $step:expr) => {{
                 if !matches!(state, $variant(_)) {
                     *state = $variant(None);
                 }
                 let $variant(stored) = state else { unreachable!() };
-                $params.step(stored, ask)
+                $step(stored, ask)
             }};
         }
         match self {
-            Self::FixedWindow(params) => step!(params, State::FixedWindow),
-            Self::SlidingLog(params) => step!(params, State::SlidingLog),
-            Self::SlidingWindow(params) => step!(params, State::SlidingWindow),
-            Self::TokenBucket(params) => step!(params, State::TokenBucket),
-            Self::LeakyBucket(params) => step!(params, State::LeakyBucket),
+            Self::FixedWindow(params) => step!(State::FixedWindow, |it, ask| step(params, it, ask)),
+            Self::SlidingLog(params) => step!(State::SlidingLog, |it, ask| params.step(it, ask)),
+            Self::SlidingWindow(params) => {
+                step!(State::SlidingWindow, |it, ask| params.step(it, ask))
+            }
+            Self::TokenBucket(params) => step!(State::TokenBucket, |it, ask| step(params, it, ask)),
+            Self::LeakyBucket(params) => step!(State::LeakyBucket, |it, ask| step(params, it, ask)),
         }
     }
 

@@ -107,8 +107,13 @@ fn is_plain(byte: u8) -> bool {
 }
 
 /// Most text is plain to its end, so that it would take longer to stop early.
+#[inline]
 fn all_plain(bytes: &[u8]) -> bool {
-    bytes.iter().fold(true, |plain, &byte| plain & is_plain(byte))
+    let (chunks, rest) = bytes.as_chunks::<4>();
+    let plain = chunks.iter().fold(true, |plain, &[a, b, c, d]| {
+        plain & is_plain(a) & is_plain(b) & is_plain(c) & is_plain(d)
+    });
+    rest.iter().fold(plain, |plain, &byte| plain & is_plain(byte))
 }
 
 fn escape_into(text: &mut String, bytes: &[u8]) {

@@ -6,7 +6,7 @@ use crate::{
     error::{ConfigError, Error},
     key::Key,
     quota::Quota,
-    store::{Answer, Backend, Call, Demand, Name, Settings, Store},
+    store::{Answer, AnyStore, Call, Demand, Name, Settings, Store},
 };
 
 /// How many requests of a key may wait, where nothing else bounds them.
@@ -40,9 +40,9 @@ pub struct Limiter(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    store: Arc<dyn Backend>,
+    store: AnyStore,
     taken: Arc<Name>,
-    settings: Settings,
+    settings: Arc<Settings>,
     /// The wait of a check that names none, in microseconds.
     own_wait: f64,
     longest_wait: f64,
@@ -131,7 +131,7 @@ impl Limiter {
             .ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
         let source = Source::Store;
         let settings = Settings { name: taken.text, algorithm, quota, params, source };
-        Ok(Self::assemble(Arc::new(store), Arc::new(taken), settings))
+        Ok(Self::assemble(store.into_any(), Arc::new(taken), settings))
     }
 
     /// Makes a limiter with another quota that shares this one's name and counts.
@@ -145,7 +145,7 @@ impl Limiter {
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
         let Inner { store, taken, settings, .. } = &*self.0;
         let params = Params::new(settings.algorithm, quota)?;
-        let settings = Settings { quota, params, ..*settings };
+        let settings = Settings { quota, params, ..**settings };
         Ok(Self::assemble(store.clone(), taken.clone(), settings))
     }
 
@@ -166,16 +166,17 @@ impl Limiter {
         let params = Params::new(algorithm, quota).expect("a part of what can be");
         let source = Source::Local;
         let settings = Settings { name: settings.name, algorithm, quota, params, source };
-        Self::assemble(Arc::new(store), taken.clone(), settings)
+        Self::assemble(AnyStore::Memory(store), taken.clone(), settings)
     }
 
-    fn assemble(store: Arc<dyn Backend>, taken: Arc<Name>, settings: Settings) -> Self {
+    fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {
         let most = match settings.algorithm {
             Algorithm::LeakyBucket => settings.quota.burst_size(),
             Algorithm::TokenBucket { overdraft, .. } => settings.quota.burst_size() + overdraft,
             _ => settings.quota.limit(),
         };
         let (own_wait, longest_wait) = (settings.params.own_wait(), settings.params.longest_wait());
+        let settings = Arc::new(settings);
         Self(Arc::new(Inner { store, taken, settings, own_wait, longest_wait, most }))
     }
 
@@ -194,11 +195,7 @@ impl Limiter {
     /// Dropping the future before its first poll spends nothing. After that, it may or may not have
     /// spent: with a [`MemoryStore`](crate::MemoryStore) the first poll decides.
     pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        let answer = self.ask(&key.into(), 1, MaxWait::OWN)?;
-        match answer.now() {
-            Some(decision) => Ok(decision),
-            None => answer.await,
-        }
+        self.decide(&key.into(), 1, MaxWait::OWN).await
     }
 
     /// Spends `cost` from `key`'s quota if that much is left.
@@ -212,7 +209,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.ask(&key.into(), cost, MaxWait::OWN)?.await
+        self.decide(&key.into(), cost, MaxWait::OWN).await
     }
 
     /// Like [`check_n`](Limiter::check_n), and books the request's turn if that comes within `max_wait`:
@@ -238,7 +235,7 @@ impl Limiter {
         cost: u32,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        self.ask(&key.into(), cost, MaxWait::UpTo(micros(max_wait)))?.await
+        self.decide(&key.into(), cost, MaxWait::UpTo(micros(max_wait))).await
     }
 
     /// Gives back what an allowed `decision` about `key` has spent, or the turn that it has booked.
@@ -378,8 +375,19 @@ impl Limiter {
         self.0.settings.policy(cost)
     }
 
-    pub(crate) fn store(&self) -> &dyn Backend {
-        &*self.0.store
+    pub(crate) fn store(&self) -> &AnyStore {
+        &self.0.store
+    }
+
+    #[inline]
+    async fn decide(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
+        let demands = &[self.demand(Action::Check, key, cost, max_wait)?];
+        let call = Call { action: Action::Check, turn: 0.0, demands };
+        match &self.0.store {
+            AnyStore::Memory(store) => store.decide(&call),
+            #[cfg(feature = "redis")]
+            store => store.call(&call).await,
+        }
     }
 
     pub(crate) fn ask(
@@ -409,6 +417,7 @@ impl Limiter {
     }
 
     /// What is asked of this limiter.
+    #[inline]
     pub(crate) fn demand<'a>(
         &'a self,
         action: Action,

@@ -26,7 +26,53 @@ use crate::{
 /// A place for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
 /// The trait is sealed: what a store must do will still grow.
-pub trait Store: Backend + 'static {}
+pub trait Store: Backend {
+    #[doc(hidden)]
+    fn into_any(self) -> AnyStore;
+}
+
+/// A store of any kind.
+#[derive(Clone, Debug)]
+pub enum AnyStore {
+    Memory(MemoryStore),
+    #[cfg(feature = "redis")]
+    Redis(RedisStore),
+}
+
+impl AnyStore {
+    #[inline]
+    pub(crate) fn call(&self, call: &Call<'_>) -> Answer<Decision> {
+        match self {
+            Self::Memory(store) => store.call(call),
+            #[cfg(feature = "redis")]
+            Self::Redis(store) => store.call(call),
+        }
+    }
+
+    pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        match self {
+            Self::Memory(store) => store.detach(task),
+            #[cfg(feature = "redis")]
+            Self::Redis(store) => store.detach(task),
+        }
+    }
+
+    pub(crate) fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
+        match self {
+            Self::Memory(store) => store.reset(settings, key),
+            #[cfg(feature = "redis")]
+            Self::Redis(store) => store.reset(settings, key),
+        }
+    }
+
+    pub(crate) fn names(&self) -> &Names {
+        match self {
+            Self::Memory(store) => store.names(),
+            #[cfg(feature = "redis")]
+            Self::Redis(store) => store.names(),
+        }
+    }
+}
 
 /// What a limiter asks of its store.
 pub trait Backend: fmt::Debug + Send + Sync {
@@ -37,7 +83,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>);
 
     /// Forgets a key.
-    fn reset(&self, settings: &Settings, key: &str) -> Answer<()>;
+    fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()>;
 
     /// The names of the limiters over this store.
     fn names(&self) -> &Names;
@@ -72,7 +118,7 @@ pub struct Call<'a> {
 /// What is asked of one limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
-    pub(crate) settings: &'a Settings,
+    pub(crate) settings: &'a Arc<Settings>,
     pub(crate) key: &'a str,
     pub(crate) cost: u32,
     /// In microseconds.

@@ -1,11 +1,11 @@
 use super::{
-    Action, Ask, Outcome, Verdict, max,
-    turns::{Booked, Count, Turn},
+    Ask, Compact, Outcome, Verdict, max,
+    turns::{Count, Decide, Left, Turn},
 };
 use crate::quota::Quota;
 
 /// The parameters of `scripts/fixed_window.lua`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Params {
     limit: f64,
     window: f64,
@@ -55,19 +55,19 @@ impl Params {
     pub(super) fn args(&self) -> Vec<f64> {
         vec![self.limit, self.window]
     }
+}
 
-    #[inline]
-    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
+impl Decide for Params {
+    type State = State;
+
+    fn decide(&self, old: Option<State>, ask: &Ask) -> (Verdict, Option<Left<State>>) {
         let Params { limit, window } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
         let mut state = State { start: now, ahead: 0.0, count: 0.0, length: window };
         let mut stale = false;
-        if let Some(old) = stored {
-            if action == Action::Refund {
-                old.give_back(ask);
-            }
-            state = old.state;
+        if let Some(old) = old {
+            state = old;
             if now < state.start {
                 (state.start, stale) = (now, true);
             }
@@ -97,11 +97,21 @@ impl Params {
             reset = start + (ahead + 1.0) * window - now;
         }
 
-        if action.writes(admitted || stale) {
+        let verdict = Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait };
+        let left = action.writes(admitted || stale).then(|| {
             let waits = action.commits() && admitted && wait > 0.0;
             let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
-        }
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+            Left { state: (reset > 0.0).then_some(state), stale, turn }
+        });
+        (verdict, left)
+    }
+
+    fn expand(&self, [start, count]: Compact) -> State {
+        State { start, ahead: 0.0, count, length: self.window }
+    }
+
+    fn compact(&self, state: &State, _now: f64) -> Option<Compact> {
+        let own = state.length == self.window;
+        (own && state.ahead == 0.0).then_some([state.start, state.count])
     }
 }

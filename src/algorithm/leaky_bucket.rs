@@ -1,11 +1,11 @@
 use super::{
-    Action, Ask, Outcome, Rate, Verdict, ceil_div, floor_div, max, min,
-    turns::{Booked, Count, Turn},
+    Action, Ask, Compact, Outcome, Rate, Verdict, ceil_div, floor_div, max, min,
+    turns::{Count, Decide, Left, Turn},
 };
 use crate::quota::Quota;
 
 /// The parameters of `scripts/leaky_bucket.lua`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Params {
     burst: f64,
     unit: f64,
@@ -60,20 +60,22 @@ impl Params {
         let full = self.burst * self.unit;
         max(floor_div(super::EXACT - full, self.tick), self.drain_time())
     }
+}
 
-    #[inline]
-    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
+impl Decide for Params {
+    type State = State;
+
+    fn decide(&self, old: Option<State>, ask: &Ask) -> (Verdict, Option<Left<State>>) {
         let Params { burst, unit, tick, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
         let mut state = State { at: now, debt: 0.0, unit, tick };
         let mut stale = false;
-        if let Some(old) = stored {
+        if let Some(old) = old {
+            state = old;
             if action == Action::Refund {
-                old.give_back(ask);
-                old.state.debt = old.state.debt.min(most_debt);
+                state.debt = min(state.debt, most_debt);
             }
-            state = old.state;
             if now < state.at {
                 (state.at, stale) = (now, true);
             }
@@ -106,11 +108,21 @@ impl Params {
             reset = time_until(debt);
         }
 
-        if action.writes(admitted || stale) {
+        let verdict = Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait };
+        let left = action.writes(admitted || stale).then(|| {
             let waits = action.commits() && admitted && wait > 0.0;
             let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
-        }
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+            Left { state: (reset > 0.0).then_some(state), stale, turn }
+        });
+        (verdict, left)
+    }
+
+    fn expand(&self, [at, debt]: Compact) -> State {
+        State { at, debt, unit: self.unit, tick: self.tick }
+    }
+
+    fn compact(&self, state: &State, _now: f64) -> Option<Compact> {
+        let own = state.unit == self.unit && state.tick == self.tick;
+        own.then_some([state.at, state.debt])
     }
 }

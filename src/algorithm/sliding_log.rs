@@ -7,7 +7,7 @@ use crate::quota::Quota;
 const MODULUS: f64 = (1_u64 << 48) as f64;
 
 /// The parameters of `scripts/sliding_log.lua`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Params {
     limit: f64,
     window: f64,

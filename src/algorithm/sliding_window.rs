@@ -5,7 +5,7 @@ use super::{
 use crate::quota::Quota;
 
 /// The parameters of `scripts/sliding_window.lua`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Params {
     limit: f64,
     window: f64,

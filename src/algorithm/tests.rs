@@ -3,6 +3,7 @@
 mod agreement;
 mod contract;
 mod faces;
+mod memory;
 mod overshoot;
 mod promise;
 mod together;

@@ -1,11 +1,11 @@
 use super::{
-    Action, Ask, Outcome, Rate, Refill, Verdict, ceil_div, floor_div, max, min,
-    turns::{Booked, Count, Turn},
+    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, floor_div, max, min,
+    turns::{Count, Decide, Left, Turn},
 };
 use crate::quota::Quota;
 
 /// The parameters of `scripts/token_bucket.lua`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Params {
     burst: f64,
     overdraft: f64,
@@ -80,19 +80,48 @@ impl Params {
         floor_div(super::EXACT - full, self.lump) * self.period
     }
 
+    /// Decides as [`decide`](Decide::decide) does, in the most common case: a check that does not wait, of a bucket
+    /// that refills continuously and has no overdraft. None in others.
     #[inline]
-    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
+    pub(super) fn decide_quickly(&self, numbers: &mut Compact, ask: &Ask) -> Option<Verdict> {
+        let Params { burst, overdraft, unit, period, lump, .. } = *self;
+        let (Ask { action, cost, max_wait, now, outcome, .. }, [at, debt]) = (*ask, *numbers);
+        let plain = period == 1.0 && overdraft == 0.0 && action == Action::Check;
+        if !plain || max_wait > 0.0 || outcome.is_some() || now < at {
+            return None;
+        }
+        let mut debt = max(debt - (now - at) * lump, 0.0);
+        let mut room = burst * unit - debt;
+        let mut wait = 0.0;
+        let admitted = cost * unit <= room;
+        if admitted {
+            debt += cost * unit;
+            room -= cost * unit;
+            *numbers = [now, debt];
+        } else {
+            wait = ceil_div(cost * unit - room, lump);
+        }
+        let remaining = floor_div(room, unit);
+        let replenish = ceil_div((remaining + 1.0) * unit - room, lump);
+        let reset = ceil_div(debt, lump);
+        Some(Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait })
+    }
+}
+
+impl Decide for Params {
+    type State = State;
+
+    fn decide(&self, old: Option<State>, ask: &Ask) -> (Verdict, Option<Left<State>>) {
         let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
         let mut state = State { at: now, debt: 0.0, unit, period, lump, last: 0.0 };
         let mut stale = false;
-        if let Some(old) = stored {
+        if let Some(old) = old {
+            state = old;
             if action == Action::Refund {
-                old.give_back(ask);
-                old.state.debt = old.state.debt.min(most_debt);
+                state.debt = min(state.debt, most_debt);
             }
-            state = old.state;
             if now < state.at {
                 state.last -= state.at - now;
                 (state.at, stale) = (now, true);
@@ -140,11 +169,25 @@ impl Params {
             reset = time_until(debt);
         }
 
-        if action.writes(admitted || stale) {
+        let verdict = Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait };
+        let left = action.writes(admitted || stale).then(|| {
             let waits = action.commits() && admitted && wait > 0.0;
             let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
-        }
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+            Left { state: (reset > 0.0).then_some(state), stale, turn }
+        });
+        (verdict, left)
+    }
+
+    #[inline]
+    fn expand(&self, [at, debt]: Compact) -> State {
+        let Params { unit, period, lump, .. } = *self;
+        State { at, debt, unit, period, lump, last: at }
+    }
+
+    #[inline]
+    fn compact(&self, state: &State, now: f64) -> Option<Compact> {
+        let Params { unit, period, lump, .. } = *self;
+        let own = state.unit == unit && state.period == period && state.lump == lump;
+        (own && state.last <= now).then_some([state.at, state.debt])
     }
 }

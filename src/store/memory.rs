@@ -1,8 +1,8 @@
+mod entry;
 mod held;
 
 use std::{
     fmt,
-    hash::BuildHasher,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Waker},
@@ -12,9 +12,10 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use super::{Answer, Backend, Call, Demand, Names, Settings, Store, lock};
+use self::entry::{Entry, Usage};
+use super::{Answer, AnyStore, Backend, Call, Demand, Names, Settings, Store, lock};
 use crate::{
-    algorithm::{Action, Ask, State, Verdict},
+    algorithm::{Ask, Verdict},
     decision::Decision,
     error::{Error, StoreError},
 };
@@ -23,9 +24,6 @@ const DEFAULT_MAX_KEYS: usize = 100_000;
 
 const MOST_SHARDS: usize = 64;
 const FEWEST_KEYS_PER_SHARD: usize = 1_024;
-
-/// The longest key that lies in its entry.
-const SHORT: usize = 30;
 
 /// The buckets that an insertion looks at for keys that may go.
 const SWEEP: usize = 4;
@@ -111,39 +109,54 @@ impl MemoryStore {
     /// Microseconds since the store was made.
     fn now(&self) -> f64 {
         let elapsed = self.0.epoch.elapsed();
-        elapsed.as_secs() as f64 * 1e6 + f64::from(elapsed.subsec_micros())
+        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64 as f64
     }
 
-    fn ask(&self, call: &Call<'_>, demand: &Demand<'_>) -> Result<Decision, StoreError> {
+    /// Decides at once.
+    pub(crate) fn decide(&self, call: &Call<'_>) -> Result<Decision, Error> {
+        match call.demands {
+            [demand] => self.decide_alone(call, demand),
+            _ => Ok(self.decide_together(call)?),
+        }
+    }
+
+    fn decide_alone(&self, call: &Call<'_>, demand: &Demand<'_>) -> Result<Decision, Error> {
         let Demand { settings, key, .. } = *demand;
         let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
+        let found = shard.find(hash, settings, key);
         let ask = call.ask(demand, self.now());
-        let step = |entry: &mut Entry| {
-            let verdict = entry.step(settings, &ask);
-            if ask.action.commits() {
-                entry.note_denial(verdict, ask.now);
-            }
-            verdict
-        };
-        let verdict = match shard.find(hash, settings, key) {
-            Some(entry) => step(entry),
-            None => {
-                let mut entry = Entry::new(settings, key);
-                let verdict = step(&mut entry);
-                if !entry.state.is_never_seen()
-                    && !shard.insert(hash, entry, ask.now, &self.0.hasher)
-                {
-                    return Err(StoreError::full(self.0.max_keys));
-                }
-                verdict
-            }
-        };
+        if let Some(entry) = found
+            && let Some(verdict) = entry.ask_quickly(settings, &ask)
+        {
+            return Ok(Decision::new(demand.policy(), verdict, 0.0));
+        }
+        let verdict = self.ask(&mut shard, hash, demand, &ask)?;
         Ok(Decision::new(demand.policy(), verdict, 0.0))
     }
 
+    #[inline(never)]
+    fn ask(
+        &self,
+        shard: &mut Shard,
+        hash: u64,
+        demand: &Demand<'_>,
+        ask: &Ask,
+    ) -> Result<Verdict, StoreError> {
+        let Demand { settings, key, .. } = *demand;
+        if let Some(entry) = shard.find(hash, settings, key) {
+            return Ok(entry.ask(settings, ask));
+        }
+        let mut entry = Entry::new(settings, key);
+        let verdict = entry.ask(settings, ask);
+        if !entry.is_never_seen() && !shard.insert(hash, entry, ask.now, &self.0.hasher) {
+            return Err(StoreError::full(self.0.max_keys));
+        }
+        Ok(verdict)
+    }
+
     fn hash(&self, settings: &Settings, key: &str) -> u64 {
-        hash_of(&self.0.hasher, LimiterId::of(settings), key.as_bytes())
+        entry::hash(&self.0.hasher, settings, key.as_bytes())
     }
 
     fn place(&self, hash: u64) -> usize {
@@ -154,15 +167,6 @@ impl MemoryStore {
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         lock(&self.0.shards[self.place(hash)].0)
     }
-}
-
-fn hash_of(hasher: &RandomState, limiter: LimiterId, key: &[u8]) -> u64 {
-    hasher.hash_one((limiter, key))
-}
-
-/// The second in which an instant lies, from 1 on, rounded up.
-fn second(instant: f64) -> u32 {
-    (instant / 1e6) as u32 + 1
 }
 
 impl Default for MemoryStore {
@@ -177,14 +181,16 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-impl Store for MemoryStore {}
+impl Store for MemoryStore {
+    fn into_any(self) -> AnyStore {
+        AnyStore::Memory(self)
+    }
+}
 
 impl Backend for MemoryStore {
+    #[inline]
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        match call.demands {
-            [demand] => Answer::ready(self.ask(call, demand).map_err(Error::from)),
-            _ => Answer::ready(self.ask_all(call).map_err(Error::from)),
-        }
+        Answer::ready(self.decide(call))
     }
 
     fn detach(&self, mut task: Pin<Box<dyn Future<Output = ()> + Send>>) {
@@ -192,7 +198,7 @@ impl Backend for MemoryStore {
         let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
 
-    fn reset(&self, settings: &Settings, key: &str) -> Answer<()> {
+    fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
         let hash = self.hash(settings, key);
         self.shard(hash).forget(hash, settings, key);
         Answer::ready(Ok(()))
@@ -200,97 +206,6 @@ impl Backend for MemoryStore {
 
     fn names(&self) -> &Names {
         &self.0.names
-    }
-}
-
-/// A limiter's name: of each there is one copy, whose address will do.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct LimiterId(usize);
-
-impl LimiterId {
-    fn of(settings: &Settings) -> Self {
-        Self(settings.name.as_ptr() as usize)
-    }
-}
-
-/// A key, next to its counts if it is short enough, as most are.
-enum Text {
-    Short(u8, [u8; SHORT]),
-    Long(Box<[u8]>),
-}
-
-impl Text {
-    fn new(text: &str) -> Self {
-        if text.len() > SHORT {
-            return Self::Long(text.as_bytes().into());
-        }
-        let mut bytes = [0; SHORT];
-        bytes[..text.len()].copy_from_slice(text.as_bytes());
-        Self::Short(text.len() as u8, bytes)
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Short(length, bytes) => &bytes[..usize::from(*length)],
-            Self::Long(bytes) => bytes,
-        }
-    }
-}
-
-struct Entry {
-    limiter: LimiterId,
-    key: Text,
-    state: State,
-    /// The second by which the state is as if never seen.
-    expires: u32,
-    /// The second until which a request like one that was seen would be denied.
-    denied_until: u32,
-    /// The part of the quota that was left.
-    left: f32,
-}
-
-impl Entry {
-    fn new(settings: &Settings, key: &str) -> Self {
-        Self {
-            limiter: LimiterId::of(settings),
-            key: Text::new(key),
-            state: State::NeverSeen,
-            expires: 0,
-            denied_until: 0,
-            left: 1.0,
-        }
-    }
-
-    fn is(&self, settings: &Settings, key: &str) -> bool {
-        self.key.as_bytes() == key.as_bytes() && self.limiter == LimiterId::of(settings)
-    }
-
-    fn step(&mut self, settings: &Settings, ask: &Ask) -> Verdict {
-        let verdict = settings.params.step(&mut self.state, ask);
-        if ask.action != Action::Peek {
-            self.expires = second(ask.now + verdict.reset);
-            self.left = (verdict.remaining / f64::from(settings.quota.limit())) as f32;
-        }
-        verdict
-    }
-
-    fn note_denial(&mut self, verdict: Verdict, now: f64) {
-        let denied = match verdict {
-            Verdict { admitted: false, wait, .. } => wait,
-            Verdict { remaining: 0.0, replenish, .. } => replenish,
-            _ => 0.0,
-        };
-        if denied > 0.0 {
-            self.denied_until = self.denied_until.max(second(now + denied));
-        }
-    }
-
-    fn is_less_used(&self, left: f32, expires: u32) -> bool {
-        self.left > left || self.left == left && self.expires < expires
-    }
-
-    fn hash(&self, hasher: &RandomState) -> u64 {
-        hash_of(hasher, self.limiter, self.key.as_bytes())
     }
 }
 
@@ -306,12 +221,13 @@ impl Shard {
         Self { table: HashTable::new(), max_keys, cursor: 0 }
     }
 
-    fn find(&mut self, hash: u64, settings: &Settings, key: &str) -> Option<&mut Entry> {
-        self.table.find_mut(hash, |entry| entry.is(settings, key))
+    #[inline]
+    fn find(&mut self, hash: u64, settings: &Arc<Settings>, key: &str) -> Option<&mut Entry> {
+        self.table.find_mut(hash, |entry| entry.is(settings, key.as_bytes()))
     }
 
-    fn forget(&mut self, hash: u64, settings: &Settings, key: &str) {
-        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.is(settings, key)) {
+    fn forget(&mut self, hash: u64, settings: &Arc<Settings>, key: &str) {
+        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.is(settings, key.as_bytes())) {
             entry.remove();
         }
     }
@@ -340,25 +256,26 @@ impl Shard {
     fn sweep(&mut self, now: f64, most: usize) {
         let full = self.table.len() > most;
         let buckets = if full { self.table.num_buckets() } else { SWEEP };
-        let now = (now / 1e6) as u32;
         let mut keys = 0;
-        let mut victim: Option<(f32, u32, usize)> = None;
+        let mut victim: Option<(Usage, usize)> = None;
         for _ in 0..buckets.min(self.table.num_buckets()) {
             if keys == SWEEP_WHEN_FULL {
                 break;
             }
             self.cursor = (self.cursor + 1) % self.table.num_buckets();
-            let Some(entry) = self.table.get_bucket(self.cursor) else { continue };
+            let Some(entry) = self.table.get_bucket_mut(self.cursor) else { continue };
             keys += 1;
-            if entry.expires <= now {
+            let usage = entry.usage(now);
+            if usage.reset == 0.0 {
                 self.remove(self.cursor);
-            } else if entry.denied_until <= now
-                && victim.is_none_or(|(left, expires, _)| entry.is_less_used(left, expires))
+            } else if !entry.is_denied(now)
+                && usage.left > 0.0
+                && victim.as_ref().is_none_or(|(least, _)| usage.is_less_than(least))
             {
-                victim = Some((entry.left, entry.expires, self.cursor));
+                victim = Some((usage, self.cursor));
             }
         }
-        if let Some((.., bucket)) = victim
+        if let Some((_, bucket)) = victim
             && self.table.len() > most
         {
             self.remove(bucket);

@@ -25,7 +25,7 @@ use self::{
     route::Route,
     server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
 };
-use super::{Answer, Backend, Call, Demand, Names, Settings, Store};
+use super::{Answer, AnyStore, Backend, Call, Demand, Names, Settings, Store};
 use crate::{
     algorithm::{self, Action, SCRIPTS, Verdict},
     decision::{Decision, Policy},
@@ -307,7 +307,11 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-impl Store for RedisStore {}
+impl Store for RedisStore {
+    fn into_any(self) -> AnyStore {
+        AnyStore::Redis(self)
+    }
+}
 
 impl Backend for RedisStore {
     fn call(&self, call: &Call<'_>) -> Answer<Decision> {
@@ -343,7 +347,7 @@ impl Backend for RedisStore {
         }
     }
 
-    fn reset(&self, settings: &Settings, key: &str) -> Answer<()> {
+    fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key).arg(turns_key(&key));

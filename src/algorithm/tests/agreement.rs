@@ -26,6 +26,35 @@ pub(super) struct Step {
     pub(super) switch: bool,
 }
 
+impl Step {
+    /// In microseconds.
+    pub(super) fn ahead(&self, params: &Params) -> f64 {
+        let (window, _) = window_and_most(params);
+        (window * f64::from(self.ahead.0) / 1e3).floor() + f64::from(self.ahead.1)
+    }
+
+    /// `booked` are the turns that can be given back, and their costs.
+    pub(super) fn ask(&self, params: &Params, now: f64, booked: &mut Vec<(f64, f64)>) -> Ask {
+        let (window, most) = window_and_most(params);
+        let back = match self.turn {
+            Some(turn) if self.action == Action::Refund && !booked.is_empty() => {
+                Some(booked.swap_remove(turn.index(booked.len())))
+            }
+            _ => None,
+        };
+        let cost = match self.cost {
+            Ok(cost) => f64::from(cost).min(most),
+            Err(part) => (most * f64::from(part) / 1e3).ceil(),
+        };
+        let (turn, cost) = back.unwrap_or((0.0, cost));
+        let max_wait = self
+            .max_wait
+            .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
+            .min(params.longest_wait());
+        Ask { action: self.action, cost, turn, max_wait, now, outcome: None }
+    }
+}
+
 pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let action = prop_oneof![
         8 => Just(Action::Check),
@@ -134,37 +163,15 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
     let mut twin = State::NeverSeen;
     let mut now = 1.7e15;
     let mut current = 0;
-    let mut booked: Vec<(f64, f64)> = vec![];
+    let mut booked = vec![];
     for step in steps {
         if step.switch && !steady {
             current = 1 - current;
         }
         let params = &params[current];
-        let (window, most) = window_and_most(params);
-        let ahead = (window * f64::from(step.ahead.0) / 1e3).floor() + f64::from(step.ahead.1);
+        let ahead = step.ahead(params);
         now += if steady { ahead.max(0.0) } else { ahead };
-        let back = match step.turn {
-            Some(turn) if step.action == Action::Refund && !booked.is_empty() => {
-                Some(booked.swap_remove(turn.index(booked.len())))
-            }
-            _ => None,
-        };
-        let cost = match step.cost {
-            Ok(cost) => f64::from(cost).min(most),
-            Err(part) => (most * f64::from(part) / 1e3).ceil(),
-        };
-        let (turn, cost) = back.unwrap_or((0.0, cost));
-        let ask = Ask {
-            action: step.action,
-            cost,
-            turn,
-            max_wait: step
-                .max_wait
-                .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
-                .min(params.longest_wait()),
-            now,
-            outcome: None,
-        };
+        let ask = step.ask(params, now, &mut booked);
 
         let (bytes, expiry) = (scripted.bytes(), scripted.expiry());
         let expired = expiry.is_some_and(|expiry| expiry * 1e3 <= now);

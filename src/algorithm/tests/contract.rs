@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     super::{Algorithm, Ask, Params, Refill, State, Verdict},
-    faces::{Face, RedisServer, Scripted, check, default_wait},
+    faces::{Face, RedisServer, Scripted, check, default_wait, verdict_of},
 };
 use crate::{limiter::Limiter, quota::Quota, store::MemoryStore};
 
@@ -244,20 +244,12 @@ async fn the_memory_store_keeps_the_contract() {
             }
         })
         .unwrap();
-        let micros = |time: Duration| time.as_micros() as f64;
-        Verdict {
-            admitted: decision.is_allowed(),
-            wait: micros(decision.retry_after().unwrap_or(decision.delay())),
-            remaining: decision.remaining() as f64,
-            replenish: micros(decision.replenish_after()),
-            reset: micros(decision.reset_after()),
-            turn: decision.turn(),
-        }
+        verdict_of(decision)
     });
 }
 
 /// Of a future that is ready as soon as the clock has moved.
-fn now_or_never<T>(future: impl Future<Output = T>) -> T {
+pub(super) fn now_or_never<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     for _ in 0..10 {

@@ -1,10 +1,13 @@
 //! An algorithm behind one question, wherever its state is; time is part of the question.
 
+use std::time::Duration;
+
 use super::super::{
     Action, Ask, Params, SCRIPTS, State, Verdict, fixed_window, leaky_bucket, script_alone,
     script_together, sliding_log, sliding_window, token_bucket,
     turns::{Booked, Turn, Turns},
 };
+use crate::decision::Decision;
 
 #[path = "../../../tests/support/server.rs"]
 #[allow(dead_code, unreachable_pub, missing_debug_implementations)]
@@ -237,6 +240,18 @@ pub(super) fn eval(
 
 pub(super) fn check(cost: impl Into<f64>, now: f64) -> Ask {
     Ask { action: Action::Check, cost: cost.into(), max_wait: 0.0, turn: 0.0, now, outcome: None }
+}
+
+pub(super) fn verdict_of(decision: Decision) -> Verdict {
+    let micros = |time: Duration| time.as_micros() as f64;
+    Verdict {
+        admitted: decision.is_allowed(),
+        wait: micros(decision.retry_after().unwrap_or(decision.delay())),
+        remaining: decision.remaining() as f64,
+        replenish: micros(decision.replenish_after()),
+        reset: micros(decision.reset_after()),
+        turn: decision.turn(),
+    }
 }
 
 /// Like the limiter, which lets a leaky bucket delay.

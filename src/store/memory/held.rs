@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl MemoryStore {
-    pub(super) fn ask_all(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
+    pub(super) fn decide_together(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
         let demands = call.demands;
         let mut held = Held::new(self, demands);
         let now = self.now();
@@ -28,14 +28,7 @@ impl MemoryStore {
             }
             held.make_room(now)?;
         }
-        let (verdict, binding) = together(&asks, |place, ask| {
-            let verdict = held.step(place, ask);
-            let is_own = ask.outcome.is_none() || verdict.admitted;
-            if call.action.commits() && is_own {
-                held.entry(place).note_denial(verdict, now);
-            }
-            verdict
-        });
+        let (verdict, binding) = together(&asks, |place, ask| held.step(place, ask));
         held.insert_fresh(now);
         Ok(Decision::new(demands[binding].policy(), verdict, 0.0))
     }
@@ -108,17 +101,15 @@ impl<'a> Held<'a> {
     fn make_room(&mut self, now: f64) -> Result<(), StoreError> {
         let known: Vec<usize> =
             (0..self.demands.len()).filter(|&i| self.fresh[i].is_none()).collect();
-        let until: Vec<u32> = known
-            .iter()
-            .map(|&i| mem::replace(&mut self.entry(i).denied_until, u32::MAX))
-            .collect();
+        let until: Vec<u32> =
+            known.iter().map(|&i| mem::replace(self.entry(i).denied_until(), u32::MAX)).collect();
         for i in 0..self.shards.len() {
             let most = self.shards[i].max_keys.saturating_sub(self.coming_to(i));
             self.shards[i].shrink(most, now);
         }
         for (i, until) in known.into_iter().zip(until) {
             match self.find(i) {
-                Some(entry) => entry.denied_until = until,
+                Some(entry) => *entry.denied_until() = until,
                 None => {
                     self.fresh[i] = Some(Entry::new(self.demands[i].settings, self.demands[i].key))
                 }
@@ -129,7 +120,7 @@ impl<'a> Held<'a> {
 
     fn insert_fresh(&mut self, now: f64) {
         for i in 0..self.demands.len() {
-            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.state.is_never_seen()) {
+            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_never_seen()) {
                 let (shard, hasher) = (self.shard_of(i), &self.store.0.hasher);
                 self.shards[shard].insert(self.hashes[i], entry, now, hasher);
             }

@@ -1,0 +1,65 @@
+//! A store in memory, which holds most states as two numbers, decides as the twin does, which does not.
+
+use std::{sync::Arc, time::Duration};
+
+use proptest::{prelude::*, test_runner::TestRunner};
+use tokio::{runtime, time::advance};
+
+use super::{
+    super::{Action, Algorithm, Params, State},
+    agreement::{Step, params, steps},
+    contract::now_or_never,
+    faces::{Face, verdict_of},
+};
+use crate::{
+    decision::Source,
+    quota::Quota,
+    store::{Call, Demand, MemoryStore, Settings},
+};
+
+#[test]
+fn the_memory_store_and_the_twin_agree() {
+    let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.unwrap();
+    let _context = runtime.enter();
+    let config = ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() };
+    TestRunner::new(config)
+        .run(&(params(), steps()), |(params, steps)| {
+            history(params, &steps);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn history(params: [Params; 2], steps: &[Step]) {
+    let store = MemoryStore::new();
+    let mut twin = State::NeverSeen;
+    let (mut settings, mut other) = (settings(params[0]), settings(params[1]));
+    let mut now = 0.0;
+    let mut booked = vec![];
+    for step in steps {
+        if step.switch {
+            (settings, other) = (other, settings);
+        }
+        let params = &settings.params;
+        let ahead = step.ahead(params).max(0.0);
+        now_or_never(advance(Duration::from_micros(ahead as u64)));
+        now += ahead;
+
+        let ask = step.ask(params, now, &mut booked);
+        let verdict = twin.ask(params, ask);
+        let (cost, max_wait) = (ask.cost as u32, ask.max_wait);
+        let demands = &[Demand { settings: &settings, key: "key", cost, max_wait }];
+        let call = Call { action: ask.action, turn: ask.turn, demands };
+        let decision = store.decide(&call).unwrap();
+        assert_eq!(verdict_of(decision), verdict, "{params:?} {ask:?} {twin:?}");
+        if ask.action == Action::Check && verdict.admitted && verdict.wait > 0.0 {
+            booked.push((verdict.turn, ask.cost));
+        }
+    }
+}
+
+fn settings(params: Params) -> Arc<Settings> {
+    let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_second(1));
+    Arc::new(Settings { name: "default", algorithm, quota, params, source: Source::Store })
+}
