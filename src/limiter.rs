@@ -125,13 +125,14 @@ impl Limiter {
     ) -> Result<Self, ConfigError> {
         let params = Params::new(algorithm, quota)?;
         check_name(name)?;
+        let store = store.into();
         let taken = store
             .names()
             .take(name)
             .ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
         let source = Source::Store;
         let settings = Settings { name: taken.text, algorithm, quota, params, source };
-        Ok(Self::assemble(store.into_any(), Arc::new(taken), settings))
+        Ok(Self::assemble(store, Arc::new(taken), settings))
     }
 
     /// Makes a limiter with another quota that shares this one's name and counts.
@@ -166,7 +167,7 @@ impl Limiter {
         let params = Params::new(algorithm, quota).expect("a part of what can be");
         let source = Source::Local;
         let settings = Settings { name: settings.name, algorithm, quota, params, source };
-        Self::assemble(AnyStore::Memory(store), taken.clone(), settings)
+        Self::assemble(store.into(), taken.clone(), settings)
     }
 
     fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {

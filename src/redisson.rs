@@ -149,7 +149,7 @@ use self::{
 };
 use crate::{
     error::{ConfigError, Error},
-    store::{Answer, Backend, RedisStore, lock},
+    store::{Answer, RedisStore, lock},
 };
 
 const LONGEST: Duration = Duration::from_secs(36_525 * 86_400);

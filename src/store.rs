@@ -9,7 +9,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 pub use memory::MemoryStore;
@@ -26,45 +26,51 @@ use crate::{
 /// A place for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
 /// The trait is sealed: what a store must do will still grow.
-pub trait Store: Backend {
-    #[doc(hidden)]
-    fn into_any(self) -> AnyStore;
-}
+pub trait Store: Into<AnyStore> {}
 
 /// A store of any kind.
 #[derive(Clone, Debug)]
 pub enum AnyStore {
+    /// In the memory of the process.
     Memory(MemoryStore),
+    /// In Redis.
     #[cfg(feature = "redis")]
     Redis(RedisStore),
 }
 
 impl AnyStore {
-    #[inline]
+    /// Decides, and changes the counts, in one atomic step.
     pub(crate) fn call(&self, call: &Call<'_>) -> Answer<Decision> {
         match self {
-            Self::Memory(store) => store.call(call),
+            Self::Memory(store) => Answer::ready(store.decide(call)),
             #[cfg(feature = "redis")]
             Self::Redis(store) => store.call(call),
         }
     }
 
-    pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    /// Runs what nobody waits for any more.
+    pub(crate) fn detach(&self, mut task: Pin<Box<dyn Future<Output = ()> + Send>>) {
         match self {
-            Self::Memory(store) => store.detach(task),
+            // Its answers are ready at once.
+            Self::Memory(_) => drop(task.as_mut().poll(&mut Context::from_waker(Waker::noop()))),
             #[cfg(feature = "redis")]
             Self::Redis(store) => store.detach(task),
         }
     }
 
+    /// Forgets a key.
     pub(crate) fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
         match self {
-            Self::Memory(store) => store.reset(settings, key),
+            Self::Memory(store) => {
+                store.reset(settings, key);
+                Answer::ready(Ok(()))
+            }
             #[cfg(feature = "redis")]
             Self::Redis(store) => store.reset(settings, key),
         }
     }
 
+    /// The names of the limiters over this store.
     pub(crate) fn names(&self) -> &Names {
         match self {
             Self::Memory(store) => store.names(),
@@ -72,21 +78,6 @@ impl AnyStore {
             Self::Redis(store) => store.names(),
         }
     }
-}
-
-/// What a limiter asks of its store.
-pub trait Backend: fmt::Debug + Send + Sync {
-    /// Decides, and changes the counts, in one atomic step.
-    fn call(&self, call: &Call<'_>) -> Answer<Decision>;
-
-    /// Runs what nobody waits for any more.
-    fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>);
-
-    /// Forgets a key.
-    fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()>;
-
-    /// The names of the limiters over this store.
-    fn names(&self) -> &Names;
 }
 
 /// A limiter's settings, as a store needs them.

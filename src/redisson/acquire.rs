@@ -18,7 +18,7 @@ use crate::{
     decision::{Decision, Policy, Source},
     error::Error,
     quota::Quota,
-    store::{Answer, Backend},
+    store::Answer,
 };
 
 /// The most that a sleep is drawn out at random, so that those who wait do not wake together.

@@ -3,9 +3,7 @@ mod held;
 
 use std::{
     fmt,
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
-    task::{Context, Waker},
 };
 
 use foldhash::fast::RandomState;
@@ -13,7 +11,7 @@ use hashbrown::HashTable;
 use tokio::time::Instant;
 
 use self::entry::{Entry, Usage};
-use super::{Answer, AnyStore, Backend, Call, Demand, Names, Settings, Store, lock};
+use super::{AnyStore, Call, Demand, Names, Settings, Store, lock};
 use crate::{
     algorithm::{Ask, Verdict},
     decision::Decision,
@@ -155,6 +153,15 @@ impl MemoryStore {
         Ok(verdict)
     }
 
+    pub(super) fn reset(&self, settings: &Arc<Settings>, key: &str) {
+        let hash = self.hash(settings, key);
+        self.shard(hash).forget(hash, settings, key);
+    }
+
+    pub(super) fn names(&self) -> &Names {
+        &self.0.names
+    }
+
     fn hash(&self, settings: &Settings, key: &str) -> u64 {
         entry::hash(&self.0.hasher, settings, key.as_bytes())
     }
@@ -181,31 +188,11 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-impl Store for MemoryStore {
-    fn into_any(self) -> AnyStore {
-        AnyStore::Memory(self)
-    }
-}
+impl Store for MemoryStore {}
 
-impl Backend for MemoryStore {
-    #[inline]
-    fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        Answer::ready(self.decide(call))
-    }
-
-    fn detach(&self, mut task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        // Its answers are ready at once.
-        let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    }
-
-    fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
-        let hash = self.hash(settings, key);
-        self.shard(hash).forget(hash, settings, key);
-        Answer::ready(Ok(()))
-    }
-
-    fn names(&self) -> &Names {
-        &self.0.names
+impl From<MemoryStore> for AnyStore {
+    fn from(store: MemoryStore) -> Self {
+        Self::Memory(store)
     }
 }
 

@@ -25,7 +25,7 @@ use self::{
     route::Route,
     server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
 };
-use super::{Answer, AnyStore, Backend, Call, Demand, Names, Settings, Store};
+use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store};
 use crate::{
     algorithm::{self, Action, SCRIPTS, Verdict},
     decision::{Decision, Policy},
@@ -307,14 +307,16 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-impl Store for RedisStore {
-    fn into_any(self) -> AnyStore {
-        AnyStore::Redis(self)
+impl Store for RedisStore {}
+
+impl From<RedisStore> for AnyStore {
+    fn from(store: RedisStore) -> Self {
+        Self::Redis(store)
     }
 }
 
-impl Backend for RedisStore {
-    fn call(&self, call: &Call<'_>) -> Answer<Decision> {
+impl RedisStore {
+    pub(super) fn call(&self, call: &Call<'_>) -> Answer<Decision> {
         let (route, deadline) = (self.route.clone(), Deadline::new(self.deadline));
         if !self.route.is_cluster() || call.demands.iter().all(|it| it.key == call.demands[0].key) {
             let question = ScriptCall::new(self, call);
@@ -341,13 +343,13 @@ impl Backend for RedisStore {
         }))
     }
 
-    fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
         if let Some(runtime) = Handle::try_current().ok().or_else(|| self.route.runtime()) {
             runtime.spawn(task);
         }
     }
 
-    fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
+    pub(super) fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key).arg(turns_key(&key));
@@ -358,7 +360,7 @@ impl Backend for RedisStore {
         }))
     }
 
-    fn names(&self) -> &Names {
+    pub(super) fn names(&self) -> &Names {
         &self.names
     }
 }
