@@ -10,6 +10,7 @@ use tower_service::Service;
 
 use crate::{
     charge::Charge,
+    decision::Decision,
     layer::{Shared, Start},
     protocol::{Charged, Exchange, Protocol, Rejection},
     rule::{Lookup, Ruling},
@@ -34,26 +35,41 @@ pin_project! {
     {
         shared: Arc<Shared<P>>,
         inner: S,
-        // Until the inner service is called.
-        head: Option<<P as Protocol>::Head>,
-        rest: Option<P::Rest>,
-        turn: Option<Turn>,
-        // Once the request may go on.
-        charged: Charged,
         #[pin]
-        state: State<S::Future, <P as Protocol>::Head>,
+        state: State<S::Future, <P as Protocol>::Head, P::Rest>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<F, H> {
-        Starting,
-        LookingUp { charge: Lookup<H> },
-        // With the service that was ready, unless the request has waited.
-        Asking { ready: bool },
-        Readying { charged: Charged },
-        Calling { #[pin] future: F },
+    enum State<F, H, R> {
+        // The head is away while the charge is looked up.
+        Before { head: Option<H>, rest: Option<R>, phase: Phase<H> },
+        Calling { charged: Charged, #[pin] future: F },
+    }
+}
+
+/// What is small, so that little is moved about for a request that goes on at once.
+enum Phase<H> {
+    Starting,
+    LookingUp(Lookup<H>),
+    /// With the service that was ready, unless the request has waited.
+    Asking {
+        turn: Box<Turn>,
+        ready: bool,
+    },
+    Readying {
+        turn: Box<Turn>,
+        decision: Option<Box<Decision>>,
+    },
+}
+
+impl<H> Phase<H> {
+    /// Goes on when the service is ready.
+    fn ready_then(&mut self, decision: Option<Decision>) {
+        if let Self::Asking { turn, .. } = mem::replace(self, Self::Starting) {
+            *self = Self::Readying { turn, decision: decision.map(Box::new) };
+        }
     }
 }
 
@@ -65,8 +81,8 @@ where
     pub(crate) fn new(ready: S, shared: Arc<Shared<P>>, request: Req) -> Self {
         let (head, rest) = P::split(request);
         let (head, rest) = (Some(head), Some(rest));
-        let charged = Charged::exempt();
-        Self { shared, inner: ready, head, rest, turn: None, charged, state: State::Starting }
+        let state = State::Before { head, rest, phase: Phase::Starting };
+        Self { shared, inner: ready, state }
     }
 }
 
@@ -81,92 +97,84 @@ where
         let mut this = self.project();
         let protocol = &this.shared.protocol;
         loop {
-            let start = match this.state.as_mut().project() {
-                StateProj::Starting => {
-                    let head = this.head.as_ref().expect("the head was taken");
-                    match protocol.charging().charge(head) {
-                        Ruling::Now(charge) => this.shared.start(head, charge),
-                        Ruling::Later(rule) => {
-                            let head = this.head.take().expect("the head was taken");
-                            this.state.set(State::LookingUp { charge: rule.later(head) });
-                            continue;
-                        }
-                    }
-                }
-                StateProj::LookingUp { charge } => {
-                    let (head, charge) = ready!(charge.as_mut().poll(cx));
-                    let charge = protocol.charging().complete(&head, charge);
-                    let start = this.shared.start(&head, charge);
-                    *this.head = Some(head);
-                    start
-                }
-                StateProj::Asking { ready } => {
-                    let turn = this.turn.as_mut().expect("the turn was taken");
-                    match turn.poll(cx) {
-                        Poll::Pending => {
-                            if *ready && turn.is_waiting() {
-                                *ready = false;
-                                // The fresh clone is not ready, so that nobody waits for what this holds.
-                                *this.inner = this.inner.clone();
-                            }
-                            return Poll::Pending;
-                        }
-                        Poll::Ready(Ok(decision)) if !decision.is_allowed() => {
-                            Start::Refused(Rejection::Denied(decision), turn.go())
-                        }
-                        Poll::Ready(Ok(decision)) if *ready => {
-                            Start::Go(Charged { charge: turn.go(), decision: Some(decision) })
-                        }
-                        Poll::Ready(Ok(decision)) => {
-                            let decision = Some(decision);
-                            let charged = Charged { charge: Charge::exempt(), decision };
-                            this.state.set(State::Readying { charged });
-                            continue;
-                        }
-                        Poll::Ready(Err(error)) => {
-                            let (left, charge) = (turn.left(), turn.go());
-                            let head = this.head.as_ref().expect("the head was taken");
-                            match this.shared.undecided(head, error, charge, left) {
-                                Start::Ask(share) => {
-                                    *turn = share;
-                                    continue;
-                                }
-                                Start::Go(charged) if !*ready => {
-                                    *this.turn = None;
-                                    this.state.set(State::Readying { charged });
-                                    continue;
-                                }
-                                start => start,
-                            }
-                        }
-                    }
-                }
-                StateProj::Readying { charged } => {
-                    if let Err(error) = ready!(this.inner.poll_ready(cx)) {
-                        *this.turn = None;
-                        return Poll::Ready(Err(error));
-                    }
-                    let mut charged = mem::replace(charged, Charged::exempt());
-                    if let Some(turn) = this.turn {
-                        charged.charge = turn.go();
-                    }
-                    Start::Go(charged)
-                }
-                StateProj::Calling { future } => {
+            let (head, rest, phase) = match this.state.as_mut().project() {
+                StateProj::Before { head, rest, phase } => (head, rest, phase),
+                StateProj::Calling { charged, future } => {
                     let (response, counts) = protocol.charges(ready!(future.poll(cx))?);
-                    let response = protocol.respond(response, this.charged);
-                    if !counts && let Some(decision) = this.charged.decision {
-                        let charge = mem::replace(&mut this.charged.charge, Charge::exempt());
+                    let response = protocol.respond(response, charged);
+                    if !counts && let Some(decision) = charged.decision {
+                        let charge = mem::replace(&mut charged.charge, Charge::exempt());
                         charge.give_back_later(Answer::ready(Ok(decision)), None);
                     }
                     return Poll::Ready(Ok(response));
                 }
             };
-            match start {
-                Start::Go(charged) => *this.charged = charged,
+            let start = match phase {
+                Phase::Starting => {
+                    let there = head.as_ref().expect("the head was taken");
+                    match protocol.charging().charge(there) {
+                        Ruling::Now(charge) => this.shared.start(there, charge),
+                        Ruling::Later(rule) => {
+                            let head = head.take().expect("the head was taken");
+                            *phase = Phase::LookingUp(rule.later(head));
+                            continue;
+                        }
+                    }
+                }
+                Phase::LookingUp(charge) => {
+                    let (there, charge) = ready!(charge.as_mut().poll(cx));
+                    let charge = protocol.charging().complete(&there, charge);
+                    let start = this.shared.start(&there, charge);
+                    *head = Some(there);
+                    start
+                }
+                Phase::Asking { turn, ready } => match turn.poll(cx) {
+                    Poll::Pending => {
+                        if *ready && turn.is_waiting() {
+                            *ready = false;
+                            // The fresh clone is not ready, so that nobody waits for what this holds.
+                            *this.inner = this.inner.clone();
+                        }
+                        return Poll::Pending;
+                    }
+                    Poll::Ready(Ok(decision)) if !decision.is_allowed() => {
+                        Start::Refused(Rejection::Denied(decision), turn.go())
+                    }
+                    Poll::Ready(Ok(decision)) if *ready => {
+                        Start::Go(Charged { charge: turn.go(), decision: Some(decision) })
+                    }
+                    Poll::Ready(Ok(decision)) => {
+                        phase.ready_then(Some(decision));
+                        continue;
+                    }
+                    Poll::Ready(Err(error)) => {
+                        let (left, charge) = (turn.left(), turn.go());
+                        let head = head.as_ref().expect("the head was taken");
+                        match this.shared.undecided(head, error, charge, left) {
+                            Start::Ask(share) => {
+                                *turn = share;
+                                continue;
+                            }
+                            Start::Go(Charged { decision, .. }) if !*ready => {
+                                phase.ready_then(decision);
+                                continue;
+                            }
+                            start => start,
+                        }
+                    }
+                },
+                Phase::Readying { turn, decision } => {
+                    if let Err(error) = ready!(this.inner.poll_ready(cx)) {
+                        *phase = Phase::Starting;
+                        return Poll::Ready(Err(error));
+                    }
+                    Start::Go(Charged { charge: turn.go(), decision: decision.as_deref().copied() })
+                }
+            };
+            let charged = match start {
+                Start::Go(charged) => charged,
                 Start::Ask(turn) => {
-                    *this.turn = Some(turn);
-                    this.state.set(State::Asking { ready: true });
+                    *phase = Phase::Asking { turn, ready: true };
                     continue;
                 }
                 Start::Refused(rejection, charge) if this.shared.dry_run => {
@@ -174,18 +182,17 @@ where
                         Rejection::Denied(decision) => Some(decision),
                         _ => None,
                     };
-                    *this.charged = Charged { charge, decision };
+                    Charged { charge, decision }
                 }
                 Start::Refused(rejection, charge) => {
-                    let head = this.head.take().expect("the head was taken");
+                    let head = head.take().expect("the head was taken");
                     return Poll::Ready(Ok(protocol.refuse(rejection, head, &charge)));
                 }
-            }
-            *this.turn = None;
-            let head = this.head.take().expect("the head was taken");
-            let rest = this.rest.take().expect("the request was taken");
-            let future = this.inner.call(protocol.join(head, rest, this.charged));
-            this.state.set(State::Calling { future });
+            };
+            let head = head.take().expect("the head was taken");
+            let rest = rest.take().expect("the request was taken");
+            let future = this.inner.call(protocol.join(head, rest, &charged));
+            this.state.set(State::Calling { charged, future });
         }
     }
 }

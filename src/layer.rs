@@ -98,7 +98,7 @@ pub(crate) struct Shared<P> {
 /// How a request sets out.
 pub(crate) enum Start {
     Go(Charged),
-    Ask(Turn),
+    Ask(Box<Turn>),
     Refused(Rejection, Charge),
 }
 
@@ -133,7 +133,7 @@ impl<P: Protocol> Shared<P> {
             Some(decision) if !decision.is_allowed() && place.is_none() => {
                 Start::Refused(Rejection::Denied(decision), charge)
             }
-            _ => Start::Ask(Turn::new(charge, answer, max_wait, place)),
+            _ => Start::Ask(Box::new(Turn::new(charge, answer, max_wait, place))),
         }
     }
 
@@ -158,7 +158,7 @@ impl<P: Protocol> Shared<P> {
         let Some(share) = share else { return Start::Refused(Rejection::Store(error), charge) };
         let (max_wait, place) = self.patience(head, &share, self.max_wait.at_most(left));
         match share.ask(max_wait) {
-            Ok(answer) => Start::Ask(Turn::new(share, answer, max_wait, place)),
+            Ok(answer) => Start::Ask(Box::new(Turn::new(share, answer, max_wait, place))),
             // It is the share that is too small.
             Err(_) => Start::Refused(Rejection::Store(error), charge),
         }

@@ -68,12 +68,6 @@ pub struct Charged {
     pub(crate) decision: Option<Decision>,
 }
 
-impl Charged {
-    pub(crate) fn exempt() -> Self {
-        Self { charge: Charge::exempt(), decision: None }
-    }
-}
-
 /// What the layer does with a request that has no key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
