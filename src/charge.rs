@@ -97,6 +97,7 @@ struct Part {
 
 impl Charge {
     /// A charge of 1 to `key`'s quota.
+    #[inline]
     pub fn new<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>) -> Self {
         let (limiter, key) = (limiter.into(), key.into().into_owned());
         Self { first: Some(Part { limiter, key, cost: None }), rest: vec![], one_key: true }
@@ -371,6 +372,7 @@ impl Charge {
         self.limiters().map(AnyLimiter::default_most_waiting).max().unwrap_or_default()
     }
 
+    #[inline]
     pub(crate) fn ask(&self, max_wait: MaxWait) -> Result<Answer<Decision>, Error> {
         self.call(Action::Check, 0.0, max_wait)
     }

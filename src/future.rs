@@ -1,5 +1,5 @@
 use std::{
-    fmt, mem,
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -9,12 +9,9 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    charge::Charge,
-    decision::Decision,
     layer::{Shared, Start},
     protocol::{Charged, Exchange, Protocol, Rejection},
     rule::{Lookup, Ruling},
-    store::Answer,
     turn::Turn,
 };
 
@@ -35,41 +32,26 @@ pin_project! {
     {
         shared: Arc<Shared<P>>,
         inner: S,
+        // Until the inner service is called.
+        head: Option<<P as Protocol>::Head>,
+        rest: Option<P::Rest>,
+        // In a box, as most requests need none, and a small future is moved about faster.
+        turn: Option<Box<Turn>>,
+        charged: Charged,
         #[pin]
-        state: State<S::Future, <P as Protocol>::Head, P::Rest>,
+        state: State<S::Future, <P as Protocol>::Head>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<F, H, R> {
-        // The head is away while the charge is looked up.
-        Before { head: Option<H>, rest: Option<R>, phase: Phase<H> },
-        Calling { charged: Charged, #[pin] future: F },
-    }
-}
-
-/// What is small, so that little is moved about for a request that goes on at once.
-enum Phase<H> {
-    Starting,
-    LookingUp(Lookup<H>),
-    /// With the service that was ready, unless the request has waited.
-    Asking {
-        turn: Box<Turn>,
-        ready: bool,
-    },
-    Readying {
-        turn: Box<Turn>,
-        decision: Option<Box<Decision>>,
-    },
-}
-
-impl<H> Phase<H> {
-    /// Goes on when the service is ready.
-    fn ready_then(&mut self, decision: Option<Decision>) {
-        if let Self::Asking { turn, .. } = mem::replace(self, Self::Starting) {
-            *self = Self::Readying { turn, decision: decision.map(Box::new) };
-        }
+    enum State<F, H> {
+        Starting,
+        LookingUp { charge: Lookup<H> },
+        // With the service that was ready, unless the request has waited.
+        Asking { ready: bool },
+        Readying,
+        Calling { #[pin] future: F },
     }
 }
 
@@ -81,8 +63,8 @@ where
     pub(crate) fn new(ready: S, shared: Arc<Shared<P>>, request: Req) -> Self {
         let (head, rest) = P::split(request);
         let (head, rest) = (Some(head), Some(rest));
-        let state = State::Before { head, rest, phase: Phase::Starting };
-        Self { shared, inner: ready, state }
+        let charged = Charged::nothing();
+        Self { shared, inner: ready, head, rest, turn: None, charged, state: State::Starting }
     }
 }
 
@@ -97,102 +79,105 @@ where
         let mut this = self.project();
         let protocol = &this.shared.protocol;
         loop {
-            let (head, rest, phase) = match this.state.as_mut().project() {
-                StateProj::Before { head, rest, phase } => (head, rest, phase),
-                StateProj::Calling { charged, future } => {
-                    let (response, counts) = protocol.charges(ready!(future.poll(cx))?);
-                    let response = protocol.respond(response, charged);
-                    if !counts && let Some(decision) = charged.decision {
-                        let charge = mem::replace(&mut charged.charge, Charge::exempt());
-                        charge.give_back_later(Answer::ready(Ok(decision)), None);
-                    }
-                    return Poll::Ready(Ok(response));
-                }
-            };
-            let start = match phase {
-                Phase::Starting => {
-                    let there = head.as_ref().expect("the head was taken");
-                    match protocol.charging().charge(there) {
-                        Ruling::Now(charge) => this.shared.start(there, charge),
+            let start = match this.state.as_mut().project() {
+                StateProj::Starting => {
+                    let head = this.head.as_ref().expect("the head was taken");
+                    match protocol.charging().charge(head) {
+                        Ruling::Now(charge) => this.shared.start(head, charge, this.charged),
                         Ruling::Later(rule) => {
-                            let head = head.take().expect("the head was taken");
-                            *phase = Phase::LookingUp(rule.later(head));
+                            let head = this.head.take().expect("the head was taken");
+                            this.state.set(State::LookingUp { charge: rule.later(head) });
                             continue;
                         }
                     }
                 }
-                Phase::LookingUp(charge) => {
-                    let (there, charge) = ready!(charge.as_mut().poll(cx));
-                    let charge = protocol.charging().complete(&there, charge);
-                    let start = this.shared.start(&there, charge);
-                    *head = Some(there);
+                StateProj::LookingUp { charge } => {
+                    let (head, charge) = ready!(charge.as_mut().poll(cx));
+                    let charge = protocol.charging().complete(&head, charge);
+                    let start = this.shared.start(&head, charge, this.charged);
+                    *this.head = Some(head);
                     start
                 }
-                Phase::Asking { turn, ready } => match turn.poll(cx) {
-                    Poll::Pending => {
-                        if *ready && turn.is_waiting() {
-                            *ready = false;
-                            // The fresh clone is not ready, so that nobody waits for what this holds.
-                            *this.inner = this.inner.clone();
+                StateProj::Asking { ready } => {
+                    let turn = this.turn.as_mut().expect("the turn was taken");
+                    match turn.poll(cx) {
+                        Poll::Pending => {
+                            if *ready && turn.is_waiting() {
+                                *ready = false;
+                                // The fresh clone is not ready, so that nobody waits for what this holds.
+                                *this.inner = this.inner.clone();
+                            }
+                            return Poll::Pending;
                         }
-                        return Poll::Pending;
-                    }
-                    Poll::Ready(Ok(decision)) if !decision.is_allowed() => {
-                        Start::Refused(Rejection::Denied(decision), turn.go())
-                    }
-                    Poll::Ready(Ok(decision)) if *ready => {
-                        Start::Go(Charged { charge: turn.go(), decision: Some(decision) })
-                    }
-                    Poll::Ready(Ok(decision)) => {
-                        phase.ready_then(Some(decision));
-                        continue;
-                    }
-                    Poll::Ready(Err(error)) => {
-                        let (left, charge) = (turn.left(), turn.go());
-                        let head = head.as_ref().expect("the head was taken");
-                        match this.shared.undecided(head, error, charge, left) {
-                            Start::Ask(share) => {
-                                *turn = share;
+                        Poll::Ready(Ok(decision)) if !decision.is_allowed() => {
+                            this.charged.charge = turn.go();
+                            Start::Refused(Rejection::Denied(decision))
+                        }
+                        Poll::Ready(Ok(decision)) => {
+                            this.charged.decision = Some(decision);
+                            if !*ready {
+                                this.state.set(State::Readying);
                                 continue;
                             }
-                            Start::Go(Charged { decision, .. }) if !*ready => {
-                                phase.ready_then(decision);
-                                continue;
+                            this.charged.charge = turn.go();
+                            Start::Go
+                        }
+                        Poll::Ready(Err(error)) => {
+                            let left = turn.left();
+                            this.charged.charge = turn.go();
+                            let head = this.head.as_ref().expect("the head was taken");
+                            match this.shared.undecided(head, error, this.charged, left) {
+                                Start::Ask(share) => {
+                                    *turn = share;
+                                    continue;
+                                }
+                                Start::Go if !*ready => {
+                                    this.state.set(State::Readying);
+                                    continue;
+                                }
+                                start => start,
                             }
-                            start => start,
                         }
                     }
-                },
-                Phase::Readying { turn, decision } => {
+                }
+                StateProj::Readying => {
                     if let Err(error) = ready!(this.inner.poll_ready(cx)) {
-                        *phase = Phase::Starting;
+                        *this.turn = None;
                         return Poll::Ready(Err(error));
                     }
-                    Start::Go(Charged { charge: turn.go(), decision: decision.as_deref().copied() })
+                    if let Some(turn) = this.turn {
+                        this.charged.charge = turn.go();
+                    }
+                    Start::Go
+                }
+                StateProj::Calling { future } => {
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(protocol.respond(response, this.charged)));
                 }
             };
-            let charged = match start {
-                Start::Go(charged) => charged,
+            match start {
+                Start::Go => {}
                 Start::Ask(turn) => {
-                    *phase = Phase::Asking { turn, ready: true };
+                    *this.turn = Some(turn);
+                    this.state.set(State::Asking { ready: true });
                     continue;
                 }
-                Start::Refused(rejection, charge) if this.shared.dry_run => {
-                    let decision = match rejection {
-                        Rejection::Denied(decision) => Some(decision),
-                        _ => None,
-                    };
-                    Charged { charge, decision }
+                Start::Refused(rejection) if this.shared.dry_run => {
+                    if let Rejection::Denied(decision) = rejection {
+                        this.charged.decision = Some(decision);
+                    }
                 }
-                Start::Refused(rejection, charge) => {
-                    let head = head.take().expect("the head was taken");
-                    return Poll::Ready(Ok(protocol.refuse(rejection, head, &charge)));
+                Start::Refused(rejection) => {
+                    let head = this.head.take().expect("the head was taken");
+                    let charge = &this.charged.charge;
+                    return Poll::Ready(Ok(protocol.refuse(rejection, head, charge)));
                 }
-            };
-            let head = head.take().expect("the head was taken");
-            let rest = rest.take().expect("the request was taken");
-            let future = this.inner.call(protocol.join(head, rest, &charged));
-            this.state.set(State::Calling { charged, future });
+            }
+            *this.turn = None;
+            let head = this.head.take().expect("the head was taken");
+            let rest = this.rest.take().expect("the request was taken");
+            let future = this.inner.call(protocol.join(head, rest, this.charged));
+            this.state.set(State::Calling { future });
         }
     }
 }

@@ -97,9 +97,9 @@ pub(crate) struct Shared<P> {
 
 /// How a request sets out.
 pub(crate) enum Start {
-    Go(Charged),
+    Go,
     Ask(Box<Turn>),
-    Refused(Rejection, Charge),
+    Refused(Rejection),
 }
 
 impl<P: Protocol> Shared<P> {
@@ -113,27 +113,36 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    pub(crate) fn start(&self, head: &P::Head, charge: Result<Charge, RequestError>) -> Start {
-        let charge = match charge {
-            Ok(charge) if charge.is_exempt() => {
-                return Start::Go(Charged { charge, decision: None });
-            }
-            Ok(charge) => charge,
-            Err(error) => return Start::Refused(Rejection::Request(error), Charge::exempt()),
-        };
-        let (max_wait, place) = self.patience(head, &charge, self.max_wait);
+    /// Asks about a request. What it is charged is put into `charged`, unless the request waits.
+    #[inline]
+    pub(crate) fn start(
+        &self,
+        head: &P::Head,
+        charge: Result<Charge, RequestError>,
+        charged: &mut Charged,
+    ) -> Start {
+        match charge {
+            Ok(charge) => charged.charge = charge,
+            Err(error) => return Start::Refused(Rejection::Request(error)),
+        }
+        let charge = &charged.charge;
+        if charge.is_exempt() {
+            return Start::Go;
+        }
+        let (max_wait, place) = self.patience(head, charge, self.max_wait);
         let answer = match charge.ask(max_wait) {
             Ok(answer) => answer,
-            Err(error) => return Start::Refused(error.into(), charge),
+            Err(error) => return Start::Refused(error.into()),
         };
         match answer.now() {
             Some(decision) if decision.is_allowed() && decision.delay().is_zero() => {
-                Start::Go(Charged { charge, decision: Some(decision) })
+                charged.decision = Some(decision);
+                Start::Go
             }
             Some(decision) if !decision.is_allowed() && place.is_none() => {
-                Start::Refused(Rejection::Denied(decision), charge)
+                Start::Refused(Rejection::Denied(decision))
             }
-            _ => Start::Ask(Box::new(Turn::new(charge, answer, max_wait, place))),
+            _ => Start::Ask(Box::new(Turn::new(charged.take(), answer, max_wait, place))),
         }
     }
 
@@ -142,25 +151,25 @@ impl<P: Protocol> Shared<P> {
         &self,
         head: &P::Head,
         error: Error,
-        charge: Charge,
+        charged: &mut Charged,
         left: f64,
     ) -> Start {
-        let Error::Store(error) = error else { return Start::Refused(error.into(), charge) };
+        let Error::Store(error) = error else { return Start::Refused(error.into()) };
         let share = match self.on_failure {
             FailurePolicy::Open => {
-                let decision = charge.open();
-                return Start::Go(Charged { charge: Charge::exempt(), decision });
+                charged.decision = charged.take().open();
+                return Start::Go;
             }
             // A store in memory that is full is as good as another.
-            FailurePolicy::Local { share } if !error.is_full() => charge.to_share(share),
+            FailurePolicy::Local { share } if !error.is_full() => charged.charge.to_share(share),
             _ => None,
         };
-        let Some(share) = share else { return Start::Refused(Rejection::Store(error), charge) };
+        let Some(share) = share else { return Start::Refused(Rejection::Store(error)) };
         let (max_wait, place) = self.patience(head, &share, self.max_wait.at_most(left));
         match share.ask(max_wait) {
             Ok(answer) => Start::Ask(Box::new(Turn::new(share, answer, max_wait, place))),
             // It is the share that is too small.
-            Err(_) => Start::Refused(Rejection::Store(error), charge),
+            Err(_) => Start::Refused(Rejection::Store(error)),
         }
     }
 

@@ -3,7 +3,7 @@
 mod custom;
 mod http;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 pub use self::{custom::Custom, http::Http};
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
     error::{Error, RequestError, StoreError},
     key::{Key, KeyExtractor},
     rule::{AnyRule, Rule, Ruling},
+    store::Answer,
 };
 
 /// What a layer knows about its requests: [`Http`] or [`Custom`].
@@ -47,14 +48,8 @@ pub trait Exchange<Req, Res>: Protocol {
     #[doc(hidden)]
     fn join(&self, head: Self::Head, rest: Self::Rest, charged: &Charged) -> Req;
 
-    /// Whether a request with this response is charged.
     #[doc(hidden)]
-    fn charges(&self, response: Res) -> (Res, bool) {
-        (response, true)
-    }
-
-    #[doc(hidden)]
-    fn respond(&self, response: Res, charged: &Charged) -> Self::Response;
+    fn respond(&self, response: Res, charged: &mut Charged) -> Self::Response;
 
     #[doc(hidden)]
     fn refuse(&self, rejection: Rejection, head: Self::Head, charge: &Charge) -> Self::Response;
@@ -66,6 +61,23 @@ pub struct Charged {
     pub(crate) charge: Charge,
     /// None if the request is exempt.
     pub(crate) decision: Option<Decision>,
+}
+
+impl Charged {
+    pub(crate) fn nothing() -> Self {
+        Self { charge: Charge::exempt(), decision: None }
+    }
+
+    pub(crate) fn take(&mut self) -> Charge {
+        mem::replace(&mut self.charge, Charge::exempt())
+    }
+
+    /// Gives back what the request was charged.
+    fn give_back(&mut self) {
+        if let Some(decision) = self.decision {
+            self.take().give_back_later(Answer::ready(Ok(decision)), None);
+        }
+    }
 }
 
 /// What the layer does with a request that has no key.
@@ -201,6 +213,7 @@ impl<H: 'static> Charging<H> {
         self.cost = Some(Arc::new(move |head| cost(head).into_cost()));
     }
 
+    #[inline(always)]
     pub(crate) fn charge(&self, head: &H) -> Ruling<H> {
         if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
             return Ruling::Now(Ok(Charge::exempt()));
@@ -216,6 +229,7 @@ impl<H: 'static> Charging<H> {
     }
 
     /// Adds what the layer says to what its rule says.
+    #[inline(always)]
     pub(crate) fn complete(
         &self,
         head: &H,

@@ -72,7 +72,7 @@ impl<Req: 'static, Res> Exchange<Req, Res> for Custom<Req, Res> {
         head
     }
 
-    fn respond(&self, response: Res, _: &Charged) -> Res {
+    fn respond(&self, response: Res, _: &mut Charged) -> Res {
         response
     }
 

@@ -84,36 +84,40 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
         request.into_parts()
     }
 
-    fn join(&self, mut head: Parts, body: ReqBody, charged: &Charged) -> Request<ReqBody> {
+    #[inline]
+    fn join(&self, head: Parts, body: ReqBody, charged: &Charged) -> Request<ReqBody> {
+        let mut request = Request::from_parts(head, body);
         if self.extensions
             && let Some(decision) = charged.decision
         {
-            head.extensions.insert(decision);
+            request.extensions_mut().insert(decision);
         }
         if self.charge_handle {
             let is_charged = charged.decision.is_some_and(|decision| decision.is_allowed());
             let charge = if is_charged { charged.charge.clone() } else { Charge::exempt() };
-            head.extensions.insert(charge);
+            request.extensions_mut().insert(charge);
         }
-        Request::from_parts(head, body)
+        request
     }
 
-    fn charges(&self, response: Response<ResBody>) -> (Response<ResBody>, bool) {
-        let Some(charge_when) = &self.charge_when else { return (response, true) };
-        let (head, body) = response.into_parts();
-        let charged = charge_when(&head);
-        (Response::from_parts(head, body), charged)
-    }
-
-    fn respond(&self, response: Response<ResBody>, charged: &Charged) -> Self::Response {
-        let mut response = response.map(ResponseBody::service);
+    #[inline]
+    fn respond(&self, mut response: Response<ResBody>, charged: &mut Charged) -> Self::Response {
+        let mut counts = true;
+        if let Some(charge_when) = &self.charge_when {
+            let (head, body) = response.into_parts();
+            counts = charge_when(&head);
+            response = Response::from_parts(head, body);
+        }
         if let Some(decision) = &charged.decision {
             self.fields.add(response.headers_mut(), decision, &charged.charge);
             if self.extensions {
                 response.extensions_mut().insert(*decision);
             }
         }
-        response
+        if !counts {
+            charged.give_back();
+        }
+        response.map(ResponseBody::service)
     }
 
     fn refuse(&self, rejection: Rejection, head: Parts, charge: &Charge) -> Self::Response {
