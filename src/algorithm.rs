@@ -3,6 +3,7 @@
 //! they agree to the bit.
 
 mod compact;
+mod decide;
 mod fixed_window;
 mod leaky_bucket;
 mod sliding_log;
@@ -15,8 +16,8 @@ mod turns;
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use self::turns::{Booked, step};
-pub(crate) use self::{compact::Compact, together::together};
+pub(crate) use self::{compact::Compact, together::together, token_bucket::Spent};
+use self::{decide::step, turns::Booked};
 use crate::{
     error::ConfigError,
     quota::{LONGEST_REFILL, Quota},

@@ -9,8 +9,6 @@ use tokio::time::Instant;
 pub use self::any_limiter::AnyLimiter;
 #[cfg(feature = "redis")]
 use self::any_limiter::Kind;
-#[cfg(feature = "redis")]
-use crate::redisson;
 use crate::{
     algorithm::Action,
     decision::Decision,
@@ -18,7 +16,6 @@ use crate::{
     key::Key,
     limiter::{Limiter, MaxWait},
     store::{Answer, Call, Demand},
-    turn,
 };
 
 /// What a request is charged: a cost to a key's quota, or several, all or nothing.
@@ -354,17 +351,6 @@ impl Charge {
     pub(crate) fn retry_until(&self, max_wait: MaxWait) -> Option<Instant> {
         let wait = if self.books() { 0.0 } else { self.longest_wait(max_wait) };
         (wait > 0.0).then(|| Instant::now() + Duration::from_micros(wait as u64))
-    }
-
-    /// How long a request that was denied sleeps before it asks again.
-    pub(crate) fn pause(&self, retry_after: Duration, attempt: u32) -> Duration {
-        match &self.first {
-            #[cfg(feature = "redis")]
-            Some(Part { limiter: AnyLimiter(Kind::Redisson(_)), .. }) => {
-                redisson::drawn_out(retry_after)
-            }
-            _ => turn::drawn_out(retry_after, attempt),
-        }
     }
 
     /// How many requests of a key may wait, if nobody says.

@@ -31,8 +31,17 @@ use crate::{algorithm::Verdict, quota::Quota};
 #[derive(Clone, Copy, PartialEq)]
 #[must_use = "a denied request must not go on"]
 pub struct Decision {
-    limit: Policy,
-    verdict: Verdict,
+    // Not as a policy and a verdict, which would take more room.
+    limiter: &'static str,
+    quota: Quota,
+    cost: u32,
+    source: Source,
+    admitted: bool,
+    wait: f64,
+    remaining: f64,
+    replenish: f64,
+    reset: f64,
+    turn: f64,
     /// How long ago the store decided, in microseconds.
     age: f64,
 }
@@ -61,8 +70,23 @@ pub enum Source {
 }
 
 impl Decision {
+    #[inline]
     pub(crate) fn new(limit: Policy, verdict: Verdict, age: f64) -> Self {
-        Self { limit, verdict, age }
+        let Policy { limiter, quota, cost, source } = limit;
+        let Verdict { admitted, wait, remaining, replenish, reset, turn } = verdict;
+        Self {
+            limiter,
+            quota,
+            cost,
+            source,
+            admitted,
+            wait,
+            remaining,
+            replenish,
+            reset,
+            turn,
+            age,
+        }
     }
 
     /// Of a request that goes on because nobody can decide.
@@ -78,6 +102,10 @@ impl Decision {
         Self::new(Policy { source: Source::Open, ..limit }, nothing, 0.0)
     }
 
+    pub(crate) fn goes_on_at_once(&self) -> bool {
+        self.admitted && self.wait == 0.0
+    }
+
     /// What is left of the delay.
     pub(crate) const fn sleep(&self) -> Duration {
         self.delay().saturating_sub(micros(self.age))
@@ -86,7 +114,7 @@ impl Decision {
     /// Returns whether the request may go on, after [`delay`](Decision::delay).
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
-        self.verdict.admitted
+        self.admitted
     }
 
     /// The time after which an allowed request may go on.
@@ -94,33 +122,33 @@ impl Decision {
     /// It is zero unless the algorithm is a leaky bucket, or the check allowed a wait.
     #[must_use]
     pub const fn delay(&self) -> Duration {
-        if self.is_allowed() { micros(self.verdict.wait) } else { Duration::ZERO }
+        if self.is_allowed() { micros(self.wait) } else { Duration::ZERO }
     }
 
     /// The time after which the same request, if no other comes between, is allowed; `None` if it is
     /// allowed now. Exact to the microsecond.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        if self.is_allowed() { None } else { Some(micros(self.verdict.wait)) }
+        if self.is_allowed() { None } else { Some(micros(self.wait)) }
     }
 
     /// The number of requests of cost 1 that would be allowed right now, after this decision.
     #[must_use]
     pub const fn remaining(&self) -> u64 {
-        self.verdict.remaining as u64
+        self.remaining as u64
     }
 
     /// The time until [`remaining`](Decision::remaining) grows; zero if it is as large as can be. It counts
     /// from the decision, and so does [`reset_after`](Decision::reset_after): not from after the delay.
     #[must_use]
     pub const fn replenish_after(&self) -> Duration {
-        micros(self.verdict.replenish)
+        micros(self.replenish)
     }
 
     /// The time until the key is as if it had never been seen.
     #[must_use]
     pub const fn reset_after(&self) -> Duration {
-        micros(self.verdict.reset)
+        micros(self.reset)
     }
 
     /// The name of the limiter that decided; of several, of the one that binds: it denies longest, or has least
@@ -128,29 +156,29 @@ impl Decision {
     /// but for the delay, which is that of the request.
     #[must_use]
     pub const fn limiter(&self) -> &'static str {
-        self.limit.limiter
+        self.limiter
     }
 
     /// The quota that the request was held against.
     #[must_use]
     pub const fn quota(&self) -> Quota {
-        self.limit.quota
+        self.quota
     }
 
     /// Who decided.
     #[must_use]
     pub const fn source(&self) -> Source {
-        self.limit.source
+        self.source
     }
 
     pub(crate) const fn turn(&self) -> f64 {
-        self.verdict.turn
+        self.turn
     }
 
     /// What the request costs.
     #[must_use]
     pub const fn cost(&self) -> u32 {
-        self.limit.cost
+        self.cost
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
     response::Headers,
     rule::Rule,
     service::RateLimit,
+    store::Answer,
     turn::Turn,
     waiters::{Place, Waiters},
 };
@@ -130,19 +131,16 @@ impl<P: Protocol> Shared<P> {
             return Start::Go;
         }
         let (max_wait, place) = self.patience(head, charge, self.max_wait);
-        let answer = match charge.ask(max_wait) {
-            Ok(answer) => answer,
-            Err(error) => return Start::Refused(error.into()),
-        };
-        match answer.now() {
-            Some(decision) if decision.is_allowed() && decision.delay().is_zero() => {
+        match charge.ask(max_wait) {
+            Ok(Answer::Ready(Some(Ok(decision)))) if decision.goes_on_at_once() => {
                 charged.decision = Some(decision);
                 Start::Go
             }
-            Some(decision) if !decision.is_allowed() && place.is_none() => {
+            Ok(Answer::Ready(Some(Ok(decision)))) if !decision.is_allowed() && place.is_none() => {
                 Start::Refused(Rejection::Denied(decision))
             }
-            _ => Start::Ask(Box::new(Turn::new(charged.take(), answer, max_wait, place))),
+            Ok(answer) => Start::Ask(Box::new(Turn::new(charged.take(), answer, max_wait, place))),
+            Err(error) => Start::Refused(error.into()),
         }
     }
 

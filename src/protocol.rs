@@ -213,7 +213,7 @@ impl<H: 'static> Charging<H> {
         self.cost = Some(Arc::new(move |head| cost(head).into_cost()));
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn charge(&self, head: &H) -> Ruling<H> {
         if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
             return Ruling::Now(Ok(Charge::exempt()));
@@ -229,7 +229,7 @@ impl<H: 'static> Charging<H> {
     }
 
     /// Adds what the layer says to what its rule says.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn complete(
         &self,
         head: &H,

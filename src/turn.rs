@@ -12,6 +12,8 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep};
 
+#[cfg(feature = "redis")]
+use crate::redisson;
 use crate::{
     algorithm::micros,
     charge::Charge,
@@ -160,6 +162,15 @@ impl Charge {
         unreachable!()
     }
 
+    /// How long a request that was denied sleeps before it asks again.
+    pub(crate) fn pause(&self, retry_after: Duration, attempt: u32) -> Duration {
+        match self.limiters().next() {
+            #[cfg(feature = "redis")]
+            Some(limiter) if !limiter.books() => redisson::drawn_out(retry_after),
+            _ => drawn_out(retry_after, attempt),
+        }
+    }
+
     /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
     pub(crate) fn give_back_later(self, answer: Answer<Decision>, place: Option<Place>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
@@ -175,7 +186,7 @@ impl Charge {
 
 /// The time, and up to half as long again; with each attempt up to twice as much longer, so that many who
 /// wait do not all ask all the time.
-pub(crate) fn drawn_out(time: Duration, attempt: u32) -> Duration {
+fn drawn_out(time: Duration, attempt: u32) -> Duration {
     let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
     time.mul_f64(1.0 + jitter / 2.0 * f64::from(1 << attempt.min(10)))
 }

@@ -1,8 +1,9 @@
 //! States that two numbers tell. So are most of those that a store in memory holds, and it holds many.
 
 use super::{
-    Action, Ask, Params, State, Verdict,
-    turns::{Booked, Count, Decide, Left},
+    Action, Ask, Params, Spent, State, Verdict,
+    decide::Decide,
+    turns::{Booked, Count, Left},
 };
 
 /// The numbers, which tell a state if it is known by which parameters it was counted. The second is 0 if the
@@ -14,9 +15,9 @@ const NEVER_SEEN: Compact = [0.0; 2];
 impl Params {
     /// Like [`step`](Params::step), in the most common case of all; None in others.
     #[inline]
-    pub(crate) fn step_quickly(&self, numbers: &mut Compact, ask: &Ask) -> Option<Verdict> {
+    pub(crate) fn spend_quickly(&self, numbers: &mut Compact, ask: &Ask) -> Option<Spent<'_>> {
         match self {
-            Self::TokenBucket(params) => params.decide_quickly(numbers, ask),
+            Self::TokenBucket(params) => params.spend_quickly(numbers, ask),
             _ => None,
         }
     }

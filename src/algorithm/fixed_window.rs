@@ -1,6 +1,8 @@
 use super::{
-    Ask, Compact, Outcome, Verdict, max,
-    turns::{Count, Decide, Left, Turn},
+    Ask, Compact, Outcome, Verdict,
+    decide::Decide,
+    max,
+    turns::{Count, Left, Turn},
 };
 use crate::quota::Quota;
 

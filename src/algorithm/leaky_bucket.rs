@@ -1,6 +1,8 @@
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Verdict, ceil_div, floor_div, max, min,
-    turns::{Count, Decide, Left, Turn},
+    Action, Ask, Compact, Outcome, Rate, Verdict, ceil_div,
+    decide::Decide,
+    floor_div, max, min,
+    turns::{Count, Left, Turn},
 };
 use crate::quota::Quota;
 

@@ -1,6 +1,8 @@
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, floor_div, max, min,
-    turns::{Count, Decide, Left, Turn},
+    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div,
+    decide::Decide,
+    floor_div, max, min,
+    turns::{Count, Left, Turn},
 };
 use crate::quota::Quota;
 
@@ -24,6 +26,14 @@ pub(crate) struct State {
     pub(super) period: f64,
     pub(super) lump: f64,
     pub(super) last: f64,
+}
+
+/// What comes of a check in the most common case. The rest of the verdict can wait until others may ask.
+pub(crate) struct Spent<'a> {
+    params: &'a Params,
+    pub(crate) outcome: Outcome,
+    debt: f64,
+    now: f64,
 }
 
 impl Count for State {
@@ -83,7 +93,7 @@ impl Params {
     /// Decides as [`decide`](Decide::decide) does, in the most common case: a check that does not wait, of a bucket
     /// that refills continuously and has no overdraft. None in others.
     #[inline]
-    pub(super) fn decide_quickly(&self, numbers: &mut Compact, ask: &Ask) -> Option<Verdict> {
+    pub(super) fn spend_quickly(&self, numbers: &mut Compact, ask: &Ask) -> Option<Spent<'_>> {
         let Params { burst, overdraft, unit, period, lump, .. } = *self;
         let (Ask { action, cost, max_wait, now, outcome, .. }, [at, debt]) = (*ask, *numbers);
         let plain = period == 1.0 && overdraft == 0.0 && action == Action::Check;
@@ -91,20 +101,28 @@ impl Params {
             return None;
         }
         let mut debt = max(debt - (now - at) * lump, 0.0);
-        let mut room = burst * unit - debt;
-        let mut wait = 0.0;
-        let admitted = cost * unit <= room;
-        if admitted {
+        let missing = debt + cost * unit - burst * unit;
+        let mut outcome = Outcome { admitted: missing <= 0.0, wait: 0.0 };
+        if outcome.admitted {
             debt += cost * unit;
-            room -= cost * unit;
             *numbers = [now, debt];
         } else {
-            wait = ceil_div(cost * unit - room, lump);
+            outcome.wait = ceil_div(missing, lump);
         }
-        let remaining = floor_div(room, unit);
-        let replenish = ceil_div((remaining + 1.0) * unit - room, lump);
-        let reset = ceil_div(debt, lump);
-        Some(Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait })
+        Some(Spent { params: self, outcome, debt, now })
+    }
+}
+
+impl Spent<'_> {
+    #[inline]
+    pub(crate) fn verdict(&self) -> Verdict {
+        let Self { params: Params { burst, unit, lump, .. }, outcome, debt, now } = *self;
+        let Outcome { admitted, wait } = outcome;
+        let room = burst * unit - debt;
+        let remaining = floor_div(room, *unit);
+        let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
+        let reset = ceil_div(debt, *lump);
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
     }
 }
 

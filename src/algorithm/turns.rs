@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Action, Ask, Compact, Verdict};
+use super::Ask;
 
 /// A state that turns can be booked in.
 pub(crate) trait Count: Clone {
@@ -11,48 +11,6 @@ pub(crate) trait Count: Clone {
 
     /// Gives back what was spent at the instant `turn`, if it still counts, or, if that is 0, at any.
     fn refund(&mut self, now: f64, turn: f64, cost: f64);
-}
-
-/// The parameters of an algorithm whose turns are booked in its state.
-pub(super) trait Decide {
-    type State: Count + Copy;
-
-    /// Decides, and says what is left, if that is to be written.
-    fn decide(&self, state: Option<Self::State>, ask: &Ask)
-    -> (Verdict, Option<Left<Self::State>>);
-
-    /// The state that two numbers tell; it was counted by these parameters.
-    fn expand(&self, numbers: Compact) -> Self::State;
-
-    /// The numbers that tell the state to those who ask after `now`, if two do. The second is not 0.
-    fn compact(&self, state: &Self::State, now: f64) -> Option<Compact>;
-}
-
-/// What a check or a refund leaves.
-pub(super) struct Left<S> {
-    /// None if the key is as if never seen.
-    pub(super) state: Option<S>,
-    /// Whether the turns were booked by another clock or quota.
-    pub(super) stale: bool,
-    /// The turn that is booked.
-    pub(super) turn: Option<Turn<S>>,
-}
-
-pub(super) fn step<D: Decide>(
-    params: &D,
-    stored: &mut Option<Booked<D::State>>,
-    ask: &Ask,
-) -> Verdict {
-    if ask.action == Action::Refund
-        && let Some(old) = stored
-    {
-        old.give_back(ask);
-    }
-    let (verdict, left) = params.decide(stored.as_ref().map(|it| it.state), ask);
-    if let Some(left) = left {
-        Booked::write(stored, left, ask.now);
-    }
-    verdict
 }
 
 /// A state, and the turns that are booked in it.
@@ -73,6 +31,16 @@ pub(crate) struct Turn<S> {
     pub(super) cost: f64,
     /// The state before this turn was booked.
     pub(super) before: S,
+}
+
+/// What a check or a refund leaves.
+pub(super) struct Left<S> {
+    /// None if the key is as if never seen.
+    pub(super) state: Option<S>,
+    /// Whether the turns were booked by another clock or quota.
+    pub(super) stale: bool,
+    /// The turn that is booked.
+    pub(super) turn: Option<Turn<S>>,
 }
 
 impl<S: Count> Booked<S> {

@@ -53,7 +53,7 @@ impl AnyLimiter {
     }
 
     /// Whether turns can be booked.
-    pub(super) fn books(&self) -> bool {
+    pub(crate) fn books(&self) -> bool {
         matches!(self.0, Kind::Own(_))
     }
 

@@ -124,12 +124,14 @@ impl MemoryStore {
         let mut shard = self.shard(hash);
         let found = shard.find(hash, settings, key);
         let ask = call.ask(demand, self.now());
-        if let Some(entry) = found
-            && let Some(verdict) = entry.ask_quickly(settings, &ask)
-        {
-            return Ok(Decision::new(demand.policy(), verdict, 0.0));
-        }
-        let verdict = self.ask(&mut shard, hash, demand, &ask)?;
+        let spent = found.and_then(|entry| entry.ask_quickly(settings, &ask));
+        let verdict = match spent {
+            Some(spent) => {
+                drop(shard);
+                spent.verdict()
+            }
+            None => self.ask(&mut shard, hash, demand, &ask)?,
+        };
         Ok(Decision::new(demand.policy(), verdict, 0.0))
     }
 

@@ -5,7 +5,7 @@ use std::{hash::BuildHasher, ptr, sync::Arc};
 use foldhash::fast::RandomState;
 
 use crate::{
-    algorithm::{Action, Ask, Compact, State, Verdict},
+    algorithm::{Action, Ask, Compact, Outcome, Spent, State, Verdict},
     store::Settings,
 };
 
@@ -76,12 +76,16 @@ impl Entry {
 
     /// Like [`ask`](Entry::ask), in the most common case of all; None in others.
     #[inline]
-    pub(super) fn ask_quickly(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Option<Verdict> {
+    pub(super) fn ask_quickly<'a>(
+        &mut self,
+        settings: &'a Arc<Settings>,
+        ask: &Ask,
+    ) -> Option<Spent<'a>> {
         match &mut self.counts {
             Counts::Compact { numbers, .. } if Arc::ptr_eq(&self.settings, settings) => {
-                let verdict = settings.params.step_quickly(numbers, ask)?;
-                self.note(ask, verdict);
-                Some(verdict)
+                let spent = settings.params.spend_quickly(numbers, ask)?;
+                self.note(ask, spent.outcome);
+                Some(spent)
             }
             _ => None,
         }
@@ -90,14 +94,15 @@ impl Entry {
     /// Steps, and remembers a denial.
     pub(super) fn ask(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
         let verdict = self.step(settings, ask);
-        self.note(ask, verdict);
+        let Verdict { admitted, wait, .. } = verdict;
+        self.note(ask, Outcome { admitted, wait });
         verdict
     }
 
     #[inline]
-    fn note(&mut self, ask: &Ask, verdict: Verdict) {
-        if !verdict.admitted && ask.action.commits() {
-            let until = second(ask.now + verdict.wait);
+    fn note(&mut self, ask: &Ask, Outcome { admitted, wait }: Outcome) {
+        if !admitted && ask.action.commits() {
+            let until = second(ask.now + wait);
             let denied_until = self.denied_until();
             *denied_until = until.max(*denied_until);
         }
