@@ -35,8 +35,9 @@ pin_project! {
         // Until the inner service is called.
         head: Option<<P as Protocol>::Head>,
         rest: Option<P::Rest>,
-        // In a box, as most requests need none, and a small future is moved about faster.
+        // In a box, as with a store in memory most requests need none, and a small future is moved about faster.
         turn: Option<Box<Turn>>,
+        // Of a request without a turn.
         charged: Charged,
         #[pin]
         state: State<S::Future, <P as Protocol>::Head>,
@@ -132,6 +133,7 @@ where
                                     continue;
                                 }
                                 Start::Go if !*ready => {
+                                    *this.turn = None;
                                     this.state.set(State::Readying);
                                     continue;
                                 }
@@ -162,11 +164,10 @@ where
                     this.state.set(State::Asking { ready: true });
                     continue;
                 }
-                Start::Refused(rejection) if this.shared.dry_run => {
-                    if let Rejection::Denied(decision) = rejection {
-                        this.charged.decision = Some(decision);
-                    }
+                Start::Refused(Rejection::Denied(decision)) if this.shared.dry_run => {
+                    this.charged.decision = Some(decision);
                 }
+                Start::Refused(_) if this.shared.dry_run => {}
                 Start::Refused(rejection) => {
                     let head = this.head.take().expect("the head was taken");
                     let charge = &this.charged.charge;

@@ -114,7 +114,8 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    /// Asks about a request. What it is charged is put into `charged`, unless the request waits.
+    /// Asks about a request. Leaves its charge in `charged`, unless a turn takes it along, and the decision if it
+    /// goes on.
     #[inline]
     pub(crate) fn start(
         &self,
@@ -144,7 +145,8 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    /// What becomes of a request that got no decision, and of whose wait so much is left.
+    /// What becomes of a request that got no decision, and of whose wait so much is left. `charged` has what was asked
+    /// for; nothing is left of it if the request goes on uncounted, or asks for a share.
     pub(crate) fn undecided(
         &self,
         head: &P::Head,
@@ -165,7 +167,10 @@ impl<P: Protocol> Shared<P> {
         let Some(share) = share else { return Start::Refused(Rejection::Store(error)) };
         let (max_wait, place) = self.patience(head, &share, self.max_wait.at_most(left));
         match share.ask(max_wait) {
-            Ok(answer) => Start::Ask(Box::new(Turn::new(share, answer, max_wait, place))),
+            Ok(answer) => {
+                drop(charged.take());
+                Start::Ask(Box::new(Turn::new(share, answer, max_wait, place)))
+            }
             // It is the share that is too small.
             Err(_) => Start::Refused(Rejection::Store(error)),
         }

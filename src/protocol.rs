@@ -48,6 +48,7 @@ pub trait Exchange<Req, Res>: Protocol {
     #[doc(hidden)]
     fn join(&self, head: Self::Head, rest: Self::Rest, charged: &Charged) -> Req;
 
+    /// Makes the response of the layered service's, and gives back the charge if that response is not charged.
     #[doc(hidden)]
     fn respond(&self, response: Res, charged: &mut Charged) -> Self::Response;
 
@@ -59,7 +60,7 @@ pub trait Exchange<Req, Res>: Protocol {
 #[derive(Debug)]
 pub struct Charged {
     pub(crate) charge: Charge,
-    /// None if the request is exempt.
+    /// None before there is one, and if nobody decided.
     pub(crate) decision: Option<Decision>,
 }
 

@@ -166,7 +166,7 @@ impl Charge {
     pub(crate) fn pause(&self, retry_after: Duration, attempt: u32) -> Duration {
         match self.limiters().next() {
             #[cfg(feature = "redis")]
-            Some(limiter) if !limiter.books() => redisson::drawn_out(retry_after),
+            Some(limiter) if limiter.is_redisson() => redisson::drawn_out(retry_after),
             _ => drawn_out(retry_after, attempt),
         }
     }

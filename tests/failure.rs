@@ -332,7 +332,10 @@ async fn who_waits_when_redis_fails(policy: FailurePolicy) -> Source {
     server.kill();
     let second = second.await.unwrap().unwrap();
     assert_eq!(second.status(), StatusCode::OK);
-    decision(&second).source()
+    let source = decision(&second).source();
+    let policies = second.headers().get_all("ratelimit-policy").iter().count();
+    assert_eq!(policies, if source == Source::Local { 2 } else { 0 });
+    source
 }
 
 #[tokio::test]

@@ -119,7 +119,7 @@ impl Spent<'_> {
         let Self { params: Params { burst, unit, lump, .. }, outcome, debt, now } = *self;
         let Outcome { admitted, wait } = outcome;
         let room = burst * unit - debt;
-        let remaining = floor_div(room, *unit);
+        let remaining = max(floor_div(room, *unit), 0.0);
         let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
         let reset = ceil_div(debt, *lump);
         Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }

@@ -53,8 +53,13 @@ impl AnyLimiter {
     }
 
     /// Whether turns can be booked.
-    pub(crate) fn books(&self) -> bool {
+    pub(super) fn books(&self) -> bool {
         matches!(self.0, Kind::Own(_))
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_redisson(&self) -> bool {
+        matches!(self.0, Kind::Redisson(_))
     }
 
     /// The wait, in microseconds: not longer than it can be.

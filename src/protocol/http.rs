@@ -115,6 +115,7 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
             }
         }
         if !counts {
+            // Not before the fields, which tell the charge's limits.
             charged.give_back();
         }
         response.map(ResponseBody::service)
