@@ -3,7 +3,6 @@
 //! they agree to the bit.
 
 mod compact;
-mod decide;
 mod fixed_window;
 mod leaky_bucket;
 mod sliding_log;
@@ -16,8 +15,12 @@ mod turns;
 
 use std::{fmt, str::FromStr, time::Duration};
 
-pub(crate) use self::{compact::Compact, together::together, token_bucket::Spent};
-use self::{decide::step, turns::Booked};
+use self::turns::Booked;
+pub(crate) use self::{
+    compact::{Compact, NEVER_SEEN},
+    together::together,
+    token_bucket::Checked,
+};
 use crate::{
     error::ConfigError,
     quota::{LONGEST_REFILL, Quota},
@@ -299,7 +302,7 @@ fn ceil_div(whole: f64, part: f64) -> f64 {
     if part == 1.0 { whole } else { ceil(whole / part) }
 }
 
-/// `f64::floor` without a call, for which all numbers at hand would have to be put aside.
+/// `f64::floor`, which is a call on processors that are not known to have an instruction for it.
 #[inline]
 fn floor(number: f64) -> f64 {
     let whole = number as i64 as f64;
@@ -323,8 +326,8 @@ pub(crate) enum State {
     #[default]
     NeverSeen,
     FixedWindow(Option<Booked<fixed_window::State>>),
-    SlidingLog(Option<Box<sliding_log::State>>),
-    SlidingWindow(Option<Box<Booked<sliding_window::State>>>),
+    SlidingLog(Option<sliding_log::State>),
+    SlidingWindow(Option<Booked<sliding_window::State>>),
     TokenBucket(Option<Booked<token_bucket::State>>),
     LeakyBucket(Option<Booked<leaky_bucket::State>>),
 }
@@ -340,10 +343,18 @@ impl State {
             Self::LeakyBucket(stored) => stored.is_none(),
         }
     }
+
+    /// Whether somebody waits although something is left.
+    pub(crate) fn is_waited_for(&self, now: f64) -> bool {
+        match self {
+            Self::LeakyBucket(Some(booked)) => !booked.turns.are_over(now),
+            _ => false,
+        }
+    }
 }
 
 /// An algorithm with a quota, ready to decide.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Params {
     FixedWindow(fixed_window::Params),
     SlidingLog(sliding_log::Params),
@@ -399,22 +410,20 @@ impl Params {
 
     pub(crate) fn step(&self, state: &mut State, ask: &Ask) -> Verdict {
         macro_rules! step {
-            ($variant:path, $step:expr) => {{
+            ($params:expr, $variant:path) => {{
                 if !matches!(state, $variant(_)) {
                     *state = $variant(None);
                 }
                 let $variant(stored) = state else { unreachable!() };
-                $step(stored, ask)
+                $params.step(stored, ask)
             }};
         }
         match self {
-            Self::FixedWindow(params) => step!(State::FixedWindow, |it, ask| step(params, it, ask)),
-            Self::SlidingLog(params) => step!(State::SlidingLog, |it, ask| params.step(it, ask)),
-            Self::SlidingWindow(params) => {
-                step!(State::SlidingWindow, |it, ask| params.step(it, ask))
-            }
-            Self::TokenBucket(params) => step!(State::TokenBucket, |it, ask| step(params, it, ask)),
-            Self::LeakyBucket(params) => step!(State::LeakyBucket, |it, ask| step(params, it, ask)),
+            Self::FixedWindow(params) => step!(params, State::FixedWindow),
+            Self::SlidingLog(params) => step!(params, State::SlidingLog),
+            Self::SlidingWindow(params) => step!(params, State::SlidingWindow),
+            Self::TokenBucket(params) => step!(params, State::TokenBucket),
+            Self::LeakyBucket(params) => step!(params, State::LeakyBucket),
         }
     }
 

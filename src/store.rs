@@ -26,7 +26,7 @@ use crate::{
 /// A place for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
 /// The trait is sealed: what a store must do will still grow.
-pub trait Store: Into<AnyStore> {}
+pub trait Store: Into<AnyStore> + fmt::Debug + Send + Sync + 'static {}
 
 /// A store of any kind.
 #[derive(Clone, Debug)]

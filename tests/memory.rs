@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use tokio::time::advance;
-use tower_ratelimit::{Algorithm, Error, Limiter, MemoryStore, Quota};
+use tower_ratelimit::{Algorithm, Charge, Error, Limiter, MemoryStore, Quota};
 
 fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
     Limiter::new(store.clone(), Algorithm::token_bucket(), quota)
@@ -30,6 +30,48 @@ async fn a_flood_neither_grows_it_nor_resets_a_key_that_is_denied() {
         advance(Duration::from_secs(1_800)).await;
         assert!(limiter.check("victim").await.unwrap().is_allowed());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
+    let store = MemoryStore::with_max_keys(200);
+    let named =
+        |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10));
+    let (requests, tokens, flood) = (named("requests"), named("tokens"), named("flood"));
+    let charge = |cost| Charge::new(&requests, "victim").also(&tokens).cost(cost);
+    assert!(charge(6).check().await.unwrap().is_allowed());
+    assert!(!charge(6).check().await.unwrap().is_allowed());
+    for i in 0..2_000 {
+        let _ = flood.check_n(format!("flood {i}"), 7).await.unwrap();
+    }
+    assert_eq!(tokens.peek("victim").await.unwrap().remaining(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn to_look_at_a_key_with_another_quota_makes_it_no_victim_of_a_flood() {
+    let store = MemoryStore::with_max_keys(200);
+    let free = limiter(&store, Quota::per_hour(10));
+    let pro = free.with_quota(Quota::per_hour(1_000)).unwrap();
+    assert!(free.check_n("victim", 10).await.unwrap().is_allowed());
+    assert_eq!(pro.peek("victim").await.unwrap().remaining(), 990);
+    for i in 0..2_000 {
+        let _ = free.check_n(format!("flood {i}"), 9).await.unwrap();
+    }
+    assert_eq!(free.peek("victim").await.unwrap().remaining(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_drops_no_bucket_in_which_somebody_waits() {
+    let store = MemoryStore::with_max_keys(200);
+    let limiter = Limiter::new(store.clone(), Algorithm::LeakyBucket, Quota::per_hour(10));
+    for _ in 0..3 {
+        assert!(limiter.check("victim").await.unwrap().is_allowed());
+    }
+    for i in 0..2_000 {
+        let _ = limiter.check(format!("flood {i}")).await.unwrap();
+    }
+    let delay = limiter.check("victim").await.unwrap().delay();
+    assert_eq!(delay, Duration::from_secs(3 * 360));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,13 +1,11 @@
 use super::{
-    Ask, Compact, Outcome, Verdict,
-    decide::Decide,
-    max,
-    turns::{Count, Left, Turn},
+    Action, Ask, Compact, Outcome, Verdict, max,
+    turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
 
 /// The parameters of `scripts/fixed_window.lua`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
     window: f64,
@@ -57,19 +55,30 @@ impl Params {
     pub(super) fn args(&self) -> Vec<f64> {
         vec![self.limit, self.window]
     }
-}
 
-impl Decide for Params {
-    type State = State;
+    pub(super) fn expand(&self, [start, count]: Compact) -> State {
+        State { start, ahead: 0.0, count, length: self.window }
+    }
 
-    fn decide(&self, old: Option<State>, ask: &Ask) -> (Verdict, Option<Left<State>>) {
+    pub(super) fn compact(&self, booked: &Booked<State>, now: f64) -> Option<Compact> {
+        let state = booked.state;
+        let own = state.length == self.window;
+        let over = booked.turns.are_over(now) && state.ahead == 0.0;
+        (own && over).then_some([state.start, state.count])
+    }
+
+    #[inline]
+    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { limit, window } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
         let mut state = State { start: now, ahead: 0.0, count: 0.0, length: window };
         let mut stale = false;
-        if let Some(old) = old {
-            state = old;
+        if let Some(old) = stored {
+            if action == Action::Refund {
+                old.give_back(ask);
+            }
+            state = old.state;
             if now < state.start {
                 (state.start, stale) = (now, true);
             }
@@ -99,21 +108,11 @@ impl Decide for Params {
             reset = start + (ahead + 1.0) * window - now;
         }
 
-        let verdict = Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait };
-        let left = action.writes(admitted || stale).then(|| {
+        if action.writes(admitted || stale) {
             let waits = action.commits() && admitted && wait > 0.0;
             let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Left { state: (reset > 0.0).then_some(state), stale, turn }
-        });
-        (verdict, left)
-    }
-
-    fn expand(&self, [start, count]: Compact) -> State {
-        State { start, ahead: 0.0, count, length: self.window }
-    }
-
-    fn compact(&self, state: &State, _now: f64) -> Option<Compact> {
-        let own = state.length == self.window;
-        (own && state.ahead == 0.0).then_some([state.start, state.count])
+            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
+        }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
     }
 }

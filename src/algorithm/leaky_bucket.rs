@@ -1,13 +1,11 @@
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Verdict, ceil_div,
-    decide::Decide,
-    floor_div, max, min,
-    turns::{Count, Left, Turn},
+    Action, Ask, Compact, Outcome, Rate, Verdict, ceil_div, floor_div, max, min,
+    turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
 
 /// The parameters of `scripts/leaky_bucket.lua`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
     unit: f64,
@@ -62,22 +60,30 @@ impl Params {
         let full = self.burst * self.unit;
         max(floor_div(super::EXACT - full, self.tick), self.drain_time())
     }
-}
 
-impl Decide for Params {
-    type State = State;
+    pub(super) fn expand(&self, [at, debt]: Compact) -> State {
+        State { at, debt, unit: self.unit, tick: self.tick }
+    }
 
-    fn decide(&self, old: Option<State>, ask: &Ask) -> (Verdict, Option<Left<State>>) {
+    pub(super) fn compact(&self, booked: &Booked<State>, now: f64) -> Option<Compact> {
+        let state = booked.state;
+        let own = state.unit == self.unit && state.tick == self.tick;
+        (own && booked.turns.are_over(now)).then_some([state.at, state.debt])
+    }
+
+    #[inline]
+    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { burst, unit, tick, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
         let mut state = State { at: now, debt: 0.0, unit, tick };
         let mut stale = false;
-        if let Some(old) = old {
-            state = old;
+        if let Some(old) = stored {
             if action == Action::Refund {
-                state.debt = min(state.debt, most_debt);
+                old.give_back(ask);
+                old.state.debt = old.state.debt.min(most_debt);
             }
+            state = old.state;
             if now < state.at {
                 (state.at, stale) = (now, true);
             }
@@ -110,21 +116,11 @@ impl Decide for Params {
             reset = time_until(debt);
         }
 
-        let verdict = Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait };
-        let left = action.writes(admitted || stale).then(|| {
+        if action.writes(admitted || stale) {
             let waits = action.commits() && admitted && wait > 0.0;
             let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Left { state: (reset > 0.0).then_some(state), stale, turn }
-        });
-        (verdict, left)
-    }
-
-    fn expand(&self, [at, debt]: Compact) -> State {
-        State { at, debt, unit: self.unit, tick: self.tick }
-    }
-
-    fn compact(&self, state: &State, _now: f64) -> Option<Compact> {
-        let own = state.unit == self.unit && state.tick == self.tick;
-        own.then_some([state.at, state.debt])
+            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
+        }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
     }
 }

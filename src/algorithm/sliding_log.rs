@@ -7,7 +7,7 @@ use crate::quota::Quota;
 const MODULUS: f64 = (1_u64 << 48) as f64;
 
 /// The parameters of `scripts/sliding_log.lua`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
     window: f64,
@@ -82,12 +82,12 @@ impl Params {
         (MODULUS / 2.0 / self.limit).floor() * self.window
     }
 
-    pub(super) fn step(&self, stored: &mut Option<Box<State>>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
         let Params { limit, window } = *self;
         let Ask { action, cost, max_wait, turn, now: clock, .. } = *ask;
 
         let (mut now, mut skew, mut stale) = (clock, 0.0, false);
-        let mut log = stored.take().unwrap_or_else(|| Box::new(State::new(window)));
+        let mut log = stored.take().unwrap_or_else(|| State::new(window));
         let mut left = None; // a log that is over, until something is written
         if !log.entries.is_empty() {
             (now, skew) = (clock + log.skew, log.skew);
@@ -98,7 +98,7 @@ impl Params {
                 stale = stale || log.window != window;
             } else {
                 (now, skew, stale) = (clock, 0.0, false);
-                left = Some(mem::replace(&mut log, Box::new(State::new(window))));
+                left = Some(mem::replace(&mut log, State::new(window)));
             }
         }
 

@@ -5,7 +5,7 @@ use super::{
 use crate::quota::Quota;
 
 /// The parameters of `scripts/sliding_window.lua`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
     window: f64,
@@ -89,6 +89,14 @@ impl State {
         }
     }
 
+    /// Whether even to look at it would change it.
+    fn is_outdated(&self, now: f64, Params { window, buckets, .. }: Params) -> bool {
+        now < self.at
+            || self.length != window
+            || self.parts != buckets
+            || self.newest(now).is_none()
+    }
+
     /// Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two
     /// quotas that take turns do not move the counts ahead of the time.
     fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) {
@@ -155,16 +163,20 @@ impl Params {
         vec![self.limit, self.window, self.buckets, self.grain]
     }
 
-    pub(super) fn step(&self, stored: &mut Option<Box<Booked<State>>>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { limit, grain, .. } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
-        let known = match stored {
-            Some(old) if action == Action::Peek => Some(Box::new(Booked::new(old.state.clone()))),
-            _ => stored.take(),
+        let copy = match stored {
+            Some(old) if action == Action::Peek && old.state.is_outdated(now, *self) => {
+                Some(Booked::new(old.state.clone()))
+            }
+            _ => None,
         };
+        let keeps = action == Action::Peek && copy.is_none();
+        let known = copy.or_else(|| stored.take());
         let (seen, mut stale) = (known.is_some(), false);
-        let mut booked = known.unwrap_or_else(|| Box::new(Booked::new(State::new(now, *self))));
+        let mut booked = known.unwrap_or_else(|| Booked::new(State::new(now, *self)));
         if action == Action::Refund {
             booked.give_back(ask);
         }
@@ -211,7 +223,9 @@ impl Params {
         }
 
         booked.turns.update(stale, now, turn);
-        if action != Action::Peek {
+        if keeps {
+            *stored = seen.then_some(booked);
+        } else if action != Action::Peek {
             *stored = (reset > 0.0).then_some(booked);
         }
         Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }

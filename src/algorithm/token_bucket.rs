@@ -1,13 +1,11 @@
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div,
-    decide::Decide,
-    floor_div, max, min,
-    turns::{Count, Left, Turn},
+    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, floor_div, max, min,
+    turns::{Booked, Count, Turn},
 };
 use crate::quota::Quota;
 
 /// The parameters of `scripts/token_bucket.lua`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
     overdraft: f64,
@@ -28,12 +26,26 @@ pub(crate) struct State {
     pub(super) last: f64,
 }
 
-/// What comes of a check in the most common case. The rest of the verdict can wait until others may ask.
-pub(crate) struct Spent<'a> {
+/// What comes of a check in the most common case. The rest of the verdict is computed when the key is not locked any
+/// more.
+pub(crate) struct Checked<'a> {
     params: &'a Params,
     pub(crate) outcome: Outcome,
     debt: f64,
     now: f64,
+}
+
+impl Checked<'_> {
+    #[inline]
+    pub(crate) fn verdict(&self) -> Verdict {
+        let Self { params: Params { burst, unit, lump, .. }, outcome, debt, now } = *self;
+        let Outcome { admitted, wait } = outcome;
+        let room = burst * unit - debt;
+        let remaining = max(floor_div(room, *unit), 0.0);
+        let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
+        let reset = ceil_div(debt, *lump);
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+    }
 }
 
 impl Count for State {
@@ -90,56 +102,57 @@ impl Params {
         floor_div(super::EXACT - full, self.lump) * self.period
     }
 
-    /// Decides as [`decide`](Decide::decide) does, in the most common case: a check that does not wait, of a bucket
-    /// that refills continuously and has no overdraft. None in others.
+    pub(super) fn expand(&self, [at, debt]: Compact) -> State {
+        let Params { unit, period, lump, .. } = *self;
+        State { at, debt, unit, period, lump, last: at }
+    }
+
+    pub(super) fn compact(&self, booked: &Booked<State>, now: f64) -> Option<Compact> {
+        let (Params { unit, period, lump, .. }, state) = (*self, booked.state);
+        let own = state.unit == unit && state.period == period && state.lump == lump;
+        let over = booked.turns.are_over(now) && state.last <= now;
+        (own && over).then_some([state.at, state.debt])
+    }
+
+    /// Decides as [`step`](Params::step) does, in the most common case: a check that does not wait, of a bucket that
+    /// refills continuously and has no overdraft. None in others.
     #[inline]
-    pub(super) fn spend_quickly(&self, numbers: &mut Compact, ask: &Ask) -> Option<Spent<'_>> {
-        let Params { burst, overdraft, unit, period, lump, .. } = *self;
+    pub(super) fn check_quickly(&self, numbers: &mut Compact, ask: &Ask) -> Option<Checked<'_>> {
+        let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
         let (Ask { action, cost, max_wait, now, outcome, .. }, [at, debt]) = (*ask, *numbers);
         let plain = period == 1.0 && overdraft == 0.0 && action == Action::Check;
         if !plain || max_wait > 0.0 || outcome.is_some() || now < at {
             return None;
         }
         let mut debt = max(debt - (now - at) * lump, 0.0);
-        let missing = debt + cost * unit - burst * unit;
+        let after = debt + cost * unit;
+        if after >= most_debt {
+            return None;
+        }
+        let missing = after - burst * unit;
         let mut outcome = Outcome { admitted: missing <= 0.0, wait: 0.0 };
         if outcome.admitted {
-            debt += cost * unit;
+            debt = after;
             *numbers = [now, debt];
         } else {
             outcome.wait = ceil_div(missing, lump);
         }
-        Some(Spent { params: self, outcome, debt, now })
+        Some(Checked { params: self, outcome, debt, now })
     }
-}
 
-impl Spent<'_> {
     #[inline]
-    pub(crate) fn verdict(&self) -> Verdict {
-        let Self { params: Params { burst, unit, lump, .. }, outcome, debt, now } = *self;
-        let Outcome { admitted, wait } = outcome;
-        let room = burst * unit - debt;
-        let remaining = max(floor_div(room, *unit), 0.0);
-        let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
-        let reset = ceil_div(debt, *lump);
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
-    }
-}
-
-impl Decide for Params {
-    type State = State;
-
-    fn decide(&self, old: Option<State>, ask: &Ask) -> (Verdict, Option<Left<State>>) {
+    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
         let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
         let mut state = State { at: now, debt: 0.0, unit, period, lump, last: 0.0 };
         let mut stale = false;
-        if let Some(old) = old {
-            state = old;
+        if let Some(old) = stored {
             if action == Action::Refund {
-                state.debt = min(state.debt, most_debt);
+                old.give_back(ask);
+                old.state.debt = old.state.debt.min(most_debt);
             }
+            state = old.state;
             if now < state.at {
                 state.last -= state.at - now;
                 (state.at, stale) = (now, true);
@@ -187,25 +200,11 @@ impl Decide for Params {
             reset = time_until(debt);
         }
 
-        let verdict = Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait };
-        let left = action.writes(admitted || stale).then(|| {
+        if action.writes(admitted || stale) {
             let waits = action.commits() && admitted && wait > 0.0;
             let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Left { state: (reset > 0.0).then_some(state), stale, turn }
-        });
-        (verdict, left)
-    }
-
-    #[inline]
-    fn expand(&self, [at, debt]: Compact) -> State {
-        let Params { unit, period, lump, .. } = *self;
-        State { at, debt, unit, period, lump, last: at }
-    }
-
-    #[inline]
-    fn compact(&self, state: &State, now: f64) -> Option<Compact> {
-        let Params { unit, period, lump, .. } = *self;
-        let own = state.unit == unit && state.period == period && state.lump == lump;
-        (own && state.last <= now).then_some([state.at, state.debt])
+            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
+        }
+        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
     }
 }

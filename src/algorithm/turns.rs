@@ -33,16 +33,6 @@ pub(crate) struct Turn<S> {
     pub(super) before: S,
 }
 
-/// What a check or a refund leaves.
-pub(super) struct Left<S> {
-    /// None if the key is as if never seen.
-    pub(super) state: Option<S>,
-    /// Whether the turns were booked by another clock or quota.
-    pub(super) stale: bool,
-    /// The turn that is booked.
-    pub(super) turn: Option<Turn<S>>,
-}
-
 impl<S: Count> Booked<S> {
     /// Gives back the turn at the instant `ask.turn`, or, if that is not waiting, what was spent before the
     /// first one that is. The turns behind stay where they are and are counted again.
@@ -72,8 +62,16 @@ impl<S> Booked<S> {
         Self { state, turns: Turns(None) }
     }
 
-    pub(super) fn write(stored: &mut Option<Self>, left: Left<S>, now: f64) {
-        let Left { state: Some(state), stale, turn } = left else {
+    /// Stores what a check or a refund left.
+    #[inline]
+    pub(super) fn write(
+        stored: &mut Option<Self>,
+        state: Option<S>,
+        stale: bool,
+        now: f64,
+        turn: Option<Turn<S>>,
+    ) {
+        let Some(state) = state else {
             *stored = None;
             return;
         };
@@ -95,6 +93,7 @@ impl<S> Turns<S> {
     }
 
     /// Forgets the turns that were booked by another clock or quota, and books one.
+    #[inline]
     pub(super) fn update(&mut self, stale: bool, now: f64, turn: Option<Turn<S>>) {
         if stale {
             self.0 = None;

@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use self::entry::{Entry, Usage};
 use super::{AnyStore, Call, Demand, Names, Settings, Store, lock};
 use crate::{
-    algorithm::{Ask, Verdict},
     decision::Decision,
     error::{Error, StoreError},
 };
@@ -124,35 +123,24 @@ impl MemoryStore {
         let mut shard = self.shard(hash);
         let found = shard.find(hash, settings, key);
         let ask = call.ask(demand, self.now());
-        let spent = found.and_then(|entry| entry.ask_quickly(settings, &ask));
-        let verdict = match spent {
-            Some(spent) => {
-                drop(shard);
-                spent.verdict()
+        let verdict = match found {
+            Some(entry) => match entry.check_quickly(settings, &ask) {
+                Some(checked) => {
+                    drop(shard);
+                    checked.verdict()
+                }
+                None => entry.check(settings, &ask),
+            },
+            None => {
+                let mut entry = Entry::new(settings, key);
+                let verdict = entry.check(settings, &ask);
+                if !entry.is_never_seen() && !shard.insert(hash, entry, ask.now, &self.0.hasher) {
+                    return Err(StoreError::full(self.0.max_keys).into());
+                }
+                verdict
             }
-            None => self.ask(&mut shard, hash, demand, &ask)?,
         };
         Ok(Decision::new(demand.policy(), verdict, 0.0))
-    }
-
-    #[inline(never)]
-    fn ask(
-        &self,
-        shard: &mut Shard,
-        hash: u64,
-        demand: &Demand<'_>,
-        ask: &Ask,
-    ) -> Result<Verdict, StoreError> {
-        let Demand { settings, key, .. } = *demand;
-        if let Some(entry) = shard.find(hash, settings, key) {
-            return Ok(entry.ask(settings, ask));
-        }
-        let mut entry = Entry::new(settings, key);
-        let verdict = entry.ask(settings, ask);
-        if !entry.is_never_seen() && !shard.insert(hash, entry, ask.now, &self.0.hasher) {
-            return Err(StoreError::full(self.0.max_keys));
-        }
-        Ok(verdict)
     }
 
     pub(super) fn reset(&self, settings: &Arc<Settings>, key: &str) {
@@ -257,7 +245,7 @@ impl Shard {
             let usage = entry.usage(now);
             if usage.reset == 0.0 {
                 self.remove(self.cursor);
-            } else if !entry.is_denied(now)
+            } else if !entry.is_in_use(now)
                 && usage.left > 0.0
                 && victim.as_ref().is_none_or(|(least, _)| usage.is_less_than(least))
             {

@@ -126,18 +126,16 @@ impl Scripted {
                 let [at, debt, unit, tick] = doubles(text);
                 leaky_bucket::State { at, debt, unit, tick }
             }))),
-            Params::SlidingWindow(_) => {
-                State::SlidingWindow(Some(Box::new(booked(text, &turns, |text| {
-                    let [at, start, length, last] = doubles(text);
-                    let parts = f64::from(text[32]);
-                    let index = ((last - start) * parts / length).floor();
-                    let counts = text[33..]
-                        .chunks(4)
-                        .map(|count| u32::from_le_bytes(count.try_into().unwrap()))
-                        .collect();
-                    sliding_window::State { at, start, length, last, index, parts, counts }
-                }))))
-            }
+            Params::SlidingWindow(_) => State::SlidingWindow(Some(booked(text, &turns, |text| {
+                let [at, start, length, last] = doubles(text);
+                let parts = f64::from(text[32]);
+                let index = ((last - start) * parts / length).floor();
+                let counts = text[33..]
+                    .chunks(4)
+                    .map(|count| u32::from_le_bytes(count.try_into().unwrap()))
+                    .collect();
+                sliding_window::State { at, start, length, last, index, parts, counts }
+            }))),
             Params::SlidingLog(_) => {
                 let numbers = |element: &[u8], lengths: &[usize]| -> Vec<f64> {
                     let mut rest = element;
@@ -154,13 +152,13 @@ impl Scripted {
                     let entry = numbers(bytes, &[7, 6]);
                     (entry[0], entry[1])
                 };
-                State::SlidingLog(Some(Box::new(sliding_log::State {
+                State::SlidingLog(Some(sliding_log::State {
                     at: summary[0],
                     skew: summary[1],
                     window: summary[2],
                     total: summary[3],
                     entries: entries.iter().map(entry).collect(),
-                })))
+                }))
             }
         }
     }

@@ -24,11 +24,26 @@ fn the_memory_store_and_the_twin_agree() {
     let _context = runtime.enter();
     let config = ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
-        .run(&(params(), steps()), |(params, steps)| {
+        .run(&(prop_oneof![params(), plain()], steps()), |(params, steps)| {
             history(params, &steps);
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Buckets that the quick way is for.
+fn plain() -> impl Strategy<Value = [Params; 2]> {
+    let params = |(limit, millis, burst): (u32, u64, u32)| {
+        let quota = Quota::new(limit, Duration::from_millis(millis));
+        let quota = quota.try_burst(burst).unwrap_or(quota);
+        Params::new(Algorithm::token_bucket(), quota).unwrap()
+    };
+    let limit = prop_oneof![1_u32..20, 1_u32..1_000_000];
+    let millis = prop_oneof![1_u64..5_000, 1_u64..=366 * 86_400_000];
+    // The most that there can be, too.
+    let burst = prop_oneof![2 => 1_u32..20, 1 => 1_u32..300_000];
+    let params = (limit, millis, burst).prop_map(params);
+    [params.clone(), params]
 }
 
 fn history(params: [Params; 2], steps: &[Step]) {

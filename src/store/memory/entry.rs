@@ -1,11 +1,11 @@
-//! A key, and what is counted for it: one cache line.
+//! A key, and what is counted for it, in one cache line.
 
 use std::{hash::BuildHasher, ptr, sync::Arc};
 
 use foldhash::fast::RandomState;
 
 use crate::{
-    algorithm::{Action, Ask, Compact, Outcome, Spent, State, Verdict},
+    algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, Params, State, Verdict},
     store::Settings,
 };
 
@@ -18,7 +18,7 @@ pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64
 
 #[repr(align(64))]
 pub(super) struct Entry {
-    /// Of the limiter, as it was when the key was counted last.
+    /// By which the state was counted.
     settings: Arc<Settings>,
     key: Text,
     counts: Counts,
@@ -48,7 +48,7 @@ pub(super) struct Usage {
 
 impl Entry {
     pub(super) fn new(settings: &Arc<Settings>, key: &str) -> Self {
-        let counts = Counts::Compact { denied_until: 0, numbers: Compact::default() };
+        let counts = Counts::Compact { denied_until: 0, numbers: NEVER_SEEN };
         Self { settings: settings.clone(), key: Text::new(key), counts }
     }
 
@@ -64,100 +64,105 @@ impl Entry {
     }
 
     pub(super) fn is_never_seen(&self) -> bool {
-        matches!(self.counts, Counts::Compact { numbers: [_, 0.0], .. })
+        matches!(self.counts, Counts::Compact { numbers: NEVER_SEEN, .. })
     }
 
-    pub(super) fn step(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
-        if !Arc::ptr_eq(&self.settings, settings) {
-            self.adopt(settings);
-        }
-        self.own_step(ask)
-    }
-
-    /// Like [`ask`](Entry::ask), in the most common case of all; None in others.
+    /// Like [`check`](Entry::check), in the most common case of all; None in others.
     #[inline]
-    pub(super) fn ask_quickly<'a>(
+    pub(super) fn check_quickly<'a>(
         &mut self,
         settings: &'a Arc<Settings>,
         ask: &Ask,
-    ) -> Option<Spent<'a>> {
+    ) -> Option<Checked<'a>> {
         match &mut self.counts {
             Counts::Compact { numbers, .. } if Arc::ptr_eq(&self.settings, settings) => {
-                let spent = settings.params.spend_quickly(numbers, ask)?;
-                self.note(ask, spent.outcome);
-                Some(spent)
+                let checked = settings.params.check_quickly(numbers, ask)?;
+                if !checked.outcome.admitted {
+                    self.note_denial(ask.now + checked.outcome.wait);
+                }
+                Some(checked)
             }
             _ => None,
         }
     }
 
-    /// Steps, and remembers a denial.
-    pub(super) fn ask(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
+    /// Decides about a limit that is asked alone.
+    pub(super) fn check(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
         let verdict = self.step(settings, ask);
-        let Verdict { admitted, wait, .. } = verdict;
-        self.note(ask, Outcome { admitted, wait });
+        if !verdict.admitted && ask.action == Action::Check {
+            self.note_denial(ask.now + verdict.wait);
+        }
         verdict
     }
 
-    #[inline]
-    fn note(&mut self, ask: &Ask, Outcome { admitted, wait }: Outcome) {
-        if !admitted && ask.action.commits() {
-            let until = second(ask.now + wait);
-            let denied_until = self.denied_until();
-            *denied_until = until.max(*denied_until);
+    pub(super) fn step(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
+        let verdict = self.counts.step(&self.settings.params, &settings.params, ask);
+        if ask.action != Action::Peek && !Arc::ptr_eq(&self.settings, settings) {
+            self.settings = settings.clone();
         }
+        verdict
     }
 
-    fn own_step(&mut self, ask: &Ask) -> Verdict {
-        let params = &self.settings.params;
-        match &mut self.counts {
-            Counts::Compact { denied_until, numbers } => {
-                let (verdict, whole) = params.step_compact(numbers, ask);
-                if let Some(state) = whole {
-                    self.counts = Counts::Whole { denied_until: *denied_until, state };
-                }
-                verdict
-            }
-            Counts::Whole { denied_until, state } => {
-                let verdict = params.step(state, ask);
-                if let Some(numbers) = params.compact(state, ask.now) {
-                    self.counts = Counts::Compact { denied_until: *denied_until, numbers };
-                }
-                verdict
-            }
-        }
-    }
-
-    /// Goes on with other settings of the same limiter.
-    #[cold]
-    fn adopt(&mut self, settings: &Arc<Settings>) {
-        if let Counts::Compact { denied_until, numbers } = self.counts
-            && self.settings.params != settings.params
-        {
-            let state = Box::new(self.settings.params.expand(numbers));
-            self.counts = Counts::Whole { denied_until, state };
-        }
-        self.settings = settings.clone();
+    /// Remembers that a request would be denied until that instant, though another might not.
+    pub(super) fn note_denial(&mut self, until: f64) {
+        let denied_until = self.denied_until();
+        *denied_until = second(until).max(*denied_until);
     }
 
     pub(super) fn denied_until(&mut self) -> &mut u32 {
-        match &mut self.counts {
-            Counts::Compact { denied_until, .. } | Counts::Whole { denied_until, .. } => {
-                denied_until
-            }
-        }
+        self.counts.denied_until()
     }
 
-    /// Whether a request like one that was seen would be denied, though another might not.
-    pub(super) fn is_denied(&mut self, now: f64) -> bool {
-        *self.denied_until() >= second(now)
+    /// Whether a request like one that was seen would be denied, or somebody waits.
+    pub(super) fn is_in_use(&mut self, now: f64) -> bool {
+        let waits = match &self.counts {
+            Counts::Compact { .. } => false,
+            Counts::Whole { state, .. } => state.is_waited_for(now),
+        };
+        waits || *self.denied_until() >= second(now)
     }
 
     pub(super) fn usage(&mut self, now: f64) -> Usage {
         let action = Action::Peek;
         let peek = Ask { action, cost: 1.0, max_wait: 0.0, turn: 0.0, now, outcome: None };
-        let Verdict { remaining, reset, .. } = self.own_step(&peek);
+        let params = &self.settings.params;
+        let Verdict { remaining, reset, .. } = self.counts.step(params, params, &peek);
         Usage { left: remaining / f64::from(self.settings.quota.limit()), reset }
+    }
+}
+
+impl Counts {
+    fn denied_until(&mut self) -> &mut u32 {
+        match self {
+            Self::Compact { denied_until, .. } | Self::Whole { denied_until, .. } => denied_until,
+        }
+    }
+
+    /// Asks by parameters that need not be those `counted_by` which the state was left.
+    fn step(&mut self, counted_by: &Params, params: &Params, ask: &Ask) -> Verdict {
+        let denied_until = *self.denied_until();
+        match self {
+            Self::Compact { numbers, .. } => {
+                let mut state = counted_by.expand(*numbers);
+                let verdict = params.step(&mut state, ask);
+                if ask.action != Action::Peek {
+                    match params.compact(&state, ask.now) {
+                        Some(compact) => *numbers = compact,
+                        None => *self = Self::Whole { denied_until, state: Box::new(state) },
+                    }
+                }
+                verdict
+            }
+            Self::Whole { state, .. } => {
+                let verdict = params.step(state, ask);
+                if ask.action != Action::Peek
+                    && let Some(numbers) = params.compact(state, ask.now)
+                {
+                    *self = Self::Compact { denied_until, numbers };
+                }
+                verdict
+            }
+        }
     }
 }
 

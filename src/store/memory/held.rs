@@ -28,7 +28,14 @@ impl MemoryStore {
             }
             held.make_room(now)?;
         }
-        let (verdict, binding) = together(&asks, |place, ask| held.step(place, ask));
+        let (verdict, binding) = together(&asks, |place, ask| {
+            let verdict = held.step(place, ask);
+            // Each limit is asked for itself first.
+            if call.action == Action::Check && ask.outcome.is_none() && !verdict.admitted {
+                held.entry(place).note_denial(now + verdict.wait);
+            }
+            verdict
+        });
         held.insert_fresh(now);
         Ok(Decision::new(demands[binding].policy(), verdict, 0.0))
     }
