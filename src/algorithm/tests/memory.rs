@@ -6,10 +6,10 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use tokio::{runtime, time::advance};
 
 use super::{
-    super::{Action, Algorithm, Params, State},
+    super::{Action, Algorithm, Ask, Params, State, Verdict},
     agreement::{Step, params, steps},
     contract::now_or_never,
-    faces::{Face, verdict_of},
+    faces::{Face, check, verdict_of},
 };
 use crate::{
     decision::Source,
@@ -47,8 +47,7 @@ fn plain() -> impl Strategy<Value = [Params; 2]> {
 }
 
 fn history(params: [Params; 2], steps: &[Step]) {
-    let store = MemoryStore::new();
-    let mut twin = State::NeverSeen;
+    let mut both = Both::new();
     let (mut settings, mut other) = (settings(params[0]), settings(params[1]));
     let mut now = 0.0;
     let mut booked = vec![];
@@ -62,14 +61,48 @@ fn history(params: [Params; 2], steps: &[Step]) {
         now += ahead;
 
         let ask = step.ask(params, now, &mut booked);
-        let verdict = twin.ask(params, ask);
-        let (cost, max_wait) = (ask.cost as u32, ask.max_wait);
-        let demands = &[Demand { settings: &settings, key: "key", cost, max_wait }];
-        let call = Call { action: ask.action, turn: ask.turn, demands };
-        let decision = store.decide(&call).unwrap();
-        assert_eq!(verdict_of(decision), verdict, "{params:?} {ask:?} {twin:?}");
+        let verdict = both.ask(&settings, ask);
         if ask.action == Action::Check && verdict.admitted && verdict.wait > 0.0 {
             booked.push((verdict.turn, ask.cost));
+        }
+    }
+}
+
+/// The store, and what it has to agree with.
+struct Both {
+    store: MemoryStore,
+    twin: State,
+}
+
+impl Both {
+    fn new() -> Self {
+        Self { store: MemoryStore::new(), twin: State::NeverSeen }
+    }
+
+    fn ask(&mut self, settings: &Arc<Settings>, ask: Ask) -> Verdict {
+        let verdict = self.twin.ask(&settings.params, ask);
+        let (cost, max_wait) = (ask.cost as u32, ask.max_wait);
+        let demands = &[Demand { settings, key: "key", cost, max_wait }];
+        let decision = self.store.decide(&Call { action: ask.action, turn: ask.turn, demands });
+        assert_eq!(verdict_of(decision.unwrap()), verdict, "{settings:?} {ask:?} {:?}", self.twin);
+        verdict
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn they_agree_about_the_largest_debts() {
+    let spend = |cost: u32| Ask { action: Action::Spend, ..check(cost, 0.0) };
+    let largest = Quota::per_day(7).burst(255_675); // refills in 100 years
+    let fast = Quota::per_second(17).burst(35);
+    for (quota, asks) in [
+        (largest, vec![check(1_u32, 0.0), check(255_674_u32, 0.0), check(1_u32, 0.0)]),
+        (fast, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 0.0)]),
+        (fast, vec![spend(100), check(3_u32, 0.0)]),
+    ] {
+        let params = Params::new(Algorithm::token_bucket(), quota).unwrap();
+        let mut both = Both::new();
+        for ask in asks {
+            both.ask(&settings(params), ask);
         }
     }
 }
