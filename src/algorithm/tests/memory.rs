@@ -99,10 +99,10 @@ async fn they_agree_about_the_largest_debts() {
         (fast, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 0.0)]),
         (fast, vec![spend(100), check(3_u32, 0.0)]),
     ] {
-        let params = Params::new(Algorithm::token_bucket(), quota).unwrap();
+        let settings = settings(Params::new(Algorithm::token_bucket(), quota).unwrap());
         let mut both = Both::new();
         for ask in asks {
-            both.ask(&settings(params), ask);
+            both.ask(&settings, ask);
         }
     }
 }
