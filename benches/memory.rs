@@ -21,7 +21,12 @@ use std::{
 use allocation_counter::{measure, opt_out};
 use axum::body::Body;
 use bytes::Bytes;
-use governor::{DefaultKeyedRateLimiter, RateLimiter, middleware::NoOpMiddleware};
+use governor::{
+    RateLimiter,
+    clock::{Clock, DefaultClock, MonotonicClock},
+    middleware::NoOpMiddleware,
+    state::keyed::DefaultKeyedStateStore,
+};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use rounds::take_turns;
 use tower::{Layer, Service, ServiceBuilder};
@@ -54,6 +59,9 @@ fn main() {
 fn print_checks() {
     println!("Limiter::check against governor's check_key: {KEYS} String keys, token bucket");
     println!("ns per check, median of {ROUNDS} rounds; ratio, and its middle half");
+    println!(
+        "governor by its default clock, a counter of the processor, and by the system's, as ours"
+    );
     for threads in [1, 2] {
         for (label, quota) in [("full", QUICK), ("draining", SLOW), ("empty", ONE)] {
             print_check(label, quota, threads);
@@ -63,24 +71,28 @@ fn print_checks() {
 
 fn print_check(label: &str, quota: Quota, threads: usize) {
     let keys = shuffled_keys();
-    let mut admitted = [0; 2];
-    let [ours, theirs] = take_turns(ROUNDS, |which| {
+    let mut admitted = [0; 3];
+    let [ours, theirs, same_clock] = take_turns(ROUNDS, |which| {
         let run = match which {
             0 => run_checks(&limiter(quota), &keys, threads),
-            _ => run_checks(&governor(quota), &keys, threads),
+            1 => run_checks(&governor(quota, DefaultClock::default()), &keys, threads),
+            _ => run_checks(&governor(quota, MonotonicClock), &keys, threads),
         };
         admitted[which] += run.admitted;
         run.nanos
     });
     println!(
         "  {threads} thread(s), buckets {label:<8}  ours {:5.1}  governor {:5.1}  ratio {}  \
-         admitted of {}: {} / {}",
+         system's clock {:5.1}  ratio {}  admitted of {}: {} / {} / {}",
         ours.median(),
         theirs.median(),
         ours.ratio_to(&theirs).against(CHECK_GOAL),
+        same_clock.median(),
+        ours.ratio_to(&same_clock).summary(),
         ROUNDS * CHECK_PASSES * KEYS * threads,
         admitted[0],
         admitted[1],
+        admitted[2],
     );
 }
 
@@ -88,10 +100,13 @@ fn limiter(quota: Quota) -> Limiter {
     Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
 }
 
-fn governor(quota: Quota) -> DefaultKeyedRateLimiter<String> {
+type Governor<C> =
+    RateLimiter<String, DefaultKeyedStateStore<String>, C, NoOpMiddleware<<C as Clock>::Instant>>;
+
+fn governor<C: Clock>(quota: Quota, clock: C) -> Governor<C> {
     let burst = NonZeroU32::new(quota.burst_size()).expect("a burst is not zero");
     let quota = governor::Quota::with_period(period(quota)).expect("a period is not zero");
-    RateLimiter::keyed(quota.allow_burst(burst))
+    RateLimiter::dashmap_with_clock(quota.allow_burst(burst), clock)
 }
 
 /// The time in which a token comes back.
@@ -111,7 +126,7 @@ impl Check for Limiter {
     }
 }
 
-impl Check for DefaultKeyedRateLimiter<String> {
+impl<C: Clock + Sync> Check for Governor<C> {
     fn check(&self, key: &String) -> bool {
         self.check_key(key).is_ok()
     }

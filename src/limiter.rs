@@ -140,6 +140,9 @@ impl Limiter {
     /// The next check applies the quota to the state of its key as it is: what was used stays used, and
     /// is given back at the new rate.
     ///
+    /// Make one for each quota, and keep it: a key in memory remembers by which limiter it was counted, and is
+    /// counted faster by the same one.
+    ///
     /// # Errors
     ///
     /// If the algorithm's settings and the quota do not go together.

@@ -35,15 +35,16 @@ const SWEEP_WHEN_FULL: usize = 32;
 /// # Memory
 ///
 /// A store holds at most `max_keys` keys, 100,000 unless [`with_max_keys`](MemoryStore::with_max_keys)
-/// says otherwise. A key of up to 30 bytes costs 140 to 280 bytes, as full as the tables happen to be; a sliding
-/// window 80 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that it remembers. Each
-/// request that waits costs about 60 bytes more, in a sliding window 100 and 4 per bucket.
+/// says otherwise. A key of up to 30 bytes costs 80 to 140 bytes, as full as the tables happen to be; a sliding
+/// window 90 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that it remembers. While
+/// requests wait, their key costs 300 bytes more, and 60 to 120 for each beyond the fourth, in a sliding window 100
+/// to 200 and 4 to 8 per bucket.
 ///
 /// Keys that have returned to their first state are dropped as new ones come. When the store is full, a
 /// new key takes the place of one that has much of its quota left, out of some that are looked at. A key
-/// that has no request left, or that was denied one, is never dropped before it could be allowed again: if
-/// a flood of new keys finds no other to replace, they get [`StoreError::is_full`], and the layer answers
-/// 503.
+/// that has no request left, or that was denied one, is never dropped before it could be allowed again, nor
+/// one for which a request waits: if a flood of new keys finds no other to replace, they get
+/// [`StoreError::is_full`], and the layer answers 503.
 ///
 /// # Examples
 ///
