@@ -26,6 +26,8 @@ const FEWEST_KEYS_PER_SHARD: usize = 1_024;
 const SWEEP: usize = 4;
 /// The keys that it looks at if the shard is full, in however many buckets.
 const SWEEP_WHEN_FULL: usize = 32;
+/// How long a key that is as if never seen is kept while there is room, in microseconds: it may well come again.
+const KEPT: f64 = 1e6;
 
 /// Counts in the memory of the process: one count per process, nothing to install.
 ///
@@ -233,7 +235,8 @@ impl Shard {
     /// most of its quota left, and of several the one that expires soonest.
     fn sweep(&mut self, now: f64, most: usize) {
         let full = self.table.len() > most;
-        let buckets = if full { self.table.num_buckets() } else { SWEEP };
+        let (buckets, instant) =
+            if full { (self.table.num_buckets(), now) } else { (SWEEP, now - KEPT) };
         let mut keys = 0;
         let mut victim: Option<(Usage, usize)> = None;
         for _ in 0..buckets.min(self.table.num_buckets()) {
@@ -243,7 +246,7 @@ impl Shard {
             self.cursor = (self.cursor + 1) % self.table.num_buckets();
             let Some(entry) = self.table.get_bucket_mut(self.cursor) else { continue };
             keys += 1;
-            let usage = entry.usage(now);
+            let usage = entry.usage(instant);
             if usage.reset == 0.0 {
                 self.remove(self.cursor);
             } else if !entry.is_in_use(now)
