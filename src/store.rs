@@ -231,7 +231,7 @@ impl Drop for Name {
     }
 }
 
-/// The one copy of a name, so that decisions and entries can hold it for nothing.
+/// The one copy of a name: a decision can hold it for nothing, and its address tells it from others.
 fn interned(name: &str) -> &'static str {
     static ALL: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut all = lock(&ALL);

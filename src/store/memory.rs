@@ -109,6 +109,7 @@ impl MemoryStore {
     /// Microseconds since the store was made.
     fn now(&self) -> f64 {
         let elapsed = self.0.epoch.elapsed();
+        // Processors convert signed integers faster.
         (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64 as f64
     }
 

@@ -52,7 +52,7 @@ impl Entry {
         Self { settings: settings.clone(), key: Text::new(key), counts }
     }
 
-    /// There is one copy of each name, whose address will do.
+    /// Whether it is that limiter's entry for the key. There is one copy of each name, whose address will do.
     #[inline]
     pub(super) fn is(&self, settings: &Arc<Settings>, key: &[u8]) -> bool {
         self.key.as_bytes() == key
