@@ -9,9 +9,9 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    layer::{Shared, Start},
     protocol::{Charged, Exchange, Protocol, Rejection},
     rule::{Lookup, Ruling},
+    shared::{Shared, Start},
     turn::Turn,
 };
 

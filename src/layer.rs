@@ -6,18 +6,15 @@ use tower_layer::Layer;
 
 use crate::{
     algorithm::micros,
-    charge::{AnyLimiter, Charge},
-    error::{Error, RequestError},
+    charge::AnyLimiter,
     failure::FailurePolicy,
     key::KeyExtractor,
     limiter::MaxWait,
-    protocol::{Charged, Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
+    protocol::{Custom, Http, IntoCost, MissingKey, Protocol, Rejection},
     response::Headers,
     rule::Rule,
     service::RateLimit,
-    store::Answer,
-    turn::Turn,
-    waiters::{Place, Waiters},
+    shared::Shared,
 };
 
 /// Limits the requests to a service, per key.
@@ -85,112 +82,6 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
-
-/// What all services of a layer share.
-#[derive(Clone, Debug)]
-pub(crate) struct Shared<P> {
-    pub(crate) protocol: P,
-    max_wait: MaxWait,
-    waiters: Waiters,
-    pub(crate) dry_run: bool,
-    on_failure: FailurePolicy,
-}
-
-/// How a request sets out.
-pub(crate) enum Start {
-    Go,
-    Ask(Box<Turn>),
-    Refused(Rejection),
-}
-
-impl<P: Protocol> Shared<P> {
-    fn new(protocol: P) -> Self {
-        Self {
-            protocol,
-            max_wait: MaxWait::OWN,
-            waiters: Waiters::new(),
-            dry_run: false,
-            on_failure: FailurePolicy::Closed,
-        }
-    }
-
-    /// Asks about a request. Leaves its charge in `charged`, unless a turn takes it along, and the decision if it
-    /// goes on.
-    #[inline]
-    pub(crate) fn start(
-        &self,
-        head: &P::Head,
-        charge: Result<Charge, RequestError>,
-        charged: &mut Charged,
-    ) -> Start {
-        match charge {
-            Ok(charge) => charged.charge = charge,
-            Err(error) => return Start::Refused(Rejection::Request(error)),
-        }
-        let charge = &charged.charge;
-        if charge.is_exempt() {
-            return Start::Go;
-        }
-        let (max_wait, place) = self.patience(head, charge, self.max_wait);
-        match charge.ask(max_wait) {
-            Ok(Answer::Ready(Some(Ok(decision)))) if decision.goes_on_at_once() => {
-                charged.decision = Some(decision);
-                Start::Go
-            }
-            Ok(Answer::Ready(Some(Ok(decision)))) if !decision.is_allowed() && place.is_none() => {
-                Start::Refused(Rejection::Denied(decision))
-            }
-            Ok(answer) => Start::Ask(Box::new(Turn::new(charged.take(), answer, max_wait, place))),
-            Err(error) => Start::Refused(error.into()),
-        }
-    }
-
-    /// What becomes of a request that got no decision, and of whose wait so much is left. `charged` has what was asked
-    /// for; nothing is left of it if the request goes on uncounted, or asks for a share.
-    pub(crate) fn undecided(
-        &self,
-        head: &P::Head,
-        error: Error,
-        charged: &mut Charged,
-        left: f64,
-    ) -> Start {
-        let Error::Store(error) = error else { return Start::Refused(error.into()) };
-        let share = match self.on_failure {
-            FailurePolicy::Open => {
-                charged.decision = charged.take().open();
-                return Start::Go;
-            }
-            // A store in memory that is full is as good as another.
-            FailurePolicy::Local { share } if !error.is_full() => charged.charge.to_share(share),
-            _ => None,
-        };
-        let Some(share) = share else { return Start::Refused(Rejection::Store(error)) };
-        let (max_wait, place) = self.patience(head, &share, self.max_wait.at_most(left));
-        match share.ask(max_wait) {
-            Ok(answer) => {
-                drop(charged.take());
-                Start::Ask(Box::new(Turn::new(share, answer, max_wait, place)))
-            }
-            // It is the share that is too small.
-            Err(_) => Start::Refused(Rejection::Store(error)),
-        }
-    }
-
-    /// How long a request may wait, and its place among those who do.
-    fn patience(
-        &self,
-        head: &P::Head,
-        charge: &Charge,
-        max_wait: MaxWait,
-    ) -> (MaxWait, Option<Place>) {
-        if self.dry_run || charge.longest_wait(max_wait) == 0.0 {
-            return (MaxWait::NONE, None);
-        }
-        let Some(place) = self.waiters.enter(charge) else { return (MaxWait::NONE, None) };
-        let timeout = P::timeout(head).map_or(f64::INFINITY, micros);
-        (max_wait.at_most(timeout), Some(place))
-    }
-}
 
 impl RateLimitLayer {
     /// Limits HTTP requests.
@@ -266,9 +157,9 @@ impl RateLimitLayer {
     }
 
     /// Sets which responses of the service are charged: all by default. What a request was charged is given
-    /// back if the closure says no, as by [`Charge::cancel`]; until then it counts, so that nobody gets
-    /// ahead by asking many times at once. A request without a response, because the service failed or the
-    /// client went away, stays charged.
+    /// back if the closure says no, as by [`Charge::cancel`](crate::Charge::cancel); until then it counts, so
+    /// that nobody gets ahead by asking many times at once. A request without a response, because the service
+    /// failed or the client went away, stays charged.
     ///
     /// The header fields tell how the quota stood before it was given back.
     ///
@@ -292,8 +183,8 @@ impl RateLimitLayer {
         self.with(|http| http.charge_when = Some(Arc::new(charge_when)))
     }
 
-    /// Sets whether the extensions of requests hold the [`Charge`], for costs that are known later: the
-    /// service can [settle](Charge::settle) what it really used. They do not by default.
+    /// Sets whether the extensions of requests hold the [`Charge`](crate::Charge), for costs that are known later: the
+    /// service can [settle](crate::Charge::settle) what it really used. They do not by default.
     ///
     /// The charge of a request that was not charged, in a [dry run](RateLimitLayer::dry_run), is exempt. Of stacked
     /// layers it is that of the inner one. Use it without [`charge_when`](RateLimitLayer::charge_when), which
@@ -398,7 +289,7 @@ impl<P: Protocol> RateLimitLayer<P> {
     ///
     /// Turns are booked when requests arrive: first come, first served, over all replicas. A request whose
     /// turn would come later is refused at once, and its retry-after is when it would be let wait (for
-    /// [several keys](Charge#waiting), when it could go on at once). Without
+    /// [several keys](crate::Charge#waiting), when it could go on at once). Without
     /// this setting nobody waits, except in a leaky bucket, which lets wait for as long as a request has room
     /// in it; there `max_wait` is a further bound. So is the `grpc-timeout` of a gRPC request, in either case.
     ///

@@ -75,6 +75,7 @@ pub mod redisson;
 mod response;
 mod rule;
 mod service;
+mod shared;
 mod store;
 mod turn;
 mod waiters;

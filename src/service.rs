@@ -8,8 +8,8 @@ use tower_service::Service;
 
 use crate::{
     future::ResponseFuture,
-    layer::Shared,
     protocol::{Exchange, Http},
+    shared::Shared,
 };
 
 /// A service whose requests are limited. See [`RateLimitLayer`](crate::RateLimitLayer).

@@ -1,0 +1,119 @@
+//! What all services of a layer share, and how it asks about a request.
+
+use crate::{
+    algorithm::micros,
+    charge::Charge,
+    error::{Error, RequestError},
+    failure::FailurePolicy,
+    limiter::MaxWait,
+    protocol::{Charged, Protocol, Rejection},
+    store::Answer,
+    turn::Turn,
+    waiters::{Place, Waiters},
+};
+
+/// What all services of a layer share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared<P> {
+    pub(crate) protocol: P,
+    pub(crate) max_wait: MaxWait,
+    pub(crate) waiters: Waiters,
+    pub(crate) dry_run: bool,
+    pub(crate) on_failure: FailurePolicy,
+}
+
+/// How a request sets out.
+pub(crate) enum Start {
+    Go,
+    Ask(Box<Turn>),
+    Refused(Rejection),
+}
+
+impl<P: Protocol> Shared<P> {
+    pub(crate) fn new(protocol: P) -> Self {
+        Self {
+            protocol,
+            max_wait: MaxWait::OWN,
+            waiters: Waiters::new(),
+            dry_run: false,
+            on_failure: FailurePolicy::Closed,
+        }
+    }
+
+    /// Asks about a request. Leaves its charge in `charged`, unless a turn takes it along, and the decision if it
+    /// goes on.
+    #[inline]
+    pub(crate) fn start(
+        &self,
+        head: &P::Head,
+        charge: Result<Charge, RequestError>,
+        charged: &mut Charged,
+    ) -> Start {
+        match charge {
+            Ok(charge) => charged.charge = charge,
+            Err(error) => return Start::Refused(Rejection::Request(error)),
+        }
+        let charge = &charged.charge;
+        if charge.is_exempt() {
+            return Start::Go;
+        }
+        let (max_wait, place) = self.patience(head, charge, self.max_wait);
+        match charge.ask(max_wait) {
+            Ok(Answer::Ready(Some(Ok(decision)))) if decision.goes_on_at_once() => {
+                charged.decision = Some(decision);
+                Start::Go
+            }
+            Ok(Answer::Ready(Some(Ok(decision)))) if !decision.is_allowed() && place.is_none() => {
+                Start::Refused(Rejection::Denied(decision))
+            }
+            Ok(answer) => Start::Ask(Box::new(Turn::new(charged.take(), answer, max_wait, place))),
+            Err(error) => Start::Refused(error.into()),
+        }
+    }
+
+    /// What becomes of a request that got no decision, and of whose wait so much is left. `charged` has what was asked
+    /// for; nothing is left of it if the request goes on uncounted, or asks for a share.
+    pub(crate) fn undecided(
+        &self,
+        head: &P::Head,
+        error: Error,
+        charged: &mut Charged,
+        left: f64,
+    ) -> Start {
+        let Error::Store(error) = error else { return Start::Refused(error.into()) };
+        let share = match self.on_failure {
+            FailurePolicy::Open => {
+                charged.decision = charged.take().open();
+                return Start::Go;
+            }
+            // A store in memory that is full is as good as another.
+            FailurePolicy::Local { share } if !error.is_full() => charged.charge.to_share(share),
+            _ => None,
+        };
+        let Some(share) = share else { return Start::Refused(Rejection::Store(error)) };
+        let (max_wait, place) = self.patience(head, &share, self.max_wait.at_most(left));
+        match share.ask(max_wait) {
+            Ok(answer) => {
+                drop(charged.take());
+                Start::Ask(Box::new(Turn::new(share, answer, max_wait, place)))
+            }
+            // It is the share that is too small.
+            Err(_) => Start::Refused(Rejection::Store(error)),
+        }
+    }
+
+    /// How long a request may wait, and its place among those who do.
+    fn patience(
+        &self,
+        head: &P::Head,
+        charge: &Charge,
+        max_wait: MaxWait,
+    ) -> (MaxWait, Option<Place>) {
+        if self.dry_run || charge.longest_wait(max_wait) == 0.0 {
+            return (MaxWait::NONE, None);
+        }
+        let Some(place) = self.waiters.enter(charge) else { return (MaxWait::NONE, None) };
+        let timeout = P::timeout(head).map_or(f64::INFINITY, micros);
+        (max_wait.at_most(timeout), Some(place))
+    }
+}
