@@ -15,7 +15,7 @@ mod turns;
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use self::turns::Booked;
+use self::turns::{Booked, Turns};
 pub(crate) use self::{
     compact::{Compact, NEVER_SEEN},
     together::together,
@@ -344,10 +344,23 @@ impl State {
         }
     }
 
-    /// Whether somebody waits although something is left.
+    /// Forgets turns that are over, where two numbers do not tell the state anyway; for a clock that never steps back.
+    pub(crate) fn forget_turns(&mut self, now: f64) {
+        if let Self::SlidingWindow(Some(booked)) = self
+            && booked.turns.are_over(now)
+        {
+            booked.turns = Turns(None);
+        }
+    }
+
+    /// Whether a turn is to come, though something may be left.
     pub(crate) fn is_waited_for(&self, now: f64) -> bool {
         match self {
+            Self::FixedWindow(Some(booked)) => !booked.turns.are_over(now),
+            Self::SlidingWindow(Some(booked)) => !booked.turns.are_over(now),
+            Self::TokenBucket(Some(booked)) => !booked.turns.are_over(now),
             Self::LeakyBucket(Some(booked)) => !booked.turns.are_over(now),
+            // A log with turns to come has nothing left.
             _ => false,
         }
     }
@@ -411,6 +424,10 @@ impl Params {
     pub(crate) fn step(&self, state: &mut State, ask: &Ask) -> Verdict {
         macro_rules! step {
             ($params:expr, $variant:path) => {{
+                // Of another algorithm, or never seen.
+                if !matches!(state, $variant(_)) && ask.action == Action::Peek {
+                    return $params.step(&mut None, ask);
+                }
                 if !matches!(state, $variant(_)) {
                     *state = $variant(None);
                 }

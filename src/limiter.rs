@@ -1,4 +1,7 @@
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use crate::{
     algorithm::{Action, Algorithm, Params, micros},
@@ -47,6 +50,8 @@ struct Inner {
     own_wait: f64,
     longest_wait: f64,
     most: u32,
+    /// A limiter with so large a share, once there is one.
+    share: OnceLock<(f64, Limiter)>,
 }
 
 /// How long a request may wait, in microseconds.
@@ -153,8 +158,13 @@ impl Limiter {
         Ok(Self::assemble(store.clone(), taken.clone(), settings))
     }
 
-    /// A limiter with a share of the quota over a store in memory.
+    /// A limiter with a share of the quota over a store in memory: the same one each time.
     pub(crate) fn to_share(&self, share: f64) -> Self {
+        let (of, limiter) = self.0.share.get_or_init(|| (share, self.make_share(share)));
+        if *of == share { limiter.clone() } else { self.make_share(share) }
+    }
+
+    fn make_share(&self, share: f64) -> Self {
         let Inner { store, taken, settings, .. } = &*self.0;
         let store = store.names().local().clone();
         let quota = settings.quota.to_share(share);
@@ -181,7 +191,15 @@ impl Limiter {
         };
         let (own_wait, longest_wait) = (settings.params.own_wait(), settings.params.longest_wait());
         let settings = Arc::new(settings);
-        Self(Arc::new(Inner { store, taken, settings, own_wait, longest_wait, most }))
+        Self(Arc::new(Inner {
+            store,
+            taken,
+            settings,
+            own_wait,
+            longest_wait,
+            most,
+            share: OnceLock::new(),
+        }))
     }
 
     /// Spends 1 from `key`'s quota if that much is left.

@@ -45,6 +45,18 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
         let _ = flood.check_n(format!("flood {i}"), 7).await.unwrap();
     }
     assert_eq!(tokens.peek("victim").await.unwrap().remaining(), 4);
+
+    // Denied while there is no room, for a key that is not there.
+    advance(Duration::from_secs(6 * 3_600)).await;
+    assert!(tokens.check_n("victim", 6).await.unwrap().is_allowed());
+    for i in 0..200 {
+        let _ = flood.check_n(format!("again {i}"), 7).await.unwrap();
+    }
+    assert!(!charge(1).cost(6).check().await.unwrap().is_allowed());
+    for i in 0..2_000 {
+        let _ = flood.check_n(format!("flood {i}"), 7).await.unwrap();
+    }
+    assert_eq!(tokens.peek("victim").await.unwrap().remaining(), 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -117,6 +129,34 @@ async fn keys_that_are_as_if_never_seen_are_dropped_as_new_ones_come() {
         advance(Duration::from_secs(2)).await;
     }
     assert!(store.key_count() < 6_000, "{} keys are left of 20,000", store.key_count());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_kept_for_a_second_after_it_is_as_if_never_seen() {
+    let store = MemoryStore::new();
+    let limiter = limiter(&store, Quota::per_second(1_000));
+    let fill = async |round| {
+        for i in 0..1_000 {
+            assert!(limiter.check(format!("{round} {i}")).await.unwrap().is_allowed());
+        }
+    };
+    fill(0).await;
+    advance(Duration::from_millis(900)).await;
+    fill(1).await;
+    assert_eq!(store.key_count(), 2_000);
+    advance(Duration::from_millis(1_100)).await;
+    fill(2).await;
+    assert!(store.key_count() < 2_500, "{} keys are left of 3,000", store.key_count());
+}
+
+#[tokio::test(start_paused = true)]
+async fn to_look_at_a_key_by_another_algorithm_changes_nothing() {
+    let store = MemoryStore::new();
+    let quota = Quota::per_hour(10);
+    let log = || Limiter::new(store.clone(), Algorithm::SlidingLog, quota);
+    assert!(log().check_n("key", 10).await.unwrap().is_allowed());
+    assert_eq!(limiter(&store, quota).peek("key").await.unwrap().remaining(), 10);
+    assert_eq!(log().peek("key").await.unwrap().remaining(), 0);
 }
 
 #[tokio::test(start_paused = true)]

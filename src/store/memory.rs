@@ -37,12 +37,12 @@ const KEPT: f64 = 1e6;
 /// # Memory
 ///
 /// A store holds at most `max_keys` keys, 100,000 unless [`with_max_keys`](MemoryStore::with_max_keys)
-/// says otherwise. A key of up to 30 bytes costs 80 to 140 bytes, as full as the tables happen to be; a sliding
-/// window 90 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that it remembers. While
-/// requests wait, their key costs 300 bytes more, and 60 to 120 for each beyond the fourth, in a sliding window 100
-/// to 200 and 4 to 8 per bucket.
+/// says otherwise. A key of up to 30 bytes costs 75 to 150 bytes, as full as the tables happen to be, and a longer one
+/// its length more; a sliding window 90 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that
+/// it remembers. While requests wait, their key costs 300 to 400 bytes more, and 50 to 130 for each beyond the
+/// fourth, in a sliding window 100 to 200 and 4 per bucket.
 ///
-/// Keys that have returned to their first state are dropped as new ones come. When the store is full, a
+/// Keys that have returned to their first state are dropped, a second later, as new ones come. When the store is full, a
 /// new key takes the place of one that has much of its quota left, out of some that are looked at. A key
 /// that has no request left, or that was denied one, is never dropped before it could be allowed again, nor
 /// one for which a request waits: if a flood of new keys finds no other to replace, they get
@@ -236,8 +236,7 @@ impl Shard {
     /// most of its quota left, and of several the one that expires soonest.
     fn sweep(&mut self, now: f64, most: usize) {
         let full = self.table.len() > most;
-        let (buckets, instant) =
-            if full { (self.table.num_buckets(), now) } else { (SWEEP, now - KEPT) };
+        let buckets = if full { self.table.num_buckets() } else { SWEEP };
         let mut keys = 0;
         let mut victim: Option<(Usage, usize)> = None;
         for _ in 0..buckets.min(self.table.num_buckets()) {
@@ -247,10 +246,13 @@ impl Shard {
             self.cursor = (self.cursor + 1) % self.table.num_buckets();
             let Some(entry) = self.table.get_bucket_mut(self.cursor) else { continue };
             keys += 1;
-            let usage = entry.usage(instant);
+            let usage = entry.usage(now);
             if usage.reset == 0.0 {
-                self.remove(self.cursor);
-            } else if !entry.is_in_use(now)
+                if full || entry.usage(now - KEPT).reset == 0.0 {
+                    self.remove(self.cursor);
+                }
+            } else if full
+                && !entry.is_in_use(now)
                 && usage.left > 0.0
                 && victim.as_ref().is_none_or(|(least, _)| usage.is_less_than(least))
             {

@@ -127,7 +127,7 @@ impl Entry {
         let peek = Ask { action, cost: 1.0, max_wait: 0.0, turn: 0.0, now, outcome: None };
         let params = &self.settings.params;
         let Verdict { remaining, reset, .. } = self.counts.step(params, params, &peek);
-        Usage { left: remaining / f64::from(self.settings.quota.limit()), reset }
+        Usage { left: remaining / f64::from(self.settings.quota.burst_size()), reset }
     }
 }
 
@@ -155,10 +155,11 @@ impl Counts {
             }
             Self::Whole { state, .. } => {
                 let verdict = params.step(state, ask);
-                if ask.action != Action::Peek
-                    && let Some(numbers) = params.compact(state, ask.now)
-                {
-                    *self = Self::Compact { denied_until, numbers };
+                if ask.action != Action::Peek {
+                    match params.compact(state, ask.now) {
+                        Some(numbers) => *self = Self::Compact { denied_until, numbers },
+                        None => state.forget_turns(ask.now),
+                    }
                 }
                 verdict
             }
@@ -168,7 +169,7 @@ impl Counts {
 
 /// The second in which an instant lies, from 1 on.
 fn second(instant: f64) -> u32 {
-    (instant / 1e6) as u32 + 1
+    ((instant / 1e6) as u32).saturating_add(1)
 }
 
 impl Usage {

@@ -21,20 +21,16 @@ impl MemoryStore {
                 // A denied request needs no room.
                 let peek = |ask: &Ask| Ask { action: Action::Peek, ..*ask };
                 let peeks: Vec<Ask> = asks.iter().map(peek).collect();
-                let (verdict, binding) = together(&peeks, |place, ask| held.step(place, ask));
+                let (verdict, binding) = together(&peeks, |place, ask| held.ask(place, ask));
                 if !verdict.admitted {
                     return Ok(Decision::new(demands[binding].policy(), verdict, 0.0));
                 }
             }
             held.make_room(now)?;
         }
-        let (verdict, binding) = together(&asks, |place, ask| {
-            let verdict = held.step(place, ask);
-            // Each limit is asked for itself first.
-            if call.action == Action::Check && ask.outcome.is_none() && !verdict.admitted {
-                held.entry(place).note_denial(now + verdict.wait);
-            }
-            verdict
+        let (verdict, binding) = together(&asks, |place, ask| match call.action {
+            Action::Check => held.ask(place, ask),
+            _ => held.step(place, ask),
         });
         held.insert_fresh(now);
         Ok(Decision::new(demands[binding].policy(), verdict, 0.0))
@@ -88,6 +84,15 @@ impl<'a> Held<'a> {
         self.find(demand).expect("it is in the store")
     }
 
+    /// Steps for a check, and remembers a denial by this limit itself.
+    fn ask(&mut self, demand: usize, ask: &Ask) -> Verdict {
+        let verdict = self.step(demand, ask);
+        if ask.outcome.is_none() && !verdict.admitted {
+            self.entry(demand).note_denial(ask.now + verdict.wait);
+        }
+        verdict
+    }
+
     fn step(&mut self, demand: usize, ask: &Ask) -> Verdict {
         let settings = self.demands[demand].settings;
         self.entry(demand).step(settings, ask)
@@ -106,6 +111,17 @@ impl<'a> Held<'a> {
 
     /// Drops others for those that come.
     fn make_room(&mut self, now: f64) -> Result<(), StoreError> {
+        // One of its own keys may be as if never seen, be dropped, and need room then, too.
+        for _ in 0..=self.demands.len() {
+            self.drop_others(now);
+            if self.have_room() {
+                return Ok(());
+            }
+        }
+        Err(StoreError::full(self.store.0.max_keys))
+    }
+
+    fn drop_others(&mut self, now: f64) {
         let known: Vec<usize> =
             (0..self.demands.len()).filter(|&i| self.fresh[i].is_none()).collect();
         let until: Vec<u32> =
@@ -122,7 +138,6 @@ impl<'a> Held<'a> {
                 }
             }
         }
-        if self.have_room() { Ok(()) } else { Err(StoreError::full(self.store.0.max_keys)) }
     }
 
     fn insert_fresh(&mut self, now: f64) {
