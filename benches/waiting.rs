@@ -44,7 +44,7 @@ const TRIPS_GOAL: f64 = 1.0;
 /// The shortest timeout: longer than anybody waits.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Where an EVALSHA has the timeout.
-const MAX_WAIT: usize = 7;
+const MAX_WAIT: usize = 8;
 /// How long the loop may take in a round.
 const PATIENCE: Duration = Duration::from_secs(6);
 
@@ -244,8 +244,9 @@ impl Bench {
     }
 
     fn print_layer(&self, label: &str, store: impl Store) {
-        let layer =
-            RateLimitLayer::new(self.used_up(label, store), |_: &Parts| "key").max_wait(TURNS);
+        let layer = RateLimitLayer::new(self.used_up(label, store), |_: &Parts| "key")
+            .max_wait(TURNS)
+            .max_waiting_per_key(WAITERS);
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             Ok::<_, Infallible>(Response::new(Body::empty()))
         }));
