@@ -89,14 +89,6 @@ impl State {
         }
     }
 
-    /// Whether even to look at it would change it.
-    fn is_outdated(&self, now: f64, Params { window, buckets, .. }: Params) -> bool {
-        now < self.at
-            || self.length != window
-            || self.parts != buckets
-            || self.newest(now).is_none()
-    }
-
     /// Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two
     /// quotas that take turns do not move the counts ahead of the time.
     fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) {
@@ -167,14 +159,10 @@ impl Params {
         let Params { limit, grain, .. } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
-        let copy = match stored {
-            Some(old) if action == Action::Peek && old.state.is_outdated(now, *self) => {
-                Some(Booked::new(old.state.clone()))
-            }
-            _ => None,
+        let known = match stored {
+            Some(old) if action == Action::Peek => Some(Booked::new(old.state.clone())),
+            _ => stored.take(),
         };
-        let keeps = action == Action::Peek && copy.is_none();
-        let known = copy.or_else(|| stored.take());
         let (seen, mut stale) = (known.is_some(), false);
         let mut booked = known.unwrap_or_else(|| Booked::new(State::new(now, *self)));
         if action == Action::Refund {
@@ -223,9 +211,7 @@ impl Params {
         }
 
         booked.turns.update(stale, now, turn);
-        if keeps {
-            *stored = seen.then_some(booked);
-        } else if action != Action::Peek {
+        if action != Action::Peek {
             *stored = (reset > 0.0).then_some(booked);
         }
         Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }

@@ -244,16 +244,15 @@ impl Shard {
                 break;
             }
             self.cursor = (self.cursor + 1) % self.table.num_buckets();
-            let Some(entry) = self.table.get_bucket_mut(self.cursor) else { continue };
+            let Some(entry) = self.table.get_bucket(self.cursor) else { continue };
             keys += 1;
             let usage = entry.usage(now);
-            if usage.reset == 0.0 {
-                if full || entry.usage(now - KEPT).reset == 0.0 {
+            if usage.reset <= now {
+                if full || entry.usage(now - KEPT).reset <= now - KEPT {
                     self.remove(self.cursor);
                 }
             } else if full
-                && !entry.is_in_use(now)
-                && usage.left > 0.0
+                && !usage.in_use
                 && victim.as_ref().is_none_or(|(least, _)| usage.is_less_than(least))
             {
                 victim = Some((usage, self.cursor));

@@ -5,7 +5,7 @@ use std::{hash::BuildHasher, ptr, sync::Arc};
 use foldhash::fast::RandomState;
 
 use crate::{
-    algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, Params, State, Verdict},
+    algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, State, Verdict},
     store::Settings,
 };
 
@@ -32,18 +32,29 @@ enum Text {
     Long(Box<[u8]>),
 }
 
-/// What is counted, and the second until which a request like one that was denied would be denied again.
+/// What is counted, and the second until which a request like one that was seen would be denied.
 enum Counts {
     Compact { denied_until: u32, numbers: Compact },
-    Whole { denied_until: u32, state: Box<State> },
+    Whole { denied_until: u32, whole: Box<Whole> },
+}
+
+/// A state that two numbers do not tell, and what a sweep asks of it, which would take long to find out.
+struct Whole {
+    state: State,
+    /// The part of the quota that was left.
+    left: f64,
+    /// The instant at which the key is as if never seen.
+    reset: f64,
 }
 
 /// How much a key has used.
 pub(super) struct Usage {
-    /// The part of the quota that is left.
-    pub(super) left: f64,
-    /// The time until the key is as if never seen, in microseconds.
+    /// The part of the quota that is left, or was when the key was counted.
+    left: f64,
+    /// The instant at which the key is as if never seen.
     pub(super) reset: f64,
+    /// Whether a request would be denied, somebody waits, or a request like one that was denied would be denied again.
+    pub(super) in_use: bool,
 }
 
 impl Entry {
@@ -96,7 +107,7 @@ impl Entry {
     }
 
     pub(super) fn step(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
-        let verdict = self.counts.step(&self.settings.params, &settings.params, ask);
+        let verdict = self.counts.step(&self.settings, settings, ask);
         if ask.action != Action::Peek && !Arc::ptr_eq(&self.settings, settings) {
             self.settings = settings.clone();
         }
@@ -113,21 +124,8 @@ impl Entry {
         self.counts.denied_until()
     }
 
-    /// Whether a request like one that was seen would be denied, or somebody waits.
-    pub(super) fn is_in_use(&mut self, now: f64) -> bool {
-        let waits = match &self.counts {
-            Counts::Compact { .. } => false,
-            Counts::Whole { state, .. } => state.is_waited_for(now),
-        };
-        waits || *self.denied_until() >= second(now)
-    }
-
-    pub(super) fn usage(&mut self, now: f64) -> Usage {
-        let action = Action::Peek;
-        let peek = Ask { action, cost: 1.0, max_wait: 0.0, turn: 0.0, now, outcome: None };
-        let params = &self.settings.params;
-        let Verdict { remaining, reset, .. } = self.counts.step(params, params, &peek);
-        Usage { left: remaining / f64::from(self.settings.quota.burst_size()), reset }
+    pub(super) fn usage(&self, now: f64) -> Usage {
+        self.counts.usage(&self.settings, now)
     }
 }
 
@@ -138,33 +136,72 @@ impl Counts {
         }
     }
 
-    /// Asks by parameters that need not be those `counted_by` which the state was left.
-    fn step(&mut self, counted_by: &Params, params: &Params, ask: &Ask) -> Verdict {
-        let denied_until = *self.denied_until();
+    /// Asks by settings that need not be those by which the state was `counted`.
+    fn step(&mut self, counted: &Settings, settings: &Settings, ask: &Ask) -> Verdict {
+        let (params, denied_until) = (&settings.params, *self.denied_until());
         match self {
             Self::Compact { numbers, .. } => {
-                let mut state = counted_by.expand(*numbers);
+                let mut state = counted.params.expand(*numbers);
                 let verdict = params.step(&mut state, ask);
                 if ask.action != Action::Peek {
                     match params.compact(&state, ask.now) {
                         Some(compact) => *numbers = compact,
-                        None => *self = Self::Whole { denied_until, state: Box::new(state) },
+                        None => {
+                            let whole = Box::new(Whole { state, left: 0.0, reset: 0.0 });
+                            *self = Self::Whole { denied_until, whole };
+                            self.note_usage(settings, ask.now, verdict);
+                        }
                     }
                 }
                 verdict
             }
-            Self::Whole { state, .. } => {
-                let verdict = params.step(state, ask);
+            Self::Whole { whole, .. } => {
+                let verdict = params.step(&mut whole.state, ask);
                 if ask.action != Action::Peek {
-                    match params.compact(state, ask.now) {
+                    match params.compact(&whole.state, ask.now) {
                         Some(numbers) => *self = Self::Compact { denied_until, numbers },
-                        None => state.forget_turns(ask.now),
+                        None => {
+                            whole.state.forget_turns(ask.now);
+                            self.note_usage(settings, ask.now, verdict);
+                        }
                     }
                 }
                 verdict
             }
         }
     }
+
+    fn note_usage(&mut self, settings: &Settings, now: f64, verdict: Verdict) {
+        if let Self::Whole { denied_until, whole } = self {
+            whole.left = left(verdict.remaining, settings);
+            whole.reset = now + verdict.reset;
+            if verdict.remaining == 0.0 {
+                *denied_until = second(now + verdict.replenish).max(*denied_until);
+            }
+        }
+    }
+
+    fn usage(&self, settings: &Settings, now: f64) -> Usage {
+        match self {
+            Self::Compact { denied_until, numbers } => {
+                let action = Action::Peek;
+                let peek = Ask { action, cost: 1.0, max_wait: 0.0, turn: 0.0, now, outcome: None };
+                let mut state = settings.params.expand(*numbers);
+                let Verdict { remaining, reset, .. } = settings.params.step(&mut state, &peek);
+                let in_use = remaining == 0.0 || *denied_until >= second(now);
+                Usage { left: left(remaining, settings), reset: now + reset, in_use }
+            }
+            Self::Whole { denied_until, whole } => {
+                let in_use = *denied_until >= second(now) || whole.state.is_waited_for(now);
+                Usage { left: whole.left, reset: whole.reset, in_use }
+            }
+        }
+    }
+}
+
+/// The part of the quota that is left.
+fn left(remaining: f64, settings: &Settings) -> f64 {
+    remaining / f64::from(settings.quota.burst_size())
 }
 
 /// The second in which an instant lies, from 1 on.
