@@ -38,7 +38,7 @@ const KEPT: f64 = 1e6;
 ///
 /// A store holds at most `max_keys` keys, 100,000 unless [`with_max_keys`](MemoryStore::with_max_keys)
 /// says otherwise. A key of up to 30 bytes costs 75 to 150 bytes, as full as the tables happen to be, and a longer one
-/// its length more; a sliding window 90 more and 4 per bucket, a sliding log 150 more and 16 to 32 per request that
+/// its length more; a sliding window 100 more and 4 per bucket, a sliding log 160 more and 16 to 32 per request that
 /// it remembers. While requests wait, their key costs 300 to 400 bytes more, and 50 to 130 for each beyond the
 /// fourth, in a sliding window 100 to 200 and 4 per bucket.
 ///
