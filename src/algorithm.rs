@@ -425,10 +425,10 @@ impl Params {
         macro_rules! step {
             ($params:expr, $variant:path) => {{
                 // Of another algorithm, or never seen.
-                if !matches!(state, $variant(_)) && ask.action == Action::Peek {
-                    return $params.step(&mut None, ask);
-                }
                 if !matches!(state, $variant(_)) {
+                    if ask.action == Action::Peek {
+                        return $params.step(&mut None, ask);
+                    }
                     *state = $variant(None);
                 }
                 let $variant(stored) = state else { unreachable!() };
