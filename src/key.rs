@@ -6,8 +6,14 @@ mod header;
 mod peer_ip;
 #[cfg(feature = "axum")]
 mod route;
+mod text;
 
-use std::{borrow::Cow, fmt, net::IpAddr};
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    net::IpAddr,
+    str,
+};
 
 use sha2::{Digest, Sha256};
 
@@ -17,6 +23,7 @@ pub use header::Header;
 pub use peer_ip::{PeerIp, PeerIpFrom};
 #[cfg(feature = "axum")]
 pub use route::Route;
+pub(crate) use text::Text;
 
 use crate::error::RequestError;
 
@@ -42,8 +49,15 @@ const LONGEST: usize = 128;
 /// assert_eq!(ip.as_str(), "ip=192.0.2.1");
 /// assert_ne!(ip, Key::from("ip=192.0.2.1"));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Key<'a>(Cow<'a, str>);
+#[derive(Clone)]
+pub struct Key<'a>(Bytes<'a>);
+
+/// They are all ASCII.
+#[derive(Clone)]
+enum Bytes<'a> {
+    Borrowed(&'a [u8]),
+    Owned(Text),
+}
 
 impl<'a> Key<'a> {
     /// A key that no key of another scope is equal to: `scope=value`.
@@ -55,39 +69,48 @@ impl<'a> Key<'a> {
     /// A key for both together: `this|other`.
     #[must_use]
     pub fn and(self, other: &Key<'_>) -> Key<'static> {
-        Key(bounded(Cow::Owned([self.as_str(), "|", other.as_str()].concat())))
+        bounded([self.as_bytes(), b"|", other.as_bytes()].concat())
     }
 
     /// The key as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        str::from_utf8(self.as_bytes()).expect("a key is ASCII")
+    }
+
+    #[inline]
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Bytes::Borrowed(bytes) => bytes,
+            Bytes::Owned(text) => text.as_bytes(),
+        }
     }
 
     /// The key with a copy of what it borrows.
     #[must_use]
+    #[inline]
     pub fn into_owned(self) -> Key<'static> {
-        Key(Cow::Owned(self.0.into_owned()))
+        match self.0 {
+            Bytes::Borrowed(bytes) => Key(Bytes::Owned(bytes.into())),
+            Bytes::Owned(text) => Key(Bytes::Owned(text)),
+        }
     }
 }
 
 /// A scope, ready to be put in front of values.
 #[derive(Clone, Debug)]
-struct Scope(Box<str>);
+struct Scope(Box<[u8]>);
 
 impl Scope {
     fn new(scope: &str) -> Self {
-        let mut text = String::with_capacity(scope.len() + 1);
-        escape_into(&mut text, scope.as_bytes());
-        text.push('=');
+        let mut text = escaped(scope.as_bytes());
+        text.push(b'=');
         Self(text.into())
     }
 
+    #[inline]
     fn key(&self, value: &[u8]) -> Key<'static> {
-        let mut text = String::with_capacity(self.0.len() + value.len());
-        text.push_str(&self.0);
-        escape_into(&mut text, value);
-        Key(bounded(Cow::Owned(text)))
+        behind(&self.0, value)
     }
 }
 
@@ -116,40 +139,44 @@ fn all_plain(bytes: &[u8]) -> bool {
     rest.iter().fold(plain, |plain, &byte| plain & is_plain(byte))
 }
 
-fn escape_into(text: &mut String, bytes: &[u8]) {
+fn escaped(bytes: &[u8]) -> Vec<u8> {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    if let Ok(plain) = std::str::from_utf8(bytes)
-        && all_plain(bytes)
-    {
-        return text.push_str(plain);
-    }
+    let mut text = Vec::with_capacity(bytes.len());
     for &byte in bytes {
         if is_plain(byte) {
-            text.push(byte.into());
+            text.push(byte);
         } else {
-            text.push('%');
-            text.push(DIGITS[usize::from(byte >> 4)].into());
-            text.push(DIGITS[usize::from(byte & 15)].into());
+            let [high, low] = [byte >> 4, byte & 15].map(usize::from);
+            text.extend([b'%', DIGITS[high], DIGITS[low]]);
         }
+    }
+    text
+}
+
+/// The key of a value, behind what needs no escaping.
+#[inline]
+fn behind(prefix: &[u8], value: &[u8]) -> Key<'static> {
+    if prefix.len() + value.len() <= LONGEST && all_plain(value) {
+        Key(Bytes::Owned(Text::join(prefix, value)))
+    } else {
+        bounded([prefix, &escaped(value)].concat())
     }
 }
 
-fn bounded(text: Cow<'_, str>) -> Cow<'_, str> {
-    if text.len() <= LONGEST {
-        return text;
+fn bounded(mut text: Vec<u8>) -> Key<'static> {
+    if text.len() > LONGEST {
+        let digits =
+            Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        text = ["sha256=", &digits].concat().into();
     }
-    let mut hashed = String::from("sha256=");
-    for byte in Sha256::digest(text.as_bytes()) {
-        hashed.push_str(&format!("{byte:02x}"));
-    }
-    Cow::Owned(hashed)
+    Key(Bytes::Owned(text.into()))
 }
 
 impl<'a> From<&'a str> for Key<'a> {
     #[inline]
     fn from(text: &'a str) -> Self {
         if text.len() <= LONGEST && all_plain(text.as_bytes()) {
-            Key(Cow::Borrowed(text))
+            Key(Bytes::Borrowed(text.as_bytes()))
         } else {
             Key::from(text.as_bytes())
         }
@@ -158,9 +185,7 @@ impl<'a> From<&'a str> for Key<'a> {
 
 impl From<&[u8]> for Key<'static> {
     fn from(bytes: &[u8]) -> Self {
-        let mut text = String::with_capacity(bytes.len());
-        escape_into(&mut text, bytes);
-        Key(bounded(Cow::Owned(text)))
+        behind(b"", bytes)
     }
 }
 
@@ -173,29 +198,47 @@ impl<'a> From<&'a String> for Key<'a> {
 
 impl From<String> for Key<'static> {
     fn from(text: String) -> Self {
-        match Key::from(text.as_str()).0 {
-            Cow::Borrowed(_) => Key(Cow::Owned(text)),
-            Cow::Owned(escaped) => Key(Cow::Owned(escaped)),
-        }
+        Key::from(text.as_bytes())
     }
 }
 
 impl From<IpAddr> for Key<'static> {
     /// An IPv4 address that is written as an IPv6 address is the IPv4 address.
     fn from(address: IpAddr) -> Self {
-        Key(Cow::Owned(format!("ip={}", address.to_canonical())))
+        bounded(format!("ip={}", address.to_canonical()).into())
     }
 }
 
 impl From<u64> for Key<'static> {
     fn from(number: u64) -> Self {
-        Key(Cow::Owned(number.to_string()))
+        bounded(number.to_string().into())
     }
 }
 
 impl<'a> From<&'a Key<'_>> for Key<'a> {
+    #[inline]
     fn from(key: &'a Key<'_>) -> Self {
-        Key(Cow::Borrowed(key.as_str()))
+        Key(Bytes::Borrowed(key.as_bytes()))
+    }
+}
+
+impl PartialEq for Key<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key<'_> {}
+
+impl Hash for Key<'_> {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.as_bytes().hash(hasher);
+    }
+}
+
+impl fmt::Debug for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Key").field(&self.as_str()).finish()
     }
 }
 
@@ -268,7 +311,7 @@ pub trait IntoKey {
 
 impl IntoKey for Key<'static> {
     fn into_key(self) -> Result<Key<'static>, RequestError> {
-        if self.as_str().is_empty() { Err(missing()) } else { Ok(self) }
+        if self.as_bytes().is_empty() { Err(missing()) } else { Ok(self) }
     }
 }
 

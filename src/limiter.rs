@@ -363,7 +363,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        self.0.store.reset(&self.0.settings, key.into().as_str()).await
+        self.0.store.reset(&self.0.settings, &key.into()).await
     }
 
     /// The name.
@@ -421,7 +421,7 @@ impl Limiter {
         self.call(Action::Check, 0.0, key, cost, max_wait)
     }
 
-    fn call(
+    pub(crate) fn call(
         &self,
         action: Action,
         turn: f64,
@@ -454,7 +454,7 @@ impl Limiter {
         if matches!(action, Action::Check | Action::Peek) && cost > *most {
             return Err(Error::CostAboveQuota { limiter: settings.name, cost, most: *most });
         }
-        Ok(Demand { settings, key: key.as_str(), cost, max_wait: self.cut(max_wait) })
+        Ok(Demand { settings, key, cost, max_wait: self.cut(max_wait) })
     }
 }
 

@@ -20,6 +20,7 @@ use crate::{
     algorithm::{Action, Algorithm, Ask, Params},
     decision::{Decision, Policy, Source},
     error::Error,
+    key::Key,
     quota::Quota,
 };
 
@@ -59,7 +60,7 @@ impl AnyStore {
     }
 
     /// Forgets a key.
-    pub(crate) fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
+    pub(crate) fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Answer<()> {
         match self {
             Self::Memory(store) => {
                 store.reset(settings, key);
@@ -110,7 +111,7 @@ pub struct Call<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
     pub(crate) settings: &'a Arc<Settings>,
-    pub(crate) key: &'a str,
+    pub(crate) key: &'a Key<'a>,
     pub(crate) cost: u32,
     /// In microseconds.
     pub(crate) max_wait: f64,

@@ -15,6 +15,7 @@ use super::{AnyStore, Call, Demand, Names, Settings, Store, lock};
 use crate::{
     decision::Decision,
     error::{Error, StoreError},
+    key::Key,
 };
 
 const DEFAULT_MAX_KEYS: usize = 100_000;
@@ -123,6 +124,7 @@ impl MemoryStore {
 
     fn decide_alone(&self, call: &Call<'_>, demand: &Demand<'_>) -> Result<Decision, Error> {
         let Demand { settings, key, .. } = *demand;
+        let key = key.as_bytes();
         let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
         let found = shard.find(hash, settings, key);
@@ -147,7 +149,8 @@ impl MemoryStore {
         Ok(Decision::new(demand.policy(), verdict, 0.0))
     }
 
-    pub(super) fn reset(&self, settings: &Arc<Settings>, key: &str) {
+    pub(super) fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) {
+        let key = key.as_bytes();
         let hash = self.hash(settings, key);
         self.shard(hash).forget(hash, settings, key);
     }
@@ -156,8 +159,8 @@ impl MemoryStore {
         &self.0.names
     }
 
-    fn hash(&self, settings: &Settings, key: &str) -> u64 {
-        entry::hash(&self.0.hasher, settings, key.as_bytes())
+    fn hash(&self, settings: &Settings, key: &[u8]) -> u64 {
+        entry::hash(&self.0.hasher, settings, key)
     }
 
     fn place(&self, hash: u64) -> usize {
@@ -203,12 +206,12 @@ impl Shard {
     }
 
     #[inline]
-    fn find(&mut self, hash: u64, settings: &Arc<Settings>, key: &str) -> Option<&mut Entry> {
-        self.table.find_mut(hash, |entry| entry.is(settings, key.as_bytes()))
+    fn find(&mut self, hash: u64, settings: &Arc<Settings>, key: &[u8]) -> Option<&mut Entry> {
+        self.table.find_mut(hash, |entry| entry.is(settings, key))
     }
 
-    fn forget(&mut self, hash: u64, settings: &Arc<Settings>, key: &str) {
-        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.is(settings, key.as_bytes())) {
+    fn forget(&mut self, hash: u64, settings: &Arc<Settings>, key: &[u8]) {
+        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.is(settings, key)) {
             entry.remove();
         }
     }

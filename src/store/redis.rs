@@ -30,6 +30,7 @@ use crate::{
     algorithm::{self, Action, SCRIPTS, Verdict},
     decision::{Decision, Policy},
     error::StoreError,
+    key::Key,
 };
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
@@ -290,10 +291,10 @@ impl RedisStore {
         }))
     }
 
-    fn key(&self, settings: &Settings, key: &str) -> String {
+    fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         let Settings { name, algorithm, .. } = settings;
         // With nothing in the braces they would decide about no slot; no other key is written like this.
-        let key = if key.is_empty() { "%" } else { key };
+        let key = if key.as_str().is_empty() { "%" } else { key.as_str() };
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 }
@@ -349,7 +350,7 @@ impl RedisStore {
         }
     }
 
-    pub(super) fn reset(&self, settings: &Arc<Settings>, key: &str) -> Answer<()> {
+    pub(super) fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Answer<()> {
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key).arg(turns_key(&key));

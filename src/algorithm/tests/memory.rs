@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     decision::Source,
+    key::Key,
     quota::Quota,
     store::{Call, Demand, MemoryStore, Settings},
 };
@@ -82,7 +83,7 @@ impl Both {
     fn ask(&mut self, settings: &Arc<Settings>, ask: Ask) -> Verdict {
         let verdict = self.twin.ask(&settings.params, ask);
         let (cost, max_wait) = (ask.cost as u32, ask.max_wait);
-        let demands = &[Demand { settings, key: "key", cost, max_wait }];
+        let demands = &[Demand { settings, key: &Key::from("key"), cost, max_wait }];
         let decision = self.store.decide(&Call { action: ask.action, turn: ask.turn, demands });
         assert_eq!(verdict_of(decision.unwrap()), verdict, "{settings:?} {ask:?} {:?}", self.twin);
         verdict

@@ -6,11 +6,9 @@ use foldhash::fast::RandomState;
 
 use crate::{
     algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, State, Verdict},
+    key::Text,
     store::Settings,
 };
-
-/// The longest key that lies in its entry.
-const SHORT: usize = 30;
 
 pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64 {
     hasher.hash_one((settings.name.as_ptr(), key))
@@ -25,12 +23,6 @@ pub(super) struct Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 64);
-
-/// A key, next to its counts if it is short enough, as most are.
-enum Text {
-    Short(u8, [u8; SHORT]),
-    Long(Box<[u8]>),
-}
 
 /// What is counted, and the second until which a request like one that was seen would be denied.
 enum Counts {
@@ -58,9 +50,9 @@ pub(super) struct Usage {
 }
 
 impl Entry {
-    pub(super) fn new(settings: &Arc<Settings>, key: &str) -> Self {
+    pub(super) fn new(settings: &Arc<Settings>, key: &[u8]) -> Self {
         let counts = Counts::Compact { denied_until: 0, numbers: NEVER_SEEN };
-        Self { settings: settings.clone(), key: Text::new(key), counts }
+        Self { settings: settings.clone(), key: key.into(), counts }
     }
 
     /// Whether it is that limiter's entry for the key. There is one copy of each name, whose address will do.
@@ -212,24 +204,5 @@ fn second(instant: f64) -> u32 {
 impl Usage {
     pub(super) fn is_less_than(&self, other: &Self) -> bool {
         self.left > other.left || self.left == other.left && self.reset < other.reset
-    }
-}
-
-impl Text {
-    fn new(text: &str) -> Self {
-        if text.len() > SHORT {
-            return Self::Long(text.as_bytes().into());
-        }
-        let mut bytes = [0; SHORT];
-        bytes[..text.len()].copy_from_slice(text.as_bytes());
-        Self::Short(text.len() as u8, bytes)
-    }
-
-    #[inline]
-    fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Short(length, bytes) => &bytes[..usize::from(*length)],
-            Self::Long(bytes) => bytes,
-        }
     }
 }

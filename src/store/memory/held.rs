@@ -51,13 +51,14 @@ struct Held<'a> {
 
 impl<'a> Held<'a> {
     fn new(store: &'a MemoryStore, demands: &'a [Demand<'a>]) -> Self {
-        let hashes: Vec<u64> = demands.iter().map(|it| store.hash(it.settings, it.key)).collect();
+        let hashes: Vec<u64> =
+            demands.iter().map(|it| store.hash(it.settings, it.key.as_bytes())).collect();
         let mut places: Vec<usize> = hashes.iter().map(|&hash| store.place(hash)).collect();
         places.sort_unstable();
         places.dedup();
         let shards = places.iter().map(|&place| lock(&store.0.shards[place].0)).collect();
         let mut held = Self { store, demands, hashes, places, shards, fresh: vec![] };
-        let entry = |demand: &Demand<'_>| Entry::new(demand.settings, demand.key);
+        let entry = |demand: &Demand<'_>| Entry::new(demand.settings, demand.key.as_bytes());
         for (i, demand) in demands.iter().enumerate() {
             let known = held.find(i).is_some();
             held.fresh.push((!known).then(|| entry(demand)));
@@ -74,7 +75,7 @@ impl<'a> Held<'a> {
     fn find(&mut self, demand: usize) -> Option<&mut Entry> {
         let shard = self.shard_of(demand);
         let Demand { settings, key, .. } = self.demands[demand];
-        self.shards[shard].find(self.hashes[demand], settings, key)
+        self.shards[shard].find(self.hashes[demand], settings, key.as_bytes())
     }
 
     fn entry(&mut self, demand: usize) -> &mut Entry {
@@ -134,7 +135,8 @@ impl<'a> Held<'a> {
             match self.find(i) {
                 Some(entry) => *entry.denied_until() = until,
                 None => {
-                    self.fresh[i] = Some(Entry::new(self.demands[i].settings, self.demands[i].key))
+                    self.fresh[i] =
+                        Some(Entry::new(self.demands[i].settings, self.demands[i].key.as_bytes()))
                 }
             }
         }
