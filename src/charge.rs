@@ -370,15 +370,10 @@ impl Charge {
         max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
         let first = self.first.as_ref().ok_or(Error::NoLimits)?;
-        #[cfg(feature = "redis")]
-        if let (Kind::Redisson(limiter), []) = (&first.limiter.0, &*self.rest) {
-            return limiter.answer(action, &first.key, first.cost.unwrap_or(1));
+        if self.rest.is_empty() {
+            return first.limiter.call(action, turn, &first.key, first.cost.unwrap_or(1), max_wait);
         }
         let limiter = first.limiter.own()?;
-        if self.rest.is_empty() {
-            let demands = &[first.demand(limiter, action, max_wait)?];
-            return Ok(limiter.store().call(&Call { action, turn, demands }));
-        }
         let max_wait = if self.books() { self.bookable(max_wait) } else { MaxWait::NONE };
         let store = limiter.store();
         let mut demands = vec![first.demand(limiter, action, max_wait)?];

@@ -32,26 +32,23 @@ pin_project! {
     {
         shared: Arc<Shared<P>>,
         inner: S,
-        // Until the inner service is called.
-        head: Option<<P as Protocol>::Head>,
-        rest: Option<P::Rest>,
         // In a box, as with a store in memory most requests need none, and a small future is moved about faster.
         turn: Option<Box<Turn>>,
         // Of a request without a turn.
         charged: Charged,
         #[pin]
-        state: State<S::Future, <P as Protocol>::Head>,
+        state: State<Req, S::Future, <P as Protocol>::Head, P::Rest>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<F, H> {
-        Starting,
-        LookingUp { charge: Lookup<H> },
+    enum State<Req, F, H, R> {
+        Starting { request: Option<Req> },
+        LookingUp { charge: Lookup<H>, rest: Option<R> },
         // With the service that was ready, unless the request has waited.
-        Asking { ready: bool },
-        Readying,
+        Asking { request: Option<Req>, ready: bool },
+        Readying { request: Option<Req> },
         Calling { #[pin] future: F },
     }
 }
@@ -62,10 +59,17 @@ where
     P: Exchange<Req, S::Response>,
 {
     pub(crate) fn new(ready: S, shared: Arc<Shared<P>>, request: Req) -> Self {
-        let (head, rest) = P::split(request);
-        let (head, rest) = (Some(head), Some(rest));
-        let charged = Charged::nothing();
-        Self { shared, inner: ready, head, rest, turn: None, charged, state: State::Starting }
+        Self {
+            shared,
+            inner: ready,
+            turn: None,
+            charged: Charged::nothing(),
+            state: State::Starting { request: Some(request) },
+        }
+    }
+
+    fn take(request: &mut Option<Req>) -> (P::Head, P::Rest) {
+        P::split(request.take().expect("the request was taken"))
     }
 }
 
@@ -80,26 +84,30 @@ where
         let mut this = self.project();
         let protocol = &this.shared.protocol;
         loop {
+            let (mut head, rest);
             let start = match this.state.as_mut().project() {
-                StateProj::Starting => {
-                    let head = this.head.as_ref().expect("the head was taken");
-                    match protocol.charging().charge(head) {
-                        Ruling::Now(charge) => this.shared.start(head, charge, this.charged),
+                StateProj::Starting { request } => {
+                    (head, rest) = Self::take(request);
+                    match protocol.charging().charge(&head) {
+                        Ruling::Key(limiter, extractor) => {
+                            this.shared.start_by_key(&head, limiter, extractor, this.charged)
+                        }
+                        Ruling::Now(charge) => this.shared.start(&head, charge, this.charged),
                         Ruling::Later(rule) => {
-                            let head = this.head.take().expect("the head was taken");
-                            this.state.set(State::LookingUp { charge: rule.later(head) });
+                            let (charge, rest) = (rule.later(head), Some(rest));
+                            this.state.set(State::LookingUp { charge, rest });
                             continue;
                         }
                     }
                 }
-                StateProj::LookingUp { charge } => {
-                    let (head, charge) = ready!(charge.as_mut().poll(cx));
+                StateProj::LookingUp { charge, rest: left } => {
+                    let (looked_at, charge) = ready!(charge.as_mut().poll(cx));
+                    let left = left.take().expect("the request was taken");
+                    (head, rest) = (looked_at, left);
                     let charge = protocol.charging().complete(&head, charge);
-                    let start = this.shared.start(&head, charge, this.charged);
-                    *this.head = Some(head);
-                    start
+                    this.shared.start(&head, charge, this.charged)
                 }
-                StateProj::Asking { ready } => {
+                StateProj::Asking { request, ready } => {
                     let turn = this.turn.as_mut().expect("the turn was taken");
                     match turn.poll(cx) {
                         Poll::Pending => {
@@ -112,29 +120,34 @@ where
                         }
                         Poll::Ready(Ok(decision)) if !decision.is_allowed() => {
                             this.charged.charge = turn.go();
+                            (head, rest) = Self::take(request);
                             Start::Refused(Rejection::Denied(decision))
                         }
                         Poll::Ready(Ok(decision)) => {
                             this.charged.decision = Some(decision);
                             if !*ready {
-                                this.state.set(State::Readying);
+                                let request = request.take();
+                                this.state.set(State::Readying { request });
                                 continue;
                             }
                             this.charged.charge = turn.go();
+                            (head, rest) = Self::take(request);
                             Start::Go
                         }
                         Poll::Ready(Err(error)) => {
                             let left = turn.left();
                             this.charged.charge = turn.go();
-                            let head = this.head.as_ref().expect("the head was taken");
-                            match this.shared.undecided(head, error, this.charged, left) {
+                            (head, rest) = Self::take(request);
+                            match this.shared.undecided(&head, error, this.charged, left) {
                                 Start::Ask(share) => {
                                     *turn = share;
+                                    *request = Some(P::join(head, rest));
                                     continue;
                                 }
                                 Start::Go if !*ready => {
                                     *this.turn = None;
-                                    this.state.set(State::Readying);
+                                    let request = Some(P::join(head, rest));
+                                    this.state.set(State::Readying { request });
                                     continue;
                                 }
                                 start => start,
@@ -142,7 +155,7 @@ where
                         }
                     }
                 }
-                StateProj::Readying => {
+                StateProj::Readying { request } => {
                     if let Err(error) = ready!(this.inner.poll_ready(cx)) {
                         *this.turn = None;
                         return Poll::Ready(Err(error));
@@ -150,6 +163,7 @@ where
                     if let Some(turn) = this.turn {
                         this.charged.charge = turn.go();
                     }
+                    (head, rest) = Self::take(request);
                     Start::Go
                 }
                 StateProj::Calling { future } => {
@@ -160,8 +174,9 @@ where
             match start {
                 Start::Go => {}
                 Start::Ask(turn) => {
+                    let request = Some(P::join(head, rest));
                     *this.turn = Some(turn);
-                    this.state.set(State::Asking { ready: true });
+                    this.state.set(State::Asking { request, ready: true });
                     continue;
                 }
                 Start::Refused(Rejection::Denied(decision)) if this.shared.dry_run => {
@@ -169,15 +184,13 @@ where
                 }
                 Start::Refused(_) if this.shared.dry_run => {}
                 Start::Refused(rejection) => {
-                    let head = this.head.take().expect("the head was taken");
                     let charge = &this.charged.charge;
                     return Poll::Ready(Ok(protocol.refuse(rejection, head, charge)));
                 }
             }
             *this.turn = None;
-            let head = this.head.take().expect("the head was taken");
-            let rest = this.rest.take().expect("the request was taken");
-            let future = this.inner.call(protocol.join(head, rest, this.charged));
+            protocol.mark(&mut head, this.charged);
+            let future = this.inner.call(P::join(head, rest));
             this.state.set(State::Calling { future });
         }
     }

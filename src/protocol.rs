@@ -26,6 +26,12 @@ pub trait Protocol: Clone {
     #[doc(hidden)]
     fn charging_mut(&mut self) -> &mut Charging<Self::Head>;
 
+    /// Whether the charge of a request that goes on is needed then.
+    #[doc(hidden)]
+    fn keeps_charge(&self) -> bool {
+        false
+    }
+
     /// How long the client waits for its answer, if it says so.
     #[doc(hidden)]
     fn timeout(_head: &Self::Head) -> Option<Duration> {
@@ -44,9 +50,12 @@ pub trait Exchange<Req, Res>: Protocol {
     #[doc(hidden)]
     fn split(request: Req) -> (Self::Head, Self::Rest);
 
-    /// Makes the request for the inner service.
     #[doc(hidden)]
-    fn join(&self, head: Self::Head, rest: Self::Rest, charged: &Charged) -> Req;
+    fn join(head: Self::Head, rest: Self::Rest) -> Req;
+
+    /// Tells the inner service what is charged.
+    #[doc(hidden)]
+    fn mark(&self, head: &mut Self::Head, charged: &Charged);
 
     /// Makes the response of the layered service's, and gives back the charge if that response is not charged.
     #[doc(hidden)]
@@ -215,12 +224,12 @@ impl<H: 'static> Charging<H> {
     }
 
     #[inline]
-    pub(crate) fn charge(&self, head: &H) -> Ruling<H> {
+    pub(crate) fn charge(&self, head: &H) -> Ruling<'_, H> {
         if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
             return Ruling::Now(Ok(Charge::exempt()));
         }
         let charge = match &self.rule {
-            Basis::Key(limiter, key) => key.extract(head).map(|key| Charge::new(limiter, key)),
+            Basis::Key(limiter, extractor) => return Ruling::Key(limiter, &**extractor),
             Basis::Rule(rule) => match rule.now(head) {
                 Some(charge) => charge,
                 None => return Ruling::Later(rule.clone()),
@@ -249,10 +258,12 @@ impl<H: 'static> Charging<H> {
             }
             (Err(error), ..) => return Err(error),
         };
-        match &self.cost {
-            Some(cost) if !charge.is_exempt() => Ok(charge.or_cost(cost(head)?)),
-            _ => Ok(charge),
-        }
+        if charge.is_exempt() { Ok(charge) } else { Ok(charge.or_cost(self.cost(head)?)) }
+    }
+
+    /// What a request costs, unless its rule says otherwise.
+    pub(crate) fn cost(&self, head: &H) -> Result<u32, RequestError> {
+        self.cost.as_ref().map_or(Ok(1), |cost| cost(head))
     }
 }
 

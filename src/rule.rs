@@ -2,7 +2,11 @@
 
 use std::{future::ready, pin::Pin, sync::Arc};
 
-use crate::{charge::Charge, error::RequestError};
+use crate::{
+    charge::{AnyLimiter, Charge},
+    error::RequestError,
+    key::KeyExtractor,
+};
 
 /// Says what a request is charged, from its head (`H`, for HTTP [`http::request::Parts`]): which limits, whose,
 /// and how much; or that it is [exempt](Charge::exempt).
@@ -101,7 +105,9 @@ impl IntoCharge for Result<Charge, RequestError> {
 pub(crate) type Lookup<H> = Pin<Box<dyn Future<Output = (H, Result<Charge, RequestError>)> + Send>>;
 
 /// What a request is charged, or the rule that looks it up.
-pub(crate) enum Ruling<H> {
+pub(crate) enum Ruling<'a, H> {
+    /// One limit, whose key is to be extracted.
+    Key(&'a AnyLimiter, &'a dyn KeyExtractor<H>),
     Now(Result<Charge, RequestError>),
     Later(Arc<dyn AnyRule<H>>),
 }

@@ -1,10 +1,12 @@
 //! What all services of a layer share, and how it asks about a request.
 
 use crate::{
-    algorithm::micros,
-    charge::Charge,
+    algorithm::{Action, micros},
+    charge::{AnyLimiter, Charge},
+    decision::Decision,
     error::{Error, RequestError},
     failure::FailurePolicy,
+    key::KeyExtractor,
     limiter::MaxWait,
     protocol::{Charged, Protocol, Rejection},
     store::Answer,
@@ -40,6 +42,38 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
+    /// Asks about a request that is charged to one limit. Most such requests just go on, and then their charge is
+    /// not made unless it is needed.
+    #[inline]
+    pub(crate) fn start_by_key(
+        &self,
+        head: &P::Head,
+        limiter: &AnyLimiter,
+        extractor: &dyn KeyExtractor<P::Head>,
+        charged: &mut Charged,
+    ) -> Start {
+        let charging = self.protocol.charging();
+        let extracted = extractor.extract(head);
+        let may_wait = !self.dry_run && limiter.cut(self.max_wait) > 0.0;
+        let (Ok(key), false) = (&extracted, may_wait || self.protocol.keeps_charge()) else {
+            let charge = extracted.map(|key| Charge::new(limiter, key));
+            return self.start(head, charging.complete(head, charge), charged);
+        };
+        let cost = match charging.cost(head) {
+            Ok(cost) => cost,
+            Err(error) => return Start::Refused(Rejection::Request(error)),
+        };
+        let answer = limiter.call(Action::Check, 0.0, key, cost, MaxWait::NONE);
+        if let Ok(Answer::Ready(Some(Ok(decision)))) = answer
+            && decision.goes_on_at_once()
+        {
+            charged.decision = Some(decision);
+            return Start::Go;
+        }
+        charged.charge = Charge::new(limiter, key).cost(cost);
+        Self::answered(answer, MaxWait::NONE, None, charged)
+    }
+
     /// Asks about a request. Leaves its charge in `charged`, unless a turn takes it along, and the decision if it
     /// goes on.
     #[inline]
@@ -58,7 +92,16 @@ impl<P: Protocol> Shared<P> {
             return Start::Go;
         }
         let (max_wait, place) = self.patience(head, charge, self.max_wait);
-        match charge.ask(max_wait) {
+        Self::answered(charge.ask(max_wait), max_wait, place, charged)
+    }
+
+    fn answered(
+        answer: Result<Answer<Decision>, Error>,
+        max_wait: MaxWait,
+        place: Option<Place>,
+        charged: &mut Charged,
+    ) -> Start {
+        match answer {
             Ok(Answer::Ready(Some(Ok(decision)))) if decision.goes_on_at_once() => {
                 charged.decision = Some(decision);
                 Start::Go

@@ -3,9 +3,13 @@ use std::pin::Pin;
 #[cfg(feature = "redis")]
 use crate::redisson::RateLimiter;
 use crate::{
+    algorithm::Action,
+    decision::Decision,
     error::Error,
+    key::Key,
     limiter::{Limiter, MaxWait},
     quota::Quota,
+    store::Answer,
 };
 
 /// A hundred years, in microseconds.
@@ -52,6 +56,23 @@ impl AnyLimiter {
         }
     }
 
+    /// Asks it alone.
+    #[inline]
+    pub(crate) fn call(
+        &self,
+        action: Action,
+        turn: f64,
+        key: &Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<Answer<Decision>, Error> {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.call(action, turn, key, cost, max_wait),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(limiter) => limiter.answer(action, key, cost),
+        }
+    }
+
     /// Whether turns can be booked.
     pub(super) fn books(&self) -> bool {
         matches!(self.0, Kind::Own(_))
@@ -63,7 +84,7 @@ impl AnyLimiter {
     }
 
     /// The wait, in microseconds: not longer than it can be.
-    pub(super) fn cut(&self, max_wait: MaxWait) -> f64 {
+    pub(crate) fn cut(&self, max_wait: MaxWait) -> f64 {
         match &self.0 {
             Kind::Own(limiter) => limiter.cut(max_wait),
             #[cfg(feature = "redis")]

@@ -68,9 +68,11 @@ impl<Req: 'static, Res> Exchange<Req, Res> for Custom<Req, Res> {
         (request, ())
     }
 
-    fn join(&self, head: Req, (): (), _: &Charged) -> Req {
+    fn join(head: Req, (): ()) -> Req {
         head
     }
+
+    fn mark(&self, _: &mut Req, _: &Charged) {}
 
     fn respond(&self, response: Res, _: &mut Charged) -> Res {
         response

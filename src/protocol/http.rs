@@ -71,6 +71,10 @@ impl Protocol for Http {
         &mut self.charging
     }
 
+    fn keeps_charge(&self) -> bool {
+        self.charge_handle || self.charge_when.is_some()
+    }
+
     fn timeout(head: &Parts) -> Option<Duration> {
         if grpc::is_grpc(head) { grpc::timeout(head) } else { None }
     }
@@ -84,20 +88,22 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
         request.into_parts()
     }
 
+    fn join(head: Parts, body: ReqBody) -> Request<ReqBody> {
+        Request::from_parts(head, body)
+    }
+
     #[inline]
-    fn join(&self, head: Parts, body: ReqBody, charged: &Charged) -> Request<ReqBody> {
-        let mut request = Request::from_parts(head, body);
+    fn mark(&self, head: &mut Parts, charged: &Charged) {
         if self.extensions
             && let Some(decision) = charged.decision
         {
-            request.extensions_mut().insert(decision);
+            head.extensions.insert(decision);
         }
         if self.charge_handle {
             let is_charged = charged.decision.is_some_and(|decision| decision.is_allowed());
             let charge = if is_charged { charged.charge.clone() } else { Charge::exempt() };
-            request.extensions_mut().insert(charge);
+            head.extensions.insert(charge);
         }
-        request
     }
 
     #[inline]
