@@ -11,6 +11,7 @@ mod text;
 use std::{
     fmt,
     hash::{Hash, Hasher},
+    io::Write,
     net::IpAddr,
     str,
 };
@@ -163,6 +164,15 @@ fn behind(prefix: &[u8], value: &[u8]) -> Key<'static> {
     }
 }
 
+/// The key of a short text that needs no escaping.
+fn written(text: fmt::Arguments<'_>) -> Key<'static> {
+    let mut buffer = [0; LONGEST];
+    let mut rest = &mut buffer[..];
+    rest.write_fmt(text).expect("the text is short");
+    let length = LONGEST - rest.len();
+    Key(Bytes::Owned(buffer[..length].into()))
+}
+
 fn bounded(mut text: Vec<u8>) -> Key<'static> {
     if text.len() > LONGEST {
         let digits =
@@ -205,13 +215,13 @@ impl From<String> for Key<'static> {
 impl From<IpAddr> for Key<'static> {
     /// An IPv4 address that is written as an IPv6 address is the IPv4 address.
     fn from(address: IpAddr) -> Self {
-        bounded(format!("ip={}", address.to_canonical()).into())
+        written(format_args!("ip={}", address.to_canonical()))
     }
 }
 
 impl From<u64> for Key<'static> {
     fn from(number: u64) -> Self {
-        bounded(number.to_string().into())
+        written(format_args!("{number}"))
     }
 }
 

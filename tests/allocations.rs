@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     future::{self, Ready},
+    net::IpAddr,
     pin::pin,
     task::{Context, Poll, Waker},
 };
@@ -81,6 +82,15 @@ fn only_fields_and_extensions_take_some() {
     let [limiter] = limiters(["user"]);
     let layer = RateLimitLayer::new(limiter, key::Header::new("user"));
     assert_eq!(added(layer), [0, 3, 9]);
+}
+
+#[test]
+fn an_address_takes_none() {
+    let [v4, v6] = limiters(["v4", "v6"]);
+    let v4 = RateLimitLayer::new(v4, |_: &Parts| IpAddr::from([255; 4]));
+    let v6 = RateLimitLayer::new(v6, |_: &Parts| IpAddr::from([0x2001, 0xdb8, 1, 2, 0, 0, 0, 0]));
+    assert_eq!(added(v4), [0, 3, 9]);
+    assert_eq!(added(v6), [0, 3, 9]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod support;
 
 use std::{
+    collections::HashSet,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -297,6 +298,25 @@ fn keys_are_bounded_and_cannot_be_forged() {
     assert_eq!(Key::from("alice"), Key::from(String::from("alice")));
     assert_eq!(Key::from("a b"), Key::from(&b"a b"[..]));
     assert_ne!(Key::scoped("a", "b=c"), Key::scoped("a=b", "c"));
+    let longest = IpAddr::from([0xfedc; 8]);
+    assert_eq!(Key::from(longest).as_str(), format!("ip={longest}"));
+    assert_eq!(Key::from(u64::MAX).as_str(), u64::MAX.to_string());
+}
+
+#[test]
+fn a_key_is_the_same_however_it_is_made() {
+    for length in 0..=200 {
+        let text = "x".repeat(length);
+        let key = Key::from(&text);
+        assert_eq!(key.as_str() == text, length <= 128);
+        let owned = [Key::from(text.as_bytes()), Key::from(text.clone()), key.clone().into_owned()];
+        for other in owned.iter().chain([&Key::from(&key)]) {
+            assert_eq!(other.as_str(), key.as_str());
+            assert_eq!(HashSet::from([other, &key]).len(), 1);
+        }
+        let (scoped, text) = (Key::scoped("s", &text), format!("s={text}"));
+        assert_eq!(scoped.as_str() == text, text.len() <= 128);
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use http::{Extensions, request::Parts};
 
-use super::{Key, KeyExtractor};
+use super::{Key, KeyExtractor, written};
 use crate::error::RequestError;
 
 /// The address of the peer of the connection: the client, or the last proxy in front of the service.
@@ -95,7 +95,7 @@ pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
         IpAddr::V6(address) => {
             let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
             let network = Ipv6Addr::from_bits(address.to_bits() & mask);
-            Key::scoped("ip", format!("{network}/{prefix}"))
+            written(format_args!("ip={network}/{prefix}"))
         }
     }
 }
