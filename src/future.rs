@@ -68,7 +68,7 @@ where
         }
     }
 
-    fn take(request: &mut Option<Req>) -> (P::Head, P::Rest) {
+    fn take_apart(request: &mut Option<Req>) -> (P::Head, P::Rest) {
         P::split(request.take().expect("the request was taken"))
     }
 }
@@ -87,7 +87,7 @@ where
             let (mut head, rest);
             let start = match this.state.as_mut().project() {
                 StateProj::Starting { request } => {
-                    (head, rest) = Self::take(request);
+                    (head, rest) = Self::take_apart(request);
                     match protocol.charging().charge(&head) {
                         Ruling::Key(limiter, extractor) => {
                             this.shared.start_by_key(&head, limiter, extractor, this.charged)
@@ -100,10 +100,9 @@ where
                         }
                     }
                 }
-                StateProj::LookingUp { charge, rest: left } => {
+                StateProj::LookingUp { charge, rest: kept } => {
                     let (looked_at, charge) = ready!(charge.as_mut().poll(cx));
-                    let left = left.take().expect("the request was taken");
-                    (head, rest) = (looked_at, left);
+                    (head, rest) = (looked_at, kept.take().expect("the request was taken"));
                     let charge = protocol.charging().complete(&head, charge);
                     this.shared.start(&head, charge, this.charged)
                 }
@@ -120,7 +119,7 @@ where
                         }
                         Poll::Ready(Ok(decision)) if !decision.is_allowed() => {
                             this.charged.charge = turn.go();
-                            (head, rest) = Self::take(request);
+                            (head, rest) = Self::take_apart(request);
                             Start::Refused(Rejection::Denied(decision))
                         }
                         Poll::Ready(Ok(decision)) => {
@@ -131,13 +130,13 @@ where
                                 continue;
                             }
                             this.charged.charge = turn.go();
-                            (head, rest) = Self::take(request);
+                            (head, rest) = Self::take_apart(request);
                             Start::Go
                         }
                         Poll::Ready(Err(error)) => {
                             let left = turn.left();
                             this.charged.charge = turn.go();
-                            (head, rest) = Self::take(request);
+                            (head, rest) = Self::take_apart(request);
                             match this.shared.undecided(&head, error, this.charged, left) {
                                 Start::Ask(share) => {
                                     *turn = share;
@@ -163,7 +162,7 @@ where
                     if let Some(turn) = this.turn {
                         this.charged.charge = turn.go();
                     }
-                    (head, rest) = Self::take(request);
+                    (head, rest) = Self::take_apart(request);
                     Start::Go
                 }
                 StateProj::Calling { future } => {

@@ -51,11 +51,11 @@ const LONGEST: usize = 128;
 /// assert_ne!(ip, Key::from("ip=192.0.2.1"));
 /// ```
 #[derive(Clone)]
-pub struct Key<'a>(Bytes<'a>);
+pub struct Key<'a>(Repr<'a>);
 
-/// They are all ASCII.
+/// The bytes of a key, which are all ASCII.
 #[derive(Clone)]
-enum Bytes<'a> {
+enum Repr<'a> {
     Borrowed(&'a [u8]),
     Owned(Text),
 }
@@ -82,8 +82,8 @@ impl<'a> Key<'a> {
     #[inline]
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match &self.0 {
-            Bytes::Borrowed(bytes) => bytes,
-            Bytes::Owned(text) => text.as_bytes(),
+            Repr::Borrowed(bytes) => bytes,
+            Repr::Owned(text) => text.as_bytes(),
         }
     }
 
@@ -92,21 +92,19 @@ impl<'a> Key<'a> {
     #[inline]
     pub fn into_owned(self) -> Key<'static> {
         match self.0 {
-            Bytes::Borrowed(bytes) => Key(Bytes::Owned(bytes.into())),
-            Bytes::Owned(text) => Key(Bytes::Owned(text)),
+            Repr::Borrowed(bytes) => Key(Repr::Owned(bytes.into())),
+            Repr::Owned(text) => Key(Repr::Owned(text)),
         }
     }
 }
 
 /// A scope, ready to be put in front of values.
 #[derive(Clone, Debug)]
-struct Scope(Box<[u8]>);
+struct Scope(Box<str>);
 
 impl Scope {
     fn new(scope: &str) -> Self {
-        let mut text = escaped(scope.as_bytes());
-        text.push(b'=');
-        Self(text.into())
+        Self((escaped(scope.as_bytes()) + "=").into())
     }
 
     #[inline]
@@ -140,53 +138,55 @@ fn all_plain(bytes: &[u8]) -> bool {
     rest.iter().fold(plain, |plain, &byte| plain & is_plain(byte))
 }
 
-fn escaped(bytes: &[u8]) -> Vec<u8> {
+fn escaped(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    let mut text = Vec::with_capacity(bytes.len());
+    let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {
         if is_plain(byte) {
-            text.push(byte);
+            text.push(byte.into());
         } else {
-            let [high, low] = [byte >> 4, byte & 15].map(usize::from);
-            text.extend([b'%', DIGITS[high], DIGITS[low]]);
+            let [high, low] = [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)].into());
+            text.extend(['%', high, low]);
         }
     }
     text
 }
 
-/// The key of a value, behind what needs no escaping.
+/// The key of a value, behind a prefix that needs no escaping.
 #[inline]
-fn behind(prefix: &[u8], value: &[u8]) -> Key<'static> {
+fn behind(prefix: &str, value: &[u8]) -> Key<'static> {
     if prefix.len() + value.len() <= LONGEST && all_plain(value) {
-        Key(Bytes::Owned(Text::join(prefix, value)))
+        Key(Repr::Owned(Text::join(prefix.as_bytes(), value)))
     } else {
         bounded([prefix, &escaped(value)].concat())
     }
 }
 
-/// The key of a short text that needs no escaping.
+/// As [`bounded`], of a short text.
 fn written(text: fmt::Arguments<'_>) -> Key<'static> {
     let mut buffer = [0; LONGEST];
     let mut rest = &mut buffer[..];
     rest.write_fmt(text).expect("the text is short");
     let length = LONGEST - rest.len();
-    Key(Bytes::Owned(buffer[..length].into()))
+    Key(Repr::Owned(buffer[..length].into()))
 }
 
-fn bounded(mut text: Vec<u8>) -> Key<'static> {
+/// The key of a text that needs no escaping.
+fn bounded(text: impl Into<Vec<u8>>) -> Key<'static> {
+    let mut text = text.into();
     if text.len() > LONGEST {
         let digits =
             Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         text = ["sha256=", &digits].concat().into();
     }
-    Key(Bytes::Owned(text.into()))
+    Key(Repr::Owned(text.into()))
 }
 
 impl<'a> From<&'a str> for Key<'a> {
     #[inline]
     fn from(text: &'a str) -> Self {
         if text.len() <= LONGEST && all_plain(text.as_bytes()) {
-            Key(Bytes::Borrowed(text.as_bytes()))
+            Key(Repr::Borrowed(text.as_bytes()))
         } else {
             Key::from(text.as_bytes())
         }
@@ -195,7 +195,7 @@ impl<'a> From<&'a str> for Key<'a> {
 
 impl From<&[u8]> for Key<'static> {
     fn from(bytes: &[u8]) -> Self {
-        behind(b"", bytes)
+        behind("", bytes)
     }
 }
 
@@ -208,7 +208,7 @@ impl<'a> From<&'a String> for Key<'a> {
 
 impl From<String> for Key<'static> {
     fn from(text: String) -> Self {
-        Key::from(text.as_bytes())
+        if all_plain(text.as_bytes()) { bounded(text) } else { Key::from(text.as_bytes()) }
     }
 }
 
@@ -228,7 +228,7 @@ impl From<u64> for Key<'static> {
 impl<'a> From<&'a Key<'_>> for Key<'a> {
     #[inline]
     fn from(key: &'a Key<'_>) -> Self {
-        Key(Bytes::Borrowed(key.as_bytes()))
+        Key(Repr::Borrowed(key.as_bytes()))
     }
 }
 

@@ -68,6 +68,7 @@ pub trait Exchange<Req, Res>: Protocol {
 /// What a request is charged, and what came of it.
 #[derive(Debug)]
 pub struct Charged {
+    /// Exempt, too, if nobody needs it: see [`Shared::start_by_key`](crate::shared::Shared::start_by_key).
     pub(crate) charge: Charge,
     /// None before there is one, and if nobody decided.
     pub(crate) decision: Option<Decision>,
@@ -258,10 +259,13 @@ impl<H: 'static> Charging<H> {
             }
             (Err(error), ..) => return Err(error),
         };
-        if charge.is_exempt() { Ok(charge) } else { Ok(charge.or_cost(self.cost(head)?)) }
+        match &self.cost {
+            Some(cost) if !charge.is_exempt() => Ok(charge.or_cost(cost(head)?)),
+            _ => Ok(charge),
+        }
     }
 
-    /// What a request costs, unless its rule says otherwise.
+    /// What a request by key costs.
     pub(crate) fn cost(&self, head: &H) -> Result<u32, RequestError> {
         self.cost.as_ref().map_or(Ok(1), |cost| cost(head))
     }

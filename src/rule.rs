@@ -104,7 +104,7 @@ impl IntoCharge for Result<Charge, RequestError> {
 /// The charge, and the head that it was looked up for.
 pub(crate) type Lookup<H> = Pin<Box<dyn Future<Output = (H, Result<Charge, RequestError>)> + Send>>;
 
-/// What a request is charged, or the rule that looks it up.
+/// What a request is charged, or what says so.
 pub(crate) enum Ruling<'a, H> {
     /// One limit, whose key is to be extracted.
     Key(&'a AnyLimiter, &'a dyn KeyExtractor<H>),

@@ -42,8 +42,8 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    /// Asks about a request that is charged to one limit. Most such requests just go on, and then their charge is
-    /// not made unless it is needed.
+    /// Asks about a request by key. Most of these just go on, and their charge is not made then unless the protocol
+    /// keeps it: the header fields of a limiter that answers at once need none, as its policy is known.
     #[inline]
     pub(crate) fn start_by_key(
         &self,
@@ -53,17 +53,19 @@ impl<P: Protocol> Shared<P> {
         charged: &mut Charged,
     ) -> Start {
         let charging = self.protocol.charging();
-        let extracted = extractor.extract(head);
         let may_wait = !self.dry_run && limiter.cut(self.max_wait) > 0.0;
-        let (Ok(key), false) = (&extracted, may_wait || self.protocol.keeps_charge()) else {
-            let charge = extracted.map(|key| Charge::new(limiter, key));
-            return self.start(head, charging.complete(head, charge), charged);
+        let key = match extractor.extract(head) {
+            Ok(key) if !may_wait && !self.protocol.keeps_charge() => key,
+            extracted => {
+                let charge = extracted.map(|key| Charge::new(limiter, key));
+                return self.start(head, charging.complete(head, charge), charged);
+            }
         };
         let cost = match charging.cost(head) {
             Ok(cost) => cost,
             Err(error) => return Start::Refused(Rejection::Request(error)),
         };
-        let answer = limiter.call(Action::Check, 0.0, key, cost, MaxWait::NONE);
+        let answer = limiter.call(Action::Check, 0.0, &key, cost, MaxWait::NONE);
         if let Ok(Answer::Ready(Some(Ok(decision)))) = answer
             && decision.goes_on_at_once()
         {

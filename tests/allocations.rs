@@ -97,8 +97,7 @@ fn an_address_takes_none() {
 fn a_long_key_takes_one() {
     let [limiter] = limiters(["user"]);
     let layer = RateLimitLayer::new(limiter, |_: &Parts| "a".repeat(31));
-    let of_the_closure = 1;
-    assert_eq!(added(layer), [0, 3, 9].map(|others| others + of_the_closure + 1));
+    assert_eq!(added(layer), [1, 4, 10]);
 }
 
 /// The policies are written anew for each request, as they may be others.

@@ -294,7 +294,7 @@ impl RedisStore {
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         let Settings { name, algorithm, .. } = settings;
         // With nothing in the braces they would decide about no slot; no other key is written like this.
-        let key = if key.as_str().is_empty() { "%" } else { key.as_str() };
+        let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 }
