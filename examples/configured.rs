@@ -55,8 +55,10 @@ fn app(limits: &Limits) -> Result<Router, String> {
     let api = Router::new()
         .route("/api/users", get(async || "ada, ben\n"))
         .route("/api/orders", get(async || "none\n"))
-        .layer(limit("api")?);
-    let login = Router::new().route("/login", post(async || "welcome\n")).layer(limit("login")?);
+        .route_layer(limit("api")?);
+    let login =
+        Router::new().route("/login", post(async || "welcome\n")).route_layer(limit("login")?);
+    // `route_layer` leaves what is not found to this one.
     let app = api.merge(login).layer(limit("all")?);
     match limiters.keys().next() {
         Some(name) => Err(format!("[limits.{name}] limits nothing: use all, api and login")),

@@ -88,7 +88,7 @@ use crate::{
 ///   |
 /// 4 | quota = "10/fortnight"
 ///   |         ^^^^^^^^^^^^^^
-/// quota "10/fortnight": the window's unit must be us, ms, s, min, h or day
+/// quota "10/fortnight": the window must be in whole us, ms, s, min, h or day, such as 1500ms
 /// "#);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

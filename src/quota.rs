@@ -70,6 +70,7 @@ impl Quota {
     /// If `limit` is 0 or `window` is out of range: at compile time in a `const`. For numbers that
     /// are not literals there is [`try_new`](Quota::try_new).
     #[must_use]
+    #[track_caller]
     pub const fn new(limit: u32, window: Duration) -> Self {
         match Self::checked(limit, window) {
             Ok(quota) => quota,
@@ -93,6 +94,7 @@ impl Quota {
     ///
     /// If `limit` is 0: at compile time in a `const`.
     #[must_use]
+    #[track_caller]
     pub const fn per_second(limit: u32) -> Self {
         Self::new(limit, Duration::from_secs(1))
     }
@@ -103,6 +105,7 @@ impl Quota {
     ///
     /// If `limit` is 0: at compile time in a `const`.
     #[must_use]
+    #[track_caller]
     pub const fn per_minute(limit: u32) -> Self {
         Self::new(limit, Duration::from_secs(60))
     }
@@ -113,6 +116,7 @@ impl Quota {
     ///
     /// If `limit` is 0: at compile time in a `const`.
     #[must_use]
+    #[track_caller]
     pub const fn per_hour(limit: u32) -> Self {
         Self::new(limit, Duration::from_secs(3_600))
     }
@@ -123,6 +127,7 @@ impl Quota {
     ///
     /// If `limit` is 0: at compile time in a `const`.
     #[must_use]
+    #[track_caller]
     pub const fn per_day(limit: u32) -> Self {
         Self::new(limit, Duration::from_secs(86_400))
     }
@@ -134,6 +139,7 @@ impl Quota {
     /// If `burst` is 0, or takes more than 100 years to refill: at compile time in a `const`. For
     /// numbers that are not literals there is [`try_burst`](Quota::try_burst).
     #[must_use]
+    #[track_caller]
     pub const fn burst(self, burst: u32) -> Self {
         match self.with_burst(burst) {
             Ok(quota) => quota,
@@ -340,7 +346,7 @@ impl fmt::Display for QuotaError {
             Problem::Form => f.write_str(
                 "write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s, 5/10s or 100/min burst 20",
             ),
-            Problem::Unit => f.write_str("the window's unit must be us, ms, s, min, h or day"),
+            Problem::Unit => f.write_str("the window must be in whole us, ms, s, min, h or day, such as 1500ms"),
             Problem::Number => write!(f, "a number is too large, the most is {}", u32::MAX),
             Problem::ZeroLimit => f.write_str("the limit is 0, but must be at least 1"),
             Problem::ZeroBurst => f.write_str("the burst is 0, but must be at least 1"),

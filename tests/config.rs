@@ -447,11 +447,13 @@ mod example {
         BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on http://").expect("the first line");
 
+        assert_eq!(status(address, "GET /nowhere"), "404");
         let login: Vec<_> = (0..7).map(|_| status(address, "POST /login")).collect();
-        assert_eq!(login, ["200", "200", "200", "200", "200", "429", "429"]);
+        let expected = ["200", "200", "200", "200", "200", "429", "429"];
+        assert_eq!(login, expected, "what is not found is no login");
         let api = ["/api/users", "/api/orders", "/api/users", "/api/orders"];
         let api = api.map(|path| status(address, &format!("GET {path}")));
-        assert_eq!(api, ["200", "200", "200", "429"], "of 10 requests, 7 were logins");
+        assert_eq!(api, ["200", "200", "429", "429"], "of 10 requests, 8 came before");
     }
 
     #[test]
@@ -469,7 +471,7 @@ mod example {
         let unused = "[limits.sms]\nalgorithm = 'leaky-bucket'\nquota = '1/s'\n[limits.login]";
         for (from, to, complaint) in [
             ("buckets = 4", "buckets = 400", "| buckets = 400 "),
-            ("5/min", "5/minn", "quota \"5/minn\": the window's unit"),
+            ("5/min", "5/minn", "quota \"5/minn\": the window must be"),
             ("[limits.login]", "[limits.logins]", "there is no [limits.login]"),
             ("[limits.login]", unused, "[limits.sms] limits nothing"),
             ("listen =", "adress = 1\nlisten =", "unknown field `adress`"),
