@@ -234,7 +234,10 @@ fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        text.push_str(&format!(": {error}"));
+        // Some errors tell their source themselves.
+        if !text.ends_with(&error.to_string()) {
+            text.push_str(&format!(": {error}"));
+        }
         source = error.source();
     }
     text

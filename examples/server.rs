@@ -24,8 +24,8 @@ struct Flags {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// Keep the counts in the Redis server at this URL, such as redis://127.0.0.1/; without it they
-    /// are in memory
+    /// Keep the counts in the Redis server at this URL, such as redis://127.0.0.1/, which has 5 s to
+    /// answer before a request is refused; without it they are in memory
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
 
@@ -112,7 +112,10 @@ fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        text.push_str(&format!(": {error}"));
+        // Some errors tell their source themselves.
+        if !text.ends_with(&error.to_string()) {
+            text.push_str(&format!(": {error}"));
+        }
         source = error.source();
     }
     text

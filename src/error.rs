@@ -157,6 +157,12 @@ impl StoreError {
         }
     }
 
+    /// Whether the store's address cannot be used.
+    #[cfg(feature = "redis")]
+    fn is_address(&self) -> bool {
+        self.redis().is_some_and(|error| error.kind() == redis::ErrorKind::InvalidClientConfig)
+    }
+
     /// Returns whether the deadline passed; the cost may have been spent.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
@@ -178,6 +184,11 @@ impl fmt::Display for StoreError {
                 write!(f, "all of the store's {max_keys} keys are used up, raise `max_keys`")
             }
             Kind::Away => f.write_str("the store gives no answers, it is not asked until it does"),
+            #[cfg(feature = "redis")]
+            Kind::Unavailable(_) if self.is_address() => f.write_str(
+                "the address of the store cannot be used; a server's is redis://HOST:PORT/, unix:///PATH, or \
+                 with the feature `tls-rustls` rediss://HOST:PORT/",
+            ),
             Kind::Unavailable(_) => f.write_str("the store is not available"),
         }
     }

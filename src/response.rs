@@ -201,13 +201,12 @@ impl Fields {
                 "Requests cannot be counted at the moment",
                 String::from("Try again later."),
             ),
-            Rejection::Request(error @ RequestError::Misconfigured(_)) => {
-                let title = "The rate limiter is set up wrong";
-                (StatusCode::INTERNAL_SERVER_ERROR, "", title, error.to_string())
-            }
             Rejection::Request(error) => {
-                let title = "The request cannot be charged to anybody";
-                (StatusCode::BAD_REQUEST, "", title, error.to_string())
+                let status = match error {
+                    RequestError::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
+                    _ => StatusCode::BAD_REQUEST,
+                };
+                (status, "", status.canonical_reason().unwrap_or_default(), error.to_string())
             }
         };
         let kind = match kind {

@@ -188,8 +188,12 @@ async fn a_request_without_a_key_is_refused_exempt_or_shares_a_key() {
     for request in without() {
         let response = send(&refusing, request).await;
         assert_eq!(response.status(), StatusCode::BAD_REQUEST);
-        let detail = json(response).await["detail"].as_str().unwrap().to_owned();
-        assert_eq!(detail, "the field user is missing or empty");
+        let problem = json(response).await;
+        assert_eq!(
+            (&problem["type"], &problem["title"]),
+            (&"about:blank".into(), &"Bad Request".into())
+        );
+        assert_eq!(problem["detail"], "the field user is missing or empty");
     }
 
     let exempting = layer().missing_key(MissingKey::Exempt);
