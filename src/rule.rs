@@ -40,7 +40,7 @@ use crate::{
 ///
 /// impl Rule<Parts> for ByPlan {
 ///     async fn charge(&self, head: &Parts) -> Result<Charge, RequestError> {
-///         let key = head.headers.get("x-api-key");
+///         let key = head.headers.get("x-api-key").filter(|key| !key.is_empty());
 ///         let key = key.ok_or_else(|| RequestError::missing_key("there is no x-api-key"))?;
 ///         Ok(match self.accounts.plan(key.as_bytes()).await {
 ///             Plan::Free => Charge::new(&self.free, key.as_bytes()),
