@@ -55,7 +55,9 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ZeroCost => f.write_str("a request must cost at least 1 (peek spends nothing)"),
+            Self::ZeroCost => f.write_str(
+                "a request must cost at least 1: `peek` spends nothing, and `Charge::exempt` charges nobody",
+            ),
             Self::CostAboveQuota { limiter, cost, most } => write!(
                 f,
                 "a request that costs {cost} can never pass, the quota of {limiter:?} grants {most} at most"
@@ -159,7 +161,7 @@ impl StoreError {
 
     /// Whether the store's address cannot be used.
     #[cfg(feature = "redis")]
-    fn is_address(&self) -> bool {
+    fn has_bad_address(&self) -> bool {
         self.redis().is_some_and(|error| error.kind() == redis::ErrorKind::InvalidClientConfig)
     }
 
@@ -185,7 +187,7 @@ impl fmt::Display for StoreError {
             }
             Kind::Away => f.write_str("the store gives no answers, it is not asked until it does"),
             #[cfg(feature = "redis")]
-            Kind::Unavailable(_) if self.is_address() => f.write_str(
+            Kind::Unavailable(_) if self.has_bad_address() => f.write_str(
                 "the address of the store cannot be used; a server's is redis://HOST:PORT/, unix:///PATH, or \
                  with the feature `tls-rustls` rediss://HOST:PORT/",
             ),

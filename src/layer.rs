@@ -318,8 +318,8 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// the store at the moment. While so many do, others go on if they need not wait, and are refused
     /// otherwise: their retry-after is when they could go on without waiting.
     ///
-    /// It counts the requests of this layer's services in this process. One that waits takes about a
-    /// kilobyte, one that asks Redis about four, its head and its body not included.
+    /// It counts the requests of this layer's services in this process. One that waits takes about 0.9
+    /// kB, one that asks Redis about four, its head and its body not included.
     pub fn max_waiting(mut self, most: usize) -> Self {
         Arc::make_mut(&mut self.0).waiters.set_most(most);
         self
