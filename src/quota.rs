@@ -346,7 +346,9 @@ impl fmt::Display for QuotaError {
             Problem::Form => f.write_str(
                 "write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s, 5/10s or 100/min burst 20",
             ),
-            Problem::Unit => f.write_str("the window must be in whole us, ms, s, min, h or day, such as 1500ms"),
+            Problem::Unit => f.write_str(
+                "the window must be in whole us, ms, s, min, h or day, such as 1500ms",
+            ),
             Problem::Number => write!(f, "a number is too large, the most is {}", u32::MAX),
             Problem::ZeroLimit => f.write_str("the limit is 0, but must be at least 1"),
             Problem::ZeroBurst => f.write_str("the burst is 0, but must be at least 1"),

@@ -193,6 +193,7 @@ fn no_connection_is_too_few() {
 #[test]
 fn addresses_that_cannot_be_are_refused_at_once() {
     let cases = [
+        (RedisStore::lazy("localhost"), "Redis URL did not parse"),
         (RedisStore::lazy("localhost"), "a server's is redis://HOST:PORT/"),
         (RedisStore::sentinel(Vec::<String>::new(), "redis://mymaster"), "At least one sentinel"),
         (RedisStore::sentinel(["redis://127.0.0.1:26379"], "unix:///a/socket"), "NAME[/DB]"),
