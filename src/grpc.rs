@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
+    HeaderMap, HeaderName, HeaderValue, Method,
     header::{CONTENT_TYPE, RETRY_AFTER},
     request::Parts,
 };
@@ -31,8 +31,16 @@ const RESOURCE_EXHAUSTED: u8 = 8;
 const INTERNAL: u8 = 13;
 const UNAVAILABLE: u8 = 14;
 
-/// Whether the request is gRPC by its content type. gRPC-Web is not: its trailers are in the body.
+/// Returns whether the request is a gRPC call: a `POST` with the content type of gRPC. gRPC-Web is
+/// not one, since its trailers are in the body.
+///
+/// The version of HTTP does not count: a call that tonic-web has translated from gRPC-Web still has
+/// version 1.1, and so has a call that a client in the same process builds. A client that forges
+/// the content type of a `POST` changes its own answer only, which no cache stores.
 pub(crate) fn is_grpc(head: &Parts) -> bool {
+    if head.method != Method::POST {
+        return false;
+    }
     let kind = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))

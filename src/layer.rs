@@ -36,8 +36,11 @@ use crate::{
 /// | the service is set up wrong | 500 | none | `INTERNAL` |
 /// | the store gives no answer, and the [policy](RateLimitLayer::on_failure) is `Closed` | 503, `temporary-reduced-capacity` | 1 | `UNAVAILABLE`, with `RetryInfo` |
 ///
-/// A request is gRPC if its content type says so; what refuses it is a response with status 200, trailers as
-/// its header fields, and no body.
+/// A request is gRPC if it is a `POST` with the content type `application/grpc`, over any version of
+/// HTTP, since calls that tonic-web translates from gRPC-Web may arrive over HTTP/1.1. Its rejection is
+/// a response with status 200, trailers as its headers, and no body.
+///
+/// Every rejection carries `Cache-Control: no-store`, so that no cache answers other clients with it.
 ///
 /// Responses carry the fields `RateLimit` and `RateLimit-Policy` of
 /// draft-ietf-httpapi-ratelimit-headers-11, added to those of other layers. (Where layers are stacked, the
@@ -224,6 +227,7 @@ impl RateLimitLayer {
     /// Sets a closure that every refusal passes through: it sees why the request was refused, the head
     /// of the request, and the response as it would be, and returns the response to send. Both have all of
     /// their body at once, as [`Bytes`]. That of a gRPC request's refusal is empty, and must stay so.
+    /// A response that the closure returns without `Cache-Control` gets `no-store`.
     pub fn map_refusal(
         self,
         map: impl Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,

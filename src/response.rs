@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use bytes::{BufMut, Bytes};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
-    header::{CONTENT_TYPE, RETRY_AFTER},
+    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 
 use crate::{
@@ -21,6 +21,9 @@ use crate::{
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// RFC 6585: a cache must not store a 429. It would store the 200 of a gRPC status.
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 
@@ -154,6 +157,7 @@ impl Fields {
     /// The fields of a refusal.
     fn refused(&self, rejection: &Rejection, charge: &Charge) -> HeaderMap {
         let mut headers = HeaderMap::new();
+        forbid_storing(&mut headers);
         match rejection {
             Rejection::Denied(decision) if !self.headers.is_empty() => {
                 let retry_after = decision.retry_after();
@@ -226,6 +230,11 @@ impl Fields {
         *response.headers_mut() = headers;
         response
     }
+}
+
+/// Forbids caches to store a rejection, unless its headers say how to cache it.
+pub(crate) fn forbid_storing(headers: &mut HeaderMap) {
+    headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
 }
 
 fn violated(limiter: &str) -> String {

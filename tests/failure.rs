@@ -55,7 +55,9 @@ async fn closed_is_the_default_and_refuses() {
 #[tokio::test]
 async fn closed_tells_grpc_when_to_come_back() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
-    let response = send(&layer, &[("content-type", "application/grpc")]).await;
+    let mut call = support::get(&[("content-type", "application/grpc")]);
+    *call.method_mut() = http::Method::POST;
+    let response = layer.layer(counting(&Arc::default())).oneshot(call).await.unwrap();
     assert_eq!(field(&response, "grpc-retry-pushback-ms"), ["1000"]);
     let status = tonic::Status::from_header_map(response.headers()).unwrap();
     assert_eq!(status.code(), tonic::Code::Unavailable);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::{Router, body::Body, routing};
-use http::{Extensions, HeaderValue, Request, Response, request::Parts};
+use http::{Extensions, HeaderValue, Method, Request, Response, Version, request::Parts};
 use http_body_util::BodyExt;
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
@@ -90,7 +90,14 @@ async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<Respon
 fn grpc(headers: &[(&str, &str)]) -> Request<Body> {
     let mut headers = headers.to_vec();
     headers.push(("content-type", "application/grpc"));
-    get(&headers)
+    post(&headers)
+}
+
+/// As a client in the same process builds it: over HTTP/1.1.
+fn post(headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = get(headers);
+    *request.method_mut() = Method::POST;
+    request
 }
 
 /// The status of a refusal, none of an answer of the service.
@@ -274,7 +281,7 @@ async fn header_fields_can_be_left_out_and_the_status_stays() {
 }
 
 #[tokio::test]
-async fn the_content_type_tells_what_is_grpc() {
+async fn the_content_type_of_a_post_tells_what_is_grpc() {
     for (content_type, is_grpc) in [
         ("application/grpc", true),
         ("application/grpc+proto", true),
@@ -289,13 +296,42 @@ async fn the_content_type_tells_what_is_grpc() {
         ("", false),
     ] {
         let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
-        let request = || get(&[("content-type", content_type)]);
+        let request = || post(&[("content-type", content_type)]);
         let _ = send(&layer, request()).await;
         let refused = send(&layer, request()).await;
         let expected = if is_grpc { (200, vec!["8"]) } else { (429, vec![]) };
         let got = (refused.status().as_u16(), field(&refused, "grpc-status"));
         assert_eq!(got, expected, "{content_type:?}");
     }
+}
+
+#[tokio::test]
+async fn only_a_post_is_grpc_over_any_version_of_http() {
+    for method in ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "POST"] {
+        for version in [Version::HTTP_11, Version::HTTP_2, Version::HTTP_3] {
+            let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
+            let request = || {
+                let mut request = grpc(&[]);
+                *request.method_mut() = Method::try_from(method).unwrap();
+                *request.version_mut() = version;
+                request
+            };
+            let _ = send(&layer, request()).await;
+            let refused = send(&layer, request()).await;
+            let expected = if method == "POST" { (200, vec!["8"]) } else { (429, vec![]) };
+            let got = (refused.status().as_u16(), field(&refused, "grpc-status"));
+            assert_eq!(got, expected, "{method} {version:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_rejection_forbids_caches_to_store_it() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
+    assert!(field(&send(&layer, grpc(&[])).await, "cache-control").is_empty());
+    let refused = send(&layer, grpc(&[])).await;
+    assert_eq!(field(&refused, "grpc-status"), ["8"]);
+    assert_eq!(field(&refused, "cache-control"), ["no-store"]);
 }
 
 #[tokio::test]
@@ -472,8 +508,11 @@ async fn a_deadline_that_is_none_is_not_heeded() {
 #[tokio::test(start_paused = true)]
 async fn an_http_request_has_no_grpc_deadline() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).max_wait(HOUR);
-    for _ in 0..2 {
-        assert_eq!(send(&layer, get(&[("grpc-timeout", "1S")])).await.status(), 200);
+    let mut get_of_a_call = grpc(&[("grpc-timeout", "1S")]);
+    *get_of_a_call.method_mut() = Method::GET;
+    for request in [get(&[("grpc-timeout", "1S")]), post(&[("grpc-timeout", "1S")]), get_of_a_call]
+    {
+        assert!(status(&layer, request).await.is_none(), "it waits");
     }
 }
 

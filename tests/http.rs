@@ -11,7 +11,7 @@ use std::{
 
 use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing};
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, request::Parts};
+use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use support::{
     ALGORITHMS, counting, field, get, in_memory, item, items, json, server::RedisServer,
@@ -19,7 +19,7 @@ use support::{
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
-    Rejection, RequestError, Reset, ResponseBody, key,
+    RedisStore, Rejection, RequestError, Reset, ResponseBody, key,
 };
 
 async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
@@ -387,7 +387,7 @@ async fn all_can_be_switched_off() {
     assert!(allowed.headers().is_empty() && allowed.extensions().is_empty());
     let refused = send(&layer, get(&[])).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(refused.headers().len(), 1, "only the content type is left");
+    assert_eq!(refused.headers().len(), 2, "only the content type and `no-store` are left");
     assert!(refused.extensions().is_empty());
 }
 
@@ -405,6 +405,57 @@ async fn a_closure_can_replace_the_refusal() {
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(field(&refused, "retry-after").len(), 1);
     assert_eq!(refused.into_body().collect().await.unwrap().to_bytes(), "GET / 0");
+}
+
+#[tokio::test]
+async fn every_rejection_forbids_caches_to_store_it() {
+    let by_user = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let away = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
+    let away = Limiter::new(away, Algorithm::token_bucket(), Quota::per_hour(1));
+    let used_up = by_user();
+    let allowed = send(&used_up, get(&[("user", "ada")])).await;
+    assert!(field(&allowed, "cache-control").is_empty());
+    for (layer, user, status) in [
+        (used_up.clone(), "ada", 429),
+        (used_up.headers([]), "ada", 429),
+        (by_user().cost(|_: &Parts| 2), "ada", 429),
+        (by_user(), "", 400),
+        (RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp), "ada", 500),
+        (RateLimitLayer::new(away, key::Global), "ada", 503),
+    ] {
+        let refused = send(&layer, get(&[("user", user)])).await;
+        assert_eq!(refused.status(), status);
+        assert_eq!(field(&refused, "cache-control"), ["no-store"], "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_mapped_rejection_is_stored_only_if_the_closure_allows_it() {
+    for (own, expected) in [(None, "no-store"), (Some("max-age=1"), "max-age=1")] {
+        for as_grpc in [false, true] {
+            let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
+                .map_refusal(move |_, _, _| {
+                    let mut response = Response::new(Bytes::new());
+                    if let Some(own) = own {
+                        let own = HeaderValue::from_static(own);
+                        response.headers_mut().insert("cache-control", own);
+                    }
+                    response
+                });
+            let request = || {
+                let mut request = get(&[]);
+                if as_grpc {
+                    *request.method_mut() = Method::POST;
+                    let grpc = HeaderValue::from_static("application/grpc");
+                    request.headers_mut().insert("content-type", grpc);
+                }
+                request
+            };
+            let _ = send(&layer, request()).await;
+            let refused = send(&layer, request()).await;
+            assert_eq!(field(&refused, "cache-control"), [expected]);
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ use crate::{
     charge::{AnyLimiter, Charge},
     grpc,
     key::KeyExtractor,
-    response::Fields,
+    response::{Fields, forbid_storing},
     rule::Rule,
 };
 
@@ -135,6 +135,7 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
         };
         if let Some(map) = &self.map_refusal {
             response = map(&rejection, &head, response);
+            forbid_storing(response.headers_mut()); // the closure may have made another response
         }
         if self.extensions {
             if let Rejection::Denied(decision) = &rejection {
