@@ -1,6 +1,7 @@
 //! Who a request is charged to.
 
 mod client_ip;
+mod forwarded;
 mod global;
 mod header;
 mod peer_ip;

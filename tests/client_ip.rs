@@ -108,6 +108,105 @@ fn forwarded_is_read_as_rfc_7239_says() {
             ("10.0.0.1", &["for=198.51.100.1;for=198.51.100.2"], "10.0.0.1"),
             ("10.0.0.1", &["for=198.51.100.1, proto=http"], "10.0.0.1"),
             ("10.0.0.1", &["198.51.100.1"], "10.0.0.1"),
+            // Separators and quotes inside of a quoted string are text.
+            ("10.0.0.1", &["for=198.51.100.1;x=\"a, for=6.6.6.6\""], "198.51.100.1"),
+            ("10.0.0.1", &["for=198.51.100.1;x=\"a;for=6.6.6.6;b\""], "198.51.100.1"),
+            ("10.0.0.1", &["for=198.51.100.1;host=\"a\\\"b\""], "198.51.100.1"),
+            ("10.0.0.1", &["for=198.51.100.1;host=\"a\\\\\""], "198.51.100.1"),
+            ("10.0.0.1", &["host=\"\\\\\\\"\";for=198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["for=\"198\\.51.100.1\""], "198.51.100.1"),
+            ("10.0.0.1", &[";for=198.51.100.1;;by=_x;"], "198.51.100.1"),
+            // Ports may be hidden, and what needs quotes may lack them, unless it separates.
+            ("10.0.0.1", &["for=\"198.51.100.1:_a.b-c\""], "198.51.100.1"),
+            ("10.0.0.1", &["for=\"[2001:db8:1:2::4]:_x\""], "2001:db8:1:2::/64"),
+            ("10.0.0.1", &["for=198.51.100.1:80;host=a:80"], "198.51.100.1"),
+            ("10.0.0.1", &["for=[2001:db8:1:2::4]:80"], "2001:db8:1:2::/64"),
+        ],
+    );
+}
+
+#[test]
+fn a_malformed_element_ends_the_search_at_the_last_trusted_proxy() {
+    for malformed in [
+        "",
+        "for",
+        "for=",
+        "=198.51.100.1",
+        "for =198.51.100.1",
+        "for= 198.51.100.1",
+        "for=198.51.100.1 x",
+        "for=198.51.100.1;x",
+        "for=198.51.100.1;x=",
+        "for=198.51.100.1;=x",
+        "for=198.51.100.1;x y=z",
+        "for=198.51.100.1;x=a/b",
+        "for=198.51.100.1;x=a=b",
+        "for=198.51.100.1;x=\"",
+        "for=198.51.100.1;x=\"a",
+        "for=198.51.100.1;x=a\"",
+        "for=198.51.100.1;x=\"a\"b",
+        "for=198.51.100.1;x=a\"b\"",
+        "for=198.51.100.1;x=\"a\"b\"",
+        "for=198.51.100.1;x=\"a\" \"b\"",
+        "for=198.51.100.1;x=\"a\\\"",
+        "for=198.51.100.1;x=\"a\\\\\"\"",
+        "for=198.51.100.1;x=\\\"a\\\"",
+        "for=198.51.100.1\\",
+        "for=\"198.51.100.1",
+        "for=198.51.100.1\"",
+        "for=\"198.51.100.1\"80",
+        "for=\"\"",
+        "for=\" 198.51.100.1\"",
+        "for=\"198.51.100.1, 198.51.100.2\"",
+        "for=\"198.51.100.1:\"",
+        "for=\"198.51.100.1:+80\"",
+        "for=\"198.51.100.1:123456\"",
+        "for=\"198.51.100.1:_\"",
+        "for=\"198.51.100.1:_a b\"",
+        "for=\"[2001:db8::1]80\"",
+        "for=198.51.100.1;for=198.51.100.1",
+        "for=198.51.100.1;For=_x",
+    ] {
+        let behind = [malformed, ", for=10.0.0.2;host=\"a\\\"b\""].concat();
+        check(
+            ProxyHeader::Forwarded,
+            &[
+                ("10.0.0.1", &[malformed], "10.0.0.1"),
+                ("10.0.0.1", &[&behind], "10.0.0.2"),
+                ("10.0.0.1", &["for=6.6.6.6", malformed, "for=10.0.0.2"], "10.0.0.2"),
+            ],
+        );
+    }
+}
+
+#[test]
+fn a_quote_that_a_client_left_open_does_not_reach_what_a_proxy_appended() {
+    for line in [
+        "for=1.1.1.1;x=\"a, ;for=6.6.6.6;\", for=9.9.9.9;host=\"a\\\"b\"",
+        "for=6.6.6.6;x=\", for=9.9.9.9;host=\"b\"",
+        "for=6.6.6.6;x=\", for=9.9.9.9;host=\";for=6.6.6.6;y=\"",
+        "for=6.6.6.6;x=\", for=9.9.9.9;host=\"\\\";for=6.6.6.6;y=\\\"\"",
+        "for=6.6.6.6;x=\"\\, for=9.9.9.9;host=\"\\\\\"",
+        "for=6.6.6.6;x=\\, for=\"9.9.9.9\"",
+        "\", for=9.9.9.9;host=\", for=6.6.6.6, x=\"",
+        "\"\"\",host=\", for=6.6.6.6;y=\";for=\"9.9.9.9:80\"",
+        "for=6.6.6.6;x=\", for=9.9.9.9;host=\"a\\\"b\", for=10.0.0.2;host=\"\\\\\"",
+    ] {
+        check(ProxyHeader::Forwarded, &[("10.0.0.1", &[line], "9.9.9.9")]);
+    }
+}
+
+#[test]
+fn a_comma_in_x_forwarded_for_separates_inside_of_quotes_too() {
+    check(
+        ProxyHeader::XForwardedFor,
+        &[
+            ("10.0.0.1", &["\"6.6.6.6, 198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["\"6.6.6.6, 198.51.100.1, 10.0.0.2"], "198.51.100.1"),
+            ("10.0.0.1", &["\", 198.51.100.1, 10.0.0.2, 10.0.0.3\", 10.0.0.4"], "10.0.0.4"),
+            ("10.0.0.1", &["198.51.100.1, \"10.0.0.2, 10.0.0.3\""], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.1, \"10.0.0.2\", 10.0.0.3"], "10.0.0.3"),
+            ("10.0.0.1", &["\\, 198.51.100.1"], "198.51.100.1"),
         ],
     );
 }
@@ -179,22 +278,69 @@ fn a_missing_peer_is_an_error_that_says_so() {
     assert!(matches!(error, RequestError::Misconfigured(_)));
 }
 
-/// What a client can send in a field: anything, and things that look as if a proxy had written them.
+/// What the client writes, of pieces that could open, close or fake an element.
+fn pieces(longest: usize) -> impl Strategy<Value = String> {
+    let known = prop::sample::select(vec![
+        "10.0.0.2",
+        "for=10.0.0.2",
+        "6.6.6.6",
+        "for=6.6.6.6",
+        "for=\"",
+        "x=\"",
+        "host=",
+        "\"",
+        "\"\"",
+        "\\",
+        "\\\"",
+        ",",
+        ", ",
+        ";",
+        "=",
+        ":80",
+        "[",
+    ]);
+    let piece = prop_oneof![3 => known.prop_map(str::to_owned), 1 => "[ -~]{0,12}"];
+    prop::collection::vec(piece, 0..longest).prop_map(|pieces| pieces.concat())
+}
+
+/// What a client can send in a header: anything, and things that look as if a proxy had written them.
 fn forged() -> impl Strategy<Value = Vec<Vec<u8>>> {
-    let piece = prop_oneof![
-        Just("10.0.0.2".to_owned()),
-        Just("for=10.0.0.2".to_owned()),
-        Just("198.51.100.77".to_owned()),
-        Just("for=\"".to_owned()),
-        Just("\"".to_owned()),
-        Just("\\".to_owned()),
-        Just(",".to_owned()),
-        Just(";".to_owned()),
-        "[ -~]{0,12}",
-    ];
-    let text = prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat().into_bytes());
+    let text = pieces(8).prop_map(String::into_bytes);
     let bytes = prop::collection::vec(prop_oneof![0x20_u8..0x7f, 0x80_u8..=0xff], 0..40);
     prop::collection::vec(prop_oneof![3 => text, 1 => bytes], 0..4)
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+/// A well-formed element, and its address, if it has one.
+#[derive(Clone, Debug)]
+struct Element {
+    node: Option<&'static str>,
+    text: String,
+}
+
+fn element() -> impl Strategy<Value = Element> {
+    let address = prop::sample::select(vec!["10.0.0.2", "10.3.2.1", "6.6.6.6", "198.51.100.1"]);
+    let node = prop::option::weighted(0.9, address);
+    let name = prop::sample::select(vec!["by", "host", "x", "forx", "fo"]);
+    let other = prop_oneof![
+        (name.clone(), "[a-z0-9.:_-]{1,6}").prop_map(|(name, value)| format!("{name}={value}")),
+        (name, pieces(5)).prop_map(|(name, value)| format!("{name}={}", quoted(&value))),
+    ];
+    let others = prop::collection::vec(other, 0..3);
+    let gap = prop::sample::select(vec![";", "; ", " ;", ";;"]);
+    (node, others, 0_usize..3, 0..3, gap).prop_map(|(node, mut pairs, at, form, gap)| {
+        let text = match (node, form) {
+            (Some(node), 0) => format!("for={node}"),
+            (Some(node), 1) => format!("For={}", quoted(node)),
+            (Some(node), _) => format!("FOR=\"{}\"", node.replace('.', "\\.")),
+            (None, _) => "for=_hidden".to_owned(),
+        };
+        pairs.insert(at.min(pairs.len()), text);
+        Element { node, text: pairs.join(gap) }
+    })
 }
 
 proptest! {
@@ -209,6 +355,10 @@ proptest! {
         ],
         same_line in any::<bool>(),
         port in any::<bool>(),
+        // A proxy also passes on what the client wrote into `Host`.
+        hosts in prop::collection::vec(pieces(5), 3),
+        order in 0..4,
+        comma in prop::sample::select(vec![",", ", ", " ,\t"]),
         hops in 0_usize..3,
     ) {
         let proxies = ["10.0.0.1", "192.0.2.7", "fd00::1"];
@@ -228,25 +378,98 @@ proptest! {
             // Each proxy adds its peer: to the last line, or in a line of its own.
             let mut lines = forged.clone();
             let mut peer = client;
-            for proxy in &proxies[..=hops] {
+            for (proxy, host) in proxies[..=hops].iter().zip(&hosts) {
                 let node = match peer {
                     IpAddr::V4(ip) if port => format!("{ip}:4711"),
                     IpAddr::V6(ip) if port => format!("[{ip}]:4711"),
                     ip => ip.to_string(),
                 };
-                let entry = match (&header, peer) {
+                let quoted_node = match peer {
+                    IpAddr::V6(ip) if !port => format!("\"[{ip}]\""),
+                    _ => format!("\"{node}\""),
+                };
+                let host = quoted(host);
+                let entry = match (&header, order) {
                     (ProxyHeader::XForwardedFor, _) => node,
-                    (_, IpAddr::V6(ip)) if !port => format!("for=\"[{ip}]\""),
-                    _ => format!("for=\"{node}\";proto=http"),
+                    (_, 0) => format!("for={quoted_node};proto=http"),
+                    (_, 1) => format!("for={quoted_node};host={host}"),
+                    (_, 2) => format!("host={host};for={quoted_node}"),
+                    (_, _) => format!("by=_x; For={node}; host={host}"),
                 };
                 match lines.last_mut() {
-                    Some(line) if same_line => line.extend(format!(", {entry}").bytes()),
+                    Some(line) if same_line => line.extend(format!("{comma}{entry}").bytes()),
                     _ => lines.push(entry.into_bytes()),
                 }
                 peer = proxy.parse().unwrap();
             }
             let lines: Vec<_> = lines.iter().map(|line| &line[..]).collect();
             prop_assert_eq!(key(&header, &peer.to_string(), &lines).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_well_formed_line_is_read_as_it_was_written(
+        elements in prop::collection::vec(element(), 0..5),
+        split_at in 0_usize..5,
+    ) {
+        let mut expected = "10.0.0.1";
+        for element in elements.iter().rev() {
+            let Some(node) = element.node else { break };
+            expected = node;
+            if !node.starts_with("10.") {
+                break;
+            }
+        }
+        let (first, second) = elements.split_at(split_at.min(elements.len()));
+        let lines = [first, second].map(|elements| {
+            elements.iter().map(|it| &*it.text).collect::<Vec<_>>().join(", ").into_bytes()
+        });
+        let lines: Vec<_> = lines.iter().map(|it| &it[..]).filter(|it| !it.is_empty()).collect();
+        prop_assert_eq!(key(&ProxyHeader::Forwarded, "10.0.0.1", &lines).unwrap(), expected);
+    }
+}
+
+/// All that a client can write with up to four pieces, in front of what a proxy appends.
+#[test]
+fn no_short_prefix_changes_what_a_proxy_appended() {
+    const PIECES: [&str; 7] = ["\"", "\\", ",", ";", "for=6.6.6.6", "x=", " "];
+    const HOSTS: [&str; 9] = [
+        "a",
+        "",
+        "\"",
+        "\\",
+        ",",
+        "\\\"",
+        "\";for=6.6.6.6;x=\"",
+        ";for=6.6.6.6;x=",
+        ", for=6.6.6.6",
+    ];
+
+    let mut prefixes = vec![String::new()];
+    let mut longest = 0..1;
+    for _ in 0..4 {
+        let end = prefixes.len();
+        for i in longest {
+            prefixes.extend(PIECES.map(|piece| [&prefixes[i], piece].concat()));
+        }
+        longest = end..prefixes.len();
+    }
+    assert_eq!(prefixes.len(), 1 + 7 + 49 + 343 + 2_401);
+
+    let client_ip = ClientIp::new(ProxyHeader::Forwarded, TRUSTED);
+    let extract = |lines: &[&str]| {
+        let lines: Vec<_> = lines.iter().map(|line| ("forwarded", line.as_bytes())).collect();
+        client_ip.extract(&head("10.0.0.1", &lines)).unwrap()
+    };
+    for host in HOSTS.map(quoted) {
+        for element in [format!("for=9.9.9.9;host={host}"), format!("host={host};for=\"9.9.9.9\"")]
+        {
+            for prefix in &prefixes {
+                let same_line = extract(&[&format!("{prefix},{element}")]);
+                assert_eq!(same_line.as_str(), "ip=9.9.9.9", "{prefix:?} {element:?}");
+                let own_line = extract(&[prefix, &element]);
+                assert_eq!(own_line.as_str(), "ip=9.9.9.9", "{prefix:?} {element:?}");
+            }
         }
     }
 }

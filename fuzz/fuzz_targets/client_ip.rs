@@ -22,20 +22,37 @@ fn head(peer: &str, name: &HeaderName, lines: &[Vec<u8>]) -> Option<Parts> {
     Some(request.into_parts().0)
 }
 
+/// As a proxy writes a text of the client into an element.
+fn quoted(text: &[u8]) -> Vec<u8> {
+    let escaped = text.iter().flat_map(|&byte| match byte {
+        b'"' | b'\\' => vec![b'\\', byte],
+        _ => vec![byte],
+    });
+    [vec![b'"'], escaped.collect(), vec![b'"']].concat()
+}
+
+// The first line of the data is the `Host` of the client, the others are lines of the header.
 fuzz_target!(|data: &[u8]| {
-    let forged: Vec<_> = data.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
-    for (header, name, entry) in [
-        (ProxyHeader::XForwardedFor, "x-forwarded-for", CLIENT.to_owned()),
-        (ProxyHeader::Forwarded, "forwarded", format!("for=\"{CLIENT}\";proto=http")),
+    let mut lines = data.split(|byte| *byte == b'\n').map(<[u8]>::to_vec);
+    let host = quoted(&lines.next().unwrap_or_default());
+    let forged: Vec<_> = lines.collect();
+    let address = CLIENT.as_bytes();
+    for (header, name, element) in [
+        (ProxyHeader::XForwardedFor, "x-forwarded-for", address.to_vec()),
+        (ProxyHeader::Forwarded, "forwarded", [b"for=", address, b";host=", &host].concat()),
+        (ProxyHeader::Forwarded, "forwarded", [b"host=", &host[..], b";for=", address].concat()),
     ] {
         let key = ClientIp::new(header, ["10.0.0.0/8"]);
         let name = HeaderName::from_static(name);
 
-        // To the service itself, and to a proxy that adds its entry in either way.
+        // To the service itself, and to a proxy that adds its element in either way.
         let mut same_line = forged.clone();
-        same_line.last_mut().unwrap().extend(format!(", {entry}").bytes());
+        match same_line.last_mut() {
+            Some(line) => line.extend([b", ", &element[..]].concat()),
+            None => same_line.push(element.clone()),
+        }
         let mut own_line = forged.clone();
-        own_line.push(entry.into_bytes());
+        own_line.push(element);
         for (peer, lines) in [(CLIENT, &forged), ("10.0.0.1", &same_line), ("10.0.0.1", &own_line)]
         {
             let Some(head) = head(peer, &name, lines) else { return };

@@ -3,11 +3,11 @@ use std::{
     sync::Arc,
 };
 
-use http::{Extensions, HeaderMap, HeaderName, HeaderValue, request::Parts};
+use http::{Extensions, HeaderMap, HeaderName, header::FORWARDED, request::Parts};
 use ipnet::IpNet;
 
 use super::{
-    Key, KeyExtractor,
+    Key, KeyExtractor, forwarded,
     peer_ip::{self, PeerAddr},
 };
 use crate::error::{ConfigError, RequestError};
@@ -19,7 +19,8 @@ use crate::error::{ConfigError, RequestError};
 pub enum ProxyHeader {
     /// `X-Forwarded-For`: addresses, to which each proxy adds that of its peer.
     XForwardedFor,
-    /// `Forwarded` of RFC 7239, to which each proxy adds a `for=` with the address of its peer.
+    /// `Forwarded` of RFC 7239, to whose end each proxy adds an element with a `for=`, the address of
+    /// its peer.
     Forwarded,
     /// A field with one address, such as `x-real-ip` or `cf-connecting-ip`, which the proxy sets.
     Single(HeaderName),
@@ -35,6 +36,13 @@ pub enum ProxyHeader {
 /// An entry that is not an address ends the search: the last trusted proxy before it counts as the client.
 /// If all are trusted, the leftmost one does; without the field, the peer. Entries may have ports and
 /// brackets. IPv4 addresses that are mapped into IPv6 are IPv4 addresses.
+///
+/// `Forwarded` is read from its end by the grammar of RFC 7239: a malformed element, an element
+/// without a `for`, and one with two of them end the search, too. What a proxy appended, to the last
+/// line or as a line of its own, is read as the proxy wrote it, whatever stands left of it: a quote
+/// that a client left open does not reach it. A proxy that copies text of the client into an element,
+/// such as `host=`, must escape it as the RFC says. In `X-Forwarded-For` quotes have no meaning, and
+/// each comma separates.
 ///
 /// # Examples
 ///
@@ -130,10 +138,15 @@ impl ClientIp {
         }
         match &self.header {
             ProxyHeader::XForwardedFor => {
-                Ok(self.walk(peer, headers, &HeaderName::from_static("x-forwarded-for"), node))
+                let lines = headers.get_all("x-forwarded-for").iter().rev();
+                // It has no quotes: every comma separates.
+                let entries = lines.flat_map(|line| line.as_bytes().rsplit(|&byte| byte == b','));
+                Ok(self.walk(peer, entries.map(|entry| node(entry.trim_ascii()))))
             }
             ProxyHeader::Forwarded => {
-                Ok(self.walk(peer, headers, &http::header::FORWARDED, forwarded_for))
+                let lines = headers.get_all(FORWARDED).iter().rev();
+                let nodes = lines.flat_map(|line| forwarded::from_the_right(line.as_bytes()));
+                Ok(self.walk(peer, nodes.map(|text| node(&text?))))
             }
             ProxyHeader::Single(name) => {
                 let mut values = headers.get_all(name).iter();
@@ -141,22 +154,16 @@ impl ClientIp {
                 if values.next().is_some() {
                     return Err(RequestError::invalid(format!("the field {name} comes twice")));
                 }
-                Ok(value.and_then(|value| node(value.as_bytes())).unwrap_or(peer))
+                Ok(value.and_then(|value| node(value.as_bytes().trim_ascii())).unwrap_or(peer))
             }
         }
     }
 
-    /// From the right to the first entry that is not trusted.
-    fn walk(
-        &self,
-        peer: IpAddr,
-        headers: &HeaderMap,
-        name: &HeaderName,
-        read: fn(&[u8]) -> Option<IpAddr>,
-    ) -> IpAddr {
+    /// Returns the first entry that is not trusted, of entries from the right.
+    fn walk(&self, peer: IpAddr, entries: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
         let mut last = peer;
-        for entry in headers.get_all(name).iter().rev().flat_map(entries_from_the_right) {
-            match read(entry) {
+        for entry in entries {
+            match entry {
                 Some(address) if self.trusts(address) => last = address,
                 Some(address) => return address,
                 None => return last,
@@ -186,41 +193,31 @@ fn network(text: &str) -> Result<IpNet, ConfigError> {
     })
 }
 
-/// The entries of a list, from its end. Quotes are read from the right, so that one that a client left open
-/// cannot swallow what a proxy has added behind it.
-fn entries_from_the_right(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
-    let mut quoted = false;
-    value.as_bytes().rsplit(move |&byte| {
-        quoted ^= byte == b'"';
-        byte == b',' && !quoted
-    })
-}
-
-/// The address in the `for=` of a `Forwarded` element.
-fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
-    let mut nodes = element.split(|&byte| byte == b';').filter_map(|pair| {
-        let (name, value) = pair.trim_ascii().split_at_checked(4)?;
-        name.eq_ignore_ascii_case(b"for=").then_some(value)
-    });
-    let value = nodes.next().filter(|_| nodes.next().is_none())?;
-    node(value.strip_prefix(b"\"").and_then(|it| it.strip_suffix(b"\"")).unwrap_or(value))
-}
-
-/// An address, perhaps in brackets, perhaps with a port.
+/// A node of RFC 7239: an address, which may have brackets and a port.
 fn node(text: &[u8]) -> Option<IpAddr> {
-    let text = str::from_utf8(text.trim_ascii()).ok()?;
-    let address = match text.strip_prefix('[') {
+    let text = str::from_utf8(text).ok()?;
+    let (address, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (address, port) = rest.split_once(']')?;
-            let is_port = |port: &str| port.parse::<u16>().is_ok();
-            if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
-                return None;
+            (IpAddr::V6(address.parse().ok()?), port)
+        }
+        // Many proxies write an IPv6 address without the brackets; it has no port then.
+        None => match text.parse() {
+            Ok(address) => (address, ""),
+            Err(_) => {
+                let (address, port) = text.split_at(text.find(':')?);
+                (IpAddr::V4(address.parse().ok()?), port)
             }
-            IpAddr::V6(address.parse().ok()?)
-        }
-        None => {
-            text.parse().or_else(|_| text.parse().map(|it: std::net::SocketAddr| it.ip())).ok()?
-        }
+        },
     };
-    Some(address.to_canonical())
+    (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then(|| address.to_canonical())
+}
+
+/// node-port = 1*5DIGIT / "_" 1*( ALPHA / DIGIT / "." / "_" / "-" ), the latter if it is hidden.
+fn is_port(text: &str) -> bool {
+    let is_hidden = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    match text.strip_prefix('_') {
+        Some(hidden) => !hidden.is_empty() && hidden.bytes().all(is_hidden),
+        None => (1..=5).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit()),
+    }
 }
