@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue, Request, request::Parts};
 use proptest::prelude::*;
 use tower_ratelimit::{
     ConfigError, KeyExtractor, RequestError,
-    key::{ClientIp, ProxyHeader},
+    key::{self, ClientIp, ProxyHeader},
 };
 
 const TRUSTED: [&str; 3] = ["10.0.0.0/8", "192.0.2.7", "fd00::/8"];
@@ -240,6 +240,44 @@ fn the_prefix_of_ipv6_can_be_set() {
         let mapped = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED).ipv6_prefix(bits);
         let mapped = mapped.extract(&head("::ffff:203.0.113.9", &[])).unwrap();
         assert_eq!(mapped.as_str(), "ip=203.0.113.9");
+    }
+}
+
+#[test]
+fn an_ipv4_client_behind_nat64_or_teredo_is_known_by_its_ipv4_address() {
+    for (peer, expected) in [
+        ("64:ff9b::203.0.113.9", "203.0.113.9"),
+        ("64:ff9b::203.0.113.10", "203.0.113.10"),
+        ("64:ff9b::0.0.0.0", "0.0.0.0"),
+        // A server (here 192.0.2.45), flags, and the inverted port and address.
+        ("2001:0:c000:22d:8000:63bf:34ff:8ef6", "203.0.113.9"),
+        ("2001:0:c000:22d:8000:63bf:34ff:8ef5", "203.0.113.10"),
+        // What a client can choose of it makes no other client.
+        ("2001:0:c000:22d:1234:5678:34ff:8ef6", "203.0.113.9"),
+        ("2001:0:c633:6401:8000:63bf:34ff:8ef6", "203.0.113.9"),
+        // Only the prefixes that say where the address is.
+        ("64:ff9b:0:0:0:1:cb00:7109", "64:ff9b::/64"),
+        ("64:ff9b:1::203.0.113.9", "64:ff9b:1::/64"),
+        ("64:ff9c::203.0.113.9", "64:ff9c::/64"),
+        ("2001:1:c000:22d:8000:63bf:34ff:8ef6", "2001:1:c000:22d::/64"),
+        ("2001:db8::203.0.113.9", "2001:db8::/64"),
+    ] {
+        let expected = format!("ip={expected}");
+        let direct = head(peer, &[]);
+        assert_eq!(key::PeerIp.extract(&direct).unwrap().as_str(), expected, "{peer}");
+        let by_proxy = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED);
+        assert_eq!(by_proxy.extract(&direct).unwrap().as_str(), expected, "{peer}");
+        let behind = head("10.0.0.1", &[("x-forwarded-for", peer.as_bytes())]);
+        assert_eq!(by_proxy.extract(&behind).unwrap().as_str(), expected, "{peer}");
+    }
+}
+
+#[test]
+fn a_proxy_is_not_trusted_for_the_ipv4_address_in_its_ipv6_address() {
+    let key = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED);
+    let lines = [("x-forwarded-for", &b"198.51.100.1"[..])];
+    for peer in ["64:ff9b::10.0.0.1", "2001:0:c000:22d:8000:63bf:f5ff:fffe"] {
+        assert_eq!(key.extract(&head(peer, &lines)).unwrap().as_str(), "ip=10.0.0.1", "{peer}");
     }
 }
 

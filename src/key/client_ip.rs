@@ -35,7 +35,9 @@ pub enum ProxyHeader {
 ///
 /// An entry that is not an address ends the search: the last trusted proxy before it counts as the client.
 /// If all are trusted, the leftmost one does; without the field, the peer. Entries may have ports and
-/// brackets. IPv4 addresses that are mapped into IPv6 are IPv4 addresses.
+/// brackets. IPv4 addresses that are mapped into IPv6 are IPv4 addresses. Addresses of NAT64 and
+/// Teredo make the same key as with [`PeerIp`](super::PeerIp), but a proxy with such an address is
+/// trusted only if a network contains the address as it stands, not the IPv4 address in it.
 ///
 /// `Forwarded` is read from its end by the grammar of RFC 7239: a malformed element, an element
 /// without a `for`, and one with two of them end the search, too. What a proxy appended, to the last

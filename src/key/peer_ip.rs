@@ -1,4 +1,4 @@
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use http::{Extensions, request::Parts};
 
@@ -11,7 +11,16 @@ use crate::error::RequestError;
 /// `ConnectInfo<SocketAddr>`, and in tests its `MockConnectInfo`. For other servers, such as tonic's,
 /// [`peer_addr`](PeerIp::peer_addr) says where it is.
 ///
-/// Of an IPv6 address the first 64 bits count: a host can choose the others as it likes.
+/// Of an IPv6 address the first 64 bits count: a host can choose the others as it likes. An IPv6
+/// address that stands for an IPv4 client is that client's IPv4 address, because the first 64 bits
+/// are the same for many of those clients:
+///
+/// * an IPv4 address that is mapped into IPv6 (`::ffff:0:0/96`)
+/// * the address of an IPv4 client behind a translator (NAT64, `64:ff9b::/96`)
+/// * an address of Teredo (`2001::/32`), of which a client can choose all parts but its IPv4 address
+///
+/// A translator with a prefix of its own, or in the local-use `64:ff9b:1::/48`, puts the IPv4 address
+/// where only its operator knows: take the address from there in a closure.
 ///
 /// A request without an address is answered with 500: a service that is set up wrong must not make all
 /// of its clients share one quota.
@@ -88,15 +97,29 @@ fn usual(extensions: &Extensions) -> Option<SocketAddr> {
     address
 }
 
-/// The address; of an IPv6 address the first `prefix` bits.
+/// The key of an IPv4 client's address, or of the first `prefix` bits of an IPv6 client's.
 pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
     match address.to_canonical() {
         IpAddr::V4(address) => Key::from(IpAddr::V4(address)),
-        IpAddr::V6(address) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-            let network = Ipv6Addr::from_bits(address.to_bits() & mask);
-            written(format_args!("ip={network}/{prefix}"))
-        }
+        IpAddr::V6(address) => match embedded_ipv4(address) {
+            Some(address) => Key::from(IpAddr::V4(address)),
+            None => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+                let network = Ipv6Addr::from_bits(address.to_bits() & mask);
+                written(format_args!("ip={network}/{prefix}"))
+            }
+        },
+    }
+}
+
+/// The address of the IPv4 client behind a NAT64 (RFC 6052) or a Teredo address (RFC 4380, which
+/// inverts its bits).
+fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let low = address.to_bits() as u32;
+    match address.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => Some(Ipv4Addr::from_bits(low)),
+        [0x2001, 0, ..] => Some(Ipv4Addr::from_bits(!low)),
+        _ => None,
     }
 }
 
