@@ -32,12 +32,18 @@ use crate::error::RequestError;
 /// Longer keys are replaced by their hash, so that a client cannot fill the store with a few of them.
 const LONGEST: usize = 128;
 
+/// What precedes the hash. A scope and a value have one `=` between them, and escape their own, so no
+/// scope makes this text.
+const HASHED: &str = "sha256==";
+
 /// Who a request is charged to.
 ///
 /// A key is text that a person can read: of the bytes that it is made from, all but printable ASCII, and
 /// the characters `% { } = |`, are written as `%XX`. A key of more than 128 bytes becomes
-/// `sha256=` and its hash. So a key may come from a client as it is: whatever it holds, it cannot be
-/// taken for a [scoped](Key::scoped) key, and it cannot choose its slot in a Redis Cluster.
+/// `sha256==` and its hash, which no shorter key is equal to. So a key may come from a client as it
+/// is: whatever it holds, it cannot be taken for a [scoped](Key::scoped) key, and it cannot choose
+/// its slot in a Redis Cluster by braces. (A client that tries many values can still find some of
+/// one slot.)
 ///
 /// # Examples
 ///
@@ -178,7 +184,7 @@ fn bounded(text: impl Into<Vec<u8>>) -> Key<'static> {
     if text.len() > LONGEST {
         let digits =
             Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        text = ["sha256=", &digits].concat().into();
+        text = [HASHED, &digits].concat().into();
     }
     Key(Repr::Owned(text.into()))
 }

@@ -295,7 +295,19 @@ async fn a_pair_is_one_key_of_both() {
 fn keys_are_bounded_and_cannot_be_forged() {
     assert_eq!(Key::from("{tag}\0é").as_str(), "%7Btag%7D%00%C3%A9");
     let long = Key::from("x".repeat(129));
-    assert!(long.as_str().starts_with("sha256=") && long.as_str().len() == 71);
+    let hash = long.as_str().rsplit('=').next().unwrap().to_owned();
+    assert!(long.as_str().starts_with("sha256=") && hash.len() == 64, "{long}");
+    for (scope, value) in [
+        ("sha256", hash.clone()),
+        ("sha256", format!("={hash}")),
+        ("sha256=", hash.clone()),
+        ("sha256==", hash.clone()),
+        ("", format!("sha256=={hash}")),
+    ] {
+        assert_ne!(long, Key::scoped(scope, &value), "{scope:?}");
+        let (pair, forged) = (Key::from("a").and(&long), Key::scoped(scope, &value));
+        assert_ne!(pair, Key::from("a").and(&forged), "{scope:?}");
+    }
     assert_ne!(long, Key::from("x".repeat(130)));
     assert_ne!(long, Key::from(long.as_str().to_owned()));
     assert_eq!(Key::from("x".repeat(128)).as_str().len(), 128);
