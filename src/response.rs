@@ -27,6 +27,9 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 
+/// The largest Integer of a structured field (RFC 9651): it has at most 15 digits.
+const LARGEST_INTEGER: u64 = 999_999_999_999_999;
+
 /// Limit, remaining, reset.
 type Triple = [HeaderName; 3];
 
@@ -260,7 +263,7 @@ fn ratelimit(decision: &Decision, t: Option<Duration>) -> HeaderValue {
     text.put_slice(b"\"");
     text.put_slice(decision.limiter().as_bytes());
     text.put_slice(b"\";r=");
-    text.put_slice(digits.format(decision.remaining()).as_bytes());
+    text.put_slice(digits.format(remaining(decision)).as_bytes());
     if let Some(t) = t {
         text.put_slice(b";t=");
         text.put_slice(digits.format(whole_seconds(t)).as_bytes());
@@ -272,9 +275,10 @@ fn ratelimit(decision: &Decision, t: Option<Duration>) -> HeaderValue {
 
 /// Unless another layer has less remaining.
 fn insert(headers: &mut HeaderMap, names: &Triple, decision: &Decision, reset: Reset) {
-    let [limit, remaining, until] = names;
-    let other = headers.get(remaining).and_then(|other| other.to_str().ok()?.parse().ok());
-    if other.is_some_and(|other: u64| other <= decision.remaining()) {
+    let [limit, left, until] = names;
+    let other = headers.get(left).and_then(|other| other.to_str().ok()?.parse().ok());
+    let own = remaining(decision);
+    if other.is_some_and(|other: u64| other <= own) {
         return;
     }
     let mut time = decision.reset_after().saturating_sub(decision.delay());
@@ -283,8 +287,14 @@ fn insert(headers: &mut HeaderMap, names: &Triple, decision: &Decision, reset: R
     }
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     headers.insert(limit, decision.quota().limit().into());
-    headers.insert(remaining, decision.remaining().into());
+    headers.insert(left, own.into());
     headers.insert(until, seconds.into());
+}
+
+/// What remains, as far as a header can report it: Redisson's rates go up to 2^53, of 16 digits. The
+/// other numbers are shorter: a limit has 10 digits, and the times are below 10^15 s.
+fn remaining(decision: &Decision) -> u64 {
+    decision.remaining().min(LARGEST_INTEGER)
 }
 
 /// At least 1, so that nobody is told to come back at once.

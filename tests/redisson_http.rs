@@ -6,14 +6,16 @@ use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use support::{counting, field, get, json, server::RedisServer};
+use support::{counting, field, get, items, json, server::RedisServer};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Key, Limiter, Quota, RateLimitLayer, RedisStore, ResponseBody, key,
+    Algorithm, Charge, Decision, Error, Headers, Key, Limiter, Quota, RateLimitLayer, RedisStore,
+    Reset, ResponseBody, key,
     redisson::{RateLimiter, RateType},
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
+const YEAR: Duration = Duration::from_secs(365 * 86_400);
 
 async fn store(server: &RedisServer) -> RedisStore {
     support::redis_store(server).await
@@ -62,6 +64,36 @@ async fn each_key_has_a_limiter_whose_name_the_template_tells() {
     assert_eq!(redis::<i64>(&server, &["PTTL", "api:{key}"]), -1, "the template stays");
     let ttl: i64 = redis(&server, &["PTTL", "api:header:name=ada"]);
     assert!(ttl > 3_590_000 && ttl <= 3_600_000, "keys that are not used any more expire: {ttl}");
+}
+
+#[tokio::test]
+async fn a_header_reports_no_number_of_more_than_15_digits() {
+    const LARGEST: u64 = 999_999_999_999_999;
+    let server = RedisServer::start();
+    for (name, rate, remaining) in [
+        ("fits", LARGEST, LARGEST - 1),
+        ("exceeds", LARGEST + 2, LARGEST),
+        ("most", 1 << 53, LARGEST),
+    ] {
+        let limiter = RateLimiter::new(store(&server).await, name).label("api");
+        assert!(limiter.try_set_rate(RateType::Overall, rate, 100 * YEAR).await.unwrap());
+        let layer = RateLimitLayer::new(&limiter, key::Global).headers([
+            Headers::Draft11,
+            Headers::Triple,
+            Headers::XRateLimit { reset: Reset::Delta },
+        ]);
+        let response = send(&layer, get(&[])).await;
+        let decision = response.extensions().get::<Decision>().unwrap();
+        assert_eq!(decision.remaining(), rate - 1, "the decision contains the exact number");
+        let [(_, params)] = &items(&response, "ratelimit")[..] else { panic!("{response:?}") };
+        assert_eq!(params[0], ("r".to_owned(), remaining as i64), "{name}");
+        assert_eq!(field(&response, "ratelimit-remaining"), [remaining.to_string()]);
+        assert_eq!(field(&response, "x-ratelimit-remaining"), [remaining.to_string()]);
+        let [(_, params)] = &items(&response, "ratelimit-policy")[..] else {
+            panic!("{response:?}")
+        };
+        assert_eq!(params[..], [("q".to_owned(), u32::MAX.into()), ("w".to_owned(), 366 * 86_400)]);
+    }
 }
 
 #[tokio::test]
