@@ -25,7 +25,8 @@ debian() {
   local root=$1/root apt=$1/apt release=$2 name=$3 keyring=/usr/share/keyrings/debian-archive-keyring.gpg mirror loader
   command -v apt-get >/dev/null || fail "$name of Debian $release is fetched by apt-get, which is not there"
   [ -e "$keyring" ] || fail "$name of Debian $release needs the keys of the package debian-archive-keyring"
-  mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep '/debian/$' | tail -n 1) || mirror=http://deb.debian.org/debian/
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep '/debian/$' | tail -n 1) ||
+    fail "cannot fetch $name of Debian $release: apt knows no Debian mirror; add one to its sources, run apt-get update, then run this again"
   mkdir -p "$apt"/{lists,archives}/partial
   touch "$apt/status"
   echo "deb [signed-by=$keyring] $mirror $release main" >"$apt/sources.list"
