@@ -95,7 +95,9 @@
 //!   executed twice gives back twice, and never more than was taken.
 //! * **Old entries** are dropped in steps of at most 1,000, or all at once where few are left, so that Redis does
 //!   not stall; a log is not read again as long as it is known. Where Java changed a log of more than 1,000 entries
-//!   beyond that, a call is several round trips, one for each 1,000.
+//!   beyond that, a call is several round trips, one for each 1,000. The store's
+//!   [deadline](RedisStore::deadline) is for all of them together. If it passes, the next call continues where this
+//!   one stopped; only `available_permits`, which writes nothing, starts again.
 //! * **A retry delay is exact**, where Java is told when the oldest entry expires, plus 3 ms, even if that is not
 //!   enough. If more than 1,000 entries must expire first, it is when these have.
 //!
@@ -149,7 +151,7 @@ use self::{
 };
 use crate::{
     error::{ConfigError, Error},
-    store::{Answer, RedisStore, lock},
+    store::{Answer, Deadline, RedisStore, lock},
 };
 
 const LONGEST: Duration = Duration::from_secs(36_525 * 86_400);
@@ -289,8 +291,8 @@ impl RateLimiter {
     /// # Errors
     ///
     /// [`Error::Config`] for a rate that is not 1 to 2^53, an interval that is not 1 ms to 100 years, or a
-    /// [`keep_alive`](RateLimiter::keep_alive) time below the interval; [`Error::Store`] if Redis gives no answer:
-    /// then it may have been set.
+    /// [`keep_alive`](RateLimiter::keep_alive) time below the interval; [`Error::Store`] if Redis gives no answer
+    /// within the store's [deadline](RedisStore::deadline): then it may have been set.
     ///
     /// # Cancel safety
     ///
@@ -368,7 +370,8 @@ impl RateLimiter {
         let rate_type = if rate_type == RateType::Overall { "0" } else { "1" };
         let keep_alive = keep_alive.map_or(String::new(), |it| millis(it).to_string());
         let args = [mode, &rate, &interval, rate_type, &keep_alive];
-        let (_, set) = self.ask_in_steps(&SET_RATE, &args.map(str::as_bytes), "").await?;
+        let (args, deadline) = (args.map(str::as_bytes), self.store.start_deadline());
+        let (_, set) = self.ask_in_steps(deadline, &SET_RATE, &args, "").await?;
         *lock(&self.known) = None;
         Ok(set == 1)
     }
@@ -384,12 +387,17 @@ impl RateLimiter {
     ///
     /// The future can be dropped at any time.
     pub async fn config(&self) -> Result<Option<RateLimiterConfig>, Error> {
-        self.read(&self.lent().await?).await
+        let deadline = self.store.start_deadline();
+        self.read(deadline, &self.lent(deadline).await?).await
     }
 
-    async fn read(&self, lent: &str) -> Result<Option<RateLimiterConfig>, Error> {
+    async fn read(
+        &self,
+        deadline: Deadline,
+        lent: &str,
+    ) -> Result<Option<RateLimiterConfig>, Error> {
         let (status, rate, interval, per_client, keep_alive): (i64, u64, u64, bool, u64) =
-            self.run(&CONFIG, &[], lent, b"").await?;
+            self.run(deadline, &CONFIG, &[], lent, b"").await?;
         Ok((status == DONE).then(|| RateLimiterConfig {
             rate_type: if per_client { RateType::PerClient } else { RateType::Overall },
             rate,
@@ -408,8 +416,9 @@ impl RateLimiter {
     ///
     /// The future can be dropped at any time.
     pub async fn available_permits(&self) -> Result<u64, Error> {
-        let lent = self.lent().await?;
-        let (status, permits) = self.ask_in_steps(&AVAILABLE_PERMITS, &[], &lent).await?;
+        let deadline = self.store.start_deadline();
+        let lent = self.lent(deadline).await?;
+        let (status, permits) = self.ask_in_steps(deadline, &AVAILABLE_PERMITS, &[], &lent).await?;
         if status == NO_RATE { Err(self.no_rate()) } else { Ok(permits) }
     }
 
@@ -422,7 +431,8 @@ impl RateLimiter {
     /// # Errors
     ///
     /// [`Error::ZeroCost`] if `permits` is 0, [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis
-    /// gives no answer: then they may have been given back.
+    /// gives no answer: then some or all of them may have been given back. More than 1,000 acquires take several round
+    /// trips within one deadline.
     ///
     /// # Cancel safety
     ///
@@ -436,10 +446,11 @@ impl RateLimiter {
 
     /// Gives back those of the acquire with this id, or the oldest if it is empty.
     async fn give_back(&self, permits: u32, id: &[u8]) -> Result<(), Error> {
-        let mut rest = u64::from(permits);
+        let (mut rest, deadline) = (u64::from(permits), self.store.start_deadline());
         while rest > 0 {
             let permits = rest.to_string();
-            let (status, left) = self.ask_in_steps(&RELEASE, &[permits.as_bytes(), id], "").await?;
+            let args = [permits.as_bytes(), id];
+            let (status, left) = self.ask_in_steps(deadline, &RELEASE, &args, "").await?;
             if status == NO_RATE {
                 return if self.template.is_some() { Ok(()) } else { Err(self.no_rate()) };
             }
@@ -477,7 +488,8 @@ impl RateLimiter {
     }
 
     async fn expire_in(&self, ms: &str) -> Result<bool, Error> {
-        let done: i64 = self.run(&EXPIRE, &[ms.as_bytes()], "", b"").await?;
+        let deadline = self.store.start_deadline();
+        let done: i64 = self.run(deadline, &EXPIRE, &[ms.as_bytes()], "", b"").await?;
         Ok(done == 1)
     }
 
@@ -493,7 +505,7 @@ impl RateLimiter {
     pub async fn remaining_ttl(&self) -> Result<Option<Duration>, Error> {
         let mut command = redis::cmd("PTTL");
         command.arg(self.name());
-        let ms: i64 = self.store.run(command, "").await?;
+        let ms: i64 = self.store.run(self.store.start_deadline(), command, "").await?;
         Ok(u64::try_from(ms).ok().map(Duration::from_millis))
     }
 
@@ -510,7 +522,7 @@ impl RateLimiter {
     pub async fn delete(&self) -> Result<bool, Error> {
         let mut command = redis::cmd("DEL");
         command.arg(&self.keys.all);
-        let deleted: i64 = self.store.run(command, "").await?;
+        let deleted: i64 = self.store.run(self.store.start_deadline(), command, "").await?;
         Ok(deleted > 0)
     }
 
@@ -530,17 +542,25 @@ impl RateLimiter {
         self.store.detach(task);
     }
 
-    fn run<T>(&self, script: &Script, args: &[&[u8]], lent: &str, tally: &[u8]) -> Answer<T>
+    fn run<T>(
+        &self,
+        deadline: Deadline,
+        script: &Script,
+        args: &[&[u8]],
+        lent: &str,
+        tally: &[u8],
+    ) -> Answer<T>
     where
         T: redis::FromRedisValue + Send + 'static,
     {
         let args = [args, &[lent.as_bytes(), tally]].concat();
-        self.store.run(script.by_hash(&self.keys.all, &args), script.text)
+        self.store.run(deadline, script.by_hash(&self.keys.all, &args), script.text)
     }
 
     /// Asks, again where it takes several calls to know a long log.
     async fn ask_in_steps(
         &self,
+        deadline: Deadline,
         script: &Script,
         args: &[&[u8]],
         lent: &str,
@@ -548,7 +568,7 @@ impl RateLimiter {
         let mut tally = vec![];
         loop {
             let (status, number, next): (i64, u64, Vec<u8>) =
-                self.run(script, args, lent, &tally).await?;
+                self.run(deadline, script, args, lent, &tally).await?;
             if status != AGAIN {
                 return Ok((status, number));
             }

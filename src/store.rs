@@ -14,6 +14,8 @@ use std::{
 
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
+pub(crate) use redis::Deadline;
+#[cfg(feature = "redis")]
 pub use redis::{Health, RedisStore};
 
 use crate::{

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use support::server::RedisServer;
+use support::{proxy::Proxy, server::RedisServer};
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::{
     ConfigError, Error, RedisStore,
@@ -350,6 +350,74 @@ async fn a_store_that_gives_no_answer_is_an_error() {
     assert!(matches!(limiter.acquire(1).await, Err(Error::Store(_))));
     assert!(matches!(limiter.available_permits().await, Err(Error::Store(_))));
     assert!(matches!(limiter.config().await, Err(Error::Store(_))));
+}
+
+/// Less than two of these fit into a deadline.
+const DEADLINE: Duration = Duration::from_millis(500);
+const DELAY: Duration = Duration::from_millis(300);
+
+/// Adds entries to the log as a Java client does, each of one permit.
+fn java_takes(server: &RedisServer, entries: u32) {
+    let now: (u64, u64) = redis(server, &["TIME"]);
+    let mut add = redis::cmd("ZADD");
+    add.arg("{LIMITER_NAME}:permits");
+    for entry in 0..entries {
+        let id = u128::from(entry).to_le_bytes();
+        let entry = [&[16][..], &id, &1_u32.to_le_bytes()].concat();
+        add.arg(now.0 * 1_000).arg(entry);
+    }
+    add.exec(&mut server.connection()).unwrap();
+}
+
+fn is_timeout<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Store(error)) if error.is_timeout())
+}
+
+#[tokio::test]
+async fn a_long_log_has_one_deadline_and_is_read_on_by_the_next_call() {
+    let server = RedisServer::start();
+    let _ = limiter(&server, 10_000).await;
+    java_takes(&server, 5_000);
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
+    let limiter = RateLimiter::new(store, "LIMITER_NAME");
+    let commands = || server.calls("evalsha") + server.calls("eval");
+
+    proxy.delay_replies(DELAY);
+    let before = commands();
+    assert!(is_timeout(&limiter.available_permits().await));
+    assert!(commands() - before <= 2, "{} commands in one deadline", commands() - before);
+    for call in 0.. {
+        let before = commands();
+        let decision = limiter.try_acquire(1, Duration::ZERO).await;
+        assert!(commands() - before <= 2, "{} commands in one deadline", commands() - before);
+        if let Ok(decision) = decision {
+            assert!(call > 0, "one deadline is not enough");
+            assert!(decision.is_allowed());
+            break;
+        }
+        assert!(is_timeout(&decision));
+        assert!(call < 30, "each call begins anew");
+    }
+    proxy.delay_replies(Duration::ZERO);
+    assert!((4_900..5_000).contains(&limiter.available_permits().await.unwrap()));
+}
+
+#[tokio::test]
+async fn the_rate_of_a_template_is_read_within_the_deadline_of_the_decision() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
+    let template = RateLimiter::new(store.clone(), "api:{key}");
+    template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap();
+    let limiter = template.for_key("alice").unwrap();
+    assert!(takes(&limiter, 1).await); // from now on, the server knows the scripts
+    template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap(); // forgets what it knew
+
+    proxy.delay_replies(DELAY);
+    let before = server.calls("evalsha");
+    assert!(is_timeout(&limiter.try_acquire(1, Duration::ZERO).await));
+    assert!(server.calls("evalsha") - before <= 2);
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ end
 look(true)
 local sum = count()
 if not sum then
-  return {AGAIN, 0, 0, 0, 0, rate, interval, packed_tally()}
+  return {AGAIN, 0, 0, 0, 0, rate, interval, stored_tally()}
 end
 
 local entry = entry_of(id, permits)

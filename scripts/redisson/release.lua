@@ -11,7 +11,7 @@ end
 look(true)
 local sum = count()
 if not sum then
-  return {AGAIN, permits, packed_tally()}
+  return {AGAIN, permits, stored_tally()}
 end
 sweep()
 

@@ -36,7 +36,7 @@ end
 look(true)
 local sum = count()
 if not sum then
-  return {AGAIN, 1, packed_tally()}
+  return {AGAIN, 1, stored_tally()}
 end
 sweep()
 store(sum, 0)

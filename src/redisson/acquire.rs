@@ -18,7 +18,7 @@ use crate::{
     decision::{Decision, Policy, Source},
     error::Error,
     quota::Quota,
-    store::Answer,
+    store::{Answer, Deadline},
 };
 
 /// The most that a sleep is drawn out at random, so that those who wait do not wake together.
@@ -41,7 +41,8 @@ impl RateLimiter {
     ///
     /// [`Error::ZeroCost`] if `permits` is 0, [`Error::CostAboveQuota`] if it is above the rate (or above
     /// 2^31 - 1), [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis gives no answer: then the
-    /// permits may have been taken.
+    /// permits may have been taken. Each attempt has one [deadline](crate::RedisStore::deadline), however many commands
+    /// it takes; the sleep between two attempts has none.
     ///
     /// # Cancel safety
     ///
@@ -56,7 +57,7 @@ impl RateLimiter {
         let start = Instant::now();
         let id = random();
         loop {
-            let decision = self.attempt(permits, id).await?;
+            let decision = self.attempt(self.store.start_deadline(), permits, id).await?;
             let Some(delay) = decision.retry_after() else { return Ok(decision) };
             let rest = timeout.saturating_sub(start.elapsed());
             if delay > rest {
@@ -85,23 +86,28 @@ impl RateLimiter {
         self.try_acquire(permits, Duration::MAX).await
     }
 
-    pub(super) async fn attempt(&self, permits: u32, id: Id) -> Result<Decision, Error> {
+    pub(super) async fn attempt(
+        &self,
+        deadline: Deadline,
+        permits: u32,
+        id: Id,
+    ) -> Result<Decision, Error> {
         if permits == 0 {
             return Err(Error::ZeroCost);
         }
-        let answer = Answer::Pending(Box::pin(self.clone().ask(permits, id)));
+        let answer = Answer::Pending(Box::pin(self.clone().ask(deadline, permits, id)));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
         let reply = poll_fn(|cx| attempt.poll(cx)).await?;
         self.decision(permits, id, &reply)
     }
 
     /// Asks, again where it takes several calls to know a long log.
-    async fn ask(self, permits: u32, id: Id) -> Result<Reply, Error> {
-        let (permits, lent) = (permits.to_string(), self.lent().await?);
+    async fn ask(self, deadline: Deadline, permits: u32, id: Id) -> Result<Reply, Error> {
+        let (permits, lent) = (permits.to_string(), self.lent(deadline).await?);
         let mut tally = vec![];
         loop {
             let args: [&[u8]; 2] = [permits.as_bytes(), &id];
-            let reply: Reply = self.run(&ACQUIRE, &args, &lent, &tally).await?;
+            let reply: Reply = self.run(deadline, &ACQUIRE, &args, &lent, &tally).await?;
             if reply.0 != AGAIN {
                 return Ok(reply);
             }

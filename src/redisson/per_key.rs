@@ -9,7 +9,7 @@ use crate::{
     decision::Decision,
     error::{ConfigError, Error},
     key::Key,
-    store::{Answer, lock},
+    store::{Answer, Deadline, lock},
 };
 
 /// So that a key that comes now and then is not looked up each time.
@@ -93,8 +93,9 @@ impl RateLimiter {
         if action != Action::Check {
             return Err(Error::Unsupported);
         }
-        let limiter = self.for_key(key)?;
-        Ok(Answer::Pending(Box::pin(async move { limiter.attempt(cost, random()).await })))
+        let (limiter, deadline) = (self.for_key(key)?, self.store.start_deadline());
+        let decision = async move { limiter.attempt(deadline, cost, random()).await };
+        Ok(Answer::Pending(Box::pin(decision)))
     }
 
     /// Gives back what a decision about a key has taken, or, without one, the oldest.
@@ -112,14 +113,16 @@ impl RateLimiter {
     }
 
     /// What the template lends, as the scripts take it; nothing if there is no template, or it has no rate.
-    pub(super) async fn lent(&self) -> Result<String, Error> {
+    pub(super) async fn lent(&self, deadline: Deadline) -> Result<String, Error> {
         let Some(template) = &self.template else { return Ok(String::new()) };
         let known = *lock(&template.known);
         let config = match known.filter(|(at, _)| at.elapsed() < LONGEST_KNOWN) {
             Some((_, config)) => config,
             None => {
                 let asked = Instant::now();
-                let Some(config) = template.read("").await? else { return Ok(String::new()) };
+                let Some(config) = template.read(deadline, "").await? else {
+                    return Ok(String::new());
+                };
                 *lock(&template.known) = Some((asked, config));
                 config
             }

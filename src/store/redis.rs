@@ -18,10 +18,10 @@ use redis::{
 use tokio::{runtime::Handle, task::JoinSet};
 
 pub use self::breaker::Health;
+pub(crate) use self::link::Deadline;
 use self::{
     cluster::Cluster,
     connection::Question,
-    link::Deadline,
     route::Route,
     server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
 };
@@ -279,12 +279,17 @@ impl RedisStore {
         Self { route: self.route.with_connections(connections), ..self }
     }
 
+    /// Starts the deadline of a call that takes several commands.
+    pub(crate) fn start_deadline(&self) -> Deadline {
+        Deadline::new(self.deadline)
+    }
+
     /// Sends a command; if that is an `EVALSHA` of what the server does not know, once more with the text.
-    pub(crate) fn run<T>(&self, command: Cmd, text: &'static str) -> Answer<T>
+    pub(crate) fn run<T>(&self, deadline: Deadline, command: Cmd, text: &'static str) -> Answer<T>
     where
         T: FromRedisValue + Send + 'static,
     {
-        let (route, deadline) = (self.route.clone(), Deadline::new(self.deadline));
+        let route = self.route.clone();
         Answer::Pending(Box::pin(async move {
             let (answer, _) = route.ask(deadline, Question::script(&command, text)).await?;
             Ok(answer)
@@ -318,7 +323,7 @@ impl From<RedisStore> for AnyStore {
 
 impl RedisStore {
     pub(super) fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        let (route, deadline) = (self.route.clone(), Deadline::new(self.deadline));
+        let (route, deadline) = (self.route.clone(), self.start_deadline());
         if !self.route.is_cluster() || call.demands.iter().all(|it| it.key == call.demands[0].key) {
             let question = ScriptCall::new(self, call);
             return Answer::Pending(Box::pin(
@@ -354,7 +359,7 @@ impl RedisStore {
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key).arg(turns_key(&key));
-        let (route, deadline) = (self.route.clone(), Deadline::new(self.deadline));
+        let (route, deadline) = (self.route.clone(), self.start_deadline());
         Answer::Pending(Box::pin(async move {
             let ((), _) = route.ask(deadline, Question::new(&del)).await?;
             Ok(())

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
     thread,
@@ -16,8 +16,8 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, UnixStream},
     runtime::Builder,
-    sync::oneshot,
-    time::sleep,
+    sync::{mpsc::unbounded_channel, oneshot},
+    time::{Instant, sleep, sleep_until},
 };
 
 use super::server::RedisServer;
@@ -40,6 +40,10 @@ struct Faults {
     cuts: AtomicBool,
     /// What comes is no reply.
     garbles: AtomicBool,
+    /// Requests arrive, and replies do not.
+    holds_replies: AtomicBool,
+    /// The milliseconds after which each reply arrives.
+    delay: AtomicU64,
 }
 
 impl Proxy {
@@ -81,6 +85,16 @@ impl Proxy {
 
     pub fn garble(&self, on: bool) {
         self.faults.garbles.store(on, SeqCst);
+    }
+
+    /// Keeps the replies back, or lets them all arrive.
+    pub fn hold_replies(&self, on: bool) {
+        self.faults.holds_replies.store(on, SeqCst);
+    }
+
+    /// Lets each reply arrive that much later.
+    pub fn delay_replies(&self, delay: Duration) {
+        self.faults.delay.store(delay.as_millis() as u64, SeqCst);
     }
 }
 
@@ -136,21 +150,38 @@ async fn replies(
     faults: &Faults,
     connection: usize,
 ) {
-    let mut buffer = vec![0; 65_536];
-    while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        faults.arrive().await;
-        if faults.has_lost(connection) {
-            return pending().await;
+    let (sender, mut under_way) = unbounded_channel();
+    let read = async move {
+        let mut buffer = vec![0; 65_536];
+        while let Ok(length @ 1..) = from.read(&mut buffer).await {
+            let delay = Duration::from_millis(faults.delay.load(SeqCst));
+            let _ = sender.send((Instant::now() + delay, buffer[..length].to_vec()));
         }
-        if faults.cuts.swap(false, SeqCst) {
-            let _ = to.write_all(&buffer[..length / 2]).await;
-            break;
+    };
+    let write = async {
+        while let Some((arrives, mut reply)) = under_way.recv().await {
+            sleep_until(arrives).await;
+            faults.arrive().await;
+            while faults.holds_replies.load(SeqCst) {
+                sleep(Duration::from_millis(5)).await;
+            }
+            if faults.has_lost(connection) {
+                return pending().await;
+            }
+            if faults.cuts.swap(false, SeqCst) {
+                let _ = to.write_all(&reply[..reply.len() / 2]).await;
+                break;
+            }
+            if faults.garbles.load(SeqCst) {
+                reply.fill(b'?');
+            }
+            if to.write_all(&reply).await.is_err() {
+                break;
+            }
         }
-        if faults.garbles.load(SeqCst) {
-            buffer[..length].fill(b'?');
-        }
-        if to.write_all(&buffer[..length]).await.is_err() {
-            break;
-        }
+    };
+    tokio::select! {
+        () = write => {}
+        () = async { read.await; pending().await } => {} // what was read is still to arrive
     }
 }

@@ -1,7 +1,7 @@
 //! No call takes long, however long the log is, and each decides exactly.
 
 use super::{
-    super::script::{AGAIN, DONE, SET_RATE},
+    super::script::{AGAIN, DONE, RELEASE, SET_RATE},
     limiter,
     world::{RedisServer, World},
 };
@@ -49,6 +49,24 @@ fn a_long_log_is_read_once_in_steps() {
     assert_eq!(world.steps, 1);
     assert_eq!(world.available(), 0);
     assert_eq!(world.steps, 1);
+}
+
+#[test]
+fn callers_that_give_up_read_a_long_log_together() {
+    let server = RedisServer::start();
+    let mut world = limiter(&server, 20_010);
+    fill(&mut world, 10_000);
+    world.gives_up = true;
+    assert!(world.take(1));
+    assert!(world.steps <= 11, "{}", world.steps);
+
+    let mut world = limiter(&server, 20_010);
+    fill(&mut world, 10_000);
+    world.steps = 0;
+    let release =
+        |world: &mut World| -> (i64, u64, Vec<u8>) { world.run(&RELEASE, &[b"10", b""], "", b"") };
+    while release(&mut world).0 == AGAIN {}
+    assert!(world.steps <= 11, "{}", world.steps);
 }
 
 #[test]

@@ -430,9 +430,9 @@ fn always(java: bool, skews: impl Strategy<Value = [i64; 3]>) {
     let cases = std::env::var("CASES").ok().and_then(|it| it.parse().ok()).unwrap_or(400);
     let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
-        .run(&(steps(java), 1_u64..12, any::<bool>(), skews), |(steps, rate, tiny, skews)| {
+        .run(&(steps(java), 1_u64..12, any::<[bool; 2]>(), skews), |(steps, rate, sort, skews)| {
             let mut world = world.borrow_mut();
-            world.tiny = tiny;
+            [world.tiny, world.gives_up] = sort;
             history(&mut world, &steps, rate, skews, java)
         })
         .unwrap_or_else(|failure| panic!("{failure}"));

@@ -196,6 +196,8 @@ pub(super) struct World {
     pub(super) now: u64,
     /// Whether logs are taken as long from 3 entries on.
     pub(super) tiny: bool,
+    /// Whether each call of an acquire is the first one of another caller, as after a deadline.
+    pub(super) gives_up: bool,
     /// What a template lends.
     pub(super) lent: String,
     /// The calls that the last question took.
@@ -209,7 +211,16 @@ impl World {
     pub(super) fn new(server: &RedisServer) -> Self {
         let keys = Keys::new("LIMITER_NAME", "client").unwrap();
         let connection = server.connection();
-        Self { connection, keys, now: START, tiny: false, lent: String::new(), steps: 0, ids: 0 }
+        Self {
+            connection,
+            keys,
+            now: START,
+            tiny: false,
+            gives_up: false,
+            lent: String::new(),
+            steps: 0,
+            ids: 0,
+        }
     }
 
     pub(super) fn forget(&mut self) {
@@ -294,7 +305,7 @@ impl World {
             if status != AGAIN {
                 return Answer { status, wait, remaining, reset };
             }
-            tally = next;
+            tally = if self.gives_up { vec![] } else { next };
         }
     }
 

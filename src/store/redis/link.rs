@@ -55,9 +55,9 @@ struct Attempts {
     failed: Option<(RedisError, Instant)>,
 }
 
-/// Within which time a question is answered.
-#[derive(Clone, Copy)]
-pub(super) struct Deadline {
+/// The time within which a call is answered, however many commands it takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
     from: Instant,
     within: Duration,
 }
