@@ -434,10 +434,106 @@ fn redis_is_found_again_by_a_runtime_that_runs_no_tasks() {
     }
 }
 
+/// Decides until the store does not send any more.
+async fn until_unavailable(store: &RedisStore, limiter: &Limiter) {
+    let start = Instant::now();
+    while store.health().is_available {
+        assert!(start.elapsed() < PATIENCE, "the store is available");
+        assert!(limiter.check("key").await.is_err());
+    }
+}
+
+async fn until_available(store: &RedisStore) {
+    let start = Instant::now();
+    while !store.health().is_available {
+        assert!(start.elapsed() < PATIENCE, "the store is not available");
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
+    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    proxy.delay_replies(2 * DEADLINE);
+    until_unavailable(&store, &limiter).await;
+    let (before, sent) = (store.health(), server.calls("evalsha"));
+    let start = Instant::now();
+    while store.health().answers < before.answers + 5 {
+        assert!(start.elapsed() < PATIENCE, "nothing probes");
+        assert!(limiter.check("key").await.is_err());
+        sleep(Duration::from_millis(5)).await;
+    }
+    let after = store.health();
+    assert!(!after.is_available && after.outages == 1, "{after:?}");
+    assert_eq!(server.calls("evalsha"), sent, "no request is counted");
+
+    proxy.delay_replies(Duration::ZERO);
+    until_available(&store).await;
+    assert_eq!(store.health().outages, 1);
+    assert_eq!(store.health().consecutive_failures, 0);
+}
+
+#[tokio::test]
+async fn a_clone_with_a_longer_deadline_is_answered_while_others_are_not() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
+    let patient = store.clone().deadline(PATIENCE);
+    let limiter =
+        |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
+    proxy.delay_replies(2 * DEADLINE);
+    until_unavailable(&store, &limiter("a", store.clone())).await;
+    let limiter = limiter("b", patient.clone());
+    for remaining in [8, 7, 6] {
+        assert_eq!(limiter.check("key").await.unwrap().remaining(), remaining);
+    }
+    assert_eq!((patient.health().is_available, store.health().is_available), (true, false));
+    assert_eq!(store.health().outages, 1);
+    assert!(patient.ping().await.is_ok(), "a ping has a second");
+    assert!(!store.health().is_available);
+    proxy.delay_replies(Duration::ZERO);
+    until_available(&store).await;
+}
+
+#[tokio::test]
+async fn health_tells_what_went_wrong_last() {
+    let mut server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap().deadline(PATIENCE);
+    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let health = store.health();
+    assert_eq!((health.consecutive_failures, health.last_error), (0, None));
+
+    run(&server, &["REPLICAOF", "127.0.0.1", "1"]);
+    assert!(limiter.check("key").await.is_err());
+    let health = store.health();
+    assert_eq!((health.is_available, health.consecutive_failures), (true, 0), "it answers");
+    assert!(health.last_error.is_some_and(|text| text.to_lowercase().contains("replica")));
+    run(&server, &["REPLICAOF", "NO", "ONE"]);
+
+    server.kill();
+    for failures in 1..=4 {
+        assert!(limiter.check("key").await.is_err());
+        let health = store.health();
+        assert_eq!((health.is_available, health.consecutive_failures), (true, failures));
+        assert!(health.last_error.is_some_and(|text| text.contains("not available: ")));
+    }
+    server.restart();
+    let start = Instant::now();
+    while limiter.check("key").await.is_err() {
+        assert!(start.elapsed() < PATIENCE, "Redis is back");
+    }
+    let health = store.health();
+    assert_eq!(health.consecutive_failures, 0);
+    assert!(health.last_error.is_some(), "it stays");
+}
+
 #[tokio::test]
 async fn an_impatient_clone_shuts_nobody_out() {
     let server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let store = RedisStore::connect(&server.url()).await.unwrap().deadline(PATIENCE);
     let impatient = store.clone().deadline(Duration::ZERO);
     let limiter =
         |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
@@ -445,9 +541,6 @@ async fn an_impatient_clone_shuts_nobody_out() {
     for _ in 0..20 {
         let _ = impatient.check("key").await;
     }
-    let start = Instant::now();
-    while patient.check("key").await.is_err() {
-        assert!(start.elapsed() < PATIENCE, "the other one's deadline is not this one's");
-        sleep(Duration::from_millis(2)).await;
-    }
+    let _ = patient.check("key").await.expect("the other one's deadline is not this one's");
+    assert_eq!(server.calls("evalsha"), 1, "nothing is sent when the deadline is over");
 }

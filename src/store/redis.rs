@@ -53,13 +53,15 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 ///
 /// # When Redis is away
 ///
-/// Each decision has a deadline, 100 ms unless [`deadline`](RedisStore::deadline) says otherwise, which counts from
-/// the call and includes connecting. Then it fails with a [`StoreError`], and the layer does what its
-/// [`FailurePolicy`](crate::FailurePolicy) says. A decision that failed may have been made in Redis all the same.
+/// Each decision has a deadline, 100 ms unless [`deadline`](RedisStore::deadline) says otherwise. It counts from
+/// the call, and includes connecting and all commands of the decision. Then the decision fails with a [`StoreError`],
+/// and the layer does what its [`FailurePolicy`](crate::FailurePolicy) says. A decision that failed may have been made
+/// in Redis all the same.
 ///
-/// After several questions in a row without an answer, Redis is taken as unavailable: decisions fail at once
-/// then, and one question at a time finds out when it answers again. [`health`](RedisStore::health) tells,
-/// and so do events of the crate `tracing`, with the feature of that name.
+/// After five calls in a row without an answer in time, Redis is taken as unavailable: decisions fail at once, and
+/// one probe at a time finds out when Redis answers again. An answer that comes later than the deadline proves
+/// nothing: Redis stays unavailable while it is slower than that. [`health`](RedisStore::health) reports this, and so
+/// do events of the crate `tracing`, with the feature of that name.
 ///
 /// In a test with tokio's paused time the deadline passes at once while the runtime waits for Redis.
 ///
@@ -240,10 +242,10 @@ impl RedisStore {
         Ok(())
     }
 
-    /// How the connection to Redis is doing: the same for all clones.
+    /// Returns how well Redis answers, without calling it.
     #[must_use]
     pub fn health(&self) -> Health {
-        self.route.health()
+        self.route.health(self.deadline)
     }
 
     /// Sets what the names of all keys in Redis begin with, `ratelimit` by default. Limiters of the same
@@ -259,7 +261,10 @@ impl RedisStore {
     }
 
     /// Sets the time within which every decision is made or fails, 100 ms by default. It counts from the call, and
-    /// includes waiting for a connection. Clones with other deadlines share what is known of whether Redis answers.
+    /// includes waiting for a connection and all commands of the decision: none is sent when the time is over.
+    ///
+    /// Clones with other deadlines share the connections. When Redis is too slow for one of them, those with a longer
+    /// deadline still call it.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }

@@ -1,38 +1,54 @@
-//! Whether Redis answers at all, so that nobody waits for it while it does not.
+//! Circuit breaker: fails fast while Redis does not answer within the deadline of its callers.
 
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use crate::{error::StoreError, store::lock};
 
-/// A probe asks at least so often: if it does not, whoever runs it is not running.
+/// The longest time between two probes: if it is longer, their runtime does not run.
 const LONGEST_PROBE: Duration = Duration::from_secs(3);
 
-/// After so many questions in a row without an answer, no more are asked.
+/// After that many calls in a row without an answer, the breaker opens.
 const MOST_FAILURES: u32 = 5;
 
-/// How a [`RedisStore`](crate::RedisStore) is doing. The numbers count from when it was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The state of a [`RedisStore`](crate::RedisStore). The numbers count from when the store was made; clones share
+/// them.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether Redis answers. While it does not, decisions fail at once, and one question at a time finds out when
-    /// it does again. What it answers can be errors, as when it is read-only: these are counted below. In a cluster, whether each node does that has keys: the decisions that fail are
-    /// those about the keys of one that does not.
+    /// Whether decisions are sent to Redis. While it is false, they fail at once, and one probe at a time finds out
+    /// when Redis answers again.
+    ///
+    /// * It becomes false when five calls in a row, over at least a deadline, got no answer in time.
+    /// * It becomes true when Redis answers within the deadline of these calls: a probe, sent 100 ms after the one
+    ///   before, or a call of a clone with a longer deadline.
+    ///
+    /// Only calls can fail, so without traffic it stays true, whatever Redis does: to find out whether Redis answers
+    /// now, call [`ping`](crate::RedisStore::ping). An error that Redis sends is an answer, as when it is read-only:
+    /// `errors` and `last_error` report these. A clone with a longer deadline is available for as long as its own
+    /// calls are answered. In a cluster it is true if it is true of each node that has keys; decisions fail for the
+    /// keys of the other nodes.
     pub is_available: bool,
-    /// How often Redis answered, errors that it sent included.
+    /// The calls in a row that got no answer, probes not included: 0 after an answer in time. With 5 or more, over at
+    /// least a deadline, Redis becomes unavailable. In a cluster, those of the node with the most.
+    pub consecutive_failures: u32,
+    /// The text of the last error that `timeouts` and `errors` count, if there was one. It stays when Redis answers
+    /// again.
+    pub last_error: Option<Arc<str>>,
+    /// The number of answers from Redis, errors that it sent included.
     pub answers: u64,
-    /// How often it gave no answer within the deadline.
+    /// The number of calls without an answer within their deadlines.
     pub timeouts: u64,
-    /// How often a connection failed, or Redis answered with an error, other than by sending on to another node.
+    /// The number of failed connections and of errors that Redis sent, redirections to other nodes not included.
     pub errors: u64,
-    /// How often it was not asked, because it was not available.
+    /// The number of calls that failed at once because Redis was unavailable.
     pub skipped: u64,
-    /// How often it became unavailable.
+    /// The number of times that Redis became unavailable, for each deadline in use.
     pub outages: u64,
 }
 
@@ -41,14 +57,25 @@ pub(super) struct Breaker {
     /// Which node of a cluster it is about.
     node: Option<String>,
     made: Instant,
-    /// The time of the last answer, in microseconds since `made`.
+    /// The time of the last answer, in microseconds since `made`, and how long it took.
     last_answer: AtomicU64,
-    is_open: AtomicBool,
+    last_took: AtomicU64,
+    /// The deadline, in microseconds and 1 more, within which Redis does not answer; 0 while it does.
+    open_for: AtomicU64,
     /// When the probe, if there is one, has asked last.
     probed: Mutex<Option<Instant>>,
-    /// The questions in a row without an answer, and when the first of them was asked.
-    failures: Mutex<(u32, Instant)>,
+    failures: Mutex<Failures>,
     counters: Arc<Counters>,
+}
+
+/// The calls in a row without an answer.
+#[derive(Debug)]
+struct Failures {
+    count: u32,
+    /// When the first of them was asked.
+    since: Instant,
+    /// The longest of their deadlines.
+    within: Duration,
 }
 
 /// The nodes of a cluster have them together.
@@ -59,18 +86,34 @@ pub(super) struct Counters {
     errors: AtomicU64,
     skipped: AtomicU64,
     outages: AtomicU64,
+    last_error: Mutex<Option<StoreError>>,
 }
 
 impl Counters {
-    pub(super) fn health(&self, is_available: bool) -> Health {
+    pub(super) fn health(&self, is_available: bool, consecutive_failures: u32) -> Health {
+        let last_error = lock(&self.last_error).clone();
         Health {
             is_available,
+            consecutive_failures,
+            last_error: last_error.map(|error| text_of(&error).into()),
             answers: self.answers.load(Relaxed),
             timeouts: self.timeouts.load(Relaxed),
             errors: self.errors.load(Relaxed),
             skipped: self.skipped.load(Relaxed),
             outages: self.outages.load(Relaxed),
         }
+    }
+
+    fn failed(&self, error: &StoreError) {
+        if error.is_timeout() { &self.timeouts } else { &self.errors }.fetch_add(1, Relaxed);
+        *lock(&self.last_error) = Some(error.clone());
+    }
+}
+
+fn text_of(error: &StoreError) -> String {
+    match error.redis() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
     }
 }
 
@@ -89,43 +132,62 @@ impl Breaker {
             node,
             made,
             last_answer: AtomicU64::new(0),
-            is_open: AtomicBool::new(false),
+            last_took: AtomicU64::new(0),
+            open_for: AtomicU64::new(0),
             probed: Mutex::new(None),
-            failures: Mutex::new((0, made)),
+            failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             counters,
         }
     }
 
-    pub(super) fn health(&self) -> Health {
-        self.counters.health(!self.is_open())
+    pub(super) fn health(&self, deadline: Duration) -> Health {
+        self.counters.health(!self.is_open_for(deadline), self.consecutive_failures())
     }
 
+    pub(super) fn consecutive_failures(&self) -> u32 {
+        let Failures { count, since, within } = *lock(&self.failures);
+        if self.has_answered(since, within) { 0 } else { count }
+    }
+
+    /// Whether there is a deadline within which Redis does not answer.
     pub(super) fn is_open(&self) -> bool {
-        self.is_open.load(Relaxed)
+        self.open_for.load(Relaxed) > 0
+    }
+
+    /// Whether callers with this deadline get no answers. Those with a longer one may.
+    pub(super) fn is_open_for(&self, deadline: Duration) -> bool {
+        micros(deadline) < self.open_for.load(Relaxed)
     }
 
     pub(super) fn skipped(&self) {
         self.counters.skipped.fetch_add(1, Relaxed);
     }
 
-    /// Redis has answered, if with an error.
-    pub(super) fn answered(&self, is_error: bool) {
+    /// Redis has answered a command after that long, if with an error.
+    pub(super) fn answered(&self, took: Duration) {
+        let took = micros(took);
         self.counters.answers.fetch_add(1, Relaxed);
-        if is_error {
-            self.counters.errors.fetch_add(1, Relaxed);
-        }
-        self.last_answer.store(self.made.elapsed().as_micros() as u64, Relaxed);
-        if self.is_open() && self.is_open.swap(false, Relaxed) {
-            let since = lock(&self.failures).1;
+        self.last_took.store(took, Relaxed);
+        self.last_answer.store(micros(self.made.elapsed()), Relaxed);
+        // An answer that is too late for the callers proves nothing: they would time out again.
+        if took < self.open_for.load(Relaxed) && self.open_for.swap(0, Relaxed) > 0 {
+            let since = lock(&self.failures).since;
             event::available(self.node.as_deref(), since.elapsed());
         }
     }
 
-    /// A question that was asked then got no answer. Returns whether Redis is unavailable from now on.
+    /// Counts a failure after which Redis may still answer callers in time: it sent an error, the deadline had passed
+    /// before a command was sent, or a probe failed.
+    pub(super) fn noticed(&self, error: &StoreError) {
+        self.counters.failed(error);
+    }
+
+    /// A call that was asked then got no answer. Returns whether Redis is unavailable from now on.
     pub(super) fn failed(&self, asked: Instant, deadline: Duration, error: &StoreError) -> bool {
-        let Counters { timeouts, errors, .. } = &*self.counters;
-        if error.is_timeout() { timeouts } else { errors }.fetch_add(1, Relaxed);
-        let opens = self.count(asked) >= deadline && !self.is_open.swap(true, Relaxed);
+        self.counters.failed(error);
+        let open_for = micros(deadline) + 1;
+        let opens = self.count(asked, deadline) >= deadline
+            && self.open_for.fetch_max(open_for, Relaxed) < open_for;
         if opens {
             self.counters.outages.fetch_add(1, Relaxed);
             event::unavailable(self.node.as_deref(), error);
@@ -133,18 +195,25 @@ impl Breaker {
         opens
     }
 
-    /// For how long enough questions have got no answer.
-    fn count(&self, asked: Instant) -> Duration {
-        let last_answer = self.made + Duration::from_micros(self.last_answer.load(Relaxed));
-        let (failures, since) = &mut *lock(&self.failures);
-        if *failures == 0 || last_answer > *since {
-            (*failures, *since) = (0, asked);
+    /// For how long enough calls have got no answer.
+    fn count(&self, asked: Instant, deadline: Duration) -> Duration {
+        let failures = &mut *lock(&self.failures);
+        let within = failures.within.max(deadline);
+        if failures.count == 0 || self.has_answered(failures.since, within) {
+            *failures = Failures { count: 0, since: asked, within: Duration::ZERO };
         }
-        if last_answer > asked {
+        if self.has_answered(asked, deadline) {
             return Duration::ZERO; // others got one meanwhile
         }
-        *failures += 1;
-        if *failures >= MOST_FAILURES { since.elapsed() } else { Duration::ZERO }
+        failures.count += 1;
+        failures.within = failures.within.max(deadline);
+        if failures.count >= MOST_FAILURES { failures.since.elapsed() } else { Duration::ZERO }
+    }
+
+    /// Whether the last answer came after that instant, and within so long.
+    fn has_answered(&self, since: Instant, within: Duration) -> bool {
+        let last_answer = self.made + Duration::from_micros(self.last_answer.load(Relaxed));
+        last_answer > since && self.last_took.load(Relaxed) <= micros(within)
     }
 
     /// What the caller does about finding out whether Redis is back.
@@ -167,6 +236,10 @@ impl Breaker {
     pub(super) fn end_probe(&self) {
         *lock(&self.probed) = None;
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    time.as_micros().min(u128::from(u64::MAX - 1)) as u64
 }
 
 pub(super) enum Duty {
@@ -197,5 +270,55 @@ mod event {
     pub(super) fn available(node: Option<&str>, after: Duration) {
         #[cfg(feature = "tracing")]
         tracing::info!(node, ?after, "Redis answers again");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(100);
+
+    fn an_hour_old() -> Breaker {
+        let made = Instant::now() - Duration::from_secs(3_600);
+        Breaker { made, ..Breaker::new() }
+    }
+
+    /// Five calls with a deadline have failed, a minute ago and since.
+    fn fail(breaker: &Breaker, deadline: Duration) {
+        let error = StoreError::timeout(deadline);
+        for _ in 0..MOST_FAILURES {
+            breaker.failed(Instant::now() - Duration::from_secs(60), deadline, &error);
+        }
+    }
+
+    #[test]
+    fn it_closes_with_an_answer_within_the_deadline_of_those_that_failed() {
+        let breaker = an_hour_old();
+        let is_open = |deadline| breaker.is_open_for(deadline);
+        fail(&breaker, DEADLINE);
+        assert!(is_open(DEADLINE) && is_open(DEADLINE / 2) && !is_open(2 * DEADLINE));
+        fail(&breaker, 2 * DEADLINE);
+        assert!(is_open(2 * DEADLINE) && !is_open(3 * DEADLINE));
+        breaker.answered(3 * DEADLINE);
+        assert!(is_open(2 * DEADLINE), "that answer was too late");
+        assert_eq!(breaker.consecutive_failures(), 10);
+        breaker.answered(2 * DEADLINE);
+        assert!(!breaker.is_open());
+        assert_eq!(breaker.consecutive_failures(), 0);
+        assert_eq!(breaker.health(DEADLINE).outages, 2);
+    }
+
+    #[test]
+    fn an_answer_that_others_got_in_time_is_no_failure_in_a_row() {
+        let breaker = an_hour_old();
+        let asked = Instant::now() - DEADLINE;
+        breaker.answered(DEADLINE);
+        breaker.failed(asked, DEADLINE, &StoreError::timeout(DEADLINE));
+        assert_eq!(breaker.consecutive_failures(), 0);
+        breaker.answered(2 * DEADLINE);
+        breaker.failed(asked, DEADLINE, &StoreError::timeout(DEADLINE));
+        assert_eq!(breaker.consecutive_failures(), 1, "that answer was too late");
+        assert_eq!(breaker.health(DEADLINE).timeouts, 2);
     }
 }

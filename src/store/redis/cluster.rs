@@ -97,9 +97,13 @@ impl Cluster {
         Ok(cluster)
     }
 
-    pub(super) fn health(&self) -> Health {
-        let is_available = self.read(|map| map.nodes.values().all(|it| it.link.is_available()));
-        self.counters.health(is_available)
+    pub(super) fn health(&self, deadline: Duration) -> Health {
+        self.read(|map| {
+            let links = || map.nodes.values().map(|node| &node.link);
+            let is_available = links().all(|link| link.is_available_for(deadline));
+            let failures = links().map(|link| link.consecutive_failures()).max();
+            self.counters.health(is_available, failures.unwrap_or(0))
+        })
     }
 
     /// Where a connection was made.

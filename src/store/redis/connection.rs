@@ -13,7 +13,7 @@ use super::{
     breaker::Breaker,
     server::{CONNECT_TIMEOUT, Server, Wire},
 };
-use crate::{algorithm::Verdict, store::lock};
+use crate::{algorithm::Verdict, error::StoreError, store::lock};
 
 /// So long the difference of two clocks is taken as steady.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -166,12 +166,16 @@ impl Connection {
         cmd: &Cmd,
         is_asking: bool,
     ) -> Result<T, RedisError> {
-        lock(&self.answers).unanswered.get_or_insert_with(Instant::now);
+        let sent = Instant::now();
+        lock(&self.answers).unanswered.get_or_insert(sent);
         let answer = read(self.send(cmd, is_asking).await);
         let error = answer.as_ref().err();
         if error.is_none_or(is_answer) {
             lock(&self.answers).unanswered = None;
-            self.breaker.answered(error.is_some_and(|it| !is_routine(it)));
+            self.breaker.answered(sent.elapsed());
+            if let Some(error) = error.filter(|it| !is_routine(it)) {
+                self.breaker.noticed(&StoreError::unavailable(error.clone()));
+            }
         }
         answer
     }

@@ -26,8 +26,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 /// A connection that is open, but gives nobody an answer for so long, is given up.
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
-/// The pause between two questions whether Redis is back, and how long each waits for its answer: whatever the
-/// deadline of those is who want to know.
+/// The pause between two probes, and how long each waits for its answer: whatever the deadline of the callers is,
+/// so that one probe at a time is under way.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -73,7 +73,11 @@ impl Deadline {
     }
 
     pub(super) fn is_over(self) -> bool {
-        self.from.elapsed() >= self.within
+        self.left().is_zero()
+    }
+
+    fn left(self) -> Duration {
+        self.within.saturating_sub(self.from.elapsed())
     }
 }
 
@@ -92,12 +96,21 @@ impl Link {
         Self { server, slots, asked: AtomicUsize::new(0), breaker }
     }
 
+    /// Whether Redis answers within all deadlines.
     pub(super) fn is_available(&self) -> bool {
         !self.breaker.is_open()
     }
 
-    pub(super) fn health(&self) -> Health {
-        self.breaker.health()
+    pub(super) fn is_available_for(&self, deadline: Duration) -> bool {
+        !self.breaker.is_open_for(deadline)
+    }
+
+    pub(super) fn consecutive_failures(&self) -> u32 {
+        self.breaker.consecutive_failures()
+    }
+
+    pub(super) fn health(&self, deadline: Duration) -> Health {
+        self.breaker.health(deadline)
     }
 
     /// Where a connection was made.
@@ -111,30 +124,41 @@ impl Link {
         deadline: Deadline,
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
-        if self.breaker.is_open() && !self.find_out() {
+        if self.breaker.is_open_for(deadline.within) && !self.find_out() {
             self.breaker.skipped();
             return Err(StoreError::away());
         }
-        self.ask_anyway(deadline, question).await
+        if deadline.is_over() {
+            // A command that is sent now would be counted, although its caller has failed already.
+            let error = StoreError::timeout(deadline.within);
+            self.breaker.noticed(&error);
+            return Err(error);
+        }
+        self.ask_anyway(deadline, question, false).await
     }
 
     async fn ask_anyway<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,
         question: Question<'_>,
+        is_probe: bool,
     ) -> Result<(T, Connection), StoreError> {
         let asked = Instant::now();
         let slot = &self.slots[self.asked.fetch_add(1, Relaxed) % self.slots.len()];
         let mut used = None;
         let answer = async {
-            let connection = used.insert(self.connection(slot).await?);
-            connection.ask(question).await
+            let connection = match timeout(deadline.left(), self.connection(slot)).await.ok()? {
+                Ok(connection) => used.insert(connection),
+                Err(error) => return Some(Err(error)),
+            };
+            if deadline.is_over() {
+                return None;
+            }
+            timeout(deadline.left(), connection.ask(question)).await.ok()
         };
-        let left = deadline.within.saturating_sub(deadline.from.elapsed());
-        let answer = timeout(left, answer).await;
-        let error = match (answer, used) {
-            (Ok(Ok(answer)), Some(connection)) => return Ok((answer, connection)),
-            (Ok(Err(error)), used) => {
+        let error = match (answer.await, used) {
+            (Some(Ok(answer)), Some(connection)) => return Ok((answer, connection)),
+            (Some(Err(error)), used) => {
                 let is_answer = used.is_some() && is_answer(&error);
                 let is_old = |it: &Connection| !is_answer || it.lifetime() >= RECONNECT_AFTER;
                 if let Some(connection) =
@@ -149,7 +173,9 @@ impl Link {
             }
             _ => StoreError::timeout(deadline.within),
         };
-        if self.breaker.failed(asked, deadline.within, &error) {
+        if is_probe {
+            self.breaker.noticed(&error);
+        } else if self.breaker.failed(asked, deadline.within, &error) {
             self.find_out();
         }
         Err(error)
@@ -207,7 +233,7 @@ impl Link {
                 link.breaker.probes();
                 let time = redis::cmd("TIME");
                 let deadline = Deadline::new(PROBE_DEADLINE);
-                let _ = link.ask_anyway::<()>(deadline, Question::new(&time)).await;
+                let _ = link.ask_anyway::<()>(deadline, Question::new(&time), true).await;
                 sleep(PROBE_PAUSE).await;
             }
         });

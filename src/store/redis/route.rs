@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use redis::FromRedisValue;
 use tokio::runtime::Handle;
@@ -38,10 +38,10 @@ impl Route {
         }
     }
 
-    pub(super) fn health(&self) -> Health {
+    pub(super) fn health(&self, deadline: Duration) -> Health {
         match self {
-            Self::One(link) => link.health(),
-            Self::Cluster(cluster) => cluster.health(),
+            Self::One(link) => link.health(deadline),
+            Self::Cluster(cluster) => cluster.health(deadline),
         }
     }
 
