@@ -6,6 +6,7 @@ mod support;
 use std::{
     collections::HashMap,
     convert::Infallible,
+    future::pending,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -496,6 +497,30 @@ async fn a_clone_with_a_longer_deadline_is_answered_while_others_are_not() {
     assert!(!store.health().is_available);
     proxy.delay_replies(Duration::ZERO);
     until_available(&store).await;
+}
+
+/// As when the process is stopped, or another task blocks the thread.
+#[tokio::test]
+async fn an_answer_that_came_while_the_process_did_not_run_is_a_decision() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let (deadline, stop) = (10 * DEADLINE, 12 * DEADLINE);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(deadline);
+    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
+    let _ = limiter.check("key").await.unwrap(); // from now on, the server knows the script
+    proxy.hold_replies(true);
+    let sent = server.calls("evalsha");
+    tokio::spawn(async move {
+        while server.calls("evalsha") == sent {
+            tokio::task::yield_now().await;
+        }
+        proxy.hold_replies(false);
+        std::thread::sleep(stop);
+        pending::<()>().await; // the server and the proxy stay
+    });
+    // The test's own task runs first, before the one that reads the connection.
+    assert_eq!(limiter.check("key").await.unwrap().remaining(), 7);
+    assert_eq!((store.health().timeouts, store.health().errors), (0, 0));
 }
 
 #[tokio::test]

@@ -63,6 +63,10 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 /// nothing: Redis stays unavailable while it is slower than that. [`health`](RedisStore::health) reports this, and so
 /// do events of the crate `tracing`, with the feature of that name.
 ///
+/// If the process does not run for a while (it was stopped, or a task blocked the runtime) and finds the deadline
+/// passed, it still reads for up to 20 ms what Redis has answered meanwhile. Such a decision is late, and no
+/// failure.
+///
 /// In a test with tokio's paused time the deadline passes at once while the runtime waits for Redis.
 ///
 /// What each kind of failure does, and which permissions the store needs, is told in

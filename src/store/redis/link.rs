@@ -1,4 +1,5 @@
 use std::{
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -30,6 +31,8 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 /// so that one probe at a time is under way.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 const PROBE_DEADLINE: Duration = Duration::from_secs(1);
+/// The longest time that an answer still gets where the deadline is noticed late.
+const LONGEST_GRACE: Duration = Duration::from_millis(20);
 
 /// The connections to the server, and whether it answers.
 pub(super) struct Link {
@@ -78,6 +81,19 @@ impl Deadline {
 
     fn left(self) -> Duration {
         self.within.saturating_sub(self.from.elapsed())
+    }
+
+    /// Waits for an answer until the deadline.
+    ///
+    /// A deadline that is noticed late means that the process did not run, and so did not read an answer that may
+    /// have come: it gets as long to be read, up to [`LONGEST_GRACE`].
+    async fn wait_for<T>(self, answer: impl Future<Output = T>) -> Option<T> {
+        let mut answer = pin!(answer);
+        if let Ok(answer) = timeout(self.left(), answer.as_mut()).await {
+            return Some(answer);
+        }
+        let late = self.from.elapsed().saturating_sub(self.within);
+        timeout(late.min(LONGEST_GRACE), answer).await.ok()
     }
 }
 
@@ -154,7 +170,7 @@ impl Link {
             if deadline.is_over() {
                 return None;
             }
-            timeout(deadline.left(), connection.ask(question)).await.ok()
+            deadline.wait_for(connection.ask(question)).await
         };
         let error = match (answer.await, used) {
             (Some(Ok(answer)), Some(connection)) => return Ok((answer, connection)),
