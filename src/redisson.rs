@@ -93,11 +93,12 @@
 //!   the type is changed back.
 //! * **An acquire counts once**: it has a random id, by which a script that is executed twice knows it. A release that is
 //!   executed twice gives back twice, and never more than was taken.
-//! * **Old entries** are dropped in steps of at most 1,000, or all at once where few are left, so that Redis does
-//!   not stall; a log is not read again as long as it is known. Where Java changed a log of more than 1,000 entries
-//!   beyond that, a call is several round trips, one for each 1,000. The store's
-//!   [deadline](RedisStore::deadline) is for all of them together. If it passes, the next call continues where this
-//!   one stopped; only `available_permits`, which writes nothing, starts again.
+//! * **Old entries** are dropped in steps of at most 1,000, or all at once where few are left, so
+//!   that Redis does not stall; a log is not read again as long as it is known. Where Java changed
+//!   a log of more than 1,000 entries beyond that, a call is several round trips, one for each
+//!   1,000. The store's [deadline](RedisStore::deadline) is for all of them together. If it passes,
+//!   the next call continues where this one stopped; only `available_permits`, which writes
+//!   nothing, starts again.
 //! * **A retry delay is exact**, where Java is told when the oldest entry expires, plus 3 ms, even if that is not
 //!   enough. If more than 1,000 entries must expire first, it is when these have.
 //!
@@ -290,9 +291,10 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for a rate that is not 1 to 2^53, an interval that is not 1 ms to 100 years, or a
-    /// [`keep_alive`](RateLimiter::keep_alive) time below the interval; [`Error::Store`] if Redis gives no answer
-    /// within the store's [deadline](RedisStore::deadline): then it may have been set.
+    /// [`Error::Config`] for a rate that is not 1 to 2^53, an interval that is not 1 ms to 100
+    /// years, or a [`keep_alive`](RateLimiter::keep_alive) time below the interval;
+    /// [`Error::Store`] if Redis gives no answer within the store's
+    /// [deadline](RedisStore::deadline): then it may have been set.
     ///
     /// # Cancel safety
     ///
@@ -430,9 +432,9 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`Error::ZeroCost`] if `permits` is 0, [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis
-    /// gives no answer: then some or all of them may have been given back. More than 1,000 acquires take several round
-    /// trips within one deadline.
+    /// [`Error::ZeroCost`] if `permits` is 0, [`Error::NoRate`] if there is no rate,
+    /// [`Error::Store`] if Redis gives no answer: then some or all of them may have been given
+    /// back. More than 1,000 acquires take several round trips within one deadline.
     ///
     /// # Cancel safety
     ///

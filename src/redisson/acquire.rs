@@ -39,10 +39,11 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`Error::ZeroCost`] if `permits` is 0, [`Error::CostAboveQuota`] if it is above the rate (or above
-    /// 2^31 - 1), [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis gives no answer: then the
-    /// permits may have been taken. Each attempt has one [deadline](crate::RedisStore::deadline), however many commands
-    /// it takes; the sleep between two attempts has none.
+    /// [`Error::ZeroCost`] if `permits` is 0, [`Error::CostAboveQuota`] if it is above the rate (or
+    /// above 2^31 - 1), [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis gives no
+    /// answer: then the permits may have been taken. Each attempt has one
+    /// [deadline](crate::RedisStore::deadline), however many commands it takes; the sleep between
+    /// two attempts has none.
     ///
     /// # Cancel safety
     ///

@@ -53,19 +53,21 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 ///
 /// # When Redis is away
 ///
-/// Each decision has a deadline, 100 ms unless [`deadline`](RedisStore::deadline) says otherwise. It counts from
-/// the call, and includes connecting and all commands of the decision. Then the decision fails with a [`StoreError`],
-/// and the layer does what its [`FailurePolicy`](crate::FailurePolicy) says. A decision that failed may have been made
-/// in Redis all the same.
+/// Each decision has a deadline, 100 ms unless [`deadline`](RedisStore::deadline) says otherwise.
+/// It counts from the call, and includes connecting and all commands of the decision. Then the
+/// decision fails with a [`StoreError`], and the layer does what its
+/// [`FailurePolicy`](crate::FailurePolicy) says. A decision that failed may have been made in Redis
+/// all the same.
 ///
-/// After five calls in a row without an answer in time, Redis is taken as unavailable: decisions fail at once, and
-/// one probe at a time finds out when Redis answers again. An answer that comes later than the deadline proves
-/// nothing: Redis stays unavailable while it is slower than that. [`health`](RedisStore::health) reports this, and so
-/// do events of the crate `tracing`, with the feature of that name.
+/// After five calls in a row without an answer in time, Redis is taken as unavailable: decisions
+/// fail at once, and one probe at a time finds out when Redis answers again. An answer that comes
+/// later than the deadline proves nothing: Redis stays unavailable while it is slower than that.
+/// [`health`](RedisStore::health) reports this, and so do events of the crate `tracing`, with the
+/// feature of that name.
 ///
-/// If the process does not run for a while (it was stopped, or a task blocked the runtime) and finds the deadline
-/// passed, it still reads for up to 20 ms what Redis has answered meanwhile. Such a decision is late, and no
-/// failure.
+/// If the process does not run for a while (it was stopped, or a task blocked the runtime) and
+/// finds the deadline passed, it still reads for up to 20 ms what Redis has answered meanwhile.
+/// Such a decision is late, and no failure.
 ///
 /// In a test with tokio's paused time the deadline passes at once while the runtime waits for Redis.
 ///
@@ -264,11 +266,12 @@ impl RedisStore {
         Self { prefix: prefix.into(), names: self.names.scoped(prefix), ..self }
     }
 
-    /// Sets the time within which every decision is made or fails, 100 ms by default. It counts from the call, and
-    /// includes waiting for a connection and all commands of the decision: none is sent when the time is over.
+    /// Sets the time within which every decision is made or fails, 100 ms by default. It counts
+    /// from the call, and includes waiting for a connection and all commands of the decision: none
+    /// is sent when the time is over.
     ///
-    /// Clones with other deadlines share the connections. When Redis is too slow for one of them, those with a longer
-    /// deadline still call it.
+    /// Clones with other deadlines share the connections. When Redis is too slow for one of them,
+    /// those with a longer deadline still call it.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }

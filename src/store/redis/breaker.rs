@@ -16,35 +16,39 @@ const LONGEST_PROBE: Duration = Duration::from_secs(3);
 /// After that many calls in a row without an answer, the breaker opens.
 const MOST_FAILURES: u32 = 5;
 
-/// The state of a [`RedisStore`](crate::RedisStore). The numbers count from when the store was made; clones share
-/// them.
+/// The state of a [`RedisStore`](crate::RedisStore). The numbers count from when the store was
+/// made; clones share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether decisions are sent to Redis. While it is false, they fail at once, and one probe at a time finds out
-    /// when Redis answers again.
+    /// Whether decisions are sent to Redis. While it is false, they fail at once, and one probe at
+    /// a time finds out when Redis answers again.
     ///
-    /// * It becomes false when five calls in a row, over at least a deadline, got no answer in time.
-    /// * It becomes true when Redis answers within the deadline of these calls: a probe, sent 100 ms after the one
-    ///   before, or a call of a clone with a longer deadline.
+    /// * It becomes false when five calls in a row, over at least a deadline, got no answer in
+    ///   time.
+    /// * It becomes true when Redis answers within the deadline of these calls: a probe, sent 100
+    ///   ms after the one before, or a call of a clone with a longer deadline.
     ///
-    /// Only calls can fail, so without traffic it stays true, whatever Redis does: to find out whether Redis answers
-    /// now, call [`ping`](crate::RedisStore::ping). An error that Redis sends is an answer, as when it is read-only:
-    /// `errors` and `last_error` report these. A clone with a longer deadline is available for as long as its own
-    /// calls are answered. In a cluster it is true if it is true of each node that has keys; decisions fail for the
-    /// keys of the other nodes.
+    /// Only calls can fail, so without traffic it stays true, whatever Redis does: to find out
+    /// whether Redis answers now, call [`ping`](crate::RedisStore::ping). An error that Redis sends
+    /// is an answer, as when it is read-only: `errors` and `last_error` report these. A clone with
+    /// a longer deadline is available for as long as its own calls are answered. In a cluster it is
+    /// true if it is true of each node that has keys; decisions fail for the keys of the other
+    /// nodes.
     pub is_available: bool,
-    /// The calls in a row that got no answer, probes not included: 0 after an answer in time. With 5 or more, over at
-    /// least a deadline, Redis becomes unavailable. In a cluster, those of the node with the most.
+    /// The calls in a row that got no answer, probes not included: 0 after an answer in time. With
+    /// 5 or more, over at least a deadline, Redis becomes unavailable. In a cluster, those of the
+    /// node with the most.
     pub consecutive_failures: u32,
-    /// The text of the last error that `timeouts` and `errors` count, if there was one. It stays when Redis answers
-    /// again.
+    /// The text of the last error that `timeouts` and `errors` count, if there was one. It stays
+    /// when Redis answers again.
     pub last_error: Option<Arc<str>>,
     /// The number of answers from Redis, errors that it sent included.
     pub answers: u64,
     /// The number of calls without an answer within their deadlines.
     pub timeouts: u64,
-    /// The number of failed connections and of errors that Redis sent, redirections to other nodes not included.
+    /// The number of failed connections and of errors that Redis sent, redirections to other nodes
+    /// not included.
     pub errors: u64,
     /// The number of calls that failed at once because Redis was unavailable.
     pub skipped: u64,
@@ -60,7 +64,8 @@ pub(super) struct Breaker {
     /// The time of the last answer, in microseconds since `made`, and how long it took.
     last_answer: AtomicU64,
     last_took: AtomicU64,
-    /// The deadline, in microseconds and 1 more, within which Redis does not answer; 0 while it does.
+    /// The deadline, in microseconds and 1 more, within which Redis does not answer; 0 while it
+    /// does.
     open_for: AtomicU64,
     /// When the probe, if there is one, has asked last.
     probed: Mutex<Option<Instant>>,
@@ -176,8 +181,8 @@ impl Breaker {
         }
     }
 
-    /// Counts a failure after which Redis may still answer callers in time: it sent an error, the deadline had passed
-    /// before a command was sent, or a probe failed.
+    /// Counts a failure after which Redis may still answer callers in time: it sent an error, the
+    /// deadline had passed before a command was sent, or a probe failed.
     pub(super) fn noticed(&self, error: &StoreError) {
         self.counters.failed(error);
     }

@@ -27,8 +27,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 /// A connection that is open, but gives nobody an answer for so long, is given up.
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
-/// The pause between two probes, and how long each waits for its answer: whatever the deadline of the callers is,
-/// so that one probe at a time is under way.
+/// The pause between two probes, and how long each waits for its answer: whatever the deadline of
+/// the callers is, so that one probe at a time is under way.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 /// The longest time that an answer still gets where the deadline is noticed late.
@@ -85,8 +85,8 @@ impl Deadline {
 
     /// Waits for an answer until the deadline.
     ///
-    /// A deadline that is noticed late means that the process did not run, and so did not read an answer that may
-    /// have come: it gets as long to be read, up to [`LONGEST_GRACE`].
+    /// A deadline that is noticed late means that the process did not run, and so did not read an
+    /// answer that may have come: it gets as long to be read, up to [`LONGEST_GRACE`].
     async fn wait_for<T>(self, answer: impl Future<Output = T>) -> Option<T> {
         let mut answer = pin!(answer);
         if let Ok(answer) = timeout(self.left(), answer.as_mut()).await {
