@@ -1,12 +1,19 @@
-//! An axum server whose limits are in a file: each group of routes has one of its own.
+//! An axum server that reads its limits from a file: one for each group of routes, and one for all.
 //!
 //! ```text
-//! cargo run --example configured -- --check     # reads the file, and prints the limits
+//! cargo run --example configured -- --check     # prints the limits in the file, and ends
 //! cargo run --example configured
-//! curl -i -X POST http://127.0.0.1:3000/login   # six times: the sixth is a 429
+//! curl -i -X POST http://127.0.0.1:3000/login   # six times: the sixth response is a 429
 //! ```
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::ExitCode};
+mod support;
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use axum::{
     Router,
@@ -14,21 +21,22 @@ use axum::{
 };
 use clap::Parser;
 use serde::Deserialize;
+use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{Limits, MemoryStore, RateLimitLayer, key};
 
-/// Serves GET /api/users, GET /api/orders and POST /login, as often as the limits in a file allow each
-/// peer address.
+/// Serves GET /api/users, GET /api/orders and POST /login, limited per client address
 #[derive(Parser)]
 #[command(name = "configured")]
 #[command(after_help = "Try it:  curl -i -X POST http://127.0.0.1:3000/login")]
 struct Flags {
-    /// The configuration, which has the limits `all`, `api` and `login`
-    #[arg(value_name = "FILE")]
+    /// The configuration file, with the limits `all`, `api` and `login`
+    /// [default: examples/limits.toml]
+    #[arg(value_name = "FILE", verbatim_doc_comment, hide_default_value = true)]
     #[arg(default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml"))]
     file: PathBuf,
 
-    /// Read the file, print its limits or what is wrong with it, and end
+    /// Read the file, print its limits or its errors, and end
     #[arg(long)]
     check: bool,
 }
@@ -40,17 +48,16 @@ struct Config {
     limits: Limits,
 }
 
-fn read(file: &PathBuf) -> Result<Config, String> {
-    let text = fs::read_to_string(file).map_err(|error| format!("cannot read it: {error}"))?;
-    toml::from_str(&text).map_err(|error| error.to_string())
+fn read(file: &Path) -> Result<Config, Failure> {
+    let text = fs::read_to_string(file).context("cannot read the file")?;
+    Ok(toml::from_str(&text)?)
 }
 
-fn app(limits: &Limits) -> Result<Router, String> {
-    let limiters = limits.limiters(&MemoryStore::new());
-    let mut limiters = limiters.map_err(|error| error.to_string())?;
+fn app(limits: &Limits) -> Result<Router, Failure> {
+    let mut limiters = limits.limiters(&MemoryStore::new())?;
     let mut limit = |name| match limiters.remove(name) {
         Some(limiter) => Ok(RateLimitLayer::new(limiter, key::PeerIp)),
-        None => Err(format!("there is no [limits.{name}]")),
+        None => Err(Failure::new(format!("there is no [limits.{name}]: add it"))),
     };
     let api = Router::new()
         .route("/api/users", get(async || "ada, ben\n"))
@@ -58,44 +65,47 @@ fn app(limits: &Limits) -> Result<Router, String> {
         .route_layer(limit("api")?);
     let login =
         Router::new().route("/login", post(async || "welcome\n")).route_layer(limit("login")?);
-    // `route_layer` leaves what is not found to this one.
+    // `layer` also limits requests without a route (404); `route_layer` leaves them out.
     let app = api.merge(login).layer(limit("all")?);
     match limiters.keys().next() {
-        Some(name) => Err(format!("[limits.{name}] limits nothing: use all, api and login")),
+        Some(name) => Err(Failure::new(format!(
+            "[limits.{name}] limits no route: remove it, or name it all, api or login"
+        ))),
         None => Ok(app),
     }
 }
 
-async fn serve(listen: SocketAddr, app: Router) -> Result<(), String> {
-    let listener = TcpListener::bind(listen)
-        .await
-        .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
-    let address = listener.local_addr().map_err(|error| error.to_string())?;
-    println!("listening on http://{address}");
-    let service = app.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, service).await.map_err(|error| error.to_string())
-}
-
-async fn run(flags: Flags) -> Result<(), String> {
-    let explain = |error| format!("{}: {error}", flags.file.display());
-    let config = read(&flags.file).map_err(explain)?;
-    let app = app(&config.limits).map_err(explain)?;
-    if !flags.check {
-        return serve(config.listen, app).await;
-    }
-    for (name, limit) in config.limits.iter() {
+fn print_limits(limits: &Limits) {
+    for (name, limit) in limits.iter() {
         println!("{name}: {}, {}", limit.quota(), limit.algorithm());
     }
+}
+
+async fn serve(config: &Config, app: Router) -> Result<(), Failure> {
+    let listen = config.listen;
+    let listener =
+        TcpListener::bind(listen).await.context(format_args!("cannot listen on {listen}"))?;
+    let url = format!("http://{}", listener.local_addr()?);
+    println!("listening on {url}");
+    print_limits(&config.limits);
+    let curl = format!("curl -s -o /dev/null -w '%{{http_code}}\\n' -X POST {url}/login");
+    println!("try it: for i in $(seq 7); do {curl}; done");
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
+}
+
+async fn run(flags: Flags) -> Result<(), Failure> {
+    let file = flags.file.display();
+    let config = read(&flags.file).context(&file)?;
+    let app = app(&config.limits).context(&file)?;
+    if flags.check {
+        print_limits(&config.limits);
+        return Ok(());
+    }
+    serve(&config, app).await
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Flags::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", error.trim_end());
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(Flags::parse()).await)
 }

@@ -1,16 +1,19 @@
-//! A tonic server whose calls are limited per peer, and a client that shows how it refuses them.
+//! A tonic server that limits the calls per peer, and a client that prints how each call ends.
 //!
 //! ```text
-//! cargo run --example grpc                      # the server, 5 calls in 10 seconds
-//! cargo run --example grpc -- --call 7          # in another terminal: the last 2 are refused
+//! cargo run --example grpc                      # the server, 5 calls per 10 s
+//! cargo run --example grpc -- --call 7          # in another terminal: the last 2 are denied
 //! ```
 //!
-//! The service is gRPC's own health check, so that no code has to be generated: any other is limited in the
-//! same way.
+//! The service is gRPC's standard health check, which needs no generated code. Other services are
+//! limited in the same way.
+
+mod support;
 
 use std::{net::SocketAddr, process::ExitCode};
 
 use clap::Parser;
+use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tonic::{
     Status,
@@ -26,7 +29,7 @@ use tonic_health::{
 use tonic_types::StatusExt;
 use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 
-/// Serves grpc.health.v1.Health over plain HTTP/2, as often as the quota allows each peer; or calls it.
+/// Serves grpc.health.v1.Health over plain HTTP/2 with a limit per peer address, or calls it
 #[derive(Parser)]
 #[command(name = "grpc", after_help = "Try it:  cargo run --example grpc -- --call 7")]
 struct Flags {
@@ -35,11 +38,11 @@ struct Flags {
     #[arg(conflicts_with = "call")]
     listen: SocketAddr,
 
-    /// How many calls each peer address may make, such as 10/s, "100/min burst 20" or 5/10s
+    /// Calls per peer address, such as 10/s or "100/min burst 20"
     #[arg(long, value_name = "QUOTA", default_value = "5/10s", conflicts_with = "call")]
     quota: Quota,
 
-    /// Be a client: make N calls, one after the other, and print how each ends
+    /// Run as a client: make N calls, one after the other, and print how each ends
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     call: Option<u32>,
 
@@ -48,29 +51,28 @@ struct Flags {
     server: Endpoint,
 }
 
-async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), String> {
-    let limiter = Limiter::try_named("grpc", MemoryStore::new(), Algorithm::token_bucket(), quota)
-        .map_err(|error| error.to_string())?;
-    let listener = TcpListener::bind(listen)
-        .await
-        .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
-    let address = listener.local_addr().map_err(|error| error.to_string())?;
-    println!("listening on http://{address}");
+async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), Failure> {
+    let limiter = Limiter::try_named("grpc", MemoryStore::new(), Algorithm::token_bucket(), quota)?;
+    let listener =
+        TcpListener::bind(listen).await.context(format_args!("cannot listen on {listen}"))?;
+    let url = format!("http://{}", listener.local_addr()?);
+    println!("listening on {url}");
+    println!("limit: {quota} per peer address, counts in memory");
+    let calls = quota.burst_size().saturating_add(2);
+    println!("try it: cargo run --example grpc -- --server {url} --call {calls}");
     let peer_ip = key::PeerIp.peer_addr(|it| it.get::<TcpConnectInfo>()?.remote_addr());
     let (_reporter, health) = health_reporter();
     Server::builder()
         .layer(RateLimitLayer::new(limiter, peer_ip))
         .add_service(health)
         .serve_with_incoming(TcpIncoming::from(listener))
-        .await
-        .map_err(|error| with_sources(&error))
+        .await?;
+    Ok(())
 }
 
-async fn call(server: Endpoint, calls: u32) -> Result<(), String> {
-    let channel = server
-        .connect()
-        .await
-        .map_err(|error| format!("cannot connect to {}: {}", server.uri(), with_sources(&error)))?;
+async fn call(server: Endpoint, calls: u32) -> Result<(), Failure> {
+    let channel =
+        server.connect().await.context(format_args!("cannot connect to {}", server.uri()))?;
     let mut client = HealthClient::new(channel);
     for number in 1..=calls {
         match client.check(HealthCheckRequest::default()).await {
@@ -81,7 +83,7 @@ async fn call(server: Endpoint, calls: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// What a client learns: a call over the quota says when to come back.
+/// Describes the status of a failed call. Of a denied call it contains the time to wait.
 fn outcome(status: &Status) -> String {
     let code = status.code();
     match status.get_details_retry_info().and_then(|info| info.retry_delay) {
@@ -90,28 +92,11 @@ fn outcome(status: &Status) -> String {
     }
 }
 
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(&format!(": {error}"));
-        source = error.source();
-    }
-    text
-}
-
 #[tokio::main]
 async fn main() -> ExitCode {
     let flags = Flags::parse();
-    let end = match flags.call {
+    exit_code(match flags.call {
         Some(calls) => call(flags.server, calls).await,
         None => serve(flags.listen, flags.quota).await,
-    };
-    match end {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }

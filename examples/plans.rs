@@ -1,25 +1,31 @@
-//! An axum server in front of a language model (there is none): requests are limited by the plan of their
-//! API key, tokens by key and for all keys together, and paid for when it is known how many were used.
+//! An axum server in front of a language model (which is left out).
+//!
+//! * The plan of an API key limits its requests.
+//! * Tokens are limited per key and for all keys together. A request is charged an estimate first,
+//!   and the handler settles the tokens that were used.
 //!
 //! ```text
 //! cargo run --example plans
-//! curl -i -H 'x-api-key: ada' -d 'why is the sky blue' http://127.0.0.1:3000/answer   # ada is free, ben is pro
+//! curl -i -H 'x-api-key: ada' -d 'why is the sky blue' http://127.0.0.1:3000/answer
 //! ```
+
+mod support;
 
 use std::{collections::HashMap, net::SocketAddr, process::ExitCode};
 
 use axum::{Extension, Router, routing::post};
 use clap::Parser;
 use http::request::Parts;
+use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError, Rule,
 };
 
-/// Answers POST /answer for the API keys ada and carl (plan free) and ben (plan pro), as often as the
-/// quotas allow. Each word of a question uses up 10 tokens.
+/// Answers POST /answer for the API keys ada and carl (plan free) and ben (plan pro).
+/// Each word of a question uses 10 tokens.
 #[derive(Parser)]
-#[command(name = "plans")]
+#[command(name = "plans", verbatim_doc_comment)]
 #[command(after_help = "Try it:  curl -i -H 'x-api-key: ada' -d 'why is the sky blue' \
                         http://127.0.0.1:3000/answer")]
 struct Flags {
@@ -27,15 +33,15 @@ struct Flags {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// Requests of a key on the plan free
+    /// Requests per key of the plan free
     #[arg(long, value_name = "QUOTA", default_value = "3/min")]
     free: Quota,
 
-    /// Requests of a key on the plan pro
+    /// Requests per key of the plan pro
     #[arg(long, value_name = "QUOTA", default_value = "10/min")]
     pro: Quota,
 
-    /// Tokens of each key
+    /// Tokens per key
     #[arg(long, value_name = "QUOTA", default_value = "500/min")]
     tokens: Quota,
 
@@ -43,7 +49,7 @@ struct Flags {
     #[arg(long, value_name = "QUOTA", default_value = "1000/min")]
     all_tokens: Quota,
 
-    /// Tokens that a request is charged before it is known how many it uses
+    /// Tokens that a request is charged before its usage is known
     #[arg(long, value_name = "N", default_value = "50")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     estimate: u32,
@@ -55,7 +61,7 @@ enum Plan {
     Pro,
 }
 
-/// Stands for a database.
+/// Stands in for a database.
 struct Accounts(HashMap<&'static str, Plan>);
 
 impl Accounts {
@@ -74,11 +80,11 @@ struct ByPlan {
 }
 
 impl ByPlan {
-    fn new(flags: &Flags) -> Result<Self, String> {
+    fn new(flags: &Flags) -> Result<Self, Failure> {
         let store = MemoryStore::new();
         let limiter = |name, quota| {
             Limiter::try_named(name, store.clone(), Algorithm::token_bucket(), quota)
-                .map_err(|error| format!("--{name}: {error}"))
+                .context(format_args!("--{name}"))
         };
         Ok(Self {
             accounts: Accounts(
@@ -96,14 +102,14 @@ impl ByPlan {
 impl Rule<Parts> for ByPlan {
     async fn charge(&self, head: &Parts) -> Result<Charge, RequestError> {
         let key = head.headers.get("x-api-key").and_then(|key| key.to_str().ok());
-        let key = key.ok_or_else(|| RequestError::missing_key("the field x-api-key is missing"))?;
+        let key = key.ok_or_else(|| RequestError::missing_key("header x-api-key is missing"))?;
         let requests = match self.accounts.plan(key).await {
-            None => return Err(RequestError::invalid("nobody has this x-api-key")),
+            None => return Err(RequestError::invalid("unknown API key")),
             Some(Plan::Free) => &self.free,
             Some(Plan::Pro) => &self.pro,
         };
-        let everybody = Charge::new(&self.all_tokens, "everybody").cost(self.estimate);
-        Ok(Charge::new(requests, key).also(&self.tokens).cost(self.estimate).and(everybody))
+        let all_keys = Charge::new(&self.all_tokens, "all").cost(self.estimate);
+        Ok(Charge::new(requests, key).also(&self.tokens).cost(self.estimate).and(all_keys))
     }
 }
 
@@ -121,23 +127,25 @@ fn app(rule: ByPlan) -> Router {
         .layer(RateLimitLayer::by_rule(rule).charge_handle(true))
 }
 
-async fn run(flags: Flags) -> Result<(), String> {
+async fn run(flags: Flags) -> Result<(), Failure> {
     let app = app(ByPlan::new(&flags)?);
     let listener = TcpListener::bind(flags.listen)
         .await
-        .map_err(|error| format!("cannot listen on {}: {error}", flags.listen))?;
-    let address = listener.local_addr().map_err(|error| error.to_string())?;
-    println!("listening on http://{address}");
-    axum::serve(listener, app).await.map_err(|error| error.to_string())
+        .context(format_args!("cannot listen on {}", flags.listen))?;
+    let url = format!("http://{}", listener.local_addr()?);
+    println!("listening on {url}");
+    println!("requests per key: {} (plan free), {} (plan pro)", flags.free, flags.pro);
+    println!("tokens: {} per key, {} for all keys", flags.tokens, flags.all_tokens);
+    let count = flags.free.burst_size().saturating_add(2).min(100);
+    println!(
+        "try it: for i in $(seq {count}); do curl -s -H 'x-api-key: ada' -d 'why is the sky blue' \
+         -w ' %{{http_code}}\\n' {url}/answer; done"
+    );
+    axum::serve(listener, app).await?;
+    Ok(())
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Flags::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(Flags::parse()).await)
 }

@@ -1,17 +1,20 @@
-//! A limiter that Java services share: the same as Redisson's `RRateLimiter` of this name.
+//! A limiter shared with Java services: Redisson's `RRateLimiter` of the same name, from Rust.
 //!
 //! ```text
 //! cargo run --example redisson -- --redis redis://127.0.0.1/
 //! ```
 //!
-//! It walks through what the limiter can do, and prints what is in Redis as it goes. The keys stay there for ten
-//! minutes: look at them with `redis-cli --scan`, or go on from Java with
-//! `redisson.getRateLimiter("LIMITER_NAME")`.
+//! It calls the limiter's methods, and prints the keys in Redis after each step. The keys expire
+//! after ten minutes. Until then, list them with `redis-cli --scan`, or use the limiter from Java
+//! with `redisson.getRateLimiter("LIMITER_NAME")`.
+
+mod support;
 
 use std::{process::ExitCode, time::Duration};
 
 use clap::Parser;
 use redis::{Connection, FromRedisValue};
+use support::{Context, Failure, exit_code};
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::{
     RedisStore,
@@ -22,7 +25,7 @@ const NAME: &str = "LIMITER_NAME";
 const KEEP: Duration = Duration::from_secs(600);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Walks through a limiter that Java services share, and shows its keys.
+/// Calls the methods of a limiter shared with Java services, and prints its keys in Redis
 #[derive(Parser)]
 #[command(name = "redisson")]
 struct Flags {
@@ -31,10 +34,10 @@ struct Flags {
     redis: String,
 }
 
-type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Result<T = ()> = std::result::Result<T, Failure>;
 
 async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
-    title("set the rate: 5 permits per 2 seconds, unless one is set already");
+    title("set the rate to 5 permits per 2 s, if none is set");
     let set = limiter.try_set_rate(RateType::Overall, 5, 2 * SECOND).await?;
     println!("try_set_rate: {set}, again: {}", {
         limiter.try_set_rate(RateType::Overall, 100, SECOND).await?
@@ -46,14 +49,14 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     for permits in [2, 3, 1] {
         let decision = limiter.try_acquire(permits, Duration::ZERO).await?;
         match decision.retry_after() {
-            None => println!("try_acquire({permits}): taken, {} are left", decision.remaining()),
-            Some(wait) => println!("try_acquire({permits}): denied, to be had in {wait:.1?}"),
+            None => println!("try_acquire({permits}): taken, {} left", decision.remaining()),
+            Some(wait) => println!("try_acquire({permits}): denied, retry in {wait:.1?}"),
         }
     }
     println!("available_permits: {}", limiter.available_permits().await?);
     redis.print()?;
 
-    title("give 2 permits back");
+    title("release 2 permits");
     limiter.release(2).await?;
     println!("available_permits: {}", limiter.available_permits().await?);
     redis.print()?;
@@ -71,7 +74,7 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     }
     redis.print()?;
 
-    title("lower the rate, and keep what was taken: a debt is waited for");
+    title("lower the rate; permits already taken still count, so that there is a debt");
     limiter.update_rate(RateType::Overall, 2, 2 * SECOND).await?;
     show_config(limiter).await?;
     println!("available_permits: {}", limiter.available_permits().await?);
@@ -82,14 +85,14 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     println!("clear_expire: {}", limiter.clear_expire().await?);
     println!("remaining_ttl: {:?}", limiter.remaining_ttl().await?);
 
-    title("a rate for each client; this one is called \"example\"");
+    title("a rate per client; the id of this client is \"example\"");
     let client = limiter.clone().client_id("example").keep_alive(KEEP);
     client.set_rate(RateType::PerClient, 5, 10 * SECOND).await?;
     let taken = client.try_acquire(1, SECOND).await?.is_allowed();
     println!("try_acquire(1): {}", outcome(taken));
     redis.print()?;
 
-    title("delete, and leave a limiter to look at");
+    title("delete the limiter, and leave a new one with keys to look at");
     println!("delete: {}", client.delete().await?);
     redis.print()?;
     limiter.set_rate(RateType::Overall, 5, 10 * SECOND).await?;
@@ -100,7 +103,9 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
 }
 
 async fn show_config(limiter: &RateLimiter) -> Result {
-    let config = limiter.config().await?.ok_or("the rate is gone: somebody else deleted it")?;
+    let config = limiter.config().await?;
+    let config =
+        config.ok_or_else(|| Failure::new("the rate was deleted meanwhile: run it again"))?;
     println!("config: rate {} per {:?}", config.rate(), config.interval());
     Ok(())
 }
@@ -113,7 +118,7 @@ fn title(text: &str) {
     println!("\n# {text}");
 }
 
-/// What is in Redis.
+/// The keys of the limiter in Redis.
 struct Keys(Connection);
 
 impl Keys {
@@ -126,7 +131,7 @@ impl Keys {
         keys.sort_unstable();
         for key in keys {
             let ttl: i64 = self.ask(&["PTTL", &key])?;
-            let ttl = if ttl < 0 { String::new() } else { format!(" (for {ttl} ms)") };
+            let ttl = if ttl < 0 { String::new() } else { format!(" (expires in {ttl} ms)") };
             println!("  {key}{ttl}");
             match &*self.ask::<String>(&["TYPE", &key])? {
                 "hash" => {
@@ -148,34 +153,17 @@ impl Keys {
     }
 }
 
-async fn run(flags: Flags) -> std::result::Result<(), String> {
-    let store = RedisStore::connect(&flags.redis).await.map_err(|error| {
-        format!("cannot use the Redis server at --redis: {}", with_sources(&error))
-    })?;
-    let connection = redis::Client::open(flags.redis).and_then(|it| it.get_connection());
-    let mut keys = Keys(connection.map_err(|error| with_sources(&error))?);
+async fn run(flags: Flags) -> Result {
+    let what = "cannot use the Redis server at --redis";
+    let store = RedisStore::connect(&flags.redis).await.context(what)?;
+    let connection = redis::Client::open(flags.redis).and_then(|client| client.get_connection());
+    let mut keys = Keys(connection.context(what)?);
     let limiter = RateLimiter::new(store, NAME);
-    limiter.delete().await.map_err(|error| with_sources(&error))?;
-    walk(&limiter, &mut keys).await.map_err(|error| with_sources(&*error))
-}
-
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(&format!(": {error}"));
-        source = error.source();
-    }
-    text
+    limiter.delete().await?;
+    walk(&limiter, &mut keys).await
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Flags::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(Flags::parse()).await)
 }

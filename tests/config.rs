@@ -473,7 +473,7 @@ mod example {
             ("buckets = 4", "buckets = 400", "| buckets = 400 "),
             ("5/min", "5/minn", "quota \"5/minn\": the window must be"),
             ("[limits.login]", "[limits.logins]", "there is no [limits.login]"),
-            ("[limits.login]", unused, "[limits.sms] limits nothing"),
+            ("[limits.login]", unused, "[limits.sms] limits no route"),
             ("listen =", "adress = 1\nlisten =", "unknown field `adress`"),
         ] {
             let text = LIMITS.replace(from, to);
@@ -486,6 +486,9 @@ mod example {
         }
         let output = check(Path::new("/nowhere/limits.toml"));
         let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(stderr.starts_with("error: /nowhere/limits.toml: cannot read it: "), "{stderr}");
+        assert!(
+            stderr.starts_with("error: /nowhere/limits.toml: cannot read the file: "),
+            "{stderr}"
+        );
     }
 }

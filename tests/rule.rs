@@ -954,8 +954,8 @@ mod example {
         let address = line.trim().strip_prefix("listening on http://").expect("the first line");
 
         for (key, words, status, says) in [
-            ("", 1, "400", "the field x-api-key is missing"),
-            ("x-api-key: dora\r\n", 1, "400", "nobody has this x-api-key"),
+            ("", 1, "400", "header x-api-key is missing"),
+            ("x-api-key: dora\r\n", 1, "400", "unknown API key"),
             ("x-api-key: ada\r\n", 2, "200", "42 (20 tokens)"),
             ("x-api-key: ada\r\n", 5, "200", "42 (50 tokens)"),
             ("x-api-key: ada\r\n", 3, "200", "42 (30 tokens)"),
