@@ -1,4 +1,4 @@
-//! Three callers share one quota for a vendor's API, which bans for 5 seconds whoever exceeds it.
+//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it.
 //!
 //! ```text
 //! cargo run --example outbound                                  # the callers are tasks
@@ -6,7 +6,9 @@
 //! cargo run --example outbound -- --without-limit               # shows the bans
 //! ```
 //!
-//! What a client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`.
+//! The code that a client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`.
+
+mod support;
 
 use std::{
     collections::VecDeque,
@@ -25,6 +27,7 @@ use axum::{
 use clap::Parser;
 use http::{Request, Response, StatusCode, Uri};
 use hyper_util::{client::legacy, rt::TokioExecutor};
+use support::{Context, Failure, exit_code};
 use tokio::{
     net::TcpListener,
     process::Command,
@@ -39,54 +42,53 @@ use tower_ratelimit::{
 const CALLERS: usize = 3;
 const IN_FLIGHT_PER_CALLER: usize = 4;
 
-// The vendor's terms.
+// The vendor's rule: `LIMIT` requests in any `WINDOW`; more than that is a `BAN`.
 const LIMIT: usize = 240;
 const WINDOW: Duration = Duration::from_secs(12);
 const BAN: Duration = Duration::from_secs(5);
 
-/// 97.5 % of the vendor's rate. Requests leave evenly, but some arrive late, and the vendor counts
-/// arrivals: the 6 requests in 12 seconds that are left out make up for 300 ms of delay, or for a
-/// caller that stalls with 4 in flight.
+/// 97.5 % of the vendor's rate. The limiter spaces departures evenly, but the vendor counts
+/// arrivals, and some are late. The margin of 6 requests in 12 s covers 300 ms of delay, or a
+/// caller that stalls with 4 requests in flight.
 ///
-/// The burst is how many may be in the bucket, where they wait: more than are ever in flight.
+/// The burst is the number of requests that may wait in the bucket: more than are ever in flight.
 const QUOTA: Quota = Quota::new(39, Duration::from_secs(2)).burst(20);
 
-/// Three callers make requests as fast as a vendor allows, and the layer keeps them from being banned.
+/// Three callers send requests as fast as a vendor allows; the layer prevents bans
 #[derive(Parser)]
 #[command(name = "outbound")]
 struct Flags {
-    /// Run each caller as a process, and share the quota in the Redis server at this URL, such as
-    /// redis://127.0.0.1/; without it they are tasks that share it in memory
-    #[arg(long, value_name = "URL", conflicts_with = "without_limit")]
+    /// Run each caller as a process, with the counts in the Redis server at
+    /// this URL, such as redis://127.0.0.1/, instead of as a task, with the
+    /// counts in memory
+    #[arg(long, value_name = "URL", conflicts_with = "without_limit", verbatim_doc_comment)]
     redis: Option<String>,
 
-    /// How long to make requests
+    /// How long to send requests, in seconds
     #[arg(long, value_name = "N", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
 
-    /// Leave the layer out, to see the bans
+    /// Send requests without the layer, to see the bans
     #[arg(long)]
     without_limit: bool,
 
-    /// Be a caller of the vendor at this address
+    /// Run as a caller of the vendor at this address
     #[arg(long, hide = true)]
     call: Option<Uri>,
 
-    /// What the keys in Redis begin with
+    /// The prefix of the keys in Redis
     #[arg(long, hide = true, default_value = "outbound")]
     prefix: String,
 }
 
 type Client = BoxCloneService<Request<Body>, Response<Body>, legacy::Error>;
 
-async fn limiter(flags: &Flags) -> Result<Limiter, String> {
+async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
     let Some(url) = &flags.redis else {
         return Ok(Limiter::new(MemoryStore::new(), Algorithm::LeakyBucket, QUOTA));
     };
-    let store = RedisStore::connect(url).await.map_err(|error| {
-        format!("cannot use the Redis server at --redis: {}", with_sources(&error))
-    })?;
+    let store = RedisStore::connect(url).await.context("cannot use the Redis server at --redis")?;
     let store = store.prefix(&flags.prefix).deadline(Duration::from_secs(1));
     Ok(Limiter::new(store, Algorithm::LeakyBucket, QUOTA))
 }
@@ -96,59 +98,55 @@ fn client(limiter: Option<Limiter>) -> Client {
     let Some(limiter) = limiter else {
         return http.map_response(IntoResponse::into_response).boxed_clone();
     };
-    // A request that would wait for longer is refused by the layer, and the vendor never sees it.
+    // The layer rejects a request that would wait longer: it never reaches the vendor.
     let layer = RateLimitLayer::new(limiter, key::Global).max_wait(Duration::from_secs(2));
     let service = ServiceBuilder::new().layer(layer).service(http);
     service.map_response(IntoResponse::into_response).boxed_clone()
 }
 
-/// Makes requests, one after the other.
-async fn call(client: Client, vendor: Uri) -> Result<(), String> {
+/// Sends requests, one after the other, until one fails.
+async fn call(client: Client, vendor: Uri) -> Result<(), Failure> {
     loop {
         let request = Request::get(vendor.clone()).body(Body::empty()).expect("the URI is valid");
-        let answer = client.clone().oneshot(request).await;
-        let response = answer.map_err(|error| with_sources(&error))?;
+        let response = client.clone().oneshot(request).await?;
         let pause = match response.extensions().get::<Rejection>() {
-            // The layer's own 429.
+            // The 429 of the layer.
             Some(Rejection::Denied(decision)) => decision.retry_after().unwrap_or_default(),
-            Some(rejection) => {
-                return Err(format!("a request was not sent: {}", with_sources(rejection)));
-            }
-            // The vendor's.
+            Some(rejection) => return Err(rejection.clone()).context("a request was not sent"),
+            // The 429 of the vendor.
             None if response.status() == StatusCode::TOO_MANY_REQUESTS => BAN,
             None => Duration::ZERO,
         };
-        // A connection is used again only after a body that was read to its end.
-        to_bytes(response.into_body(), usize::MAX).await.map_err(|error| with_sources(&error))?;
+        // The client reuses a connection only after the body was read to its end.
+        to_bytes(response.into_body(), usize::MAX).await?;
         sleep(pause).await;
     }
 }
 
 /// Keeps a few requests in flight, until one fails.
-async fn be_a_caller(limiter: Option<Limiter>, vendor: Uri) -> Result<(), String> {
+async fn run_caller(limiter: Option<Limiter>, vendor: Uri) -> Result<(), Failure> {
     let client = client(limiter);
     let calls = (0..IN_FLIGHT_PER_CALLER).map(|_| call(client.clone(), vendor.clone()));
     let mut calls = calls.collect::<JoinSet<_>>();
     calls.join_next().await.expect("there are calls").expect("a call does not panic")
 }
 
-async fn start_a_caller(url: String, vendor: Uri, prefix: String) -> Result<(), String> {
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let status = Command::new(program)
+async fn start_caller(url: String, vendor: Uri, prefix: String) -> Result<(), Failure> {
+    let status = Command::new(std::env::current_exe()?)
         .args(["--redis", &url, "--call", &vendor.to_string(), "--prefix", &prefix])
         .kill_on_drop(true)
         .status()
-        .await;
-    Err(status.map_or_else(|error| error.to_string(), |status| format!("a caller ended: {status}")))
+        .await?;
+    Err(Failure::new(format!("a caller ended: {status}")))
 }
 
-/// Counts exactly, in a window that slides.
+/// Counts exactly, in a sliding window.
 #[derive(Default)]
 struct Vendor {
     recent: VecDeque<Instant>,
     banned_until: Option<Instant>,
     accepted: usize,
-    refused: usize,
+    rejected: usize,
     bans: usize,
 }
 
@@ -171,7 +169,7 @@ impl Vendor {
             self.banned_until = Some(now + BAN);
             self.bans += 1;
         }
-        self.refused += 1;
+        self.rejected += 1;
         StatusCode::TOO_MANY_REQUESTS
     }
 
@@ -184,24 +182,47 @@ impl Vendor {
     }
 }
 
-async fn run(flags: Flags) -> Result<(), String> {
-    // Asked for by the parent, too, so that a wrong URL is reported once.
+fn print_rules(flags: &Flags) {
+    println!(
+        "vendor: allows {LIMIT} requests in any {} s, and bans the callers for {} s if they exceed \
+         that",
+        WINDOW.as_secs(),
+        BAN.as_secs()
+    );
+    let kind = if flags.redis.is_some() { "processes" } else { "tasks" };
+    let limit = match flags.without_limit {
+        true => String::from("without a limit"),
+        false => format!(
+            "they share {} requests per {} s, evenly spaced",
+            QUOTA.limit(),
+            QUOTA.window().as_secs()
+        ),
+    };
+    println!(
+        "callers: {CALLERS} {kind}, each with up to {IN_FLIGHT_PER_CALLER} requests in flight; \
+         {limit}"
+    );
+}
+
+async fn run(flags: Flags) -> Result<(), Failure> {
+    // The parent connects to Redis as well, so that a wrong URL is reported once.
     let limiter = limiter(&flags).await?;
     let limiter = Some(limiter).filter(|_| !flags.without_limit);
     if let Some(vendor) = flags.call {
-        return be_a_caller(limiter, vendor).await;
+        return run_caller(limiter, vendor).await;
     }
 
+    print_rules(&flags);
     let vendor = Arc::<Mutex<Vendor>>::default();
-    let address = Vendor::serve(vendor.clone()).await.map_err(|error| error.to_string())?;
+    let address = Vendor::serve(vendor.clone()).await?;
     let uri = Uri::try_from(format!("http://{address}/")).expect("an address makes a URI");
-    // Of this run alone.
+    // A prefix for this run alone, so that runs at the same time share no counts.
     let prefix = format!("outbound-{}-{}", std::process::id(), address.port());
     let mut callers = JoinSet::new();
     for _ in 0..CALLERS {
         match flags.redis.clone() {
-            None => callers.spawn(be_a_caller(limiter.clone(), uri.clone())),
-            Some(url) => callers.spawn(start_a_caller(url, uri.clone(), prefix.clone())),
+            None => callers.spawn(run_caller(limiter.clone(), uri.clone())),
+            Some(url) => callers.spawn(start_caller(url, uri.clone(), prefix.clone())),
         };
     }
 
@@ -214,12 +235,13 @@ async fn run(flags: Flags) -> Result<(), String> {
         }
         let mut vendor = vendor.lock().unwrap();
         vendor.forget(Instant::now());
-        let Vendor { recent, accepted, refused, bans, .. } = &*vendor;
+        let Vendor { recent, accepted, rejected, bans, .. } = &*vendor;
         let end = if terminal && second < flags.seconds { '\r' } else { '\n' };
         print!(
-            "{second:3} s: {accepted} accepted, {:3} of {LIMIT} in the last {WINDOW:?}, {refused} refused, \
-             bans: {bans}{end}",
-            recent.len()
+            "{second:3} s: {accepted} accepted, {:3} of {LIMIT} in the last {} s, \
+             {rejected} rejected, bans: {bans}{end}",
+            recent.len(),
+            WINDOW.as_secs()
         );
         let _ = stdout().flush();
     }
@@ -230,26 +252,7 @@ async fn run(flags: Flags) -> Result<(), String> {
     Ok(())
 }
 
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        // Some errors tell their source themselves.
-        if !text.ends_with(&error.to_string()) {
-            text.push_str(&format!(": {error}"));
-        }
-        source = error.source();
-    }
-    text
-}
-
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Flags::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(Flags::parse()).await)
 }

@@ -12,6 +12,9 @@ use support::server::RedisServer;
 
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("outbound"));
 
+const VENDOR: &str =
+    "vendor: allows 240 requests in any 12 s, and bans the callers for 5 s if they exceed that";
+
 fn start(flags: &[&str]) -> Child {
     Command::new(&*PROGRAM)
         .args(flags)
@@ -21,11 +24,15 @@ fn start(flags: &[&str]) -> Child {
         .expect("the example starts")
 }
 
-/// The figures of its last line: the bans, and how much of the quota was used.
-fn end(process: Child) -> (u32, f64) {
+/// The figures of the last line: the bans, and the used part of the quota. The first lines must be
+/// the rules.
+fn end(process: Child, limit: &str) -> (u32, f64) {
     let output = process.wait_with_output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    let rules: Vec<_> = stdout.lines().take(2).collect();
+    assert_eq!(rules[0], VENDOR);
+    assert!(rules[1].starts_with("callers: 3 ") && rules[1].ends_with(limit), "{}", rules[1]);
     let figures = stdout
         .lines()
         .last()
@@ -34,8 +41,8 @@ fn end(process: Child) -> (u32, f64) {
     (figures.0.parse().unwrap(), figures.1.parse().unwrap())
 }
 
-/// In so short a run, the vendor's window never holds what it allows, unless too many requests leave:
-/// those that are late on a busy machine cannot cause a ban.
+/// In a run shorter than the vendor's window, late requests on a busy machine cannot cause a ban:
+/// only too many departures can.
 #[test]
 fn the_layer_keeps_callers_from_being_banned() {
     let redis = RedisServer::start();
@@ -43,11 +50,11 @@ fn the_layer_keeps_callers_from_being_banned() {
     let in_redis = start(&["--seconds", "6", "--redis", &redis.url()]);
     let without_limit = start(&["--seconds", "6", "--without-limit"]);
     for (run, process) in [("in memory", in_memory), ("in Redis", in_redis)] {
-        let (bans, used) = end(process);
+        let (bans, used) = end(process, "they share 39 requests per 2 s, evenly spaced");
         assert_eq!(bans, 0, "{run}");
         assert!(used >= 80.0, "{run}: {used} %");
     }
-    assert!(end(without_limit).0 > 0);
+    assert!(end(without_limit, "without a limit").0 > 0);
 }
 
 #[test]
