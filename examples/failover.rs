@@ -1,25 +1,30 @@
-//! An axum server that goes on limiting while Redis is away, each replica with its share of the quota, and tells
-//! how Redis is doing.
+//! An axum server that keeps limiting while Redis is down, each replica with a share of the quota,
+//! and shows the health of the Redis store.
 //!
 //! ```text
-//! redis-server --port 7000 --save '' &
+//! redis-server --port 7000 --save '' --daemonize yes
 //! cargo run --example failover -- --redis redis://127.0.0.1:7000
-//! curl http://127.0.0.1:3000/              # "decided by Store"
-//! kill %1
-//! curl http://127.0.0.1:3000/              # "decided by Local"
-//! curl http://127.0.0.1:3000/health
 //! ```
+//!
+//! It prints commands to paste into another terminal: requests while Redis runs, while it is
+//! stopped, and after a restart. The events of the crate go to stderr.
+
+mod support;
 
 use std::{net::SocketAddr, process::ExitCode, str::FromStr, time::Duration};
 
-use axum::{Extension, Router, routing::get};
+use axum::{Extension, Router, body::Bytes, routing::get};
 use clap::Parser;
+use http::{HeaderValue, header::CONTENT_TYPE};
+use redis::{Client, ConnectionAddr};
+use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    Algorithm, Decision, FailurePolicy, Health, Limiter, Quota, RateLimitLayer, RedisStore,
+    Rejection, Source, key,
 };
 
-/// Answers GET / as often as the quota allows, and GET /health always.
+/// Answers GET / until the quota is used up, also while Redis is down, and GET /health always
 #[derive(Parser)]
 #[command(name = "failover")]
 #[command(
@@ -30,15 +35,17 @@ struct Flags {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// The Redis server; the URL of a master behind Sentinels has its name in place of a host
+    /// The Redis server; with --sentinel, the name of the master
+    /// stands for the host [default: redis://127.0.0.1/]
     #[arg(long, value_name = "URL", default_value = "redis://127.0.0.1/")]
+    #[arg(verbatim_doc_comment, hide_default_value = true)]
     redis: String,
 
-    /// A Redis Sentinel, once for each
+    /// A Redis Sentinel; can be repeated
     #[arg(long, value_name = "URL")]
     sentinel: Vec<String>,
 
-    /// The time that Redis has for a decision, in milliseconds
+    /// The deadline of a decision by Redis, in milliseconds
     #[arg(long, value_name = "MS", default_value = "100")]
     deadline: u64,
 
@@ -46,8 +53,10 @@ struct Flags {
     #[arg(long, value_name = "QUOTA", default_value = "100/min burst 20")]
     quota: Quota,
 
-    /// While Redis is away: closed, open, or local:SHARE of the quota
-    #[arg(long, value_name = "POLICY", default_value = "local:0.5")]
+    /// What happens to requests while Redis is down: closed rejects them,
+    /// open allows them, local:SHARE holds them against that share of the
+    /// quota, counted in this process
+    #[arg(long, value_name = "POLICY", default_value = "local:0.5", verbatim_doc_comment)]
     policy: Policy,
 }
 
@@ -71,46 +80,117 @@ impl FromStr for Policy {
     }
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Flags::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn run(flags: Flags) -> Result<(), String> {
+fn store(flags: &Flags) -> Result<RedisStore, Failure> {
     let store = match &flags.sentinel[..] {
         [] => RedisStore::lazy(&flags.redis),
         sentinels => RedisStore::sentinel(sentinels, &flags.redis),
     };
-    let store = store.map_err(|error| with_sources(&error))?;
-    let store = store.deadline(Duration::from_millis(flags.deadline));
-    let limiter = Limiter::new(store.clone(), Algorithm::token_bucket(), flags.quota);
-    let layer = RateLimitLayer::new(limiter, key::PeerIp).on_failure(flags.policy.0);
-    let hello = async |Extension(decision): Extension<Decision>| {
-        format!("decided by {:?}, {} left\n", decision.source(), decision.remaining())
-    };
-    let app = Router::new()
-        .route("/", get(hello).layer(layer))
-        .route("/health", get(async move || format!("{:#?}\n", store.health())));
-
-    let listener = TcpListener::bind(flags.listen).await.map_err(|error| error.to_string())?;
-    let address = listener.local_addr().map_err(|error| error.to_string())?;
-    println!("listening on http://{address}");
-    let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, app).await.map_err(|error| error.to_string())
+    Ok(store?.deadline(Duration::from_millis(flags.deadline)))
 }
 
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(&format!(": {error}"));
-        source = error.source();
+fn app(store: RedisStore, quota: Quota, policy: FailurePolicy) -> Router {
+    let limiter = Limiter::new(store.clone(), Algorithm::token_bucket(), quota);
+    let layer = RateLimitLayer::new(limiter, key::PeerIp).on_failure(policy).map_refusal(
+        |rejection, _head, mut response| {
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+            response.map(|_| Bytes::from(explain(rejection)))
+        },
+    );
+    Router::new()
+        .route("/", get(hello).layer(layer))
+        .route("/health", get(async move || describe(store.health())))
+}
+
+async fn hello(Extension(decision): Extension<Decision>) -> String {
+    let left = decision.remaining();
+    match decision.source() {
+        Source::Open => String::from("allowed without a limit, because Redis gave no answer\n"),
+        source => {
+            format!("allowed by {}: {left} left of {}\n", decided_by(source), decision.quota())
+        }
     }
-    text
+}
+
+fn explain(rejection: &Rejection) -> String {
+    match rejection {
+        Rejection::Denied(decision) => format!(
+            "denied by {}: retry in {:.1} s\n",
+            decided_by(decision.source()),
+            decision.retry_after().unwrap_or_default().as_secs_f64()
+        ),
+        Rejection::Store(_) => String::from("rejected, because Redis gave no answer\n"),
+        rejection => format!("rejected: {rejection}\n"),
+    }
+}
+
+fn decided_by(source: Source) -> &'static str {
+    match source {
+        Source::Store => "Redis",
+        _ => "this process, because Redis gave no answer",
+    }
+}
+
+/// Describes the counters of the store. Redis stays available after a single failure: an outage
+/// begins after several in a row.
+fn describe(health: Health) -> String {
+    let calls = match health.is_available {
+        true => "each decision calls Redis",
+        false => "no decision calls Redis until a probe gets an answer",
+    };
+    let Health { answers, timeouts, errors, skipped, outages, .. } = health;
+    format!(
+        "available: {}, {calls}\n\
+         calls answered by Redis, probes included: {answers}\n\
+         calls that timed out: {timeouts}\n\
+         connection failures and error replies: {errors}\n\
+         decisions without a call: {skipped}\n\
+         outages: {outages}\n",
+        health.is_available
+    )
+}
+
+/// The commands that stop and start the Redis server. They lose its data, so they are printed only
+/// for a server on this machine that does not use the default port.
+fn stop_and_start(flags: &Flags) -> (String, String) {
+    let client = Client::open(&*flags.redis);
+    let address = client.as_ref().map(|client| client.get_connection_info().addr());
+    match address {
+        Ok(ConnectionAddr::Tcp(host, port))
+            if flags.sentinel.is_empty() && host == "127.0.0.1" && *port != 6379 =>
+        {
+            (
+                format!("redis-cli -p {port} shutdown nosave"),
+                format!("redis-server --port {port} --save '' --daemonize yes"),
+            )
+        }
+        _ => (String::from("# stop Redis"), String::from("# start Redis")),
+    }
+}
+
+fn print_hints(flags: &Flags, url: &str) {
+    let (stop, start) = stop_and_start(flags);
+    let curl = format!("for i in $(seq 10); do curl -s {url}/; sleep 0.1; done");
+    println!("limit: {} per client address, counts in Redis", flags.quota);
+    println!("try it, one line after the other:");
+    for line in [&*curl, &stop, &curl, &format!("curl -s {url}/health"), &start, "sleep 1", &curl] {
+        println!("  {line}");
+    }
+}
+
+async fn run(flags: Flags) -> Result<(), Failure> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
+    let app = app(store(&flags)?, flags.quota, flags.policy.0);
+    let listener = TcpListener::bind(flags.listen)
+        .await
+        .context(format_args!("cannot listen on {}", flags.listen))?;
+    let url = format!("http://{}", listener.local_addr()?);
+    println!("listening on {url}");
+    print_hints(&flags, &url);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    exit_code(run(Flags::parse()).await)
 }

@@ -1,4 +1,4 @@
-//! The example `failover`: a server that goes on limiting while Redis is away.
+//! The example `failover`: a server that keeps limiting while Redis is down, and says so.
 
 mod support;
 
@@ -14,6 +14,7 @@ use support::server::RedisServer;
 struct Server {
     process: Child,
     address: String,
+    commands: Vec<String>,
 }
 
 impl Server {
@@ -21,12 +22,15 @@ impl Server {
         let mut process = Command::new(support::example("failover"))
             .args(["--listen", "127.0.0.1:0", "--quota", "100/h", "--redis", redis])
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .expect("the example starts");
-        let mut line = String::new();
-        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").expect("the first line");
-        Self { address: address.to_owned(), process }
+        let lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
+        let lines: Vec<_> = lines.take(10).map(Result::unwrap).collect();
+        let address = lines[0].strip_prefix("listening on http://").expect("the first line");
+        let address = address.to_owned();
+        let commands = lines[3..].iter().map(|line| line.trim_start().to_owned()).collect();
+        Self { process, address, commands }
     }
 
     fn get(&self, path: &str) -> String {
@@ -38,13 +42,21 @@ impl Server {
         answer
     }
 
-    /// Sends requests until the answer, or what the server says of Redis, has the text.
+    /// Sends requests until the response contains the text.
     fn until(&self, path: &str, text: &str) {
         let start = Instant::now();
         while !self.get(path).contains(text) {
-            assert!(start.elapsed() < Duration::from_secs(60), "{path} never says {text}");
+            assert!(start.elapsed() < Duration::from_secs(60), "{path} never contains {text}");
             self.get("/");
         }
+    }
+
+    /// Ends the server; the events that it has printed.
+    fn events(&mut self) -> String {
+        self.process.kill().unwrap();
+        let mut events = String::new();
+        self.process.stderr.take().unwrap().read_to_string(&mut events).unwrap();
+        events
     }
 }
 
@@ -58,15 +70,42 @@ impl Drop for Server {
 #[test]
 fn a_share_of_the_quota_is_kept_while_redis_is_away() {
     let mut redis = RedisServer::start();
-    let server = Server::start(&redis.url());
-    server.until("/", "decided by Store");
+    let mut server = Server::start(&redis.url());
+    server.until("/", "allowed by Redis: ");
+    assert!(server.get("/health").contains("available: true, each decision calls Redis\n"));
     redis.kill();
-    server.until("/", "decided by Local");
+    server.until("/", "allowed by this process, because Redis gave no answer: ");
     server.until("/", "429 Too Many Requests");
-    let refused = server.get("/");
-    assert!(refused.contains("ratelimit-policy: \"default\";q=50;w=3600"), "{refused}");
-    server.until("/health", "is_available: false");
+    let denied = server.get("/");
+    assert!(denied.contains("ratelimit-policy: \"default\";q=50;w=3600"), "{denied}");
+    assert!(denied.contains("denied by this process, because Redis gave no answer: "), "{denied}");
+    server
+        .until("/health", "available: false, no decision calls Redis until a probe gets an answer");
+    assert!(server.get("/health").contains("outages: 1\n"));
     redis.restart();
-    server.until("/health", "is_available: true");
-    server.until("/", "decided by Store");
+    server.until("/health", "available: true");
+    server.until("/", "allowed by Redis: ");
+    let events = server.events();
+    let levels: Vec<_> = events.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
+    assert_eq!(levels, ["WARN", "INFO"], "{events}");
+}
+
+#[test]
+fn the_commands_that_stop_redis_are_printed_for_a_server_started_to_try_it() {
+    for (redis, stop, start) in [
+        (
+            "redis://127.0.0.1:1/",
+            "redis-cli -p 1 shutdown nosave",
+            "redis-server --port 1 --save '' --daemonize yes",
+        ),
+        ("redis://127.0.0.1/", "# stop Redis", "# start Redis"),
+        ("redis://192.0.2.1:7000/", "# stop Redis", "# start Redis"),
+    ] {
+        let server = Server::start(redis);
+        let curl =
+            format!("for i in $(seq 10); do curl -s http://{}/; sleep 0.1; done", server.address);
+        let health = format!("curl -s http://{}/health", server.address);
+        let commands = [&*curl, stop, &curl, &health, start, "sleep 1", &curl];
+        assert_eq!(server.commands, commands, "{redis}");
+    }
 }
