@@ -1,58 +1,79 @@
-//! An axum server that answers every path, limited as its flags say.
+//! An axum server that answers every path, limited as its flags say, and prints a line per request.
 //!
 //! ```text
-//! cargo run --example server -- --quota "5/10s"
-//! curl -i http://127.0.0.1:3000/          # six times: the sixth is a 429
+//! cargo run --example server
 //! ```
+//!
+//! It prints a `curl` loop to paste into another terminal: five requests are allowed, the sixth is
+//! a 429. The code that uses the crate is in `ClientKey`, `limiter` and `app`.
+
+#[path = "support/request_log.rs"]
+mod request_log;
+mod support;
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
-use axum::Router;
+use axum::{
+    Router,
+    extract::{Request, State},
+    middleware::{self, Next},
+    response::Response,
+};
 use clap::Parser;
 use http::{HeaderName, request::Parts};
+use request_log::{Outcome, RequestLog, request_log};
+use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Key, KeyExtractor, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    RequestError, key,
+    Algorithm, Decision, Key, KeyExtractor, Limiter, MemoryStore, Quota, RateLimitLayer,
+    RedisStore, Rejection, RequestError, key,
 };
 
-/// Answers GET / (any path) with 200 and a short text, as often as the quota allows.
+/// Answers requests to any path with 200 and a short text, until the quota is used up
 #[derive(Parser)]
-#[command(name = "server", after_help = "Try it:  curl -i http://127.0.0.1:3000/")]
+#[command(name = "server")]
+#[command(
+    after_help = "Try it:  curl -i http://127.0.0.1:3000/ (the sixth request within 10 s is a 429)"
+)]
 struct Flags {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// Keep the counts in the Redis server at this URL, such as redis://127.0.0.1/, which has 5 s to
-    /// answer before a request is refused; without it they are in memory
-    #[arg(long, value_name = "URL")]
+    /// Keep the counts in the Redis server at this URL, such as
+    /// redis://127.0.0.1/, instead of in memory; if Redis does not answer
+    /// within 5 s, the request is rejected
+    #[arg(long, value_name = "URL", verbatim_doc_comment)]
     redis: Option<String>,
 
-    /// How requests are counted: fixed-window, sliding-window, sliding-log, token-bucket or
-    /// leaky-bucket
-    #[arg(long, value_name = "NAME", default_value = "token-bucket")]
+    /// How requests are counted: fixed-window, sliding-window,
+    /// sliding-log, token-bucket or leaky-bucket
+    #[arg(long, value_name = "NAME", default_value = "token-bucket", verbatim_doc_comment)]
     algorithm: Algorithm,
 
-    /// How many are allowed, such as 10/s, "100/min burst 20" or 5/10s
-    #[arg(long, value_name = "QUOTA", default_value = "10/s")]
+    /// Requests per key, such as 10/s or "100/min burst 20"
+    #[arg(long, value_name = "QUOTA", default_value = "5/10s")]
     quota: Quota,
 
-    /// Who is counted: peer-ip, global or header:NAME
+    /// The key of a request: peer-ip, global or header:NAME
     #[arg(long, value_name = "KEY", default_value = "peer-ip", value_parser = parse_key)]
     key: ClientKey,
 
-    /// Request header that carries the request's cost, a positive integer; without it, and without
-    /// this flag, a request costs 1
-    #[arg(long, value_name = "NAME")]
+    /// Header with the cost of a request, a positive integer; a request
+    /// without the header costs 1
+    #[arg(long, value_name = "NAME", verbatim_doc_comment)]
     cost_header: Option<HeaderName>,
+
+    /// Print no line per request
+    #[arg(long)]
+    quiet: bool,
 }
 
 #[derive(Clone)]
 enum ClientKey {
     PeerIp,
     Global,
-    Header(key::Header),
+    Header(HeaderName, key::Header),
 }
 
 fn parse_key(text: &str) -> Result<ClientKey, String> {
@@ -60,8 +81,8 @@ fn parse_key(text: &str) -> Result<ClientKey, String> {
         ("peer-ip", _) => Ok(ClientKey::PeerIp),
         ("global", _) => Ok(ClientKey::Global),
         (_, Some(name)) => match HeaderName::try_from(name) {
-            Ok(name) => Ok(ClientKey::Header(key::Header::from_name(name))),
-            Err(_) => Err(format!("{name:?} is not the name of a header field")),
+            Ok(name) => Ok(ClientKey::Header(name.clone(), key::Header::from_name(name))),
+            Err(_) => Err(format!("{name:?} is not a valid header name")),
         },
         _ => Err(String::from("use peer-ip, global or header:NAME")),
     }
@@ -72,7 +93,7 @@ impl KeyExtractor<Parts> for ClientKey {
         match self {
             Self::PeerIp => key::PeerIp.extract(head),
             Self::Global => key::Global.extract(head),
-            Self::Header(header) => header.extract(head),
+            Self::Header(_, header) => header.extract(head),
         }
     }
 }
@@ -85,40 +106,21 @@ fn cost_of(head: &Parts, header: &HeaderName) -> Result<u32, RequestError> {
         _ => "",
     };
     match cost.bytes().all(|b| b.is_ascii_digit()) && !cost.is_empty() {
-        // More than a number can hold is more than any quota grants.
+        // A cost that does not fit into a u32 is above every quota, and is rejected as such.
         true => Ok(cost.parse().unwrap_or(u32::MAX)),
-        false => {
-            Err(RequestError::invalid(format!("the field {header} must be a positive integer")))
-        }
+        false => Err(RequestError::invalid(format!("header {header} must be a positive integer"))),
     }
 }
 
-async fn limiter(flags: &Flags) -> Result<Limiter, String> {
-    let limiter = match &flags.redis {
-        None => Limiter::try_named("server", MemoryStore::new(), flags.algorithm, flags.quota),
-        Some(url) => {
-            let store = RedisStore::connect(url).await.map_err(|error| {
-                format!("cannot use the Redis server at --redis: {}", with_sources(&error))
-            })?;
-            // Rather late than not: the server is for trying out, also with thousands of requests at once.
-            let store = store.deadline(Duration::from_secs(5));
-            Limiter::try_named("server", store, flags.algorithm, flags.quota)
-        }
+async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
+    let (algorithm, quota) = (flags.algorithm, flags.quota);
+    let Some(url) = &flags.redis else {
+        return Ok(Limiter::try_named("server", MemoryStore::new(), algorithm, quota)?);
     };
-    limiter.map_err(|error| error.to_string())
-}
-
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        // Some errors tell their source themselves.
-        if !text.ends_with(&error.to_string()) {
-            text.push_str(&format!(": {error}"));
-        }
-        source = error.source();
-    }
-    text
+    let store = RedisStore::connect(url).await.context("cannot use the Redis server at --redis")?;
+    // Long, so that a load test measures the limit and not the default deadline of 100 ms.
+    let store = store.deadline(Duration::from_secs(5));
+    Ok(Limiter::try_named("server", store, algorithm, quota)?)
 }
 
 fn app(limiter: Limiter, flags: &Flags) -> Router {
@@ -129,24 +131,128 @@ fn app(limiter: Limiter, flags: &Flags) -> Router {
     Router::new().fallback(async || "Hello! This request was within the quota.\n").layer(layer)
 }
 
-async fn run(flags: Flags) -> Result<(), String> {
-    let app = app(limiter(&flags).await?, &flags);
+/// Prints a line per request. The last layer of a router is the outermost, so this one sees the
+/// responses of the limiter, too.
+fn with_log(app: Router, key: ClientKey) -> Router {
+    let (log, printer) = request_log();
+    tokio::spawn(printer.print(tokio::io::stdout()));
+    app.layer(middleware::from_fn_with_state((key, log), log_request))
+}
+
+async fn log_request(
+    State((key, log)): State<(ClientKey, RequestLog)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (head, body) = request.into_parts();
+    let (method, uri, client) = (head.method.clone(), head.uri.clone(), client(&key, &head));
+    let response = next.run(Request::from_parts(head, body)).await;
+    log.record(outcome(&response), || {
+        let request = printable(&format!("{method} {}", uri.path()));
+        format!("{request} from {client}: {}", verdict(&response))
+    });
+    response
+}
+
+/// The client as the key names it. Without a key of its own, it is the address.
+fn client(key: &ClientKey, head: &Parts) -> String {
+    let key = match key {
+        ClientKey::Header(_, header) => header.extract(head),
+        ClientKey::PeerIp | ClientKey::Global => key::PeerIp.extract(head),
+    };
+    let key = key.or_else(|_| key::PeerIp.extract(head));
+    let Ok(key) = key else { return String::from("an unknown client") };
+    let key = key.as_str();
+    key.strip_prefix("ip=").or_else(|| key.strip_prefix("header:")).unwrap_or(key).to_owned()
+}
+
+fn outcome(response: &Response) -> Outcome {
+    match response.extensions().get::<Rejection>() {
+        None => Outcome::Allowed,
+        Some(Rejection::Denied(_)) => Outcome::Denied,
+        Some(_) => Outcome::Rejected,
+    }
+}
+
+/// Describes what the limiter decided, from the extensions of the response.
+fn verdict(response: &Response) -> String {
+    let extensions = response.extensions();
+    match (extensions.get::<Rejection>(), extensions.get::<Decision>()) {
+        (Some(Rejection::Denied(decision)), _) => {
+            format!("denied, retry in {}", seconds(decision.retry_after().unwrap_or_default()))
+        }
+        (Some(rejection), _) => {
+            let (status, why) = (response.status().as_u16(), Failure::from(rejection.clone()));
+            format!("rejected with {status}: {why}")
+        }
+        (None, Some(decision)) if decision.delay().is_zero() => {
+            format!("allowed, {} left", decision.remaining())
+        }
+        (None, Some(decision)) => {
+            let delay = seconds(decision.delay());
+            format!("allowed after a wait of {delay}, {} left", decision.remaining())
+        }
+        (None, None) => String::from("allowed"),
+    }
+}
+
+/// Rounds up to a tenth: after the printed time a request is allowed.
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_micros().div_ceil(100_000) as f64 / 10.0)
+}
+
+/// Removes control characters and limits the length, because the client chooses the text.
+fn printable(text: &str) -> String {
+    text.chars().take(80).map(|char| if char.is_control() { '?' } else { char }).collect()
+}
+
+/// Prints the limit, and a command that reaches it.
+fn print_hints(flags: &Flags, url: &str) {
+    let (key, header) = match &flags.key {
+        ClientKey::PeerIp => ("per client address".to_owned(), String::new()),
+        ClientKey::Global => ("for all clients together".to_owned(), String::new()),
+        ClientKey::Header(name, _) => {
+            (format!("per value of header {name}"), format!("-H '{name}: ada' "))
+        }
+    };
+    let place = if flags.redis.is_some() { "Redis" } else { "memory" };
+    println!("limit: {} {key}, {}, counts in {place}", flags.quota, flags.algorithm);
+
+    let burst = flags.quota.burst_size();
+    let per_second = f64::from(flags.quota.limit()) / flags.quota.window().as_secs_f64();
+    let codes = format!("{header}-o /dev/null -w '%{{http_code}}\\n'");
+    if flags.algorithm == Algorithm::LeakyBucket {
+        // All at once: one after the other, each request would wait and none would be denied.
+        let count = burst.saturating_mul(2).min(300);
+        let curl = format!("curl -Z --parallel-max 300 --no-progress-meter {codes}");
+        println!("try it: {curl} '{url}/[1-{count}]' | sort | uniq -c");
+    } else if burst > 20 || per_second > 10.0 {
+        // Over one connection: a process per request is slower than the quota refills.
+        let count = burst.saturating_mul(2).min(10_000);
+        println!("try it: curl -s {codes} '{url}/[1-{count}]' | sort | uniq -c");
+    } else {
+        // The burst, what a second refills, and two more.
+        let count = burst + per_second as u32 + 2;
+        println!("try it: for i in $(seq {count}); do curl -s {codes} {url}/; done");
+    }
+}
+
+async fn run(flags: Flags) -> Result<(), Failure> {
+    let mut app = app(limiter(&flags).await?, &flags);
+    if !flags.quiet {
+        app = with_log(app, flags.key.clone());
+    }
     let listener = TcpListener::bind(flags.listen)
         .await
-        .map_err(|error| format!("cannot listen on {}: {error}", flags.listen))?;
-    let address = listener.local_addr().map_err(|error| error.to_string())?;
-    println!("listening on http://{address}");
-    let service = app.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, service).await.map_err(|error| error.to_string())
+        .context(format_args!("cannot listen on {}", flags.listen))?;
+    let url = format!("http://{}", listener.local_addr()?);
+    println!("listening on {url}");
+    print_hints(&flags, &url);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Flags::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(Flags::parse()).await)
 }

@@ -1,27 +1,37 @@
-//! The example `server`: two processes that share one quota.
+//! The example `server`: its limits, also over two processes, and its output. The `--help` of all
+//! examples.
 
+#[path = "../examples/support/request_log.rs"]
+mod request_log;
 mod support;
 
 use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     sync::LazyLock,
     time::{Duration, Instant},
 };
 
+use request_log::{LINES_PER_SECOND, Outcome, request_log};
 use support::{ALGORITHMS, server::RedisServer};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     task::JoinSet,
+    time::sleep,
 };
 use tower_ratelimit::{Algorithm, Limiter, Quota};
 
 struct Server {
     process: Child,
+    output: BufReader<ChildStdout>,
     address: SocketAddr,
+    /// The line after the address: the limit.
+    limit: String,
+    /// The line after that: the command to try.
+    command: String,
 }
 
 impl Server {
@@ -32,11 +42,22 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the example starts");
-        let mut line = String::new();
-        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").expect("the first line");
-        Self { process, address: address.parse().unwrap() }
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let [first, limit, command] = [(); 3].map(|()| read_line(&mut output));
+        let address = first.strip_prefix("listening on http://").expect("the first line");
+        let address = address.parse().unwrap();
+        Self { process, output, address, limit, command }
     }
+
+    fn line(&mut self) -> String {
+        read_line(&mut self.output)
+    }
+}
+
+fn read_line(output: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    line.trim_end().to_owned()
 }
 
 impl Drop for Server {
@@ -154,6 +175,174 @@ async fn the_flags_do_what_the_help_says() {
     }
     let global = Server::start(&["--quota", "1/h", "--key", "global"]);
     assert_eq!(send(global.address, 2, "").await, [200, 429]);
+}
+
+#[tokio::test]
+async fn without_flags_the_sixth_request_is_denied_and_each_is_printed() {
+    let mut server = Server::start(&[]);
+    assert_eq!(server.limit, "limit: 5/10s per client address, token-bucket, counts in memory");
+    assert_eq!(
+        server.command,
+        format!(
+            "try it: for i in $(seq 7); do curl -s -o /dev/null -w '%{{http_code}}\\n' \
+             http://{}/; done",
+            server.address
+        )
+    );
+    assert_eq!(send(server.address, 6, "").await, [200, 200, 200, 200, 200, 429]);
+    for left in (0..5).rev() {
+        assert_eq!(server.line(), format!("GET / from 127.0.0.1: allowed, {left} left"));
+    }
+    let denied = server.line();
+    let wait = denied.strip_prefix("GET / from 127.0.0.1: denied, retry in ");
+    let wait = wait.and_then(|rest| rest.strip_suffix(" s")?.parse().ok());
+    assert!(wait.is_some_and(|wait: f64| wait > 0.0 && wait <= 2.0), "{denied}");
+}
+
+#[tokio::test]
+async fn the_lines_name_the_client_as_the_key_does_and_say_why_a_request_is_rejected() {
+    let mut server =
+        Server::start(&["--quota", "5/h", "--key", "header:x-api-key", "--cost-header", "x-cost"]);
+    assert!(server.command.contains(" -H 'x-api-key: ada' "), "{}", server.command);
+    for (field, line) in [
+        ("", "GET / from 127.0.0.1: rejected with 400: "),
+        ("x-api-key: ada\r\n", "GET / from x-api-key=ada: allowed, 4 left"),
+        ("x-api-key: ada\r\nx-cost: 3\r\n", "GET / from x-api-key=ada: allowed, 1 left"),
+        ("x-api-key: ada\r\nx-cost: 2\r\n", "GET / from x-api-key=ada: denied, retry in "),
+        ("x-api-key: ada\r\nx-cost: 6\r\n", "GET / from x-api-key=ada: rejected with 429: "),
+        (
+            "x-api-key: ada\r\nx-cost: many\r\n",
+            "GET / from x-api-key=ada: rejected with 400: header x-cost must be a positive integer",
+        ),
+        ("x-api-key: b\u{9b}\r\n", "GET / from x-api-key=b%C2%9B: allowed, 4 left"),
+    ] {
+        send_one(server.address, field).await;
+        let printed = server.line();
+        assert!(printed.starts_with(line), "{printed}");
+    }
+}
+
+#[tokio::test]
+async fn a_delay_is_printed_and_so_is_a_store_that_does_not_answer() {
+    let mut redis = RedisServer::start();
+    let flags = ["--quota", "2/s", "--algorithm", "leaky-bucket", "--key", "global"];
+    let mut server = Server::start(&[&flags[..], &["--redis", &redis.url()]].concat());
+    assert_eq!(server.limit, "limit: 2/s for all clients together, leaky-bucket, counts in Redis");
+    assert_eq!(send(server.address, 1, "").await, [200]);
+    assert_eq!(server.line(), "GET / from 127.0.0.1: allowed, 1 left");
+    // The second of two requests waits, unless it comes half a second later.
+    let delayed = loop {
+        assert_eq!(send(server.address, 2, "").await, [200, 200]);
+        let lines = [server.line(), server.line()];
+        if let Some(line) = lines.into_iter().find(|line| line.contains("after a wait")) {
+            break line;
+        }
+    };
+    assert!(delayed.starts_with("GET / from 127.0.0.1: allowed after a wait of 0."), "{delayed}");
+    assert!(delayed.ends_with(" left"), "{delayed}");
+    redis.kill();
+    assert_eq!(send(server.address, 1, "").await, [503]);
+    let rejected = server.line();
+    assert!(rejected.starts_with("GET / from 127.0.0.1: rejected with 503: "), "{rejected}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_requests_some_are_printed_and_the_others_counted() {
+    let mut server = Server::start(&["--quota", "100/h"]);
+    let mut connections = JoinSet::new();
+    for _ in 0..20 {
+        connections.spawn(send(server.address, 100, ""));
+    }
+    connections.join_all().await;
+    let (mut lines, mut counted) = ([0, 0], [0, 0]);
+    while lines.iter().chain(&counted).sum::<u32>() < 2_000 {
+        let line = server.line();
+        match line.strip_prefix(".. and ") {
+            None => lines[usize::from(line.contains(": denied, "))] += 1,
+            Some(rest) => {
+                let (total, parts) = rest.split_once(" more in this second: ").expect(&line);
+                let parts = parts.split(", ").map(|part| part.split_once(' ').expect(&line));
+                let parts = parts.map(|(count, name)| (count.parse().unwrap(), name));
+                let parts: Vec<(u32, _)> = parts.collect();
+                assert_eq!(parts.iter().map(|(count, _)| count).sum::<u32>().to_string(), total);
+                for (count, name) in parts {
+                    counted[usize::from(name == "denied")] += count;
+                }
+            }
+        }
+    }
+    assert!(counted.iter().sum::<u32>() > 0);
+    assert_eq!([lines[0] + counted[0], lines[1] + counted[1]], [100, 1_900]);
+}
+
+#[tokio::test]
+async fn quiet_prints_no_request() {
+    let mut server = Server::start(&["--quiet"]);
+    assert!(server.command.starts_with("try it: for i in "));
+    send(server.address, 100, "").await;
+    server.process.kill().unwrap();
+    assert_eq!(server.line(), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_has_20_lines_and_then_a_count() {
+    let (log, printer) = request_log();
+    let mut output = vec![];
+    let requests = async move {
+        let mut number = 0;
+        let mut record = |outcome| {
+            number += 1;
+            log.record(outcome, || number.to_string());
+        };
+        let seconds = [
+            vec![Outcome::Allowed; 2],
+            [[Outcome::Allowed; 25], [Outcome::Denied; 25], [Outcome::Rejected; 25]].concat(),
+            vec![Outcome::Denied; 20],
+            vec![Outcome::Denied; 21],
+        ];
+        for outcomes in seconds {
+            sleep(Duration::from_millis(500)).await;
+            outcomes.into_iter().for_each(&mut record);
+            sleep(Duration::from_millis(500)).await;
+        }
+    };
+    let (printed, ()) = tokio::join!(printer.print(&mut output), requests);
+    printed.unwrap();
+    let numbers = |range: std::ops::RangeInclusive<u32>| range.map(|number| number.to_string());
+    let mut expected: Vec<_> = numbers(1..=22).collect();
+    expected.push(".. and 55 more in this second: 5 allowed, 25 denied, 25 rejected".to_owned());
+    expected.extend(numbers(78..=117));
+    expected.push(".. and 1 more in this second: 1 denied".to_owned());
+    assert_eq!(String::from_utf8(output).unwrap().lines().collect::<Vec<_>>(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_output_that_stalls_holds_up_no_request_and_keeps_one_second_of_lines() {
+    let (log, printer) = request_log();
+    let (mut reader, writer) = tokio::io::duplex(1);
+    let printer = tokio::spawn(printer.print(writer));
+    for _ in 0..10 {
+        (0..100).for_each(|_| log.record(Outcome::Denied, || "denied".to_owned()));
+        sleep(Duration::from_secs(1)).await;
+    }
+    drop(log);
+    let mut output = String::new();
+    reader.read_to_string(&mut output).await.unwrap();
+    printer.await.unwrap().unwrap();
+    let lines: Vec<_> = output.lines().collect();
+    assert_eq!(lines[..LINES_PER_SECOND], ["denied"; LINES_PER_SECOND]);
+    assert_eq!(lines[LINES_PER_SECOND..], [".. and 980 more in this second: 980 denied"]);
+}
+
+#[test]
+fn the_help_of_each_example_fits_into_100_columns() {
+    for name in ["configured", "failover", "grpc", "outbound", "plans", "redisson", "server"] {
+        let output = Command::new(support::example(name)).arg("--help").output().unwrap();
+        let help = String::from_utf8(output.stdout).unwrap();
+        assert!(help.contains("Usage: "), "{help}");
+        let long: Vec<_> = help.lines().filter(|line| line.chars().count() > 100).collect();
+        assert!(long.is_empty(), "{name}: {long:?}");
+    }
 }
 
 #[test]
