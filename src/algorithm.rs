@@ -353,14 +353,14 @@ impl State {
         }
     }
 
-    /// Whether a turn is to come, though something may be left.
+    /// Whether a turn is to come.
     pub(crate) fn is_waited_for(&self, now: f64) -> bool {
         match self {
             Self::FixedWindow(Some(booked)) => !booked.turns.are_over(now),
             Self::SlidingWindow(Some(booked)) => !booked.turns.are_over(now),
             Self::TokenBucket(Some(booked)) => !booked.turns.are_over(now),
             Self::LeakyBucket(Some(booked)) => !booked.turns.are_over(now),
-            // A log with turns to come has nothing left.
+            Self::SlidingLog(Some(log)) => log.is_waited_for(now),
             _ => false,
         }
     }

@@ -182,9 +182,11 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Timeout(deadline) => write!(f, "no answer within {deadline:?}"),
-            Kind::Full(max_keys) => {
-                write!(f, "all of the store's {max_keys} keys are used up, raise `max_keys`")
-            }
+            Kind::Full(max_keys) => write!(
+                f,
+                "no room for a new key: the store holds {max_keys} keys that are in use; raise \
+                 `max_keys`"
+            ),
             Kind::Away => f.write_str("the store gives no answers, it is not asked until it does"),
             #[cfg(feature = "redis")]
             Kind::Unavailable(_) if self.has_bad_address() => f.write_str(

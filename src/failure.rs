@@ -9,8 +9,9 @@
 /// | `Open` | everything | everything |
 /// | `Local` | `share` of the quota in each process | if the number of processes times `share` is above 1, what is above; and what was spent before |
 ///
-/// A [`MemoryStore`](crate::MemoryStore) gives no answer about a new key when it is full of keys that are being
-/// denied.
+/// A [`MemoryStore`](crate::MemoryStore) gives no answer about a new key when it is full of keys that
+/// are in use: see [`WhenFull`](crate::WhenFull). `Open` then admits requests with new keys uncounted,
+/// and `Local` rejects them as `Closed` does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum FailurePolicy {
@@ -28,8 +29,11 @@ pub enum FailurePolicy {
     /// The limit, the burst and the overdraft are rounded down. Of less than one request per window it becomes
     /// one request per longer window, of 366 days at most. A request that costs
     /// more than the part can ever grant is refused as if `Closed`, and so is all that is charged to a
-    /// `redisson::RateLimiter`. All layers over a store share these counts. There is room for 100,000 keys; more are
-    /// refused.
+    /// `redisson::RateLimiter`. All layers over a store share these counts.
+    ///
+    /// The counts are in a [`MemoryStore`](crate::MemoryStore) of 100,000 keys that
+    /// [rejects new ones](crate::WhenFull::RejectNewKeys) when all are in use: such requests are
+    /// rejected as if `Closed`.
     Local {
         /// Above 0, and 1 at most: with four replicas, 0.25 keeps the sum within the quota.
         share: f64,

@@ -102,5 +102,5 @@ pub use {
     response::{Headers, Reset},
     rule::{IntoCharge, Rule},
     service::RateLimit,
-    store::{MemoryStore, Store},
+    store::{MemoryStore, Store, WhenFull},
 };

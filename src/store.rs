@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-pub use memory::MemoryStore;
+pub use memory::{MemoryStore, WhenFull};
 #[cfg(feature = "redis")]
 pub(crate) use redis::Deadline;
 #[cfg(feature = "redis")]

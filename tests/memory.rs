@@ -2,10 +2,16 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{
+    pin::pin,
+    sync::Barrier,
+    task::{Context, Poll, Waker},
+    thread,
+    time::Duration,
+};
 
 use tokio::time::advance;
-use tower_ratelimit::{Algorithm, Charge, Error, Limiter, MemoryStore, Quota};
+use tower_ratelimit::{Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, WhenFull};
 
 fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
     Limiter::new(store.clone(), Algorithm::token_bucket(), quota)
@@ -107,7 +113,8 @@ async fn a_store_full_of_denied_keys_takes_no_other() {
     }
     let Err(Error::Store(error)) = limiter.check("new").await else { panic!("it was admitted") };
     assert!(error.is_full());
-    assert_eq!(error.to_string(), "all of the store's 100 keys are used up, raise `max_keys`");
+    let text = "no room for a new key: the store holds 100 keys that are in use; raise `max_keys`";
+    assert_eq!(error.to_string(), text);
     for i in 0..100 {
         assert!(!limiter.check(format!("flood {i}")).await.unwrap().is_allowed());
     }
@@ -166,4 +173,315 @@ async fn paused_time_moves_the_limits() {
     assert!(!limiter.check("key").await.unwrap().is_allowed());
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert!(limiter.check("key").await.unwrap().is_allowed());
+}
+
+/// The output of a future that is ready at once: threads that race need no runtime.
+fn ready<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("the future is not ready at once"),
+    }
+}
+
+fn is_full(result: &Result<Decision, Error>) -> bool {
+    matches!(result, Err(Error::Store(error)) if error.is_full())
+}
+
+const BOTH: [WhenFull; 2] = [WhenFull::RejectNewKeys, WhenFull::EvictSoonest];
+
+#[tokio::test(start_paused = true)]
+async fn a_store_is_full_when_it_holds_as_many_keys_as_it_may_and_not_before() {
+    for max_keys in [1, 2, 3, 31, 33, 100, 1_000, 1_023, 2_047, 2_049, 4_099, 10_007, 100_000] {
+        let store = MemoryStore::with_max_keys(max_keys);
+        let limiter = limiter(&store, Quota::per_day(1));
+        for i in 0..max_keys {
+            assert_eq!(store.key_count(), i);
+            assert!(limiter.check(format!("{i}")).await.unwrap().is_allowed(), "{i} of {max_keys}");
+        }
+        for i in 0..10 {
+            assert!(is_full(&limiter.check(format!("new {i}")).await), "{i} over {max_keys}");
+        }
+        assert_eq!(store.key_count(), max_keys);
+        for i in 0..max_keys {
+            assert!(!limiter.check(format!("{i}")).await.unwrap().is_allowed(), "{max_keys}");
+        }
+        limiter.reset("0").await.unwrap();
+        assert_eq!(store.key_count(), max_keys - 1);
+        assert!(limiter.check("new").await.unwrap().is_allowed());
+        assert!(is_full(&limiter.check("another").await));
+    }
+}
+
+#[test]
+fn threads_that_race_for_the_last_places_fill_the_store_to_the_last_one_and_no_further() {
+    const THREADS: usize = 8;
+    for max_keys in [1, 7, 1_000, 2_049, 10_007] {
+        let store = MemoryStore::with_max_keys(max_keys);
+        let limiter = limiter(&store, Quota::per_day(1));
+        let barrier = Barrier::new(THREADS);
+        let admit = |thread: usize| {
+            barrier.wait();
+            let keys = (0..max_keys.max(100)).map(|i| format!("{thread} {i}"));
+            let admitted = keys.filter(|key| {
+                let result = ready(limiter.check(key));
+                assert!(store.key_count() <= max_keys);
+                assert!(is_full(&result) || result.as_ref().unwrap().is_allowed());
+                !is_full(&result)
+            });
+            admitted.collect::<Vec<_>>()
+        };
+        let admitted: Vec<String> = thread::scope(|scope| {
+            let admit = &admit;
+            let threads: Vec<_> =
+                (0..THREADS).map(|thread| scope.spawn(move || admit(thread))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!((admitted.len(), store.key_count()), (max_keys, max_keys));
+        for key in &admitted {
+            assert!(!ready(limiter.check(key)).unwrap().is_allowed(), "{key} was admitted once");
+        }
+    }
+}
+
+#[test]
+fn threads_that_race_for_a_store_that_evicts_are_all_served() {
+    const THREADS: usize = 8;
+    for max_keys in [100, 2_049, 5_000] {
+        let store = MemoryStore::with_max_keys(max_keys).when_full(WhenFull::EvictSoonest);
+        let limiter = limiter(&store, Quota::per_day(1));
+        let admit = |thread: usize| {
+            for i in 0..max_keys {
+                assert!(ready(limiter.check(format!("{thread} {i}"))).unwrap().is_allowed());
+                assert!(store.key_count() <= max_keys);
+            }
+        };
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                scope.spawn(move || admit(thread));
+            }
+        });
+        let all =
+            (0..THREADS).flat_map(|thread| (0..max_keys).map(move |i| format!("{thread} {i}")));
+        let held = all.filter(|key| ready(limiter.peek(key)).unwrap().remaining() == 0).count();
+        assert_eq!((held, store.key_count()), (max_keys, max_keys));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denied_key_stays_in_a_store_that_rejects_and_the_soonest_goes_in_one_that_evicts() {
+    for (algorithm, when_full) in
+        support::ALGORITHMS.into_iter().flat_map(|algorithm| BOTH.map(|it| (algorithm, it)))
+    {
+        let store = MemoryStore::with_max_keys(20).when_full(when_full);
+        let limiter = Limiter::new(store.clone(), algorithm, Quota::per_day(1));
+        for i in 0..20 {
+            assert!(limiter.check(format!("{i}")).await.unwrap().is_allowed());
+            advance(Duration::from_secs(60)).await;
+        }
+        for new in 0..5 {
+            let result = limiter.check(format!("new {new}")).await;
+            assert_eq!(is_full(&result), when_full == WhenFull::RejectNewKeys, "{algorithm}");
+            let evicted = if is_full(&result) { 0 } else { new + 1 };
+            for i in 0..20 {
+                let left = limiter.peek(format!("{i}")).await.unwrap().remaining();
+                assert_eq!(left, u64::from(i < evicted), "{i} of {algorithm}, {when_full:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_with_something_left_goes_before_one_that_is_denied() {
+    for (algorithm, when_full) in
+        support::ALGORITHMS.into_iter().flat_map(|algorithm| BOTH.map(|it| (algorithm, it)))
+    {
+        let store = MemoryStore::with_max_keys(20).when_full(when_full);
+        let limiter = Limiter::new(store.clone(), algorithm, Quota::per_day(5));
+        for i in 0..19 {
+            assert!(limiter.check_n(format!("{i}"), 5).await.unwrap().is_allowed());
+        }
+        advance(Duration::from_secs(60)).await;
+        for new in 0..50 {
+            // Restored later than all the others.
+            assert!(limiter.check_n(format!("new {new}"), 4).await.unwrap().is_allowed());
+        }
+        for i in 0..19 {
+            let denied = !limiter.check(format!("{i}")).await.unwrap().is_allowed();
+            assert!(denied, "{i} of {algorithm}, {when_full:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_resets_the_denied_keys_of_a_store_that_evicts_and_none_of_one_that_rejects() {
+    for when_full in BOTH {
+        let store = MemoryStore::with_max_keys(5_000).when_full(when_full);
+        let limiter = limiter(&store, Quota::per_day(3));
+        for i in 0..5_000 {
+            assert!(limiter.check_n(format!("{i}"), 3).await.unwrap().is_allowed());
+        }
+        advance(Duration::from_secs(60)).await;
+        let mut rejected = 0;
+        for i in 0..2_000 {
+            for _ in 0..3 {
+                rejected += usize::from(is_full(&limiter.check(format!("flood {i}")).await));
+            }
+            assert_eq!(store.key_count(), 5_000);
+        }
+        let mut denied = 0;
+        for i in 0..5_000 {
+            denied += usize::from(limiter.peek(format!("{i}")).await.unwrap().remaining() == 0);
+        }
+        let expected =
+            if when_full == WhenFull::RejectNewKeys { (6_000, 5_000) } else { (0, 3_000) };
+        assert_eq!((rejected, denied), expected, "{when_full:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_for_which_a_request_waits_is_never_evicted() {
+    for (algorithm, when_full) in
+        support::ALGORITHMS.into_iter().flat_map(|algorithm| BOTH.map(|it| (algorithm, it)))
+    {
+        let store = MemoryStore::with_max_keys(100).when_full(when_full);
+        let stores = [MemoryStore::new(), store.clone()];
+        // In a store without a flood, too.
+        let limiters =
+            stores.map(|store| Limiter::named("a", store, algorithm, Quota::per_hour(2)));
+        let flood = Limiter::named("b", store.clone(), algorithm, Quota::per_day(1));
+        let check = async |max_wait| {
+            let [calm, flooded] = &limiters;
+            let expected = calm.check_within("victim", 1, max_wait).await.unwrap();
+            let decision = flooded.check_within("victim", 1, max_wait).await.unwrap();
+            assert_eq!(decision, expected, "{algorithm}, {when_full:?}");
+            decision
+        };
+        let day = Duration::from_secs(86_400);
+        let mut delay = Duration::ZERO;
+        while delay.is_zero() {
+            delay = check(day).await.delay();
+        }
+        // The keys of the flood are restored later.
+        for i in 0..2_000 {
+            let result = flood.check(format!("flood {i}")).await;
+            assert_eq!(is_full(&result), i >= 99 && when_full == WhenFull::RejectNewKeys);
+        }
+        assert!(!check(Duration::ZERO).await.is_allowed());
+
+        // Once the request has gone on, the key can be evicted.
+        advance(delay).await;
+        if when_full == WhenFull::EvictSoonest {
+            for i in 0..200 {
+                assert!(flood.check(format!("again {i}")).await.unwrap().is_allowed());
+            }
+            assert!(limiters[1].check_n("victim", 2).await.unwrap().is_allowed(), "{algorithm}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_evicts_is_full_while_a_request_waits_for_each_of_its_keys() {
+    for algorithm in support::ALGORITHMS {
+        let store = MemoryStore::with_max_keys(10).when_full(WhenFull::EvictSoonest);
+        let limiter = Limiter::new(store.clone(), algorithm, Quota::per_hour(2));
+        let day = Duration::from_secs(86_400);
+        let mut longest = Duration::ZERO;
+        for key in 0..10 {
+            for _ in 0..3 {
+                let decision = limiter.check_within(format!("{key}"), 1, day).await.unwrap();
+                if decision.is_allowed() {
+                    longest = longest.max(decision.delay());
+                }
+            }
+        }
+        assert!(longest >= Duration::from_secs(1_800), "{algorithm}");
+        assert!(is_full(&limiter.check("new").await), "{algorithm}");
+        advance(longest - Duration::from_micros(1)).await;
+        assert!(is_full(&limiter.check("new").await), "{algorithm}");
+        advance(Duration::from_micros(1)).await;
+        assert!(limiter.check("new").await.unwrap().is_allowed(), "{algorithm}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_limits_find_room_together_or_not_at_all() {
+    for when_full in BOTH {
+        let store = MemoryStore::with_max_keys(10).when_full(when_full);
+        let named =
+            |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+        let (user, all) = (named("user", Quota::per_hour(5)), named("all", Quota::per_hour(9)));
+        let flood = named("flood", Quota::per_day(1));
+        // Its own key would be the first to go: it has most left.
+        assert!(user.check("alice").await.unwrap().is_allowed());
+        for i in 0..9 {
+            assert!(flood.check(format!("{i}")).await.unwrap().is_allowed());
+            advance(Duration::from_secs(1)).await;
+        }
+        let charge = Charge::new(&user, "alice").and(Charge::new(&all, "everybody"));
+        let charge = charge.and(Charge::new(&all, "europe"));
+        let result = charge.check().await;
+        let left = async |limiter: &Limiter, key| limiter.peek(key).await.unwrap().remaining();
+        let evicted = if when_full == WhenFull::EvictSoonest {
+            assert!(result.unwrap().is_allowed());
+            assert_eq!((left(&user, "alice").await, left(&all, "everybody").await), (3, 8));
+            assert_eq!(left(&all, "europe").await, 8);
+            2
+        } else {
+            assert!(is_full(&result));
+            assert_eq!((left(&user, "alice").await, left(&all, "everybody").await), (4, 9));
+            0
+        };
+        for i in 0..9 {
+            let restored = flood.peek(format!("{i}")).await.unwrap().remaining() == 1;
+            assert_eq!(restored, i < evicted, "{i}, {when_full:?}");
+        }
+        assert_eq!(store.key_count(), 10);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_limits_find_room_in_a_large_store_that_is_full() {
+    for when_full in BOTH {
+        let store = MemoryStore::with_max_keys(3_000).when_full(when_full);
+        let limiter = limiter(&store, Quota::per_day(2));
+        // Denied keys make room under the one setting, keys with something left under the other.
+        let cost = if when_full == WhenFull::EvictSoonest { 2 } else { 1 };
+        spend_all_over(&limiter, 3_000, cost).await;
+        for i in 0..100 {
+            let key = |n| format!("{n} of {i}");
+            let charge = (0..5).map(|n| Charge::new(&limiter, key(n)).cost(2));
+            let charge = charge.reduce(Charge::and).unwrap();
+            assert!(charge.check().await.unwrap().is_allowed());
+            for n in 0..5 {
+                assert!(!limiter.check(key(n)).await.unwrap().is_allowed());
+            }
+            assert_eq!(store.key_count(), 3_000);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_spent_on_a_denied_key_and_a_new_one_evicts_neither() {
+    let store = MemoryStore::with_max_keys(2).when_full(WhenFull::EvictSoonest);
+    let named = |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let (user, other) = (named("user", Quota::per_hour(5)), named("other", Quota::per_day(1)));
+    user.spend("alice", 7).await.unwrap();
+    assert!(other.check("bob").await.unwrap().is_allowed());
+    Charge::new(&user, "alice").and(Charge::new(&other, "carol")).spend().await.unwrap();
+    assert_eq!(store.key_count(), 2);
+    let denied = user.check("alice").await.unwrap();
+    assert_eq!(denied.retry_after(), Some(Duration::from_secs(4 * 720)), "it owes 3 of 5 per hour");
+    assert!(!other.check("carol").await.unwrap().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn clones_share_what_happens_when_the_store_is_full() {
+    let store = MemoryStore::with_max_keys(1);
+    let limiter = limiter(&store, Quota::per_day(1));
+    assert!(limiter.check("a").await.unwrap().is_allowed());
+    assert!(is_full(&limiter.check("b").await), "that is the default");
+    let _ = store.clone().when_full(WhenFull::EvictSoonest);
+    assert!(limiter.check("b").await.unwrap().is_allowed());
+    let _ = store.when_full(WhenFull::RejectNewKeys);
+    assert!(is_full(&limiter.check("a").await));
 }

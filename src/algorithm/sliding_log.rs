@@ -32,6 +32,11 @@ impl State {
         self.entries.back().map_or(0.0, |&(instant, _)| instant)
     }
 
+    /// Whether a request is yet to go on.
+    pub(super) fn is_waited_for(&self, now: f64) -> bool {
+        self.last() > now + self.skew
+    }
+
     fn sum_from(&self, i: usize) -> f64 {
         self.entries.get(i).map_or(0.0, |&(_, before)| (self.total - before).rem_euclid(MODULUS))
     }

@@ -1,18 +1,34 @@
+//! The store in process memory: its shards, its clock, and the way of a decision about one key.
+//! Several limits at once are in `held`, what is counted for a key is in `entry`.
+
 mod entry;
 mod held;
+mod shard;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod when_full;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use foldhash::fast::RandomState;
-use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use self::entry::{Entry, Usage};
+pub use self::when_full::WhenFull;
+use self::{
+    entry::Entry,
+    shard::{Search, Shard},
+    slots::{Slot, Slots},
+};
 use super::{AnyStore, Call, Demand, Names, Settings, Store, lock};
 use crate::{
+    algorithm::{Ask, Verdict},
     decision::Decision,
     error::{Error, StoreError},
     key::Key,
@@ -20,15 +36,8 @@ use crate::{
 
 const DEFAULT_MAX_KEYS: usize = 100_000;
 
-const MOST_SHARDS: usize = 64;
-const FEWEST_KEYS_PER_SHARD: usize = 1_024;
-
-/// The buckets that an insertion looks at for keys that may go.
-const SWEEP: usize = 4;
-/// The keys that it looks at if the shard is full, in however many buckets.
-const SWEEP_WHEN_FULL: usize = 32;
-/// How long a key that is as if never seen is kept while there is room, in microseconds: it may well come again.
-const KEPT: f64 = 1e6;
+const MAX_SHARDS: usize = 64;
+const MIN_KEYS_PER_SHARD: usize = 1_024;
 
 /// Counts in the memory of the process: one count per process, nothing to install.
 ///
@@ -37,17 +46,35 @@ const KEPT: f64 = 1e6;
 ///
 /// # Memory
 ///
-/// A store holds at most `max_keys` keys, 100,000 unless [`with_max_keys`](MemoryStore::with_max_keys)
-/// says otherwise. A key of up to 30 bytes costs 75 to 150 bytes, as full as the tables happen to be, and a longer one
-/// its length more; a sliding window 100 more and 4 per bucket, a sliding log 160 more and 16 to 32 per request that
-/// it remembers. While requests wait, their key costs 300 to 400 bytes more, and 50 to 130 for each beyond the
-/// fourth, in a sliding window 100 to 200 and 4 per bucket.
+/// A store holds at most `max_keys` keys, 100,000 by default: see
+/// [`with_max_keys`](MemoryStore::with_max_keys). A key of up to 30 bytes costs 75 to 150 bytes,
+/// depending on how full the tables are, and up to 215 after many keys of a full store were
+/// replaced; a longer key costs its length more. A sliding window costs 100 bytes more and 4 per
+/// bucket, a sliding log 160 more and 16 to 32 per request that it remembers. While requests wait,
+/// their key costs 300 to 400 bytes more, and 50 to 130 for each request beyond the fourth; in a
+/// sliding window 100 to 200, and 4 per bucket.
 ///
-/// Keys that have returned to their first state are dropped, a second later, as new ones come. When the store is full, a
-/// new key takes the place of one that has much of its quota left, out of some that are looked at. A key
-/// that has no request left, or that was denied one, is never dropped before it could be allowed again, nor
-/// one for which a request waits: if a flood of new keys finds no other to replace, they get
-/// [`StoreError::is_full`], and the layer answers 503.
+/// Keys that have returned to their first state are dropped, a second later, as new ones come.
+///
+/// A store is full when it holds exactly `max_keys` keys, also if threads race for the last ones.
+/// An insertion into a full store looks at up to 32 keys, so that it takes bounded time; the next
+/// insertion looks at the next 32. The new key takes the place of
+///
+/// 1. a key that has returned to its first state;
+/// 2. else the one with most of its quota left, which is forgotten: it gets its quota once more;
+/// 3. else none, as all of the 32 are in use: the new key gets [`StoreError::is_full`], and the
+///    layer answers 503. With [`WhenFull::EvictSoonest`], it takes the place of the one whose quota
+///    is restored soonest.
+///
+/// A key is in use while it has no request left, or while a request that was denied would still be.
+/// A key for which a request waits is never dropped, nor a key of the request that is being
+/// decided.
+///
+/// In a store of at most 32 keys the choice is exact. In a larger one it is a sample: when nearly
+/// all keys are in use, a new one may be rejected although a key that was not looked at could go.
+///
+/// By default, `max_keys x burst` requests with made-up keys lock out other new keys. [`WhenFull`]
+/// has the arithmetic, and what prevents it.
 ///
 /// # Examples
 ///
@@ -61,8 +88,9 @@ const KEPT: f64 = 1e6;
 pub struct MemoryStore(Arc<Inner>);
 
 struct Inner {
-    shards: Box<[Alone<Mutex<Shard>>]>,
-    max_keys: usize,
+    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    slots: CachePadded<Slots>,
+    evicts: AtomicBool,
     hasher: RandomState,
     epoch: Instant,
     names: Names,
@@ -70,7 +98,7 @@ struct Inner {
 
 /// In a cache line of its own, so that threads disturb each other only over one shard.
 #[repr(align(64))]
-struct Alone<T>(T);
+struct CachePadded<T>(T);
 
 impl MemoryStore {
     /// Makes an empty store for at most 100,000 keys.
@@ -81,7 +109,7 @@ impl MemoryStore {
 
     /// Makes an empty store for at most `max_keys` keys.
     ///
-    /// Large stores divide the keys among up to 64 parts, each with its share of `max_keys`.
+    /// Large stores divide the keys among up to 64 parts, each with a lock of its own.
     ///
     /// # Panics
     ///
@@ -89,22 +117,34 @@ impl MemoryStore {
     #[must_use]
     pub fn with_max_keys(max_keys: usize) -> Self {
         assert!(max_keys > 0, "a store must hold at least one key");
-        let shards = (max_keys / FEWEST_KEYS_PER_SHARD).clamp(1, MOST_SHARDS);
+        let shards = (max_keys / MIN_KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
-        let shard = || Alone(Mutex::new(Shard::new(max_keys / shards)));
+        let shard = || CachePadded(Mutex::new(Shard::new()));
         Self(Arc::new(Inner {
             shards: std::iter::repeat_with(shard).take(shards).collect(),
-            max_keys,
+            slots: CachePadded(Slots::new(max_keys)),
+            evicts: AtomicBool::new(false),
             hasher: RandomState::default(),
             epoch: Instant::now(),
             names: Names::default(),
         }))
     }
 
-    /// The number of keys that are held now.
+    /// Sets what happens to a new key when the store is full of keys that are in use. The default
+    /// is [`WhenFull::RejectNewKeys`].
+    ///
+    /// Clones of the store share the setting.
+    #[must_use]
+    pub fn when_full(self, when_full: WhenFull) -> Self {
+        let evicts = when_full == WhenFull::EvictSoonest;
+        self.0.evicts.store(evicts, Ordering::Relaxed);
+        self
+    }
+
+    /// The number of keys that are held now, at most `max_keys`.
     #[must_use]
     pub fn key_count(&self) -> usize {
-        self.0.shards.iter().map(|shard| lock(&shard.0).table.len()).sum()
+        self.0.slots.0.used()
     }
 
     /// Microseconds since the store was made.
@@ -137,22 +177,87 @@ impl MemoryStore {
                 }
                 None => entry.check(settings, &ask),
             },
-            None => {
-                let mut entry = Entry::new(settings, key);
-                let verdict = entry.check(settings, &ask);
-                if !entry.is_never_seen() && !shard.insert(hash, entry, ask.now, &self.0.hasher) {
-                    return Err(StoreError::full(self.0.max_keys).into());
-                }
-                verdict
-            }
+            None => self.decide_new(call, demand, hash, shard, &ask)?,
         };
         Ok(Decision::new(demand.policy(), verdict, 0.0))
+    }
+
+    /// Decides about a key that is not in its shard.
+    // Inlined, it would make a check of a known key 5 % slower.
+    #[inline(never)]
+    fn decide_new(
+        &self,
+        call: &Call<'_>,
+        demand: &Demand<'_>,
+        hash: u64,
+        mut shard: MutexGuard<'_, Shard>,
+        ask: &Ask,
+    ) -> Result<Verdict, StoreError> {
+        let (settings, key) = (demand.settings, demand.key.as_bytes());
+        let fresh = |ask: &Ask| {
+            let mut entry = Entry::new(settings, key);
+            let verdict = entry.check(settings, ask);
+            (entry, verdict)
+        };
+        let (entry, verdict) = fresh(ask);
+        if entry.is_never_seen() {
+            return Ok(verdict);
+        }
+        let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
+        if let Some(slot) = slots.take() {
+            shard.sweep(ask.now, slots);
+            shard.insert(hash, entry, hasher, slot);
+            return Ok(verdict);
+        }
+        let mut search = self.search(ask.now, &[]);
+        if let Some(slot) = shard.evict(&mut search, slots) {
+            shard.insert(hash, entry, hasher, slot);
+            return Ok(verdict);
+        }
+        drop(shard);
+        let slot = self.evict_elsewhere(&[self.place(hash)], &mut search)?;
+        let mut shard = self.shard(hash);
+        let ask = call.ask(demand, self.now());
+        if let Some(entry) = shard.find(hash, settings, key) {
+            // Another request inserted the key while the shard was not locked.
+            return Ok(entry.check(settings, &ask));
+        }
+        let (entry, verdict) = fresh(&ask);
+        shard.insert(hash, entry, hasher, slot);
+        Ok(verdict)
+    }
+
+    fn search<'a>(&self, now: f64, kept: &'a [Demand<'a>]) -> Search<'a> {
+        let evicts = self.0.evicts.load(Ordering::Relaxed);
+        let when_full = if evicts { WhenFull::EvictSoonest } else { WhenFull::RejectNewKeys };
+        Search::new(now, when_full, kept)
+    }
+
+    /// Goes on with a search in the other shards, one after the other. The caller must hold no
+    /// lock: so there is no order of locks to keep.
+    fn evict_elsewhere(
+        &self,
+        searched: &[usize],
+        search: &mut Search<'_>,
+    ) -> Result<Slot<'_>, StoreError> {
+        let (shards, slots) = (&self.0.shards, &self.0.slots.0);
+        let first = searched.first().map_or(0, |place| place + 1);
+        let places = (first..first + shards.len()).map(|place| place % shards.len());
+        for place in places.filter(|place| !searched.contains(place)) {
+            if search.is_over() {
+                break;
+            }
+            if let Some(slot) = lock(&shards[place].0).evict(search, slots) {
+                return Ok(slot);
+            }
+        }
+        Err(StoreError::full(slots.max()))
     }
 
     pub(super) fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) {
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
-        self.shard(hash).forget(hash, settings, key);
+        drop(self.shard(hash).remove(hash, settings, key, &self.0.slots.0));
     }
 
     pub(super) fn names(&self) -> &Names {
@@ -181,7 +286,9 @@ impl Default for MemoryStore {
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").field("max_keys", &self.0.max_keys).finish_non_exhaustive()
+        f.debug_struct("MemoryStore")
+            .field("max_keys", &self.0.slots.0.max())
+            .finish_non_exhaustive()
     }
 }
 
@@ -190,87 +297,5 @@ impl Store for MemoryStore {}
 impl From<MemoryStore> for AnyStore {
     fn from(store: MemoryStore) -> Self {
         Self::Memory(store)
-    }
-}
-
-struct Shard {
-    table: HashTable<Entry>,
-    max_keys: usize,
-    /// The bucket from which the next sweep goes on.
-    cursor: usize,
-}
-
-impl Shard {
-    fn new(max_keys: usize) -> Self {
-        Self { table: HashTable::new(), max_keys, cursor: 0 }
-    }
-
-    #[inline]
-    fn find(&mut self, hash: u64, settings: &Arc<Settings>, key: &[u8]) -> Option<&mut Entry> {
-        self.table.find_mut(hash, |entry| entry.is(settings, key))
-    }
-
-    fn forget(&mut self, hash: u64, settings: &Arc<Settings>, key: &[u8]) {
-        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.is(settings, key)) {
-            entry.remove();
-        }
-    }
-
-    /// Returns whether there was room for it.
-    fn insert(&mut self, hash: u64, entry: Entry, now: f64, hasher: &RandomState) -> bool {
-        self.sweep(now, self.max_keys - 1);
-        if self.table.len() >= self.max_keys {
-            return false;
-        }
-        self.table.insert_unique(hash, entry, |entry| entry.hash(hasher));
-        true
-    }
-
-    /// Drops keys until so many are left, as far as it can.
-    fn shrink(&mut self, most: usize, now: f64) {
-        let mut keys = self.table.len() + 1;
-        while self.table.len() > most && self.table.len() < keys {
-            keys = self.table.len();
-            self.sweep(now, most);
-        }
-    }
-
-    /// Drops the next keys that are as if never seen; if the shard stays full, then the one of them that has
-    /// most of its quota left, and of several the one that expires soonest.
-    fn sweep(&mut self, now: f64, most: usize) {
-        let full = self.table.len() > most;
-        let buckets = if full { self.table.num_buckets() } else { SWEEP };
-        let mut keys = 0;
-        let mut victim: Option<(Usage, usize)> = None;
-        for _ in 0..buckets.min(self.table.num_buckets()) {
-            if keys == SWEEP_WHEN_FULL {
-                break;
-            }
-            self.cursor = (self.cursor + 1) % self.table.num_buckets();
-            let Some(entry) = self.table.get_bucket(self.cursor) else { continue };
-            keys += 1;
-            let usage = entry.usage(now);
-            if usage.reset <= now {
-                if full || entry.usage(now - KEPT).reset <= now - KEPT {
-                    self.remove(self.cursor);
-                }
-            } else if full
-                && !usage.in_use
-                && victim.as_ref().is_none_or(|(least, _)| usage.is_less_than(least))
-            {
-                victim = Some((usage, self.cursor));
-            }
-        }
-        if let Some((_, bucket)) = victim
-            && self.table.len() > most
-        {
-            self.remove(bucket);
-        }
-    }
-
-    fn remove(&mut self, bucket: usize) {
-        if let Ok(entry) = self.table.get_bucket_entry(bucket) {
-            entry.remove();
-        }
     }
 }

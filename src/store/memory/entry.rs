@@ -4,6 +4,7 @@ use std::{hash::BuildHasher, ptr, sync::Arc};
 
 use foldhash::fast::RandomState;
 
+use super::WhenFull;
 use crate::{
     algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, State, Verdict},
     key::Text,
@@ -46,7 +47,9 @@ pub(super) struct Usage {
     /// The instant at which the key is as if never seen.
     pub(super) reset: f64,
     /// Whether a request would be denied, somebody waits, or a request like one that was denied would be denied again.
-    pub(super) in_use: bool,
+    in_use: bool,
+    /// Whether a request waits.
+    waited_for: bool,
 }
 
 impl Entry {
@@ -181,11 +184,14 @@ impl Counts {
                 let mut state = settings.params.expand(*numbers);
                 let Verdict { remaining, reset, .. } = settings.params.step(&mut state, &peek);
                 let in_use = remaining == 0.0 || *denied_until >= second(now);
-                Usage { left: left(remaining, settings), reset: now + reset, in_use }
+                let (left, reset) = (left(remaining, settings), now + reset);
+                // States in which a request waits are not compact.
+                Usage { left, reset, in_use, waited_for: false }
             }
             Self::Whole { denied_until, whole } => {
-                let in_use = *denied_until >= second(now) || whole.state.is_waited_for(now);
-                Usage { left: whole.left, reset: whole.reset, in_use }
+                let waited_for = whole.state.is_waited_for(now);
+                let in_use = *denied_until >= second(now) || waited_for;
+                Usage { left: whole.left, reset: whole.reset, in_use, waited_for }
             }
         }
     }
@@ -202,7 +208,17 @@ fn second(instant: f64) -> u32 {
 }
 
 impl Usage {
+    /// Whether a full store may drop the key before it has expired.
+    pub(super) fn may_be_evicted(&self, when_full: WhenFull) -> bool {
+        !self.in_use || when_full == WhenFull::EvictSoonest && !self.waited_for
+    }
+
+    /// Whether less is lost with this key: one that is not in use before one that is, then the one
+    /// with more left, then the one that is restored sooner.
     pub(super) fn is_less_than(&self, other: &Self) -> bool {
+        if self.in_use || other.in_use {
+            return !self.in_use || other.in_use && self.reset < other.reset;
+        }
         self.left > other.left || self.left == other.left && self.reset < other.reset
     }
 }

@@ -1,8 +1,9 @@
-//! Several limits at once.
+//! Several limits at once: their shards are locked together, and all of their keys find room, or
+//! none.
 
-use std::{mem, sync::MutexGuard};
+use std::sync::MutexGuard;
 
-use super::{Entry, MemoryStore, Shard};
+use super::{Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
     algorithm::{Action, Ask, Verdict, together},
     decision::Decision,
@@ -13,27 +14,34 @@ use crate::{
 impl MemoryStore {
     pub(super) fn decide_together(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
         let demands = call.demands;
-        let mut held = Held::new(self, demands);
-        let now = self.now();
-        let asks: Vec<Ask> = demands.iter().map(|demand| call.ask(demand, now)).collect();
-        if call.action.commits() && !held.have_room() {
-            if call.action == Action::Check {
+        let mut slots = vec![];
+        loop {
+            let mut held = Held::new(self, demands);
+            let now = self.now();
+            let asks: Vec<Ask> = demands.iter().map(|demand| call.ask(demand, now)).collect();
+            if call.action.commits() && !held.take_slots(&mut slots) {
                 // A denied request needs no room.
-                let peek = |ask: &Ask| Ask { action: Action::Peek, ..*ask };
-                let peeks: Vec<Ask> = asks.iter().map(peek).collect();
-                let (verdict, binding) = together(&peeks, |place, ask| held.ask(place, ask));
-                if !verdict.admitted {
-                    return Ok(Decision::new(demands[binding].policy(), verdict, 0.0));
+                if call.action == Action::Check
+                    && let Some(denial) = held.denial(&asks)
+                {
+                    return Ok(denial);
+                }
+                let mut search = self.search(now, demands);
+                if !held.evict(&mut slots, &mut search) {
+                    let searched = held.unlock();
+                    // Then from the beginning, as the keys may change meanwhile. Each round finds a
+                    // slot, or fails.
+                    slots.push(self.evict_elsewhere(&searched, &mut search)?);
+                    continue;
                 }
             }
-            held.make_room(now)?;
+            let (verdict, binding) = together(&asks, |place, ask| match call.action {
+                Action::Check => held.ask(place, ask),
+                _ => held.step(place, ask),
+            });
+            held.insert_fresh(slots, now);
+            return Ok(Decision::new(demands[binding].policy(), verdict, 0.0));
         }
-        let (verdict, binding) = together(&asks, |place, ask| match call.action {
-            Action::Check => held.ask(place, ask),
-            _ => held.step(place, ask),
-        });
-        held.insert_fresh(now);
-        Ok(Decision::new(demands[binding].policy(), verdict, 0.0))
     }
 }
 
@@ -42,7 +50,7 @@ struct Held<'a> {
     store: &'a MemoryStore,
     demands: &'a [Demand<'a>],
     hashes: Vec<u64>,
-    /// Sorted, so that nobody waits for one who waits for him.
+    /// Sorted: a fixed lock order prevents deadlock.
     places: Vec<usize>,
     shards: Vec<MutexGuard<'a, Shard>>,
     /// Of the keys that are not in the store.
@@ -99,54 +107,57 @@ impl<'a> Held<'a> {
         self.entry(demand).step(settings, ask)
     }
 
-    /// How many keys come to a shard.
-    fn coming_to(&self, shard: usize) -> usize {
-        let comes = |&i: &usize| self.fresh[i].is_some() && self.shard_of(i) == shard;
-        (0..self.demands.len()).filter(comes).count()
+    /// Decides without committing. Returns the decision, if it is a denial.
+    fn denial(&mut self, asks: &[Ask]) -> Option<Decision> {
+        let peek = |ask: &Ask| Ask { action: Action::Peek, ..*ask };
+        let peeks: Vec<Ask> = asks.iter().map(peek).collect();
+        let (verdict, binding) = together(&peeks, |place, ask| self.ask(place, ask));
+        let denied = !verdict.admitted;
+        denied.then(|| Decision::new(self.demands[binding].policy(), verdict, 0.0))
     }
 
-    fn have_room(&self) -> bool {
-        let mut shards = self.shards.iter().enumerate();
-        shards.all(|(i, shard)| shard.table.len() + self.coming_to(i) <= shard.max_keys)
+    fn fresh_count(&self) -> usize {
+        self.fresh.iter().flatten().count()
     }
 
-    /// Drops others for those that come.
-    fn make_room(&mut self, now: f64) -> Result<(), StoreError> {
-        // One of its own keys may be as if never seen, be dropped, and need room then, too.
-        for _ in 0..=self.demands.len() {
-            self.drop_others(now);
-            if self.have_room() {
-                return Ok(());
+    /// Takes free slots for the keys that are not in the store. Returns whether there are enough.
+    fn take_slots(&self, slots: &mut Vec<Slot<'a>>) -> bool {
+        let needed = self.fresh_count();
+        while slots.len() < needed {
+            let Some(slot) = self.store.0.slots.0.take() else { return false };
+            slots.push(slot);
+        }
+        true
+    }
+
+    /// Drops other keys of the shards that are locked. Returns whether there are enough slots then.
+    fn evict(&mut self, slots: &mut Vec<Slot<'a>>, search: &mut Search<'_>) -> bool {
+        let needed = self.fresh_count();
+        for shard in &mut self.shards {
+            while slots.len() < needed
+                && let Some(slot) = shard.evict(search, &self.store.0.slots.0)
+            {
+                slots.push(slot);
+                search.renew();
             }
         }
-        Err(StoreError::full(self.store.0.max_keys))
+        slots.len() >= needed
     }
 
-    fn drop_others(&mut self, now: f64) {
-        let known: Vec<usize> =
-            (0..self.demands.len()).filter(|&i| self.fresh[i].is_none()).collect();
-        let until: Vec<u32> =
-            known.iter().map(|&i| mem::replace(self.entry(i).denied_until(), u32::MAX)).collect();
-        for i in 0..self.shards.len() {
-            let most = self.shards[i].max_keys.saturating_sub(self.coming_to(i));
-            self.shards[i].shrink(most, now);
-        }
-        for (i, until) in known.into_iter().zip(until) {
-            match self.find(i) {
-                Some(entry) => *entry.denied_until() = until,
-                None => {
-                    self.fresh[i] =
-                        Some(Entry::new(self.demands[i].settings, self.demands[i].key.as_bytes()))
-                }
-            }
-        }
+    /// Unlocks the shards, and returns their places.
+    fn unlock(self) -> Vec<usize> {
+        self.places
     }
 
-    fn insert_fresh(&mut self, now: f64) {
+    fn insert_fresh(&mut self, mut slots: Vec<Slot<'_>>, now: f64) {
         for i in 0..self.demands.len() {
-            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_never_seen()) {
-                let (shard, hasher) = (self.shard_of(i), &self.store.0.hasher);
-                self.shards[shard].insert(self.hashes[i], entry, now, hasher);
+            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_never_seen())
+                && let Some(slot) = slots.pop()
+            {
+                let shard = self.shard_of(i);
+                let shard = &mut self.shards[shard];
+                shard.sweep(now, &self.store.0.slots.0);
+                shard.insert(self.hashes[i], entry, &self.store.0.hasher, slot);
             }
         }
     }

@@ -1,0 +1,152 @@
+//! A part of the keys, behind one lock: finding, inserting, and the search for a key that may go.
+
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+
+use super::{
+    WhenFull,
+    entry::{Entry, Usage},
+    slots::{Slot, Slots},
+};
+use crate::store::{Demand, Settings};
+
+/// The buckets that an insertion looks at for expired keys while the store has room.
+const SWEPT_BUCKETS: usize = 4;
+/// The keys that it looks at if the store is full.
+const MAX_KEYS_LOOKED_AT: usize = 32;
+/// The buckets that it looks at for them: a table that was much fuller once is sparse.
+const MAX_BUCKETS_LOOKED_AT: usize = 512;
+/// How long an expired key is kept while there is room, in microseconds: it is likely to come
+/// again.
+const KEPT: f64 = 1e6;
+
+pub(super) struct Shard {
+    table: HashTable<Entry>,
+    /// The bucket from which the next sweep goes on.
+    cursor: usize,
+}
+
+/// A search for a key that may go. It is bounded, and may extend over several shards.
+pub(super) struct Search<'a> {
+    now: f64,
+    when_full: WhenFull,
+    /// The keys under decision, which stay.
+    kept: &'a [Demand<'a>],
+    keys_left: usize,
+    buckets_left: usize,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(now: f64, when_full: WhenFull, kept: &'a [Demand<'a>]) -> Self {
+        let (keys_left, buckets_left) = (MAX_KEYS_LOOKED_AT, MAX_BUCKETS_LOOKED_AT);
+        Self { now, when_full, kept, keys_left, buckets_left }
+    }
+
+    /// Begins again, for another slot.
+    pub(super) fn renew(&mut self) {
+        *self = Self::new(self.now, self.when_full, self.kept);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.keys_left == 0 || self.buckets_left == 0
+    }
+
+    fn keeps(&self, entry: &Entry) -> bool {
+        self.kept.iter().any(|demand| entry.is(demand.settings, demand.key.as_bytes()))
+    }
+}
+
+impl Shard {
+    pub(super) fn new() -> Self {
+        Self { table: HashTable::new(), cursor: 0 }
+    }
+
+    #[cfg(test)]
+    pub(super) fn key_count(&self) -> usize {
+        self.table.len()
+    }
+
+    #[inline]
+    pub(super) fn find(
+        &mut self,
+        hash: u64,
+        settings: &Arc<Settings>,
+        key: &[u8],
+    ) -> Option<&mut Entry> {
+        self.table.find_mut(hash, |entry| entry.is(settings, key))
+    }
+
+    pub(super) fn insert(&mut self, hash: u64, entry: Entry, hasher: &RandomState, slot: Slot<'_>) {
+        self.table.insert_unique(hash, entry, |entry| entry.hash(hasher));
+        slot.fill();
+    }
+
+    /// Removes a key, and returns its slot.
+    pub(super) fn remove<'s>(
+        &mut self,
+        hash: u64,
+        settings: &Arc<Settings>,
+        key: &[u8],
+        slots: &'s Slots,
+    ) -> Option<Slot<'s>> {
+        let entry = self.table.find_entry(hash, |entry| entry.is(settings, key)).ok()?;
+        entry.remove();
+        Some(slots.of_removed_key())
+    }
+
+    /// Drops those of the next keys that expired a while ago.
+    pub(super) fn sweep(&mut self, now: f64, slots: &Slots) {
+        let expired_at = now - KEPT;
+        for _ in 0..SWEPT_BUCKETS.min(self.table.num_buckets()) {
+            let bucket = self.next_bucket();
+            let entry = self.table.get_bucket(bucket);
+            if entry.is_some_and(|entry| entry.usage(expired_at).reset <= expired_at) {
+                drop(self.remove_bucket(bucket, slots));
+            }
+        }
+    }
+
+    /// Drops the next keys that have expired; if there are none, the one whose loss is least.
+    /// Returns the slot of one, if any key was dropped.
+    pub(super) fn evict<'s>(
+        &mut self,
+        search: &mut Search<'_>,
+        slots: &'s Slots,
+    ) -> Option<Slot<'s>> {
+        let mut slot = None;
+        let mut victim: Option<(Usage, usize)> = None;
+        for _ in 0..self.table.num_buckets() {
+            if search.is_over() {
+                break;
+            }
+            let bucket = self.next_bucket();
+            search.buckets_left -= 1;
+            let Some(entry) = self.table.get_bucket(bucket) else { continue };
+            search.keys_left -= 1;
+            if search.keeps(entry) {
+                continue;
+            }
+            let usage = entry.usage(search.now);
+            if usage.reset <= search.now {
+                slot = self.remove_bucket(bucket, slots);
+            } else if usage.may_be_evicted(search.when_full)
+                && victim.as_ref().is_none_or(|(least, _)| usage.is_less_than(least))
+            {
+                victim = Some((usage, bucket));
+            }
+        }
+        slot.or_else(|| self.remove_bucket(victim?.1, slots))
+    }
+
+    fn next_bucket(&mut self) -> usize {
+        self.cursor = (self.cursor + 1) % self.table.num_buckets();
+        self.cursor
+    }
+
+    fn remove_bucket<'s>(&mut self, bucket: usize, slots: &'s Slots) -> Option<Slot<'s>> {
+        self.table.get_bucket_entry(bucket).ok()?.remove();
+        Some(slots.of_removed_key())
+    }
+}

@@ -1,0 +1,115 @@
+//! Tests of what the public interface does not show: the shards of the store.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use super::*;
+use crate::{algorithm::Algorithm, charge::Charge, limiter::Limiter, quota::Quota};
+
+fn limiter(name: &str, store: &MemoryStore, quota: Quota) -> Limiter {
+    Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+}
+
+fn keys_by_shard(store: &MemoryStore) -> Vec<usize> {
+    // All are locked at one time, in the order in which several limits lock theirs.
+    let shards: Vec<_> = store.0.shards.iter().map(|shard| lock(&shard.0)).collect();
+    shards.iter().map(|shard| shard.key_count()).collect()
+}
+
+/// A full store of two shards, all of whose keys are in the first one, and keys that belong to the
+/// second one.
+async fn lopsided(limiter: &Limiter, store: &MemoryStore) -> Vec<String> {
+    let mut others = vec![];
+    for i in 0.. {
+        if keys_by_shard(store) == [2_048, 0] {
+            break;
+        }
+        let key = format!("key {i}");
+        assert!(limiter.check(&key).await.unwrap().is_allowed());
+        if keys_by_shard(store)[1] > 0 {
+            limiter.reset(&key).await.unwrap();
+            others.push(key);
+        }
+    }
+    others
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_whose_own_shard_has_none_to_drop_takes_the_place_of_one_elsewhere() {
+    let store = MemoryStore::with_max_keys(2_048);
+    let limiter = limiter("a", &store, Quota::per_hour(2));
+    let others = lopsided(&limiter, &store).await;
+    for (i, other) in others.iter().take(30).enumerate() {
+        assert!(limiter.check_n(other, 2).await.unwrap().is_allowed());
+        assert_eq!(limiter.peek(other).await.unwrap().remaining(), 0);
+        assert_eq!(keys_by_shard(&store).iter().sum::<usize>(), 2_048);
+        assert_eq!(keys_by_shard(&store)[1], i + 1, "those that are used up stay");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_limits_whose_shards_have_none_to_drop_take_the_places_of_others_elsewhere() {
+    let store = MemoryStore::with_max_keys(2_048);
+    let limiter = limiter("a", &store, Quota::per_hour(2));
+    let others = lopsided(&limiter, &store).await;
+    for three in others.chunks_exact(3).take(10) {
+        let charge = three.iter().map(|key| Charge::new(&limiter, key).cost(2));
+        let charge = charge.reduce(Charge::and).unwrap();
+        assert!(charge.check().await.unwrap().is_allowed());
+    }
+    assert_eq!(keys_by_shard(&store), [2_048 - 30, 30]);
+    for key in &others[..30] {
+        assert_eq!(limiter.peek(key).await.unwrap().remaining(), 0);
+    }
+}
+
+#[test]
+fn threads_that_race_never_hold_a_key_too_many() {
+    for (max_keys, when_full) in [
+        (1, WhenFull::EvictSoonest),
+        (31, WhenFull::EvictSoonest),
+        (2_049, WhenFull::RejectNewKeys),
+        (4_099, WhenFull::EvictSoonest),
+    ] {
+        let store = MemoryStore::with_max_keys(max_keys).when_full(when_full);
+        let (one, two) =
+            ["one", "two"].map(|name| limiter(name, &store, Quota::per_hour(1))).into();
+        let over = AtomicBool::new(false);
+        let work = |thread: usize| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            for i in 0..max_keys + 1_000 {
+                let key = format!("{thread} {i}");
+                runtime.block_on(async {
+                    let _ = match i % 4 {
+                        0 => Charge::new(&one, &key).also(&two).check().await,
+                        1 => two.check(&key).await,
+                        _ => one.check(&key).await,
+                    };
+                    if i % 8 == 0 {
+                        one.reset(&key).await.unwrap();
+                    }
+                });
+            }
+        };
+        thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut looks = 0;
+                while !over.load(Ordering::Relaxed) {
+                    let keys: usize = keys_by_shard(&store).iter().sum();
+                    assert!(keys <= max_keys && store.key_count() <= max_keys, "{keys}");
+                    looks += 1;
+                }
+                looks
+            });
+            let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || work(thread))).collect();
+            let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            over.store(true, Ordering::Relaxed);
+            ended.into_iter().for_each(Result::unwrap);
+            assert!(watch.join().unwrap() > 0);
+        });
+        let keys: usize = keys_by_shard(&store).iter().sum();
+        assert_eq!(store.key_count(), keys, "no slot is lost");
+    }
+}
