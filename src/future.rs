@@ -1,3 +1,5 @@
+//! The way of a request through the layer: its charge, the decision, the readiness of the service, the call.
+
 use std::{
     fmt,
     pin::Pin,
@@ -18,13 +20,16 @@ use crate::{
 pin_project! {
     /// The response of [`RateLimit`](crate::RateLimit).
     ///
+    /// It resolves to the response or the error of the service, to an error of the service's `poll_ready`, or to
+    /// a rejection. A rejection never waits for the service.
+    ///
     /// # Cancel safety
     ///
-    /// Dropping it before its first poll spends nothing. Dropping it before the service is called, while it
-    /// asks the store, waits for its turn or for the service to be ready, gives back what the request has
-    /// spent or booked, once, and the requests behind it keep their turns: in memory in the drop, in Redis by
-    /// a task on the runtime. If that is shutting down, the turn passes unused. Dropping it later spends the
-    /// cost.
+    /// Dropping it before its first poll spends nothing. If it is dropped before the service is called, or if
+    /// the service fails to become ready, what the request has spent or reserved is released exactly once;
+    /// requests queued behind it keep their reservations. In memory the release happens in the drop, with Redis
+    /// in a task on the runtime. If the runtime is shutting down, the reservation passes unused. Dropping it
+    /// after the service is called spends the cost.
     pub struct ResponseFuture<S, P, Req>
     where
         S: Service<Req>,
@@ -32,7 +37,8 @@ pin_project! {
     {
         shared: Arc<Shared<P>>,
         inner: S,
-        // In a box, as with a store in memory most requests need none, and a small future is moved about faster.
+        // What is released if the request does not go on. In a box, as with a store in memory most requests need
+        // none, and a small future is moved about faster.
         turn: Option<Box<Turn>>,
         // Of a request without a turn.
         charged: Charged,
@@ -46,8 +52,7 @@ pin_project! {
     enum State<Req, F, H, R> {
         Starting { request: Option<Req> },
         LookingUp { charge: Lookup<H>, rest: Option<R> },
-        // With the service that was ready, unless the request has waited.
-        Asking { request: Option<Req>, ready: bool },
+        Asking { request: Option<Req> },
         Readying { request: Option<Req> },
         Calling { #[pin] future: F },
     }
@@ -58,10 +63,10 @@ where
     S: Service<Req>,
     P: Exchange<Req, S::Response>,
 {
-    pub(crate) fn new(ready: S, shared: Arc<Shared<P>>, request: Req) -> Self {
+    pub(crate) fn new(inner: S, shared: Arc<Shared<P>>, request: Req) -> Self {
         Self {
             shared,
-            inner: ready,
+            inner,
             turn: None,
             charged: Charged::nothing(),
             state: State::Starting { request: Some(request) },
@@ -85,12 +90,20 @@ where
         let protocol = &this.shared.protocol;
         loop {
             let (mut head, rest);
+            let mut readiness = None;
             let start = match this.state.as_mut().project() {
                 StateProj::Starting { request } => {
                     (head, rest) = Self::take_apart(request);
                     match protocol.charging().charge(&head) {
                         Ruling::Key(limiter, extractor) => {
-                            this.shared.start_by_key(&head, limiter, extractor, this.charged)
+                            let inner = &mut *this.inner;
+                            let readiness = &mut readiness;
+                            let is_ready = || {
+                                let polled = readiness.insert(inner.poll_ready(cx));
+                                matches!(polled, Poll::Ready(Ok(())))
+                            };
+                            let charged = &mut *this.charged;
+                            this.shared.start_by_key(&head, limiter, extractor, charged, is_ready)
                         }
                         Ruling::Now(charge) => this.shared.start(&head, charge, this.charged),
                         Ruling::Later(rule) => {
@@ -106,62 +119,32 @@ where
                     let charge = protocol.charging().complete(&head, charge);
                     this.shared.start(&head, charge, this.charged)
                 }
-                StateProj::Asking { request, ready } => {
-                    let turn = this.turn.as_mut().expect("the turn was taken");
-                    match turn.poll(cx) {
-                        Poll::Pending => {
-                            if *ready && turn.is_waiting() {
-                                *ready = false;
-                                // The fresh clone is not ready, so that nobody waits for what this holds.
-                                *this.inner = this.inner.clone();
-                            }
-                            return Poll::Pending;
-                        }
-                        Poll::Ready(Ok(decision)) if !decision.is_allowed() => {
-                            this.charged.charge = turn.go();
-                            (head, rest) = Self::take_apart(request);
-                            Start::Refused(Rejection::Denied(decision))
-                        }
-                        Poll::Ready(Ok(decision)) => {
+                StateProj::Asking { request } => {
+                    let mut turn = this.turn.take().expect("the turn was taken");
+                    let Poll::Ready(answer) = turn.poll(cx) else {
+                        *this.turn = Some(turn);
+                        return Poll::Pending;
+                    };
+                    (head, rest) = Self::take_apart(request);
+                    match answer {
+                        Ok(decision) if decision.is_allowed() => {
                             this.charged.decision = Some(decision);
-                            if !*ready {
-                                let request = request.take();
-                                this.state.set(State::Readying { request });
-                                continue;
-                            }
-                            this.charged.charge = turn.go();
-                            (head, rest) = Self::take_apart(request);
+                            *this.turn = Some(turn);
                             Start::Go
                         }
-                        Poll::Ready(Err(error)) => {
+                        Ok(decision) => {
+                            this.charged.charge = turn.go();
+                            Start::Refused(Rejection::Denied(decision))
+                        }
+                        Err(error) => {
                             let left = turn.left();
                             this.charged.charge = turn.go();
-                            (head, rest) = Self::take_apart(request);
-                            match this.shared.undecided(&head, error, this.charged, left) {
-                                Start::Ask(share) => {
-                                    *turn = share;
-                                    *request = Some(P::join(head, rest));
-                                    continue;
-                                }
-                                Start::Go if !*ready => {
-                                    *this.turn = None;
-                                    let request = Some(P::join(head, rest));
-                                    this.state.set(State::Readying { request });
-                                    continue;
-                                }
-                                start => start,
-                            }
+                            this.shared.undecided(&head, error, this.charged, left)
                         }
                     }
                 }
                 StateProj::Readying { request } => {
-                    if let Err(error) = ready!(this.inner.poll_ready(cx)) {
-                        *this.turn = None;
-                        return Poll::Ready(Err(error));
-                    }
-                    if let Some(turn) = this.turn {
-                        this.charged.charge = turn.go();
-                    }
+                    readiness = Some(Poll::Ready(ready!(this.inner.poll_ready(cx))));
                     (head, rest) = Self::take_apart(request);
                     Start::Go
                 }
@@ -175,7 +158,7 @@ where
                 Start::Ask(turn) => {
                     let request = Some(P::join(head, rest));
                     *this.turn = Some(turn);
-                    this.state.set(State::Asking { request, ready: true });
+                    this.state.set(State::Asking { request });
                     continue;
                 }
                 Start::Refused(Rejection::Denied(decision)) if this.shared.dry_run => {
@@ -187,7 +170,22 @@ where
                     return Poll::Ready(Ok(protocol.refuse(rejection, head, charge)));
                 }
             }
-            *this.turn = None;
+            match readiness.unwrap_or_else(|| this.inner.poll_ready(cx)) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => {
+                    drop(this.turn.take().or_else(|| this.charged.hold()));
+                    return Poll::Ready(Err(error));
+                }
+                Poll::Pending => {
+                    *this.turn = this.turn.take().or_else(|| this.charged.hold());
+                    let request = Some(P::join(head, rest));
+                    this.state.set(State::Readying { request });
+                    return Poll::Pending;
+                }
+            }
+            if let Some(mut turn) = this.turn.take() {
+                this.charged.charge = turn.go();
+            }
             protocol.mark(&mut head, this.charged);
             let future = this.inner.call(P::join(head, rest));
             this.state.set(State::Calling { future });

@@ -24,9 +24,24 @@ use crate::{
 /// often the layer is applied or cloned, its services share them, and the number of those who wait. The
 /// service must be `Clone`.
 ///
-/// A request that waits for its turn holds no readiness of the service; one whose count is being looked
-/// up in Redis does, for a round trip, or up to the store's deadline, and so does one whose charge an async
-/// [`Rule`] is looking up.
+/// # Readiness
+///
+/// The layer asks the service for readiness after the decision, in the response future: `poll_ready` of
+/// [`RateLimit`] is always ready and never fails. So a rejection never waits for the service, and a request holds no
+/// readiness while a [`Rule`] looks up its charge, while the store decides, or while it waits. An error of the service's
+/// `poll_ready` comes out of the response future, and the request is not charged then. Each request asks a clone of the
+/// service, and calls that same clone.
+///
+/// | | outside of the layer | inside |
+/// |---|---|---|
+/// | `ConcurrencyLimit` | bounds all requests, those that wait for their turn or are rejected included; a rejection waits for a permit | only requests that go on take a permit |
+/// | `LoadShed` | never sheds: the layer is always ready | sheds admitted requests that the service is not ready for; they stay charged |
+/// | `Buffer` | never fills, and so bounds nothing | bounds the requests that the service has not taken yet; others wait until it has room |
+///
+/// The layer does not bound how many admitted requests wait for the readiness of the service. Where the limits are no
+/// sufficient bound, put `LoadShed` inside, or a `ConcurrencyLimit` or the server's own bound outside.
+///
+/// # Answers
 ///
 /// | | answer | `Retry-After` | to gRPC |
 /// |---|---|---|---|

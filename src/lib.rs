@@ -26,8 +26,11 @@
 //!
 //! `tower::limit::RateLimit` delays all requests to one instance of a service, whoever they are from. This
 //! one counts per key, over all clones, connections and replicas, and refuses instead of delaying, unless
-//! [`max_wait`](RateLimitLayer::max_wait) or a [leaky bucket](Algorithm::LeakyBucket) lets requests wait. See also `tower::limit::ConcurrencyLimit`:
-//! put it inside of this layer, so that requests that are refused or wait take none of its permits.
+//! [`max_wait`](RateLimitLayer::max_wait) or a [leaky bucket](Algorithm::LeakyBucket) lets requests wait. It is
+//! always ready, and asks the service for readiness after the decision, so that a rejection never waits for the
+//! service. Put `tower::limit::ConcurrencyLimit`, `LoadShed` and `Buffer` inside of this layer: a `ConcurrencyLimit`
+//! outside gives permits to requests that wait or are rejected, a `LoadShed` outside never sheds, and a `Buffer` outside
+//! never fills. See [readiness](RateLimitLayer#readiness).
 //!
 //! # In tests
 //!

@@ -13,6 +13,7 @@ use crate::{
     key::{Key, KeyExtractor},
     rule::{AnyRule, Rule, Ruling},
     store::Answer,
+    turn::Turn,
 };
 
 /// What a layer knows about its requests: [`Http`] or [`Custom`].
@@ -81,6 +82,12 @@ impl Charged {
 
     pub(crate) fn take(&mut self) -> Charge {
         mem::replace(&mut self.charge, Charge::exempt())
+    }
+
+    /// Takes what is to be released if the request does not go on after all.
+    pub(crate) fn hold(&mut self) -> Option<Box<Turn>> {
+        let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
+        Some(Box::new(Turn::admitted(self.take(), decision)))
     }
 
     /// Gives back what the request was charged.

@@ -12,8 +12,8 @@ use crate::{
 /// and how much; or that it is [exempt](Charge::exempt).
 ///
 /// A closure that returns a [`Charge`] or a `Result<Charge, RequestError>` is a rule. A type can also look
-/// something up that takes time; meanwhile the request holds the readiness of the service, so there should be
-/// a bound to that.
+/// something up that takes time. Bound that time: the request waits for it, but holds no readiness of the service
+/// meanwhile.
 ///
 /// # Cancel safety
 ///

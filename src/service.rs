@@ -1,5 +1,7 @@
+//! The service that [`RateLimitLayer`](crate::RateLimitLayer) makes. What happens to a request is in
+//! `future.rs`.
+
 use std::{
-    mem,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -13,6 +15,8 @@ use crate::{
 };
 
 /// A service whose requests are limited. See [`RateLimitLayer`](crate::RateLimitLayer).
+///
+/// It is always ready: the response future asks the inner service for readiness, after the decision.
 #[derive(Debug)]
 pub struct RateLimit<S, P = Http> {
     inner: S,
@@ -40,14 +44,11 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S, P, Req>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        // The instance that was polled ready is the one to call: a clone of it need not be ready.
-        let clone = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, clone);
-        ResponseFuture::new(ready, self.shared.clone(), request)
+        ResponseFuture::new(self.inner.clone(), self.shared.clone(), request)
     }
 }

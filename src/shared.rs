@@ -42,8 +42,9 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    /// Asks about a request by key. Most of these just go on, and their charge is not made then unless the protocol
-    /// keeps it: the header fields of a limiter that answers at once need none, as its policy is known.
+    /// Asks about a request by key. Most of these just go on, and their charge is not made then, unless the protocol
+    /// keeps it or the service is not ready: the header fields of a limiter that answers at once need none, as its
+    /// policy is known.
     #[inline]
     pub(crate) fn start_by_key(
         &self,
@@ -51,6 +52,7 @@ impl<P: Protocol> Shared<P> {
         limiter: &AnyLimiter,
         extractor: &dyn KeyExtractor<P::Head>,
         charged: &mut Charged,
+        is_ready: impl FnOnce() -> bool,
     ) -> Start {
         let charging = self.protocol.charging();
         let may_wait = !self.dry_run && limiter.cut(self.max_wait) > 0.0;
@@ -70,6 +72,9 @@ impl<P: Protocol> Shared<P> {
             && decision.goes_on_at_once()
         {
             charged.decision = Some(decision);
+            if !is_ready() {
+                charged.charge = Charge::new(limiter, key).cost(cost);
+            }
             return Start::Go;
         }
         charged.charge = Charge::new(limiter, key).cost(cost);

@@ -220,6 +220,13 @@ impl Turn {
         Self { phase: Phase::Asking(answer), charge, place, retry_until, attempt: 0 }
     }
 
+    /// A request that has been admitted, and waits only for the service.
+    pub(crate) fn admitted(charge: Charge, decision: Decision) -> Self {
+        let mut turn = Self::new(charge, Answer::Ready(None), MaxWait::NONE, None);
+        turn.phase = Phase::Admitted(decision, None);
+        turn
+    }
+
     /// Waits for the decision, and until an admitted request may go on.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
@@ -266,11 +273,6 @@ impl Turn {
     pub(crate) fn left(&self) -> f64 {
         let until = self.retry_until.map(|until| until.saturating_duration_since(Instant::now()));
         until.map_or(f64::INFINITY, micros)
-    }
-
-    /// Whether it sleeps.
-    pub(crate) fn is_waiting(&self) -> bool {
-        matches!(self.phase, Phase::Admitted(..) | Phase::Retrying(_))
     }
 
     async fn wait(mut self) -> Result<Decision, Error> {

@@ -4,7 +4,7 @@ mod support;
 
 use std::{
     convert::Infallible,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -337,18 +337,21 @@ async fn who_goes_away_while_looked_up_spends_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_holds_readiness_while_it_is_looked_up_but_not_while_it_waits() {
-    let layer = RateLimitLayer::by_rule(Accounts::new()).max_wait(HOUR);
-    let service = layer.layer(ConcurrencyLimit::new(counting(&Arc::default()), 1));
-    let is_free = || poll_once(pin!(service.clone().ready())).is_ready();
-    let mut waits = Box::pin(service.clone().oneshot(get(&[("user", "ben")])));
-    assert!(is_free() && poll_once(waits.as_mut()).is_pending() && !is_free());
-    assert_eq!(waits.await.unwrap().status(), 200);
+async fn a_request_holds_no_readiness_while_it_is_looked_up_or_waits() {
+    let permits = Arc::new(tokio::sync::Semaphore::new(1));
+    let busy = ConcurrencyLimit::with_semaphore(counting(&Arc::default()), permits.clone());
+    let service = RateLimitLayer::by_rule(Accounts::new()).max_wait(HOUR).layer(busy);
+    let ask = || Box::pin(service.clone().oneshot(get(&[("user", "ben")])));
+    let mut looked_up = ask();
+    assert!(poll_once(looked_up.as_mut()).is_pending());
+    assert_eq!(permits.available_permits(), 1);
+    assert_eq!(looked_up.await.unwrap().status(), 200);
 
-    let mut waits = Box::pin(service.clone().oneshot(get(&[("user", "ben")])));
-    assert!(poll_once(waits.as_mut()).is_pending() && !is_free());
+    let mut waits = ask();
+    assert!(poll_once(waits.as_mut()).is_pending());
     sleep(SECOND * 2).await;
-    assert!(poll_once(waits.as_mut()).is_pending() && is_free());
+    assert!(poll_once(waits.as_mut()).is_pending());
+    assert_eq!(permits.available_permits(), 1);
     assert_eq!(waits.await.unwrap().status(), 200);
 }
 

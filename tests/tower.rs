@@ -7,21 +7,24 @@ use std::{
     future::ready,
     pin::{Pin, pin},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
+use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
 use support::{counting, get, in_memory};
 use tokio::time::Instant;
 use tower::{
-    BoxError, Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn,
+    BoxError, Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit,
+    load_shed::LoadShed, service_fn, util::BoxCloneSyncService,
 };
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, MissingKey, Quota, RateLimit, RateLimitLayer, Rejection, key,
+    Algorithm, Charge, Limiter, MemoryStore, MissingKey, Quota, RateLimit, RateLimitLayer,
+    Rejection, key,
 };
 use tower_test::{assert_request_eq, mock};
 
@@ -52,14 +55,18 @@ async fn the_instance_that_was_polled_ready_is_called() {
     // The mock panics if an instance is called that was not ready.
     let limiter = in_memory(Quota::per_hour(2));
     let (mut service, mut inner) = mock::spawn_layer::<String, String, _>(strings(limiter));
+    inner.allow(0);
     for _ in 0..2 {
+        assert!(service.poll_ready().is_ready(), "it does not ask the service yet");
+        let mut response = Box::pin(service.call("ada".to_owned()));
+        assert!(poll_once(response.as_mut()).is_pending());
         inner.allow(1);
-        assert!(service.poll_ready().is_ready());
-        let response = tokio::spawn(service.call("ada".to_owned()));
+        let response = tokio::spawn(response);
         assert_request_eq!(inner, "ada".to_owned()).send_response("hello".to_owned());
         assert_eq!(response.await.unwrap().unwrap(), "hello");
     }
-    assert!(service.poll_ready().is_pending(), "the inner service is not ready");
+    assert!(service.poll_ready().is_ready(), "although the service is not");
+    assert_eq!(service.call("ada".to_owned()).await.unwrap(), "ada was denied");
 }
 
 #[tokio::test]
@@ -152,6 +159,181 @@ async fn a_leaky_bucket_lets_requests_go_one_by_one() {
     assert_eq!(answers, expected);
 }
 
+/// A service that takes a second for each request.
+fn slow() -> BoxCloneSyncService<String, String, BoxError> {
+    let slow = service_fn(async |name: String| {
+        tokio::time::sleep(SECOND).await;
+        Ok::<_, BoxError>(name.to_uppercase())
+    });
+    BoxCloneSyncService::new(slow)
+}
+
+/// The answers to requests that are made at once, in the order in which they come, with the seconds that they took.
+async fn answers<S>(service: S, requests: usize) -> Vec<(String, u64)>
+where
+    S: Service<String, Response = String, Error = BoxError, Future: Send> + Clone + Send + 'static,
+{
+    let (start, order) = (Instant::now(), Arc::new(Mutex::new(vec![])));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..requests {
+        let (service, order) = (service.clone(), order.clone());
+        tasks.spawn(async move {
+            let answer = service.oneshot("ada".to_owned()).await;
+            let answer = answer.unwrap_or_else(|error| error.to_string());
+            order.lock().unwrap().push((answer, start.elapsed().as_secs()));
+        });
+        tokio::task::yield_now().await;
+    }
+    tasks.join_all().await;
+    Arc::into_inner(order).unwrap().into_inner().unwrap()
+}
+
+fn told(answers: &[(String, u64)]) -> Vec<(&str, u64)> {
+    answers.iter().map(|(answer, second)| (answer.as_str(), *second)).collect()
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const DENIED: (&str, u64) = ("ada was denied", 0);
+
+fn three_per_hour() -> RateLimitLayer<tower_ratelimit::Custom<String, String>> {
+    strings(in_memory(Quota::per_hour(3)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_a_concurrency_limit_inside_rejections_come_at_once_and_waiting_requests_one_by_one() {
+    let service = three_per_hour().layer(ConcurrencyLimit::new(slow(), 1));
+    let answers = answers(service, 1_003).await;
+    let (denied, admitted) = answers.split_at(1_000);
+    assert!(told(denied).iter().all(|answer| *answer == DENIED), "{denied:?}");
+    assert_eq!(told(admitted), [("ADA", 1), ("ADA", 2), ("ADA", 3)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_a_concurrency_limit_outside_rejections_wait_for_a_permit() {
+    let service = ConcurrencyLimit::new(three_per_hour().layer(slow()), 1);
+    let answers = answers(service, 5).await;
+    let denied = ("ada was denied", 3);
+    assert_eq!(told(&answers), [("ADA", 1), ("ADA", 2), ("ADA", 3), denied, denied]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_shed_inside_sheds_admitted_requests_which_stay_charged() {
+    let limiter = in_memory(Quota::per_hour(3));
+    let service = strings(limiter.clone()).layer(LoadShed::new(ConcurrencyLimit::new(slow(), 1)));
+    let answers = answers(service, 4).await;
+    let shed = ("service overloaded", 0);
+    assert_eq!(told(&answers), [shed, shed, DENIED, ("ADA", 1)]);
+    assert_eq!(limiter.peek("ada").await.unwrap().remaining(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_shed_outside_never_sheds() {
+    let layer = three_per_hour();
+    let service = LoadShed::new(layer.layer(ConcurrencyLimit::new(slow(), 1)));
+    let answers = answers(service, 4).await;
+    assert_eq!(told(&answers), [DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_a_buffer_inside_rejections_come_at_once_although_it_is_full() {
+    let service = three_per_hour().layer(Buffer::new(ConcurrencyLimit::new(slow(), 1), 1));
+    let answers = answers(service, 5).await;
+    assert_eq!(told(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_buffer_outside_never_fills() {
+    let layer = three_per_hour();
+    let service = Buffer::new(layer.layer(ConcurrencyLimit::new(slow(), 1)), 1);
+    let answers = answers(service, 5).await;
+    assert_eq!(told(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
+}
+
+/// What a request was charged is released if the request is dropped, or fails, before the service is ready, on each way
+/// that it can take through the layer.
+async fn costs_nothing_before_the_service_is_ready(fails: bool) {
+    #[derive(Clone)]
+    struct NeverReady(bool);
+    impl Service<Request<Body>> for NeverReady {
+        type Response = Response<()>;
+        type Error = OwnError;
+        type Future = std::future::Ready<Result<Response<()>, OwnError>>;
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), OwnError>> {
+            if self.0 { Poll::Ready(Err(OwnError)) } else { Poll::Pending }
+        }
+        fn call(&mut self, _: Request<Body>) -> Self::Future {
+            panic!("it is not ready");
+        }
+    }
+    let limiters = || {
+        let store = MemoryStore::new();
+        ["one", "two"].map(|name| {
+            let quota = Quota::per_hour(1);
+            Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+        })
+    };
+    let by_key = |limiter: &Limiter| RateLimitLayer::new(limiter, |_: &Parts| "ada".to_owned());
+    type Make<'a> = &'a dyn Fn(&[Limiter; 2]) -> RateLimitLayer;
+    let ways: [(&str, Make<'_>); 6] = [
+        ("by key", &|[one, _]| by_key(one)),
+        ("with the charge at hand", &|[one, _]| by_key(one).charge_handle(true)),
+        ("in a dry run", &|[one, _]| by_key(one).dry_run(true)),
+        ("with a wait", &|[one, _]| by_key(one).max_wait(SECOND)),
+        ("by a rule", &|[one, _]| {
+            let one = one.clone();
+            RateLimitLayer::by_rule(move |_: &Parts| Charge::new(&one, "ada"))
+        }),
+        ("by two limits", &|[one, two]| {
+            let (one, two) = (one.clone(), two.clone());
+            RateLimitLayer::by_rule(move |_: &Parts| Charge::new(&one, "ada").also(&two))
+        }),
+    ];
+    for (way, layer) in ways {
+        let limiters = limiters();
+        let mut service = layer(&limiters).layer(NeverReady(fails));
+        let mut response = Box::pin(service.call(get(&[])));
+        match poll_once(response.as_mut()) {
+            Poll::Ready(Err(OwnError)) if fails => {}
+            Poll::Pending if !fails => {
+                let left = limiters[0].peek("ada").await.unwrap().remaining();
+                assert_eq!(left, 0, "{way}: it is charged meanwhile");
+                drop(response);
+            }
+            polled => panic!("{way}: {:?}", polled.map(|it| it.map(|_| ()))),
+        }
+        for limiter in limiters {
+            assert_eq!(limiter.peek("ada").await.unwrap().remaining(), 1, "{way}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_before_the_service_is_ready_costs_nothing() {
+    costs_nothing_before_the_service_is_ready(false).await;
+}
+
+#[tokio::test]
+async fn a_request_costs_nothing_if_the_service_fails_to_become_ready() {
+    costs_nothing_before_the_service_is_ready(true).await;
+}
+
+#[tokio::test]
+async fn in_a_dry_run_a_denied_request_that_is_dropped_gives_nothing_back() {
+    let limiter = in_memory(Quota::per_hour(2));
+    let layer = RateLimitLayer::new(limiter.clone(), |_: &Parts| "ada".to_owned()).cost(|_| 2);
+    let busy = ConcurrencyLimit::with_semaphore(counting(&Arc::default()), no_permits());
+    let mut service = layer.dry_run(true).layer(busy);
+    assert!(limiter.check("ada").await.unwrap().is_allowed());
+    let mut response = Box::pin(service.call(get(&[])));
+    assert!(poll_once(response.as_mut()).is_pending());
+    drop(response);
+    assert_eq!(limiter.peek("ada").await.unwrap().remaining(), 1);
+}
+
+fn no_permits() -> Arc<tokio::sync::Semaphore> {
+    Arc::new(tokio::sync::Semaphore::new(0))
+}
+
 #[derive(Debug, PartialEq)]
 struct OwnError;
 
@@ -199,5 +381,5 @@ fn what_users_store_is_send_and_sync() {
     check(&service);
     check_future(&service.clone().oneshot(get(&[])));
     check(&in_memory(Quota::per_second(1)));
-    let _ = tower::util::BoxCloneSyncService::new(service.map_err(BoxError::from));
+    let _ = BoxCloneSyncService::new(service.map_err(BoxError::from));
 }

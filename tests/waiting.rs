@@ -516,16 +516,14 @@ async fn who_gives_up_while_the_service_is_not_ready_gives_back_too() {
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_fails_after_the_wait_costs_nothing() {
-    /// Is ready at first, and broken from the second time on.
     #[derive(Clone)]
-    struct Breaks(u32);
-    impl Service<Request<axum::body::Body>> for Breaks {
+    struct Broken;
+    impl Service<Request<axum::body::Body>> for Broken {
         type Response = Response<()>;
         type Error = std::io::Error;
         type Future = std::future::Ready<Result<Response<()>, std::io::Error>>;
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), std::io::Error>> {
-            self.0 += 1;
-            Poll::Ready(if self.0 > 1 { Err(std::io::Error::other("broken")) } else { Ok(()) })
+            Poll::Ready(Err(std::io::Error::other("broken")))
         }
         fn call(&mut self, _: Request<axum::body::Body>) -> Self::Future {
             panic!("it is broken");
@@ -535,7 +533,7 @@ async fn a_service_that_fails_after_the_wait_costs_nothing() {
     let key = |_: &http::request::Parts| "key".to_owned();
     let layer = RateLimitLayer::new(limiter.clone(), key).max_wait(HOUR);
     assert!(limiter.check("key").await.unwrap().is_allowed());
-    let mut service = layer.layer(Breaks(0));
+    let mut service = layer.layer(Broken);
     let mut response = pin!(service.ready().await.unwrap().call(get(&[])));
     let error = response.as_mut().await.unwrap_err();
     assert_eq!(error.to_string(), "broken");
@@ -601,4 +599,24 @@ async fn to_give_up_costs_redis_few_commands_however_many_wait() {
         let commands: u64 = commands.iter().map(|command| server.calls(command)).sum();
         assert!(commands < 300 * 25, "{algorithm}: {commands} commands");
     }
+}
+
+#[tokio::test]
+async fn who_asks_redis_holds_no_readiness() {
+    let server = RedisServer::start();
+    let limiter = in_redis(&server, Algorithm::token_bucket(), Quota::per_hour(1)).await;
+    let permits = Arc::new(tokio::sync::Semaphore::new(1));
+    let calls = Arc::new(AtomicUsize::new(0));
+    let busy = ConcurrencyLimit::with_semaphore(counting(&calls), permits.clone());
+    let service = RateLimitLayer::new(limiter, key::Global).layer(busy);
+    server.freeze();
+    let mut request = Box::pin(ask(&service, "ada"));
+    for _ in 0..10 {
+        assert!(poll_once(request.as_mut()).is_pending());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(permits.available_permits(), 1);
+    server.thaw();
+    assert_eq!(request.await, StatusCode::OK);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
