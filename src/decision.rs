@@ -106,9 +106,14 @@ impl Decision {
         self.admitted && self.wait == 0.0
     }
 
+    /// How long ago the store decided.
+    pub(crate) const fn age(&self) -> Duration {
+        micros(self.age)
+    }
+
     /// What is left of the delay.
     pub(crate) const fn sleep(&self) -> Duration {
-        self.delay().saturating_sub(micros(self.age))
+        self.delay().saturating_sub(self.age())
     }
 
     /// Returns whether the request may go on, after [`delay`](Decision::delay).

@@ -333,6 +333,41 @@ impl<P: Protocol> RateLimitLayer<P> {
         self
     }
 
+    /// Sets by how much a waiting request may be late without asking again, 50 ms by default.
+    ///
+    /// A process that stands still (stopped, paused by its host, or overloaded) wakes after the instants that were
+    /// reserved for its requests. If all of them went on then, the service would get more at once than the limiter
+    /// promises. So lateness is measured when the wait ends: a request that is late by more than `max_lateness`
+    /// releases its reservation and asks once more, with what is left of its
+    /// [`max_wait`](RateLimitLayer::max_wait). It goes on, waits again behind the others, or is denied. If nothing is
+    /// left, it goes on only if the limiter allows it at this instant. A request that is late for the second time goes
+    /// on.
+    ///
+    /// A stop between the end of the wait and the call of the service cannot be seen, nor one in the service or on the
+    /// way to somebody else's server. A request that need not wait is never late.
+    ///
+    /// A sleep can be a millisecond late on an idle machine, and more on a busy one: with a `max_lateness` of less than
+    /// 5 ms many requests ask twice. [`Duration::MAX`] lets all requests go on.
+    /// [`Limiter::try_acquire`](crate::Limiter::try_acquire) and the like use the default.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// let quota = Quota::per_second(10).burst(1);
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::Global)
+    ///     .max_wait(Duration::from_secs(5))
+    ///     .max_lateness(Duration::from_millis(20));
+    /// # let _ = layer;
+    /// ```
+    pub fn max_lateness(mut self, max_lateness: Duration) -> Self {
+        Arc::make_mut(&mut self.0).max_lateness = max_lateness;
+        self
+    }
+
     /// Sets how many requests may wait for their turns at once, 10,000 by default, those included that ask
     /// the store at the moment. While so many do, others go on if they need not wait, and are refused
     /// otherwise: their retry-after is when they could go on without waiting.

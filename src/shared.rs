@@ -1,5 +1,7 @@
 //! What all services of a layer share, and how it asks about a request.
 
+use std::time::Duration;
+
 use crate::{
     algorithm::{Action, micros},
     charge::{AnyLimiter, Charge},
@@ -10,7 +12,7 @@ use crate::{
     limiter::MaxWait,
     protocol::{Charged, Protocol, Rejection},
     store::Answer,
-    turn::Turn,
+    turn::{DEFAULT_MAX_LATENESS, Turn},
     waiters::{Place, Waiters},
 };
 
@@ -19,6 +21,7 @@ use crate::{
 pub(crate) struct Shared<P> {
     pub(crate) protocol: P,
     pub(crate) max_wait: MaxWait,
+    pub(crate) max_lateness: Duration,
     pub(crate) waiters: Waiters,
     pub(crate) dry_run: bool,
     pub(crate) on_failure: FailurePolicy,
@@ -36,6 +39,7 @@ impl<P: Protocol> Shared<P> {
         Self {
             protocol,
             max_wait: MaxWait::OWN,
+            max_lateness: DEFAULT_MAX_LATENESS,
             waiters: Waiters::new(),
             dry_run: false,
             on_failure: FailurePolicy::Closed,
@@ -78,7 +82,7 @@ impl<P: Protocol> Shared<P> {
             return Start::Go;
         }
         charged.charge = Charge::new(limiter, key).cost(cost);
-        Self::answered(answer, MaxWait::NONE, None, charged)
+        self.answered(answer, MaxWait::NONE, None, charged)
     }
 
     /// Asks about a request. Leaves its charge in `charged`, unless a turn takes it along, and the decision if it
@@ -99,10 +103,11 @@ impl<P: Protocol> Shared<P> {
             return Start::Go;
         }
         let (max_wait, place) = self.patience(head, charge, self.max_wait);
-        Self::answered(charge.ask(max_wait), max_wait, place, charged)
+        self.answered(charge.ask(max_wait), max_wait, place, charged)
     }
 
     fn answered(
+        &self,
         answer: Result<Answer<Decision>, Error>,
         max_wait: MaxWait,
         place: Option<Place>,
@@ -116,7 +121,7 @@ impl<P: Protocol> Shared<P> {
             Ok(Answer::Ready(Some(Ok(decision)))) if !decision.is_allowed() && place.is_none() => {
                 Start::Refused(Rejection::Denied(decision))
             }
-            Ok(answer) => Start::Ask(Box::new(Turn::new(charged.take(), answer, max_wait, place))),
+            Ok(answer) => Start::Ask(self.turn(charged.take(), answer, max_wait, place)),
             Err(error) => Start::Refused(error.into()),
         }
     }
@@ -145,11 +150,22 @@ impl<P: Protocol> Shared<P> {
         match share.ask(max_wait) {
             Ok(answer) => {
                 drop(charged.take());
-                Start::Ask(Box::new(Turn::new(share, answer, max_wait, place)))
+                Start::Ask(self.turn(share, answer, max_wait, place))
             }
             // It is the share that is too small.
             Err(_) => Start::Refused(Rejection::Store(error)),
         }
+    }
+
+    fn turn(
+        &self,
+        charge: Charge,
+        answer: Answer<Decision>,
+        max_wait: MaxWait,
+        place: Option<Place>,
+    ) -> Box<Turn> {
+        let turn = Turn::new(charge, answer, max_wait).max_lateness(self.max_lateness);
+        Box::new(turn.place(place))
     }
 
     /// How long a request may wait, and its place among those who do.

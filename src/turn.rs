@@ -25,6 +25,9 @@ use crate::{
     waiters::Place,
 };
 
+/// The lateness up to which a waiting request goes on without asking again, unless the layer sets another.
+pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
+
 impl Limiter {
     /// Spends `cost` from `key`'s quota and waits for the request's turn, if that comes within `timeout`.
     ///
@@ -39,6 +42,11 @@ impl Limiter {
     ///
     /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a `RedisStore` it
     /// counts from when Redis decided, as well as that can be told from how long answers take.
+    ///
+    /// If the sleep ends more than 50 ms late, because the process stood still, the reservation is released and the
+    /// call asks once more, with what is left of `timeout`: the request goes on, waits again behind the others, or is
+    /// denied. The decision returned is the last one. See
+    /// [`max_lateness`](crate::RateLimitLayer::max_lateness), which is the setting of a layer.
     ///
     /// # Errors
     ///
@@ -113,7 +121,7 @@ impl Limiter {
         if let Some(decision) = answer.now().filter(|it| it.delay().is_zero()) {
             return Ok(decision);
         }
-        Turn::new(Charge::new(self, key).cost(cost), answer, max_wait, None).wait().await
+        Turn::new(Charge::new(self, key).cost(cost), answer, max_wait).wait().await
     }
 }
 
@@ -134,7 +142,7 @@ impl Charge {
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn try_acquire(&self, timeout: Duration) -> Result<Decision, Error> {
         let max_wait = MaxWait::UpTo(micros(timeout));
-        Turn::new(self.clone(), self.ask(max_wait)?, max_wait, None).wait().await
+        Turn::new(self.clone(), self.ask(max_wait)?, max_wait).wait().await
     }
 
     /// Spends the costs and waits until the request may go on, as long as it takes. See
@@ -153,13 +161,9 @@ impl Charge {
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn acquire(&self) -> Result<Decision, Error> {
         let max_wait = MaxWait::LONGEST;
-        for attempt in 0.. {
-            let turn = Turn::new(self.clone(), self.ask(max_wait)?, max_wait, None);
-            let decision = turn.wait().await?;
-            let Some(retry_after) = decision.retry_after() else { return Ok(decision) };
-            sleep(drawn_out(retry_after, attempt)).await;
-        }
-        unreachable!()
+        let mut turn = Turn::new(self.clone(), self.ask(max_wait)?, max_wait);
+        turn.retries = true;
+        turn.wait().await
     }
 
     /// How long a request that was denied sleeps before it asks again.
@@ -196,35 +200,58 @@ fn drawn_out(time: Duration, attempt: u32) -> Duration {
 pub(crate) struct Turn {
     phase: Phase,
     charge: Charge,
+    max_wait: MaxWait,
+    max_lateness: Duration,
     place: Option<Place>,
-    /// Where no turn can be booked, until when to ask again.
-    retry_until: Option<Instant>,
+    /// The end of the wait, once it is known.
+    until: Option<Instant>,
+    /// It has asked again because it was late, and does so only once.
+    was_late: bool,
+    /// It asks again when it is denied.
+    retries: bool,
     attempt: u32,
 }
 
 enum Phase {
     Asking(Answer<Decision>),
     Admitted(Decision, Option<Pin<Box<Sleep>>>),
+    /// Releases the reservation that the request came too late for.
+    Releasing(Pin<Box<dyn Future<Output = ()> + Send>>),
     Retrying(Pin<Box<Sleep>>),
     Over,
 }
 
 impl Turn {
-    pub(crate) fn new(
-        charge: Charge,
-        answer: Answer<Decision>,
-        max_wait: MaxWait,
-        place: Option<Place>,
-    ) -> Self {
-        let retry_until = charge.retry_until(max_wait);
-        Self { phase: Phase::Asking(answer), charge, place, retry_until, attempt: 0 }
+    pub(crate) fn new(charge: Charge, answer: Answer<Decision>, max_wait: MaxWait) -> Self {
+        let until = charge.retry_until(max_wait);
+        Self {
+            phase: Phase::Asking(answer),
+            charge,
+            max_wait,
+            max_lateness: DEFAULT_MAX_LATENESS,
+            place: None,
+            until,
+            was_late: false,
+            retries: until.is_some(),
+            attempt: 0,
+        }
     }
 
     /// A request that has been admitted, and waits only for the service.
     pub(crate) fn admitted(charge: Charge, decision: Decision) -> Self {
-        let mut turn = Self::new(charge, Answer::Ready(None), MaxWait::NONE, None);
+        let mut turn = Self::new(charge, Answer::Ready(None), MaxWait::NONE);
         turn.phase = Phase::Admitted(decision, None);
         turn
+    }
+
+    pub(crate) fn max_lateness(mut self, max_lateness: Duration) -> Self {
+        self.max_lateness = max_lateness;
+        self
+    }
+
+    pub(crate) fn place(mut self, place: Option<Place>) -> Self {
+        self.place = place;
+        self
     }
 
     /// Waits for the decision, and until an admitted request may go on.
@@ -237,41 +264,88 @@ impl Turn {
                     self.phase = Phase::Over;
                     let decision = answer?;
                     if decision.is_allowed() {
+                        let lateness = self.note(&decision);
                         self.phase = Phase::Admitted(decision, None);
-                        Phase::Admitted(decision, timer(decision))
-                    } else if let Some(sleep) = self.retry(decision) {
+                        if self.is_too_late(lateness) {
+                            self.release()
+                        } else {
+                            Phase::Admitted(decision, timer(decision))
+                        }
+                    } else if let Some(sleep) = self.retry(&decision) {
                         Phase::Retrying(sleep)
                     } else {
                         return Poll::Ready(Ok(decision));
                     }
                 }
                 Phase::Admitted(decision, timer) => {
-                    if let Some(sleep) = timer {
-                        ready!(sleep.as_mut().poll(cx));
+                    let Some(sleep) = timer else { return Poll::Ready(Ok(*decision)) };
+                    ready!(sleep.as_mut().poll(cx));
+                    let lateness = Instant::now().saturating_duration_since(sleep.deadline());
+                    *timer = None;
+                    if !self.is_too_late(lateness) {
+                        continue;
                     }
-                    return Poll::Ready(Ok(*decision));
+                    self.release()
+                }
+                Phase::Releasing(release) => {
+                    ready!(release.as_mut().poll(cx));
+                    self.phase = Phase::Over;
+                    self.was_late = true;
+                    Phase::Asking(self.charge.ask(self.max_wait.at_most(self.left()))?)
                 }
                 Phase::Retrying(sleep) => {
                     ready!(sleep.as_mut().poll(cx));
-                    Phase::Asking(self.charge.ask(MaxWait::NONE)?)
+                    Phase::Asking(self.charge.ask(self.max_wait)?)
                 }
                 Phase::Over => panic!("polled after completion"),
             }
         }
     }
 
+    /// Notes when the wait of an admitted request ends at the latest, which counts from the first decision.
+    /// Returns by how much the decision came after the instant of the reservation.
+    fn note(&mut self, decision: &Decision) -> Duration {
+        if decision.delay().is_zero() {
+            return Duration::ZERO; // there is no reservation
+        }
+        let (now, age) = (Instant::now(), decision.age());
+        let wait = Duration::from_micros(self.charge.longest_wait(self.max_wait) as u64);
+        self.until.get_or_insert_with(|| (now + wait).checked_sub(age).unwrap_or(now));
+        age.saturating_sub(decision.delay())
+    }
+
+    fn is_too_late(&self, lateness: Duration) -> bool {
+        lateness > self.max_lateness && !self.was_late
+    }
+
+    /// Releases what the request has reserved, before it asks again: else it would stand in its own way.
+    fn release(&mut self) -> Phase {
+        let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Over) else {
+            panic!("only an admitted request has a reservation");
+        };
+        let charge = self.charge.clone();
+        Phase::Releasing(Box::pin(async move {
+            // Without an answer the reservation, which is of the past, passes unused.
+            let _ = charge.cancel(decision).await;
+        }))
+    }
+
     /// The time until a denied request asks again, if that is not too late.
-    fn retry(&mut self, decision: Decision) -> Option<Pin<Box<Sleep>>> {
-        let (until, retry_after) = (self.retry_until?, decision.retry_after()?);
-        let left = until.saturating_duration_since(Instant::now());
-        let pause = self.charge.pause(retry_after, self.attempt).min(left);
+    fn retry(&mut self, denied: &Decision) -> Option<Pin<Box<Sleep>>> {
+        let retry_after = denied.retry_after().filter(|_| self.retries)?;
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.unwrap_or(Duration::MAX);
+        if retry_after > left {
+            return None;
+        }
+        let pause = self.charge.pause(retry_after, self.attempt);
         self.attempt += 1;
-        (retry_after <= left).then(|| Box::pin(sleep(pause)))
+        Some(Box::pin(sleep(pause.min(left))))
     }
 
     /// What is left of the time for which it waits, in microseconds.
     pub(crate) fn left(&self) -> f64 {
-        let until = self.retry_until.map(|until| until.saturating_duration_since(Instant::now()));
+        let until = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         until.map_or(f64::INFINITY, micros)
     }
 
@@ -299,6 +373,12 @@ impl Drop for Turn {
         let answer = match mem::replace(&mut self.phase, Phase::Over) {
             Phase::Asking(answer) => answer,
             Phase::Admitted(decision, _) => Answer::ready(Ok(decision)),
+            Phase::Releasing(release) => {
+                if let Some(limiter) = self.charge.limiters().next() {
+                    limiter.detach(release);
+                }
+                return;
+            }
             Phase::Retrying(_) | Phase::Over => return,
         };
         mem::replace(&mut self.charge, Charge::exempt()).give_back_later(answer, self.place.take());

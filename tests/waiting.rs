@@ -620,3 +620,226 @@ async fn who_asks_redis_holds_no_readiness() {
     assert_eq!(request.await, StatusCode::OK);
     assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
+
+/// What a process finds that was stopped for so long: the time is over, and all timers with it.
+async fn stop_for(time: Duration) {
+    tokio::time::advance(time).await;
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+}
+
+const TENTH: Duration = Duration::from_millis(100);
+const PER_SECOND: u32 = 10;
+
+/// Requests that were made at once, and when each has gone on, or was denied.
+struct Queued(JoinSet<()>, Arc<Mutex<Vec<(bool, Duration)>>>);
+
+impl Queued {
+    /// Asks by `ask`, which returns whether the request may go on.
+    async fn new<F>(requests: u32, ask: impl Fn() -> F) -> Self
+    where
+        F: Future<Output = bool> + Send + 'static,
+    {
+        let (start, ends) = (Instant::now(), Arc::new(Mutex::new(vec![])));
+        let mut tasks = JoinSet::new();
+        for _ in 0..requests {
+            let (asked, ends) = (ask(), ends.clone());
+            tasks.spawn(async move {
+                let goes_on = asked.await;
+                ends.lock().unwrap().push((goes_on, start.elapsed()));
+            });
+            tokio::task::yield_now().await;
+        }
+        Self(tasks, ends)
+    }
+
+    /// How many have gone on, or were denied, until now.
+    fn count(&self, goes_on: bool) -> u32 {
+        self.1.lock().unwrap().iter().filter(|end| end.0 == goes_on).count() as u32
+    }
+
+    async fn all(self) -> Vec<(bool, Duration)> {
+        self.0.join_all().await;
+        Arc::into_inner(self.1).unwrap().into_inner().unwrap()
+    }
+}
+
+/// A leaky bucket has room for all of them.
+fn roomy(algorithm: Algorithm) -> Quota {
+    let quota = Quota::per_second(PER_SECOND);
+    if algorithm == Algorithm::LeakyBucket { quota.burst(100) } else { quota }
+}
+
+/// So many may go on at one instant by the promise of the algorithm.
+fn promise(algorithm: Algorithm) -> u32 {
+    if algorithm == Algorithm::LeakyBucket { 1 } else { PER_SECOND }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_stop_no_more_go_on_at_once_than_the_limiter_promises() {
+    for algorithm in ALGORITHMS {
+        for by_layer in [false, true] {
+            let limiter = in_memory(algorithm, roomy(algorithm));
+            let calls = Arc::new(AtomicUsize::new(0));
+            let layer = RateLimitLayer::new(limiter.clone(), key::Global).max_wait(60 * SECOND);
+            let service = layer.layer(counting(&calls));
+            let queued = Queued::new(60, || {
+                let (limiter, service) = (limiter.clone(), service.clone());
+                async move {
+                    if by_layer {
+                        return ask(&service, "ada").await == StatusCode::OK;
+                    }
+                    limiter.try_acquire("key", 1, 60 * SECOND).await.unwrap().is_allowed()
+                }
+            });
+            let queued = queued.await;
+            tokio::time::sleep(SECOND / 2).await;
+            let before = queued.count(true);
+            stop_for(3 * SECOND).await;
+            // At this instant, and one request that is late by less than the tolerance.
+            let at_once = queued.count(true) - before;
+            assert!(at_once <= promise(algorithm) + 1, "{algorithm}: {at_once} at once");
+            let ends = queued.all().await;
+            assert!(ends.iter().all(|(goes_on, _)| *goes_on), "{algorithm}: all have time to wait");
+            for (_, end) in &ends {
+                let second = ends.iter().filter(|(_, it)| *end <= *it && *it < *end + SECOND);
+                let most = (promise(algorithm) + PER_SECOND + 1) as usize;
+                assert!(second.count() <= most, "{algorithm}: {ends:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_request_has_what_is_left_of_its_wait_and_may_be_denied() {
+    for algorithm in ALGORITHMS {
+        let limiter = in_memory(algorithm, roomy(algorithm));
+        let queued = Queued::new(50, || {
+            let limiter = limiter.clone();
+            async move { limiter.try_acquire("key", 1, 5 * SECOND).await.unwrap().is_allowed() }
+        });
+        let queued = queued.await;
+        tokio::time::sleep(SECOND / 2).await;
+        let before = queued.count(true);
+        stop_for(6 * SECOND).await;
+        // Their time is over: those go on for which there is room at this instant.
+        let at_once = queued.count(true) - before;
+        assert!((1..=promise(algorithm)).contains(&at_once), "{algorithm}: {at_once} at once");
+        assert_eq!(queued.count(false) + queued.count(true), 50, "{algorithm}: some still wait");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_request_that_is_to_be_admitted_in_any_case_waits_again() {
+    let limiter = in_memory(Algorithm::LeakyBucket, roomy(Algorithm::LeakyBucket));
+    let queued = Queued::new(50, || {
+        let limiter = limiter.clone();
+        async move { limiter.acquire("key", 1).await.unwrap().is_allowed() }
+    });
+    let queued = queued.await;
+    stop_for(10 * SECOND).await;
+    let mut ends = queued.all().await.into_iter().map(|(goes_on, end)| {
+        assert!(goes_on);
+        end
+    });
+    assert_eq!(ends.next(), Some(Duration::ZERO));
+    let expected = (0..49).map(|tenth| 10 * SECOND + tenth * TENTH);
+    assert!(ends.eq(expected), "one by one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn how_late_a_request_may_be_is_a_setting_of_the_layer() {
+    for (max_lateness, late, goes_on_at) in [
+        (None, Duration::from_millis(50), 1_050),
+        (None, Duration::from_millis(51), 3_000), // behind the next one
+        (Some(Duration::from_millis(20)), Duration::from_millis(20), 1_020),
+        (Some(Duration::from_millis(20)), Duration::from_millis(21), 3_000),
+        (Some(Duration::MAX), 5 * SECOND, 6_000),
+    ] {
+        let limiter = in_memory(Algorithm::SlidingLog, Quota::per_second(1));
+        let key = |_: &http::request::Parts| "key".to_owned();
+        let mut layer = RateLimitLayer::new(limiter.clone(), key).max_wait(10 * SECOND);
+        if let Some(max_lateness) = max_lateness {
+            layer = layer.max_lateness(max_lateness);
+        }
+        let service = layer.layer(counting(&Arc::default()));
+        let start = Instant::now();
+        assert_eq!(ask(&service, "ada").await, StatusCode::OK);
+        let mut waits = Box::pin(ask(&service, "ada"));
+        assert!(poll_once(waits.as_mut()).is_pending());
+        // The next one: a request that asks again comes after it.
+        let _ = limiter.check_within("key", 1, HOUR).await.unwrap();
+        stop_for(SECOND + late).await;
+        assert_eq!(waits.await, StatusCode::OK);
+        assert_eq!(start.elapsed().as_millis(), goes_on_at, "{max_lateness:?} {late:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_late_a_second_time_goes_on() {
+    let limiter = in_memory(Algorithm::LeakyBucket, Quota::per_second(1).burst(10));
+    let queued = Queued::new(4, || {
+        let limiter = limiter.clone();
+        async move { limiter.try_acquire("key", 1, 60 * SECOND).await.unwrap().is_allowed() }
+    });
+    let queued = queued.await;
+    stop_for(4 * SECOND).await;
+    assert_eq!(queued.count(true), 2, "the first, and the second of those that ask again at once");
+    stop_for(4 * SECOND).await;
+    assert_eq!(queued.count(true), 4, "late again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_request_releases_what_still_counts_before_it_asks_again() {
+    // What was reserved in a bucket has flowed back meanwhile.
+    for algorithm in ALGORITHMS.into_iter().take(3) {
+        let limiter = in_memory(algorithm, Quota::new(2, 10 * SECOND).burst(2));
+        drain(&limiter).await;
+        let wait = limiter.peek("key").await.unwrap().reset_after();
+        let start = Instant::now();
+        let mut waits = Box::pin(limiter.try_acquire("key", 1, HOUR));
+        assert!(poll_once(waits.as_mut()).is_pending());
+        stop_for(wait + SECOND).await;
+        assert!(waits.await.unwrap().is_allowed());
+        assert_eq!(start.elapsed(), wait + SECOND, "{algorithm}: there is room again");
+        let used = 2 - limiter.peek("key").await.unwrap().remaining();
+        assert_eq!(used, 1, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn who_gives_up_while_a_late_reservation_is_released_releases_it_once() {
+    let server = RedisServer::start();
+    let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
+    drain(&limiter).await;
+    let first = async || {
+        let decision = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
+        let delay = decision.delay();
+        limiter.cancel("key", decision).await.unwrap();
+        (delay.as_secs() + 60) / 300
+    };
+    let before = first().await;
+    let asked = server.calls("evalsha");
+    let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
+    tokio::select! {
+        _ = late.as_mut() => panic!("it must wait"),
+        () = until(async || server.calls("evalsha") > asked) => {}
+    }
+    let _ = limiter.peek("key").await.unwrap(); // and the answer before it has come, too
+    assert!(poll_once(late.as_mut()).is_pending());
+    let asked = server.calls("evalsha");
+
+    server.freeze();
+    tokio::time::pause();
+    tokio::time::advance(2 * HOUR).await;
+    tokio::time::resume();
+    assert!(poll_once(late.as_mut()).is_pending());
+    drop(late);
+    tokio::task::yield_now().await;
+    server.thaw();
+    until(async || server.calls("evalsha") > asked).await;
+    assert_eq!(first().await, before);
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0, "it is released twice");
+    assert_eq!(server.calls("evalsha"), asked + 4, "it asks again although it was dropped");
+}
