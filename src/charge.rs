@@ -32,9 +32,11 @@ use crate::{
 /// returns a delay.
 ///
 /// Limits on [different keys](Charge::and) book none, because a turn that is booked far ahead for one user would
-/// push back everybody who shares a limit with him. A request that waits for these asks again when all of them
-/// could let it, up to half as long again later, at random, and each further time up to twice as much later as
-/// before: there is no order among those who wait. A leaky bucket among them denies where it would delay alone.
+/// push back everybody who shares a limit with him. A request that waits for these asks again: when the limit that
+/// denied it has room, and has served the requests of this process that wait for the same limit and key before it. So
+/// within a process requests are served in order, and each asks about twice; processes compete at random. A request
+/// that has not been denied yet asks at once, and can be served before them. A leaky bucket among the limits denies
+/// where it would delay alone.
 ///
 /// # In a cluster
 ///
@@ -316,6 +318,11 @@ impl Charge {
 
     pub(crate) fn limiters(&self) -> impl Iterator<Item = &AnyLimiter> {
         self.parts().map(|part| &part.limiter)
+    }
+
+    /// The limiters of this crate with their keys and costs, in the order in which they were added.
+    pub(crate) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u32)> {
+        self.parts().filter_map(|it| Some((it.limiter.own().ok()?, &it.key, it.cost.unwrap_or(1))))
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {

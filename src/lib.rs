@@ -76,6 +76,7 @@ mod quota;
 #[cfg(feature = "redis")]
 pub mod redisson;
 mod response;
+mod retry;
 mod rule;
 mod service;
 mod shared;

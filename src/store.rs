@@ -24,6 +24,7 @@ use crate::{
     error::Error,
     key::Key,
     quota::Quota,
+    retry::RetryQueues,
 };
 
 /// A place for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
@@ -194,13 +195,14 @@ pub struct Names {
     scope: Arc<str>,
     /// Takes the place of the store when it gives no answer.
     local: Arc<OnceLock<MemoryStore>>,
+    retry_queues: Arc<RetryQueues>,
 }
 
 impl Names {
     /// The names in another part of the same store.
     #[cfg(feature = "redis")]
     fn scoped(&self, scope: &str) -> Self {
-        Self { taken: self.taken.clone(), scope: scope.into(), local: Arc::default() }
+        Self { taken: self.taken.clone(), scope: scope.into(), ..Self::default() }
     }
 
     /// Takes `name` for as long as the result lives; `None` if it is taken.
@@ -212,6 +214,10 @@ impl Names {
 
     pub(crate) fn local(&self) -> &MemoryStore {
         self.local.get_or_init(MemoryStore::new)
+    }
+
+    pub(crate) fn retry_queues(&self) -> &Arc<RetryQueues> {
+        &self.retry_queues
     }
 
     /// Whether these are the names of one and the same store.

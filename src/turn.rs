@@ -3,7 +3,6 @@
 use std::{
     fmt,
     future::poll_fn,
-    hash::{BuildHasher, RandomState},
     mem,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -12,8 +11,6 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep};
 
-#[cfg(feature = "redis")]
-use crate::redisson;
 use crate::{
     algorithm::micros,
     charge::Charge,
@@ -21,6 +18,7 @@ use crate::{
     error::Error,
     key::Key,
     limiter::{Limiter, MaxWait},
+    retry::{self, Retry},
     store::Answer,
     waiters::Place,
 };
@@ -97,9 +95,10 @@ impl Limiter {
     ///
     /// The decision is always an allowed one. It is first come, first served, with two exceptions, where no
     /// turn can be booked: a leaky bucket that is full, and a turn that is further away than
-    /// [`check_within`](Limiter::check_within) can book. Then the call asks again after
-    /// [`retry_after`](Decision::retry_after) and up to half as long again, at random, and each further time up to
-    /// twice as much later as before.
+    /// [`check_within`](Limiter::check_within) can book. Then the call asks again, after
+    /// [`retry_after`](Decision::retry_after) and the time in which the quota serves the calls of this process that
+    /// were denied before it. So it is first come, first served within a process; processes compete at random.
+    /// While others wait, a new call sleeps for a millisecond before it asks.
     ///
     /// # Errors
     ///
@@ -142,6 +141,9 @@ impl Charge {
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn try_acquire(&self, timeout: Duration) -> Result<Decision, Error> {
         let max_wait = MaxWait::UpTo(micros(timeout));
+        if self.retry_until(max_wait).is_some() {
+            retry::let_others_ask_first(self).await;
+        }
         Turn::new(self.clone(), self.ask(max_wait)?, max_wait).wait().await
     }
 
@@ -160,19 +162,11 @@ impl Charge {
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn acquire(&self) -> Result<Decision, Error> {
+        retry::let_others_ask_first(self).await;
         let max_wait = MaxWait::LONGEST;
         let mut turn = Turn::new(self.clone(), self.ask(max_wait)?, max_wait);
-        turn.retries = true;
+        turn.retry.get_or_insert_default();
         turn.wait().await
-    }
-
-    /// How long a request that was denied sleeps before it asks again.
-    pub(crate) fn pause(&self, retry_after: Duration, attempt: u32) -> Duration {
-        match self.limiters().next() {
-            #[cfg(feature = "redis")]
-            Some(limiter) if limiter.is_redisson() => redisson::drawn_out(retry_after),
-            _ => drawn_out(retry_after, attempt),
-        }
     }
 
     /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
@@ -188,13 +182,6 @@ impl Charge {
     }
 }
 
-/// The time, and up to half as long again; with each attempt up to twice as much longer, so that many who
-/// wait do not all ask all the time.
-fn drawn_out(time: Duration, attempt: u32) -> Duration {
-    let jitter = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
-    time.mul_f64(1.0 + jitter / 2.0 * f64::from(1 << attempt.min(10)))
-}
-
 /// A request that asks for its turn, and waits for it. Dropped before it goes on, it gives back what it
 /// has spent or booked.
 pub(crate) struct Turn {
@@ -207,9 +194,8 @@ pub(crate) struct Turn {
     until: Option<Instant>,
     /// It has asked again because it was late, and does so only once.
     was_late: bool,
-    /// It asks again when it is denied.
-    retries: bool,
-    attempt: u32,
+    /// Set if the request asks again when it is denied.
+    retry: Option<Retry>,
 }
 
 enum Phase {
@@ -232,8 +218,7 @@ impl Turn {
             place: None,
             until,
             was_late: false,
-            retries: until.is_some(),
-            attempt: 0,
+            retry: until.map(|_| Retry::default()),
         }
     }
 
@@ -264,6 +249,9 @@ impl Turn {
                     self.phase = Phase::Over;
                     let decision = answer?;
                     if decision.is_allowed() {
+                        if let Some(retry) = &mut self.retry {
+                            *retry = Retry::default(); // leaves its queue
+                        }
                         let lateness = self.note(&decision);
                         self.phase = Phase::Admitted(decision, None);
                         if self.is_too_late(lateness) {
@@ -332,14 +320,13 @@ impl Turn {
 
     /// The time until a denied request asks again, if that is not too late.
     fn retry(&mut self, denied: &Decision) -> Option<Pin<Box<Sleep>>> {
-        let retry_after = denied.retry_after().filter(|_| self.retries)?;
+        let (retry, retry_after) = (self.retry.as_mut()?, denied.retry_after()?);
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left.unwrap_or(Duration::MAX);
         if retry_after > left {
             return None;
         }
-        let pause = self.charge.pause(retry_after, self.attempt);
-        self.attempt += 1;
+        let pause = retry.pause(&self.charge, denied.limiter(), retry_after);
         Some(Box::pin(sleep(pause.min(left))))
     }
 
@@ -359,6 +346,7 @@ impl Turn {
     pub(crate) fn go(&mut self) -> Charge {
         self.phase = Phase::Over;
         self.place = None;
+        self.retry = None;
         mem::replace(&mut self.charge, Charge::exempt())
     }
 }

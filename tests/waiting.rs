@@ -18,7 +18,9 @@ use tokio::{
     time::Instant,
 };
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Refill, key};
+use tower_ratelimit::{
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, Refill, key,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -842,4 +844,61 @@ async fn who_gives_up_while_a_late_reservation_is_released_releases_it_once() {
     assert_eq!(first().await, before);
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0, "it is released twice");
     assert_eq!(server.calls("evalsha"), asked + 4, "it asks again although it was dropped");
+}
+
+/// Callers that ask again as soon as they were admitted, for a minute: how many were admitted, and the longest wait.
+async fn greedy(charges: impl Iterator<Item = Charge>) -> (usize, Duration) {
+    let mut callers = JoinSet::new();
+    let end = Instant::now() + 60 * SECOND;
+    for charge in charges {
+        callers.spawn(async move {
+            let (mut admitted, mut longest) = (0, Duration::ZERO);
+            loop {
+                let asked = Instant::now();
+                let decision = tokio::time::timeout_at(end, charge.acquire()).await;
+                longest = longest.max(asked.elapsed());
+                let Ok(decision) = decision else { return (admitted, longest) };
+                assert!(decision.unwrap().is_allowed());
+                admitted += 1;
+            }
+        });
+    }
+    let callers = callers.join_all().await;
+    let longest = callers.iter().map(|(_, longest)| *longest).max().unwrap_or_default();
+    (callers.into_iter().map(|(admitted, _)| admitted).sum(), longest)
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_ask_again_use_the_quota_and_come_in_turn() {
+    let quota = Quota::per_second(100);
+    for (algorithm, quota) in [
+        (Algorithm::LeakyBucket, quota.burst(2)),
+        (Algorithm::token_bucket(), quota.burst(1)),
+        (Algorithm::token_bucket(), quota),
+        (Algorithm::SlidingWindow { buckets: 4 }, quota),
+        (Algorithm::SlidingLog, quota),
+        (Algorithm::FixedWindow, quota),
+    ] {
+        let is_bucket = matches!(algorithm, Algorithm::LeakyBucket | Algorithm::TokenBucket { .. });
+        for callers in [5, 50] {
+            let store = MemoryStore::new();
+            let all = Limiter::named("all", store.clone(), algorithm, quota);
+            let fast = Quota::per_second(1_000);
+            let own = Limiter::named("own", store, Algorithm::token_bucket(), fast);
+            let charges = (0..callers).map(|caller: u64| match algorithm {
+                Algorithm::LeakyBucket => Charge::new(&all, "key"),
+                _ => Charge::new(&own, caller).and(Charge::new(&all, "key")),
+            });
+            let (admitted, longest) = greedy(charges).await;
+            println!(
+                "{algorithm} {quota}, {callers} callers: {admitted}, longest wait {longest:?}"
+            );
+            assert!(admitted > 6_000 * 95 / 100, "{algorithm} {quota}, {callers}: {admitted}");
+            if is_bucket {
+                // A hundredth of a second for each.
+                let fair = Duration::from_millis(10) * callers as u32;
+                assert!(longest <= fair + TENTH, "{algorithm} {quota}, {callers}: {longest:?}");
+            }
+        }
+    }
 }

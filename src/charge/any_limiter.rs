@@ -78,11 +78,6 @@ impl AnyLimiter {
         matches!(self.0, Kind::Own(_))
     }
 
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_redisson(&self) -> bool {
-        matches!(self.0, Kind::Redisson(_))
-    }
-
     /// The wait, in microseconds: not longer than it can be.
     pub(crate) fn cut(&self, max_wait: MaxWait) -> f64 {
         match &self.0 {

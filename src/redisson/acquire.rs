@@ -196,7 +196,7 @@ impl Drop for Attempt<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Charge, RedisStore};
+    use crate::{Charge, RedisStore, retry::Retry};
 
     #[test]
     fn a_delay_is_drawn_out_at_random_and_never_by_much() {
@@ -213,8 +213,9 @@ mod tests {
         let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
         let charge = Charge::new(RateLimiter::new(store, "LIMITER_NAME"), "ada");
         let delay = Duration::from_millis(50);
-        for attempt in 0..100 {
-            let pause = charge.pause(delay, attempt);
+        let mut retry = Retry::default();
+        for _ in 0..100 {
+            let pause = retry.pause(&charge, "LIMITER_NAME", delay);
             assert!((delay..=delay * 11 / 10).contains(&pause), "{pause:?}");
         }
     }
