@@ -1,21 +1,37 @@
 -- Fixed window: at most `limit` in a window that opens at its first admitted request.
--- key   {start, ahead, count, length}, doubles: the current window's start, how many windows ahead the
---       newest booked one is, that one's count, the window that this was counted with
--- list  the turns that are booked: see turns.lua
+-- key   'F', or 'f' if reservations may be behind it, then doubles: {start, ahead, count, length}: the current window's start, how many windows ahead the
+--       newest reserved one is, that one's count, the window that this was counted with; see also reservations.lua
 -- ARGV  cost, max_wait, limit, window
-local function fixed_window(key, list, arg)
+local function fixed_window(key, arg)
   local cost, max_wait = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local needed = asks and cost or -math.huge
   local limit, window = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
 
   local start, ahead, count, length, stale = now, 0, 0, window, false
+  local form = 70
 
   local function read(state)
-    start, ahead, count, length = struct.unpack('<dddd', state)
+    if #state ~= 33 then
+      fail(key)
+    end
+    form, start, ahead, count, length = struct.unpack('<Bdddd', state)
+    if form ~= 70 and form ~= 102 then
+      fail(key)
+    end
   end
 
   local function packed()
-    return struct.pack('<dddd', start, ahead, count, length)
+    return struct.pack('<Bdddd', form, start, ahead, count, length)
+  end
+
+  local function advance(time)
+    local windows = math.floor((time - start) / length)
+    start = start + windows * length
+    if windows > ahead then
+      ahead, count = 0, 0
+    else
+      ahead = ahead - windows
+    end
   end
 
   local function commit(instant, units)
@@ -24,38 +40,46 @@ local function fixed_window(key, list, arg)
       ahead, count = index, 0
     end
     count = count + units
-  end
-
-  local function refund(units)
-    if turn == 0 or math.floor((turn - start) / length) == ahead then -- else it counts no more
-      count = math.max(count - units, 0)
+    if instant > now then
+      form = 102
     end
   end
 
-  local function advance()
-    local windows = math.floor((now - start) / length)
-    start = start + windows * length
-    if windows > ahead then
-      start, ahead, count = now, 0, 0
-    else
-      ahead = ahead - windows
+  local function model()
+    local function refund(instant, units)
+      if not instant or math.floor((instant - start) / length) == ahead then -- else it counts no more
+        count = math.max(count - units, 0)
+      end
     end
+
+    local function reset_after()
+      return (ahead > 0 or count > 0) and start + (ahead + 1) * length - now or 0
+    end
+
+    return {read = read, packed = packed, advance = advance, commit = commit, refund = refund, reset = reset_after}
   end
 
-  local state = redis.call('GET', key)
-  if state then
+  local state = redis.call('GETRANGE', key, '0', '32')
+  if state ~= '' then
     read(state)
-    if action == 'refund' then
-      give_back(list, cost, read, refund, commit, packed)
-    end
     if now < start then -- the clock stepped back
       start, stale = now, true
     end
-    advance()
+    if not asks and not commits then
+      reservations().give_back(key, 33, stale, cost, model)
+    end
+    advance(now)
     if length ~= window then -- the quota was changed
       length, stale = window, true
-      advance()
+      advance(now)
     end
+    if ahead == 0 and count == 0 then
+      start = now
+    end
+  end
+
+  if action == 'release' then
+    return {}
   end
 
   local index = count + needed > limit and ahead + 1 or ahead
@@ -73,11 +97,15 @@ local function fixed_window(key, list, arg)
     remaining = ahead == 0 and math.max(limit - count, 0) or 0
     local opening = (ahead > 0 and count < limit) and ahead or ahead + 1
     replenish = start + opening * window - now
-    reset = start + (ahead + 1) * window - now
+    reset = start + (ahead + 1) * length - now
   end
 
-  if action == 'refund' or commits and (admitted or stale) then
-    write(key, list, stale, now + wait, cost, before, packed(), reset)
+  if commits and (admitted or stale) then
+    if form == 102 and not before and not stale then
+      reservations().write_before(key, packed(), cost, reset, model)
+    else
+      write(key, packed(), stale, before, now + wait, cost, reset, model)
+    end
   end
   return {admitted and 1 or 0, wait, remaining, replenish, reset, now + wait}
 end

@@ -1,58 +1,85 @@
 -- Leaky bucket: a queue with a constant outflow. A request leaves when those before it have left;
 -- one that would not fit into the bucket is denied.
--- key   {at, debt, unit, tick}, doubles: what is in the bucket at `at`, and the rate that this was
---       counted at
--- list  the turns that are booked: see turns.lua
+-- key   'L', excess, an integer of three bytes, then doubles: {at, debt, unit, tick}: what is in the bucket at `at`,
+--       and by how many 2^-24 parts that was rounded up, and the rate that this was counted at; see also
+--       reservations.lua
 -- ARGV  cost, max_wait, burst, unit, tick, most_debt
 -- `debt` is in parts of a request: `unit` parts to one of cost 1, of which `tick` flow out in a
 -- microsecond.
-local function leaky_bucket(key, list, arg)
+local function leaky_bucket(key, arg)
   local cost, max_wait = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local needed = asks and cost or -math.huge
   local burst, most_debt = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 6])
   local new_unit, new_tick = tonumber(ARGV[arg + 4]), tonumber(ARGV[arg + 5])
 
-  local at, debt, unit, tick, stale = now, 0, new_unit, new_tick, false
+  local at, debt, excess, unit, tick, stale = now, 0, 0, new_unit, new_tick, false
 
   local function read(state)
-    at, debt, unit, tick = struct.unpack('<dddd', state)
+    local form
+    if #state == 36 then
+      form, excess, at, debt, unit, tick = struct.unpack('<BI3dddd', state)
+    end
+    if form ~= 76 then
+      fail(key)
+    end
   end
 
   local function packed()
-    return struct.pack('<dddd', at, debt, unit, tick)
+    return struct.pack('<BI3dddd', 76, excess, at, debt, unit, tick)
+  end
+
+  local function advance(time)
+    at, debt = time, math.max(debt - (time - at) * tick, 0)
+    if debt == 0 then
+      excess = 0
+    end
   end
 
   local function commit(instant, units)
     local idle = (instant - at) * tick
-    if debt <= idle - tick then -- it goes on later than it could
-      debt = idle
+    if debt <= idle - tick then -- it proceeds later than it could
+      debt, excess = idle, 0
     end
     debt = debt + units * unit
   end
 
-  local function refund(units)
-    local back = units * unit
-    if turn > 0 then -- what has flowed out since is back already
-      back = math.max(back - math.max(now - turn, 0) * tick, 0)
+  local function model()
+    local function refund(instant, units)
+      local back = units * unit
+      if instant then -- what has flowed out since is back already
+        back = math.max(back - (now - instant) * tick, 0)
+      end
+      debt = math.max(debt - back, 0)
+      if debt == 0 then
+        excess = 0
+      end
     end
-    debt = math.max(debt - back, 0)
+
+    local function reset_after()
+      return math.max(math.ceil(debt / tick) - (now - at), 0)
+    end
+
+    return {read = read, packed = packed, advance = advance, commit = commit, refund = refund, reset = reset_after}
   end
 
-  local state = redis.call('GET', key)
-  if state then
+  local state = redis.call('GETRANGE', key, '0', '35')
+  if state ~= '' then
     read(state)
-    if action == 'refund' then
-      give_back(list, cost, read, refund, commit, packed)
-      debt = math.min(debt, most_debt)
-    end
     if now < at then -- the clock stepped back
       at, stale = now, true
     end
-    at, debt = now, math.max(debt - (now - at) * tick, 0)
+    if not asks and not commits then
+      reservations().give_back(key, 36, stale, cost, model)
+    end
+    advance(now)
     if unit ~= new_unit or tick ~= new_tick then -- the quota was changed
-      debt = math.min(math.ceil(debt / unit * new_unit), most_debt)
+      debt, excess = convert(debt, excess, unit, new_unit, most_debt)
       unit, tick, stale = new_unit, new_tick, true
     end
+  end
+
+  if action == 'release' then
+    return {}
   end
 
   local function time_until(parts)
@@ -78,8 +105,8 @@ local function leaky_bucket(key, list, arg)
     reset = time_until(debt)
   end
 
-  if action == 'refund' or commits and (admitted or stale) then
-    write(key, list, stale, now + wait, cost, before, packed(), reset)
+  if commits and (admitted or stale) then
+    write(key, packed(), stale, before, now + wait, cost, reset, model)
   end
   return {admitted and 1 or 0, wait, remaining, replenish, reset, now + wait}
 end

@@ -1,12 +1,11 @@
 -- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one
 -- before them, which is weighted by its overlap with the window.
--- key   {at, start, length, last}, doubles, parts, a byte, then `parts + 1` counts of four bytes, newest
---       first: `last`, the newest admitted request, is in the first of these sub-windows
--- list  the turns that are booked: see turns.lua
+-- key   'W', parts, a byte, then doubles: {at, start, length, last}, then `parts + 1` counts of four bytes, newest
+--       first: `last`, the newest admitted request, is in the first of these sub-windows; see also reservations.lua
 -- ARGV  cost, max_wait, limit, window, buckets, grain
 -- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are rounded
 -- up to `grain` parts.
-local function sliding_window(key, list, arg)
+local function sliding_window(key, arg)
   local cost, max_wait = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local needed = asks and cost or -math.huge
   local limit, window = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
@@ -75,16 +74,24 @@ local function sliding_window(key, list, arg)
   end
 
   local function read(state)
-    local position
-    at, start, length, last, parts, position = struct.unpack('<ddddB', state)
-    counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
+    local form, place
+    parts = string.byte(state, 2) or 0
+    if #state == 4 * parts + 38 then
+      form, parts, at, start, length, last, place = struct.unpack('<BBdddd', state)
+    end
+    -- The numbers of another program must not keep the loops below from ending.
+    if form ~= 87 or parts == 0 or not (length >= 1 and length < 2 ^ 53 and start > -2 ^ 53 and start <= last
+        and last < 2 ^ 53) then
+      fail(key)
+    end
+    counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, place)}
     counts[parts + 2] = nil -- the position behind them
     index = slot_of(last)
   end
 
   local function packed()
-    local form = '<ddddB' .. string.rep('I4', parts + 1)
-    return struct.pack(form, at, start, length, last, parts, unpack(counts, 1, parts + 1))
+    local form = '<BBdddd' .. string.rep('I4', parts + 1)
+    return struct.pack(form, 87, parts, at, start, length, last, unpack(counts, 1, parts + 1))
   end
 
   local function commit(instant, units)
@@ -98,36 +105,59 @@ local function sliding_window(key, list, arg)
     start, last, index = start + cycles * length, instant, slot - cycles * parts
   end
 
-  local function refund(units)
-    if turn > 0 then
-      local i = index - slot_of(turn) + 1
-      if counts[i] then -- else it counts no more
-        counts[i] = math.max(counts[i] - units, 0)
+  local function model()
+    local function advance(time)
+      at = time
+    end
+
+    local function refund(instant, units)
+      if instant then
+        local i = index - slot_of(instant) + 1
+        if counts[i] then -- else it counts no more
+          counts[i] = math.max(counts[i] - units, 0)
+        end
+        return
       end
-      return
+      for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+        local back = math.min(counts[i], units)
+        counts[i] = counts[i] - back
+        units = units - back
+      end
     end
-    for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
-      local back = math.min(counts[i], units)
-      counts[i] = counts[i] - back
-      units = units - back
+
+    local function reset_after()
+      local newest = newest()
+      return newest and opening(newest + parts + 1) - now or 0
     end
+
+    return {read = read, packed = packed, advance = advance, commit = commit, refund = refund, reset = reset_after}
   end
 
-  local state = redis.call('GET', key)
-  if state then
-    read(state)
-    if action == 'refund' then
-      give_back(list, cost, read, refund, commit, packed)
+  local state = redis.call('GETRANGE', key, '0', 4 * buckets + 37)
+  local known = state ~= ''
+  if known then
+    local other = string.byte(state, 2) or 0
+    if other ~= buckets then
+      state = redis.call('GETRANGE', key, '0', 4 * other + 37)
     end
+    read(state)
     if now < at then -- the clock stepped back
-      start, last, stale = start - (at - now), last - (at - now), true
+      start, last, at, stale = start - (at - now), last - (at - now), now, true
+    end
+    if not asks and not commits then
+      reservations().give_back(key, #state, stale, cost, model)
     end
     if newest() and (length ~= window or parts ~= buckets) then -- the quota was changed
       regrid()
       stale = true
     end
   end
-  if not state or not newest() then
+  if action == 'release' then
+    return {}
+  end
+
+  local fresh = not known or not newest()
+  if fresh then
     start, last, index, counts = now, now, 0, zeros(buckets + 1)
     length, parts = window, buckets
   end
@@ -137,7 +167,7 @@ local function sliding_window(key, list, arg)
     local instant = math.max(now, last)
     local slot = slot_of(instant)
     local inside = count_inside(slot)
-    while true do
+    for _ = 0, parts + 1 do -- then even the newest has left the window
       local oldest = count(slot - parts)
       local free = limit - units - inside
       if free >= oldest then
@@ -154,6 +184,7 @@ local function sliding_window(key, list, arg)
       inside = inside - count(slot - parts)
       instant = opening(slot)
     end
+    return instant
   end
 
   local wait = earliest(math.min(needed, limit)) - now
@@ -176,8 +207,8 @@ local function sliding_window(key, list, arg)
     reset = opening(newest() + parts + 1) - now
   end
 
-  if action == 'refund' or commits and (admitted or stale) then
-    write(key, list, stale, now + wait, cost, before, packed(), reset)
+  if commits and (admitted or stale) then
+    write(key, packed(), stale or fresh, before, now + wait, cost, reset, model)
   end
   return {admitted and 1 or 0, wait, remaining, replenish, reset, now + wait}
 end

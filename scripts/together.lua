@@ -4,14 +4,14 @@
 -- ARGV     for each limit, before its arguments: its algorithm, and how many arguments there are
 -- Returns  what the algorithm of the limit that binds does, and its number
 local algorithms
-local limit, next_arg = 0, 2
+local limit, next_arg = 0, 1
 local waits, wait, late, binding, verdict = {}, 0, 0, 1
 
 local function decide()
   limit = limit + 1
   local own, arg = limit, next_arg + 2
   next_arg = arg + ARGV[arg]
-  local answer = algorithms[ARGV[arg - 1]](KEYS[2 * own - 1], KEYS[2 * own], arg)
+  local answer = algorithms[ARGV[arg - 1]](KEYS[own], arg)
   local binds = own == binding
   if late == 0 then
     binds = not verdict or answer[3] < verdict[3]
@@ -30,7 +30,7 @@ local function settle(own_wait, own_late)
     end
     wait, late = math.max(wait, own_wait), math.max(late, own_late)
   end
-  if limit < #KEYS / 2 then -- the others are asked before this one ends
+  if limit < #KEYS then -- the others are asked before this one ends
     decide()
   end
   if not asks then -- what is spent for one limit is not to wait for another

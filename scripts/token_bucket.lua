@@ -1,74 +1,96 @@
 -- Token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA, whose
 -- theoretical arrival time is `at` plus the time in which `debt` flows in.
 -- A request is admitted when the balance covers what of its cost may not be overdrawn.
--- key   {at, debt, unit, period, lump, last}, doubles: what the bucket lacks at `at` to be full, the
---       rate that this was counted at, the instant of the newest admitted request
--- list  the turns that are booked: see turns.lua
+-- key   'T', excess, an integer of three bytes, then doubles: {at, debt, unit, period, lump, last}: what the bucket
+--       lacks at `at` to be full, and by how many 2^-24 parts that was rounded up, the rate that this was counted
+--       at, the instant of the newest admitted request; see also reservations.lua
 -- ARGV  cost, max_wait, burst, overdraft, unit, period, lump, most_debt
 -- `debt` and `lump` are in parts of a token, `unit` parts to a token.
-local function token_bucket(key, list, arg)
+local function token_bucket(key, arg)
   local cost, max_wait = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local needed = asks and cost or -math.huge
   local burst, overdraft = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
   local new_unit, new_period = tonumber(ARGV[arg + 5]), tonumber(ARGV[arg + 6])
   local new_lump, most_debt = tonumber(ARGV[arg + 7]), tonumber(ARGV[arg + 8])
 
-  local at, debt, last, stale = now, 0, 0, false
+  local at, debt, excess, last, stale = now, 0, 0, 0, false
   local unit, period, lump = new_unit, new_period, new_lump
 
   local function read(state)
-    at, debt, unit, period, lump, last = struct.unpack('<dddddd', state)
+    local form
+    if #state == 52 then
+      form, excess, at, debt, unit, period, lump, last = struct.unpack('<BI3dddddd', state)
+    end
+    if form ~= 84 then
+      fail(key)
+    end
   end
 
   local function packed()
-    return struct.pack('<dddddd', at, debt, unit, period, lump, last)
+    return struct.pack('<BI3dddddd', 84, excess, at, debt, unit, period, lump, last)
+  end
+
+  local function advance(time)
+    local periods = math.floor((time - at) / period)
+    at, debt = at + periods * period, math.max(debt - periods * lump, 0)
+    if debt == 0 then
+      excess = 0
+    end
   end
 
   local function commit(instant, units)
-    debt = math.max(debt, math.floor((instant - at) / period) * lump) + units * unit
+    local refilled = math.floor((instant - at) / period) * lump
+    if refilled > debt then
+      debt, excess = refilled, 0
+    end
+    debt = debt + units * unit
     last = instant
   end
 
-  -- Nobody waits longer for those before him than for what they spent.
-  local function bound_last()
-    last = math.min(last, at + math.ceil(debt / lump) * period)
-  end
-
-  local function refund(units)
-    local back = units * unit
-    if turn > 0 then -- what has flowed in since is back already
-      back = math.max(back - math.max(math.ceil((now - turn) / period), 0) * lump, 0)
+  local function model()
+    local function refund(instant, units)
+      local back = units * unit
+      if instant then -- what has been refilled since is back already: the lumps up to `at`, the last one
+        back = math.max(back - math.ceil(math.max(at - instant, 0) / period) * lump, 0)
+      end
+      debt = math.max(debt - back, 0)
+      if debt == 0 then
+        excess = 0
+      end
+      last = math.min(last, at + math.ceil(debt / lump) * period)
     end
-    debt = math.max(debt - back, 0)
-    bound_last()
+
+    local function reset_after()
+      return debt > 0 and math.max(math.ceil(debt / lump) * period - (now - at), 0) or 0
+    end
+
+    return {read = read, packed = packed, advance = advance, commit = commit, refund = refund, reset = reset_after}
   end
 
-  local function refill()
-    local periods = math.floor((now - at) / period)
-    at = at + periods * period
-    debt = math.max(debt - periods * lump, 0)
-  end
-
-  local state = redis.call('GET', key)
-  if state then
+  local state = redis.call('GETRANGE', key, '0', '51')
+  if state ~= '' then
     read(state)
-    if action == 'refund' then
-      give_back(list, cost, read, refund, commit, packed)
-      debt = math.min(debt, most_debt)
-    end
     if now < at then -- the clock stepped back
       at, last, stale = now, last - (at - now), true
     end
-    refill()
+    if not asks and not commits then
+      reservations().give_back(key, 52, stale, cost, model)
+    end
+    advance(now)
     if unit ~= new_unit or period ~= new_period or lump ~= new_lump then -- the quota was changed
-      debt = math.min(math.ceil(debt / unit * new_unit), most_debt)
+      debt, excess = convert(debt, excess, unit, new_unit, most_debt)
       unit, period, lump, stale = new_unit, new_period, new_lump, true
-      bound_last()
-      refill()
+      -- Caps the delay behind earlier requests at the time in which their debt is refilled.
+      last = math.min(last, at + math.ceil(debt / lump) * period)
+      advance(now)
     end
     if debt == 0 then
       at = now
     end
+  end
+
+  if action == 'release' then
+    return {}
   end
 
   local function time_until(parts)
@@ -101,8 +123,8 @@ local function token_bucket(key, list, arg)
     reset = time_until(debt)
   end
 
-  if action == 'refund' or commits and (admitted or stale) then
-    write(key, list, stale, now + wait, cost, before, packed(), reset)
+  if commits and (admitted or stale) then
+    write(key, packed(), stale, before, now + wait, cost, reset, model)
   end
   return {admitted and 1 or 0, wait, remaining, replenish, reset, now + wait}
 end

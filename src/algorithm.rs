@@ -5,19 +5,20 @@
 mod compact;
 mod fixed_window;
 mod leaky_bucket;
+mod reservations;
 mod sliding_log;
 mod sliding_window;
 #[cfg(test)]
 mod tests;
 mod together;
 mod token_bucket;
-mod turns;
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use self::turns::{Booked, Turns};
+use self::reservations::{Reserved, Waiting};
 pub(crate) use self::{
     compact::{Compact, NEVER_SEEN},
+    reservations::Release,
     together::together,
     token_bucket::Checked,
 };
@@ -44,10 +45,27 @@ const MOST_BUCKETS: u32 = 100;
 /// A denied request spends nothing. All arithmetic is exact, in microseconds, and the same in memory
 /// and in Redis.
 ///
+/// # Exact rates
+///
+/// A bucket counts in fractions of a microsecond, so that exactly `limit` units are back after one window: with
+/// `Quota::per_second(3)`, three in each second. It counts in integers up to 2^53, which is enough for all rates of 1 to 1,000
+/// per second, minute, hour and day. Beyond, where `size` (the burst and the overdraft) x `window` in microseconds /
+/// the greatest common divisor of `window` and `limit` is above 2^52, the rate is the closest slower one that can be
+/// counted:
+///
+/// | `size` | rate |
+/// |---|---|
+/// | `limit` of up to 1,000 per second, minute, hour or day | exact |
+/// | up to 140 with any `limit` and `window`; 50,000 with a day, 1.2 million with an hour, 4.5 billion with a second | exact |
+/// | up to 4.5 million | exact, or slower by less than 10^-9 |
+/// | more | exact, or slower by less than `size` x 2.3 x 10^-16, so by 10^-6 at most |
+///
 /// # Changing a quota
 ///
 /// The next check applies the new quota to the state as it is: what was used stays used, and it is
-/// given back at the new rate. A change of algorithm starts afresh.
+/// given back at the new rate. The first check that finds another quota converts the state and stores it, also if it
+/// denies. Requests that are waiting keep their instants, but do not return their reservation if they are dropped
+/// later. A change of algorithm starts afresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -66,8 +84,8 @@ pub enum Algorithm {
     /// The instant of each admitted request: exact in any interval of length `window`, open at its
     /// old end: what was admitted exactly one window ago has left.
     ///
-    /// It costs about 16 bytes for each request that it remembers: `limit` of them per key, and those
-    /// whose turns are booked.
+    /// It costs about 16 bytes for each request that it remembers: up to `limit` of them per key, and those that wait.
+    /// Requests that are admitted in the same microsecond share an entry.
     SlidingLog,
 
     /// The log's estimate from counters: the counts of the sub-windows inside the window, and that of
@@ -106,8 +124,9 @@ pub enum Algorithm {
     /// [`Decision::delay`](crate::Decision::delay); at most `burst` are in the bucket, the one that is
     /// leaving included: so many can wait, and the next one is denied.
     ///
-    /// Departures are `window / limit` apart per unit of cost, each rounded up to a whole microsecond. The
-    /// last request in a full bucket waits `burst x window / limit`: with `Quota::per_hour(100)`, an hour.
+    /// The n-th departure of a busy period is at its start + n x `window` / `limit`, rounded up to a microsecond; so
+    /// neighbours are at least `window` / `limit`, rounded down, apart per unit of cost. The last request in a
+    /// full bucket waits (`burst` - 1) x `window` / `limit`: with `Quota::per_hour(100)`, 59 minutes and 24 seconds.
     LeakyBucket,
 }
 
@@ -194,10 +213,6 @@ impl Action {
         matches!(self, Self::Check | Self::Spend)
     }
 
-    fn writes(self, changed: bool) -> bool {
-        self == Self::Refund || self.commits() && changed
-    }
-
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Check => "check",
@@ -214,8 +229,6 @@ pub(crate) struct Ask {
     pub(crate) action: Action,
     pub(crate) cost: f64,
     pub(crate) max_wait: f64,
-    /// The instant of the turn that is given back; 0 for what was spent.
-    pub(crate) turn: f64,
     pub(crate) now: f64,
     /// What all limits of a request came to together.
     pub(crate) outcome: Option<Outcome>,
@@ -254,27 +267,51 @@ pub(crate) struct Verdict {
     /// The time until `remaining` grows; 0 when it cannot.
     pub(crate) replenish: f64,
     pub(crate) reset: f64,
-    /// The instant at which the request goes on, or could, by the clock of the store.
-    pub(crate) turn: f64,
+    /// The instant at which the request proceeds, or could, by the clock of the store.
+    pub(crate) instant: f64,
 }
 
-/// The rate of a bucket: `unit` parts to a unit of the quota, `tick` parts per microsecond.
+/// The rate of a bucket as a fraction: `unit` parts to a unit of the quota, `tick` parts per microsecond.
 ///
-/// `tick` is a power of two that makes `unit` at least 2^20, unless whole microseconds are fine
-/// enough: rounding `unit` up then costs less than one part in a million.
+/// It is exact if a full bucket then counts at most 2^52 parts, which leaves as many for requests that wait. Beyond, it
+/// is the closest slower rate that does.
+#[derive(Debug, PartialEq)]
 struct Rate {
     unit: f64,
     tick: f64,
 }
 
 impl Rate {
-    fn new(quota: Quota) -> Self {
-        let (window, limit) = (u128::from(quota.window_us()), u128::from(quota.limit()));
-        let mut tick = 1;
-        while window * tick % limit != 0 && window * tick < limit << 20 {
-            tick *= 2;
+    /// Of a bucket that can lack up to `size` units.
+    fn new(quota: Quota, size: u64) -> Self {
+        let (window, limit) = (quota.window_us().into(), quota.limit().into());
+        let max_unit = (1 << 52) / u128::from(size);
+        let (unit, tick) = closest_above(window, limit, max_unit);
+        Self { unit: unit as f64, tick: tick as f64 }
+    }
+}
+
+/// The closest fraction that is at least `numerator / denominator`, with a numerator of at most `max`: the fraction
+/// itself in lowest terms, if that fits. A walk down the Stern-Brocot tree (Graham, Knuth, Patashnik: Concrete
+/// Mathematics, 4.5).
+fn closest_above(numerator: u128, denominator: u128, max: u128) -> (u128, u128) {
+    let (mut below, mut above) = ((0, 1), (1, 0));
+    loop {
+        let gap_below = numerator * below.1 - denominator * below.0;
+        let gap_above = above.0 * denominator - above.1 * numerator;
+        if gap_above == 0 {
+            return above;
         }
-        Self { unit: (window * tick).div_ceil(limit) as f64, tick: tick as f64 }
+        // As many steps as keep the lower one below; then as many as keep the upper one at or above.
+        let down = ((gap_below - 1) / gap_above).min((max - below.0) / above.0);
+        below = (below.0 + down * above.0, below.1 + down * above.1);
+        let gap_below = gap_below - down * gap_above;
+        let up =
+            (gap_above / gap_below).min((max - above.0).checked_div(below.0).unwrap_or(u128::MAX));
+        above = (above.0 + up * below.0, above.1 + up * below.1);
+        if down == 0 && up == 0 {
+            return above;
+        }
     }
 }
 
@@ -290,16 +327,16 @@ fn min(a: f64, b: f64) -> f64 {
     if a < b { a } else { b }
 }
 
-/// `math.floor(whole / part)` of integers. Most rates count in parts of 1, and a division takes its time.
+/// `math.floor(whole / part)`. Most rates count in parts of 1, and a division takes its time.
 #[inline]
 fn floor_div(whole: f64, part: f64) -> f64 {
-    if part == 1.0 { whole } else { floor(whole / part) }
+    floor(if part == 1.0 { whole } else { whole / part })
 }
 
-/// `math.ceil(whole / part)` of integers.
+/// `math.ceil(whole / part)`.
 #[inline]
 fn ceil_div(whole: f64, part: f64) -> f64 {
-    if part == 1.0 { whole } else { ceil(whole / part) }
+    ceil(if part == 1.0 { whole } else { whole / part })
 }
 
 /// `f64::floor`, which is a call on processors that are not known to have an instruction for it.
@@ -315,6 +352,17 @@ fn ceil(number: f64) -> f64 {
     if whole < number { whole + 1.0 } else { whole }
 }
 
+/// Converts a debt with its excess to another rate, as a whole number of parts and what it was rounded up by. So quotas
+/// that alternate on one key do not raise the debt with each conversion.
+fn convert([debt, excess]: [f64; 2], unit: f64, new_unit: f64, most_debt: f64) -> (f64, f64) {
+    let exact = min((debt - excess / EXCESS_UNIT) / unit * new_unit, most_debt);
+    let debt = ceil(exact);
+    (debt, floor((debt - exact) * EXCESS_UNIT))
+}
+
+/// An excess is counted in so many to a part.
+const EXCESS_UNIT: f64 = (1 << 24) as f64;
+
 /// The most that a bucket may lack: exact, and back within the longest refill.
 fn most_debt(period: f64, lump: f64) -> f64 {
     (floor_div(LONGEST_REFILL as f64, period) * lump).min(EXACT)
@@ -325,11 +373,11 @@ fn most_debt(period: f64, lump: f64) -> f64 {
 pub(crate) enum State {
     #[default]
     NeverSeen,
-    FixedWindow(Option<Booked<fixed_window::State>>),
+    FixedWindow(Option<Reserved<fixed_window::State>>),
     SlidingLog(Option<sliding_log::State>),
-    SlidingWindow(Option<Booked<sliding_window::State>>),
-    TokenBucket(Option<Booked<token_bucket::State>>),
-    LeakyBucket(Option<Booked<leaky_bucket::State>>),
+    SlidingWindow(Option<Reserved<sliding_window::State>>),
+    TokenBucket(Option<Reserved<token_bucket::State>>),
+    LeakyBucket(Option<Reserved<leaky_bucket::State>>),
 }
 
 impl State {
@@ -344,22 +392,22 @@ impl State {
         }
     }
 
-    /// Forgets turns that are over, where two numbers do not tell the state anyway; for a clock that never steps back.
-    pub(crate) fn forget_turns(&mut self, now: f64) {
-        if let Self::SlidingWindow(Some(booked)) = self
-            && booked.turns.are_over(now)
+    /// Forgets reservations that are over, where two numbers do not tell the state anyway; for a clock that never steps back.
+    pub(crate) fn forget_reservations(&mut self, now: f64) {
+        if let Self::SlidingWindow(Some(it)) = self
+            && it.waiting.is_over(now)
         {
-            booked.turns = Turns(None);
+            it.waiting = Waiting(None);
         }
     }
 
-    /// Whether a turn is to come.
+    /// Whether a request waits.
     pub(crate) fn is_waited_for(&self, now: f64) -> bool {
         match self {
-            Self::FixedWindow(Some(booked)) => !booked.turns.are_over(now),
-            Self::SlidingWindow(Some(booked)) => !booked.turns.are_over(now),
-            Self::TokenBucket(Some(booked)) => !booked.turns.are_over(now),
-            Self::LeakyBucket(Some(booked)) => !booked.turns.are_over(now),
+            Self::FixedWindow(Some(it)) => !it.waiting.is_over(now),
+            Self::SlidingWindow(Some(it)) => !it.waiting.is_over(now),
+            Self::TokenBucket(Some(it)) => !it.waiting.is_over(now),
+            Self::LeakyBucket(Some(it)) => !it.waiting.is_over(now),
             Self::SlidingLog(Some(log)) => log.is_waited_for(now),
             _ => false,
         }
@@ -410,7 +458,7 @@ impl Params {
         }
     }
 
-    /// The longest wait, in microseconds, for which a turn may be booked.
+    /// The longest wait, in microseconds, that may be reserved.
     pub(crate) fn longest_wait(&self) -> f64 {
         let longest = LONGEST_REFILL as f64;
         match self {
@@ -422,11 +470,14 @@ impl Params {
     }
 
     pub(crate) fn step(&self, state: &mut State, ask: &Ask) -> Verdict {
+        if ask.action == Action::Refund {
+            self.release(state, ask.now, &[Release { instant: None, units: ask.cost }]);
+        }
         macro_rules! step {
             ($params:expr, $variant:path) => {{
                 // Of another algorithm, or never seen.
                 if !matches!(state, $variant(_)) {
-                    if ask.action == Action::Peek {
+                    if !ask.action.commits() {
                         return $params.step(&mut None, ask);
                     }
                     *state = $variant(None);
@@ -441,6 +492,28 @@ impl Params {
             Self::SlidingWindow(params) => step!(params, State::SlidingWindow),
             Self::TokenBucket(params) => step!(params, State::TokenBucket),
             Self::LeakyBucket(params) => step!(params, State::LeakyBucket),
+        }
+    }
+
+    /// Returns units to the state, as the algorithm counted them.
+    pub(crate) fn release(&self, state: &mut State, now: f64, releases: &[Release]) {
+        match (self, state) {
+            (Self::FixedWindow(_), State::FixedWindow(stored)) => {
+                Reserved::release(stored, now, releases);
+            }
+            (Self::SlidingLog(_), State::SlidingLog(stored)) => {
+                sliding_log::Params::release(stored, now, releases);
+            }
+            (Self::SlidingWindow(_), State::SlidingWindow(stored)) => {
+                Reserved::release(stored, now, releases);
+            }
+            (Self::TokenBucket(_), State::TokenBucket(stored)) => {
+                Reserved::release(stored, now, releases);
+            }
+            (Self::LeakyBucket(_), State::LeakyBucket(stored)) => {
+                Reserved::release(stored, now, releases);
+            }
+            _ => {} // of another algorithm, or the initial state
         }
     }
 
@@ -480,7 +553,7 @@ pub(crate) const SCRIPTS: [(&str, &str); 5] = [
 pub(crate) fn script_alone(place: usize) -> String {
     let (function, source) = SCRIPTS[place];
     let alone = include_str!("../scripts/alone.lua");
-    [ASK, alone, TURNS, source, "return ", function, "(KEYS[1], KEYS[2], 2)\n"].concat()
+    [ASK, alone, RESERVATIONS, source, "return ", function, "(KEYS[1], 1)\n"].concat()
 }
 
 /// The script for several limits of these algorithms: for each its place, as a bit.
@@ -493,11 +566,11 @@ pub(crate) fn script_together(algorithms: usize) -> String {
     }
     let together = include_str!("../scripts/together.lua");
     let end = format!("algorithms = {{{table}}}\n{TOGETHER_END}");
-    [ASK, together, TURNS, &sources, &end].concat()
+    [ASK, together, RESERVATIONS, &sources, &end].concat()
 }
 
 const ASK: &str = include_str!("../scripts/ask.lua");
-const TURNS: &str = include_str!("../scripts/turns.lua");
+const RESERVATIONS: &str = include_str!("../scripts/reservations.lua");
 const TOGETHER_END: &str = "decide()\nverdict[7] = binding\nreturn verdict\n";
 
 /// A duration in microseconds, rounded up.

@@ -1,14 +1,16 @@
 //! Several limits at once.
 
 mod any_limiter;
+mod record;
 
-use std::time::Duration;
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use tokio::time::Instant;
 
 pub use self::any_limiter::AnyLimiter;
 #[cfg(feature = "redis")]
 use self::any_limiter::Kind;
+use self::record::{Record, Return, Spent};
 use crate::{
     algorithm::Action,
     decision::Decision,
@@ -49,8 +51,8 @@ use crate::{
 ///   quota.
 /// - What was taken from a limit stays so if its server gave no answer, or gives none when it is to be given back.
 /// - [`Decision::retry_after`] is that of the first that denies; one behind it may deny for longer.
-/// - [`cancel`](Charge::cancel) gives back as [`refund`](Charge::refund) does, because each server has decided at an
-///   instant of its own. Both reach all limits that they can, and fail if that was not all.
+/// - [`cancel`](Charge::cancel) and [`refund`](Charge::refund) reach all limits that they can, and fail if that was
+///   not all.
 ///
 /// So the limit that denies most often comes first, such as a user's own before the one that all share.
 ///
@@ -85,6 +87,8 @@ pub struct Charge {
     /// Whether all of it is on one key, because it was made so: two keys can be equal by accident, or because
     /// a client chose his.
     one_key: bool,
+    /// What it has spent, once it was [decided](Charge::decided).
+    record: Option<Arc<Record>>,
 }
 
 #[derive(Clone, Debug)]
@@ -99,12 +103,13 @@ impl Charge {
     #[inline]
     pub fn new<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>) -> Self {
         let (limiter, key) = (limiter.into(), key.into().into_owned());
-        Self { first: Some(Part { limiter, key, cost: None }), rest: vec![], one_key: true }
+        let first = Some(Part { limiter, key, cost: None });
+        Self { first, rest: vec![], one_key: true, record: None }
     }
 
-    /// A charge of nothing, to nobody: the request goes on, and is not counted.
+    /// Makes an empty charge: the request is not counted.
     pub fn exempt() -> Self {
-        Self { first: None, rest: vec![], one_key: true }
+        Self { first: None, rest: vec![], one_key: true, record: None }
     }
 
     /// Sets the cost to the limit that was added last.
@@ -115,7 +120,10 @@ impl Charge {
         self
     }
 
-    /// Adds a limit on the same key. A charge that is exempt has no key, and stays so.
+    /// Adds a limit on the same key. An exempt charge has no key, and stays exempt.
+    ///
+    /// The result is not [decided](Charge::decided), even if `self` was: the decision was not about the new limit. The
+    /// same holds for [`and`](Charge::and) and [`of`](Charge::of).
     ///
     /// # Examples
     ///
@@ -136,6 +144,7 @@ impl Charge {
         if let Some(Part { key, .. }) = self.parts().last() {
             let part = Part { limiter: limiter.into(), key: key.clone(), cost: None };
             self.rest.push(part);
+            self.record = None;
         }
         self
     }
@@ -145,7 +154,10 @@ impl Charge {
         if self.is_exempt() {
             return other;
         }
-        self.one_key &= other.is_exempt();
+        if other.is_exempt() {
+            return self;
+        }
+        (self.one_key, self.record) = (false, None);
         self.rest.extend(other.first.into_iter().chain(other.rest));
         self
     }
@@ -156,7 +168,7 @@ impl Charge {
         Self::of_parts(parts.cloned(), self.one_key)
     }
 
-    /// Whether nobody is charged.
+    /// Returns whether the charge is empty.
     #[must_use]
     pub fn is_exempt(&self) -> bool {
         self.first.is_none()
@@ -177,7 +189,7 @@ impl Charge {
         self.ask(MaxWait::OWN)?.await
     }
 
-    /// Tells what [`check`](Charge::check) would answer now, without spending anything.
+    /// Returns what [`check`](Charge::check) would return now. It spends nothing.
     ///
     /// # Errors
     ///
@@ -187,11 +199,10 @@ impl Charge {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self) -> Result<Decision, Error> {
-        self.call(Action::Peek, 0.0, MaxWait::OWN)?.await
+        self.call(Action::Peek, MaxWait::OWN)?.await
     }
 
-    /// Spends the costs, whether that much is left or not. See [`Limiter::spend`]. If it is exempt, it does
-    /// nothing.
+    /// Spends the costs, even if less is left. See [`Limiter::spend`]. An exempt charge spends nothing.
     ///
     /// # Errors
     ///
@@ -203,13 +214,15 @@ impl Charge {
     /// As for [`Limiter::check`].
     pub async fn spend(&self) -> Result<(), Error> {
         if !self.is_exempt() {
-            let _ = self.call(Action::Spend, 0.0, MaxWait::NONE)?.await?;
+            let _ = self.call(Action::Spend, MaxWait::NONE)?.await?;
         }
         Ok(())
     }
 
-    /// Gives back the costs, and never more than were spent. See [`Limiter::refund`]. If it is exempt, it does
-    /// nothing.
+    /// Grants the costs to their keys, up to what was spent. See [`Limiter::refund`]. An exempt charge grants nothing.
+    ///
+    /// A refund names no decision, so it returns what any request has spent. To return what one request did not use, call
+    /// [`settle`](Charge::settle) or [`cancel`](Charge::cancel).
     ///
     /// # Errors
     ///
@@ -219,16 +232,70 @@ impl Charge {
     ///
     /// As for [`Limiter::check`].
     pub async fn refund(&self) -> Result<(), Error> {
-        self.give_back(0.0).await
+        match (&self.first, &*self.rest) {
+            (None, _) => Ok(()),
+            #[cfg(feature = "redis")]
+            (Some(Part { limiter: AnyLimiter(Kind::Redisson(limiter)), key, cost }), []) => {
+                limiter.refund_for(key, cost.unwrap_or(1)).await
+            }
+            _ => self.call(Action::Refund, MaxWait::NONE)?.await.map(drop),
+        }
     }
 
-    /// Makes of what was charged to a limiter beforehand what was really used: gives back the rest, or spends what
-    /// is missing. To be called once. If the charge is exempt, it does nothing.
+    /// Binds the charge to the `decision` that was made about it. A bound charge has a record of what it has spent,
+    /// and can be [settled](Charge::settle).
+    ///
+    /// The decision must be that of this charge: with the same limits, keys and costs. Clones share the record. Two charges
+    /// that are bound to one decision do not: settle only one of them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let store = MemoryStore::new();
+    /// let limiter = |name, quota| {
+    ///     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// };
+    /// let requests = limiter("requests", Quota::per_day(60));
+    /// let tokens = limiter("tokens", Quota::per_day(100_000));
+    ///
+    /// let charge = Charge::new(&requests, "alice").also(&tokens).cost(500);
+    /// let decision = charge.check().await?;
+    /// if decision.is_allowed() {
+    ///     let used = 730; // as the response reports
+    ///     charge.decided(&decision).settle("tokens", used).await?;
+    /// }
+    /// assert_eq!(tokens.peek("alice").await?.remaining(), 99_270);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn decided(self, decision: &Decision) -> Self {
+        let record = Record::new(decision, self.parts().map(Part::cost));
+        Self { record: Some(Arc::new(record)), ..self }
+    }
+
+    /// Adjusts the cost that was charged to a limiter to the units that were really `used`: returns the rest, as
+    /// [`Limiter::cancel`] does, or spends what is missing, as [`Limiter::spend`] does.
+    ///
+    /// The charge must be bound to its decision: by [`decided`](Charge::decided), or by a layer with
+    /// [`charge_handle`](crate::RateLimitLayer::charge_handle). Settling an exempt charge does nothing, and so does
+    /// settling one that was [cancelled](Charge::cancel), or whose response is
+    /// [not charged](crate::RateLimitLayer::charge_when).
+    ///
+    /// It can be called again, with a larger or a smaller number. Make these calls one after the other: two at the same time
+    /// may both spend what is missing. If one limiter is charged for several keys, each key is settled.
+    ///
+    /// If the store gives no answer, units that were to be returned may stay spent, and no later call returns them.
     ///
     /// # Errors
     ///
-    /// [`Error::NotCharged`] if no limiter of that name is charged, [`Error::Unsupported`] if more was used than was
-    /// charged and Redisson shares the limiter, [`Error::Store`] if the store gives no answer.
+    /// - [`Error::NotDecided`] if the charge is not bound, or its decision spent nothing, as a denied one.
+    /// - [`Error::NotCharged`] if no limiter of that name is charged.
+    /// - [`Error::Unsupported`] if more was used than was charged and Redisson shares the limiter.
+    /// - [`Error::Store`] if the store gives no answer.
     ///
     /// # Cancel safety
     ///
@@ -238,21 +305,27 @@ impl Charge {
     ///
     /// See [`RateLimitLayer::charge_handle`](crate::RateLimitLayer::charge_handle).
     pub async fn settle(&self, limiter: &str, used: u32) -> Result<(), Error> {
-        let charged = self.of(limiter);
-        if charged.is_exempt() && !self.is_exempt() {
-            return Err(Error::NotCharged { limiter: limiter.to_owned() });
+        if self.is_exempt() {
+            return Ok(());
         }
-        charged.with_costs(|cost| cost.saturating_sub(used)).refund().await?;
-        charged.with_costs(|cost| used.saturating_sub(cost)).spend().await
-    }
-
-    /// The parts of it that get another cost, above 0.
-    fn with_costs(&self, change: impl Fn(u32) -> u32) -> Self {
-        let parts = self.parts().filter_map(|part| {
-            let cost = change(part.cost.unwrap_or(1));
-            (cost > 0).then(|| Part { cost: Some(cost), ..part.clone() })
-        });
-        Self::of_parts(parts, self.one_key)
+        let record = self.record.as_ref().filter(|record| record.has_spent());
+        let record = record.ok_or(Error::NotDecided)?;
+        let mut limits =
+            self.parts().enumerate().filter(|(_, part)| part.limiter.name() == limiter);
+        let (first, part) =
+            limits.next().ok_or_else(|| Error::NotCharged { limiter: limiter.to_owned() })?;
+        for (limit, part) in [(first, part)].into_iter().chain(limits) {
+            let (returns, missing) = record.adjust(limit, used);
+            all(returns.iter().map(|it| part.release(it)).collect()).await?;
+            if missing > 0 {
+                let answer = part.limiter.call(Action::Spend, &part.key, missing, MaxWait::NONE)?;
+                let receipt = answer.await?.receipt().of(0);
+                if let Some(it) = record.add(limit, Spent { receipt, units: missing }) {
+                    part.release(&it).await?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The same charge to limiters with a share of the quotas over stores in memory; `None` if one of them cannot
@@ -274,38 +347,40 @@ impl Charge {
     }
 
     fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {
-        Self { first: parts.next(), rest: parts.collect(), one_key }
+        Self { first: parts.next(), rest: parts.collect(), one_key, record: None }
     }
 
-    /// Gives back what an allowed `decision` about this charge has spent, or the turn that it has booked. See
-    /// [`Limiter::cancel`].
+    /// Returns what an allowed `decision` about this charge has spent or reserved. See [`Limiter::cancel`].
+    ///
+    /// If the charge is [bound](Charge::decided) to this decision, it returns what is still charged after calls of
+    /// [`settle`](Charge::settle), and nothing a second time. Otherwise cancel a decision only once.
     ///
     /// # Errors
     ///
-    /// As for [`refund`](Charge::refund).
+    /// [`Error::Store`] if the store gives no answer. All limits are tried, also if one fails.
     ///
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
     pub async fn cancel(&self, decision: Decision) -> Result<(), Error> {
-        if decision.is_allowed() {
-            self.give_back(decision.turn()).await?;
-        }
-        Ok(())
+        let own = self.record.as_ref().filter(|record| record.is_of(&decision));
+        let charge = own.map_or_else(|| self.clone().decided(&decision), |_| self.clone());
+        let returns = charge.take_returns();
+        all(returns.iter().map(|(part, it)| part.release(it)).collect()).await
     }
 
-    async fn give_back(&self, turn: f64) -> Result<(), Error> {
-        if self.is_exempt() {
-            return Ok(());
+    /// Returns in the background what the charge has spent, as far as that is possible.
+    pub(crate) fn release_later(&self) {
+        for (part, Return { spent, units }) in self.take_returns() {
+            part.limiter.release_later(&part.key, &spent.receipt, spent.units, units);
         }
-        #[cfg(feature = "redis")]
-        if let (Some(Part { limiter: AnyLimiter(Kind::Redisson(limiter)), key, cost }), []) =
-            (&self.first, &*self.rest)
-        {
-            return limiter.give_back_for(key, cost.unwrap_or(1), turn).await;
-        }
-        let _ = self.call(Action::Refund, turn, MaxWait::NONE)?.await?;
-        Ok(())
+    }
+
+    /// All that the charge has spent, which it is not charged any more.
+    fn take_returns(&self) -> Vec<(&Part, Return)> {
+        let Some(record) = &self.record else { return vec![] };
+        let returns = self.parts().zip(record.cancel());
+        returns.flat_map(|(part, all)| all.into_iter().map(move |it| (part, it))).collect()
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -367,18 +442,13 @@ impl Charge {
 
     #[inline]
     pub(crate) fn ask(&self, max_wait: MaxWait) -> Result<Answer<Decision>, Error> {
-        self.call(Action::Check, 0.0, max_wait)
+        self.call(Action::Check, max_wait)
     }
 
-    fn call(
-        &self,
-        action: Action,
-        turn: f64,
-        max_wait: MaxWait,
-    ) -> Result<Answer<Decision>, Error> {
+    fn call(&self, action: Action, max_wait: MaxWait) -> Result<Answer<Decision>, Error> {
         let first = self.first.as_ref().ok_or(Error::NoLimits)?;
         if self.rest.is_empty() {
-            return first.limiter.call(action, turn, &first.key, first.cost.unwrap_or(1), max_wait);
+            return first.limiter.call(action, &first.key, first.cost(), max_wait);
         }
         let limiter = first.limiter.own()?;
         let max_wait = if self.books() { self.bookable(max_wait) } else { MaxWait::NONE };
@@ -395,7 +465,7 @@ impl Charge {
             }
             demands.push(demand);
         }
-        Ok(store.call(&Call { action, turn, demands: &demands }))
+        Ok(store.call(&Call { action, demands: &demands }))
     }
 }
 
@@ -406,6 +476,32 @@ impl Part {
         action: Action,
         max_wait: MaxWait,
     ) -> Result<Demand<'a>, Error> {
-        limiter.demand(action, &self.key, self.cost.unwrap_or(1), max_wait)
+        limiter.demand(action, &self.key, self.cost(), max_wait)
     }
+
+    fn cost(&self) -> u32 {
+        self.cost.unwrap_or(1)
+    }
+
+    fn release(&self, Return { spent, units }: &Return) -> Answer<()> {
+        self.limiter.release(&self.key, &spent.receipt, spent.units, *units)
+    }
+}
+
+/// Waits for all answers, and returns the last error, if there is one.
+async fn all(mut answers: Vec<Answer<()>>) -> Result<(), Error> {
+    let mut result = Ok(());
+    poll_fn(|cx| {
+        answers.retain_mut(|answer| match Pin::new(answer).poll(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(())) => false,
+            Poll::Ready(Err(error)) => {
+                result = Err(error);
+                false
+            }
+        });
+        if answers.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    result
 }

@@ -1,6 +1,9 @@
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{algorithm::Verdict, quota::Quota};
+use crate::{
+    algorithm::{Action, Verdict},
+    quota::Quota,
+};
 
 /// The answer of a check: may the request go on, and how does its key stand after it?
 ///
@@ -28,7 +31,7 @@ use crate::{algorithm::Verdict, quota::Quota};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, PartialEq)]
 #[must_use = "a denied request must not go on"]
 pub struct Decision {
     // Not as a policy and a verdict, which would take more room.
@@ -41,9 +44,33 @@ pub struct Decision {
     remaining: f64,
     replenish: f64,
     reset: f64,
-    turn: f64,
+    receipt: Receipt,
     /// How long ago the store decided, in microseconds.
     age: f64,
+}
+
+/// By what a store finds again what a request has spent.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Receipt {
+    /// Nothing was spent.
+    None,
+    /// The instant at which the request proceeds, by the clock of the store, for all of its limits.
+    At(f64),
+    /// The same for each of its limits, if they are on several servers.
+    Each(Arc<[f64]>),
+    /// The id of an acquire in the log that Redisson shares.
+    #[cfg(feature = "redis")]
+    Id(u64),
+}
+
+impl Receipt {
+    /// That of one of the limits, by its index in the charge.
+    pub(crate) fn of(&self, limit: usize) -> Self {
+        match self {
+            Self::Each(instants) => instants.get(limit).map_or(Self::None, |it| Self::At(*it)),
+            receipt => receipt.clone(),
+        }
+    }
 }
 
 /// The limit that a request is held against.
@@ -71,9 +98,21 @@ pub enum Source {
 
 impl Decision {
     #[inline]
-    pub(crate) fn new(limit: Policy, verdict: Verdict, age: f64) -> Self {
+    pub(crate) fn new(limit: Policy, verdict: Verdict, action: Action, age: f64) -> Self {
+        let spent = verdict.admitted && action.commits();
+        let receipt = if spent { Receipt::At(verdict.instant) } else { Receipt::None };
+        Self::with_receipt(limit, verdict, receipt, age)
+    }
+
+    #[inline]
+    pub(crate) fn with_receipt(
+        limit: Policy,
+        verdict: Verdict,
+        receipt: Receipt,
+        age: f64,
+    ) -> Self {
         let Policy { limiter, quota, cost, source } = limit;
-        let Verdict { admitted, wait, remaining, replenish, reset, turn } = verdict;
+        let Verdict { admitted, wait, remaining, replenish, reset, .. } = verdict;
         Self {
             limiter,
             quota,
@@ -84,7 +123,7 @@ impl Decision {
             remaining,
             replenish,
             reset,
-            turn,
+            receipt,
             age,
         }
     }
@@ -97,9 +136,10 @@ impl Decision {
             remaining: 0.0,
             replenish: 0.0,
             reset: 0.0,
-            turn: 0.0,
+            instant: 0.0,
         };
-        Self::new(Policy { source: Source::Open, ..limit }, nothing, 0.0)
+        let limit = Policy { source: Source::Open, ..limit };
+        Self::with_receipt(limit, nothing, Receipt::None, 0.0)
     }
 
     pub(crate) fn goes_on_at_once(&self) -> bool {
@@ -176,8 +216,14 @@ impl Decision {
         self.source
     }
 
-    pub(crate) const fn turn(&self) -> f64 {
-        self.turn
+    pub(crate) fn receipt(&self) -> &Receipt {
+        &self.receipt
+    }
+
+    /// With the receipts of all of its limits.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_receipts(self, instants: Arc<[f64]>) -> Self {
+        Self { receipt: Receipt::Each(instants), ..self }
     }
 
     /// What the request costs.

@@ -27,12 +27,15 @@ pub enum Error {
         /// The name of the limiter.
         limiter: &'static str,
     },
-    /// A limiter is to be settled that was not charged.
+    /// The limiter that is to be settled was not charged.
     #[non_exhaustive]
     NotCharged {
         /// The name that was given.
         limiter: String,
     },
+    /// The charge that is to be settled is not bound to a decision that has spent anything: pass the decision to
+    /// [`Charge::decided`](crate::Charge::decided).
+    NotDecided,
     /// The limits of one charge are in different stores, which cannot decide together, or one of several is
     /// shared by Redisson.
     DifferentStores,
@@ -68,8 +71,16 @@ impl fmt::Display for Error {
                 "the limiter {limiter:?} is charged for the same key twice: charge it once, with the sum"
             ),
             Self::NotCharged { limiter } => {
-                write!(f, "the request is not charged to a limiter {limiter:?}")
+                write!(
+                    f,
+                    "the charge cannot be settled: it has no limiter {limiter:?}; pass the name of one that \
+                     it charges"
+                )
             }
+            Self::NotDecided => f.write_str(
+                "the charge cannot be settled: no decision has spent anything for it; pass an allowed decision to \
+                 `Charge::decided`, or use the charge in the extensions of the request",
+            ),
             Self::DifferentStores => f.write_str(
                 "limits that are charged together must be in one store, with one prefix, and not shared by \
                  Redisson",
@@ -112,7 +123,10 @@ impl From<StoreError> for Error {
 
 /// Why a store gave no answer.
 #[derive(Clone, Debug)]
-pub struct StoreError(Kind);
+pub struct StoreError {
+    kind: Kind,
+    was_sent: bool,
+}
 
 #[derive(Clone, Debug)]
 enum Kind {
@@ -123,25 +137,41 @@ enum Kind {
 }
 
 impl StoreError {
+    fn new(kind: Kind) -> Self {
+        Self { kind, was_sent: true }
+    }
+
+    /// The store was not asked at all.
+    #[cfg(feature = "redis")]
+    pub(crate) fn unsent(self) -> Self {
+        Self { was_sent: false, ..self }
+    }
+
+    /// Whether the store may have been asked.
+    #[cfg(feature = "redis")]
+    pub(crate) fn was_sent(&self) -> bool {
+        self.was_sent
+    }
+
     /// The store did not answer within its `deadline`; whether the cost was spent is not known.
     pub(crate) fn timeout(deadline: Duration) -> Self {
-        Self(Kind::Timeout(deadline))
+        Self::new(Kind::Timeout(deadline))
     }
 
     /// The store holds `max_keys` keys that it may not forget, and cannot take another.
     pub(crate) fn full(max_keys: usize) -> Self {
-        Self(Kind::Full(max_keys))
+        Self::new(Kind::Full(max_keys))
     }
 
     /// The store gave no answers lately, and was not asked.
     #[cfg(feature = "redis")]
     pub(crate) fn away() -> Self {
-        Self(Kind::Away)
+        Self::new(Kind::Away).unsent()
     }
 
     /// The store cannot be reached, or answered with an error.
     pub(crate) fn unavailable(source: impl StdError + Send + Sync + 'static) -> Self {
-        Self(Kind::Unavailable(Arc::new(source)))
+        Self::new(Kind::Unavailable(Arc::new(source)))
     }
 
     /// What the crate `redis` said, if anything.
@@ -168,19 +198,19 @@ impl StoreError {
     /// Returns whether the deadline passed; the cost may have been spent.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        matches!(self.0, Kind::Timeout(_))
+        matches!(self.kind, Kind::Timeout(_))
     }
 
     /// Returns whether the store has no room for another key.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        matches!(self.0, Kind::Full(_))
+        matches!(self.kind, Kind::Full(_))
     }
 }
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
+        match &self.kind {
             Kind::Timeout(deadline) => write!(f, "no answer within {deadline:?}"),
             Kind::Full(max_keys) => write!(
                 f,
@@ -200,7 +230,7 @@ impl fmt::Display for StoreError {
 
 impl StdError for StoreError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match &self.0 {
+        match &self.kind {
             Kind::Unavailable(source) => Some(source.as_ref()),
             _ => None,
         }

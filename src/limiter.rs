@@ -4,8 +4,9 @@ use std::{
 };
 
 use crate::{
-    algorithm::{Action, Algorithm, Params, micros},
-    decision::{Decision, Policy, Source},
+    algorithm::{Action, Algorithm, Params, Release, micros},
+    charge::Charge,
+    decision::{Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     key::Key,
     quota::Quota,
@@ -260,14 +261,17 @@ impl Limiter {
         self.decide(&key.into(), cost, MaxWait::UpTo(micros(max_wait))).await
     }
 
-    /// Gives back what an allowed `decision` about `key` has spent, or the turn that it has booked.
+    /// Returns what an allowed `decision` about `key` has spent or reserved.
     ///
-    /// While the turn is still to come, it is as if it had never been booked: those behind keep their turns,
-    /// and those who come later still come after them, but may find more left. Once the turn has come, what
-    /// still counts of it is given back: nothing if its window is over, nor what has flowed back into its
-    /// bucket since. For a decision that was cancelled already, it may give back what another has spent.
+    /// While the instant at which the request may proceed is still to come, it is as if the request had never been
+    /// made: requests behind it keep their instants, and later ones still come after them, but may find more left.
+    /// Afterwards, what still counts is returned: nothing if its window is over, and of a bucket not what has
+    /// been refilled since. If the store has lost the key in the meantime, a reservation is not returned, since the
+    /// units would be those of other requests; neither is one that was made before another quota was applied
+    /// to the key, or before the clock of the store stepped back.
     ///
-    /// With Redis it costs the server 2 to 5 us for each that waits behind it on this key.
+    /// Cancel a decision only once, and do not [settle](Limiter::settle) it as well: the second call would return what
+    /// other requests have spent. A [bound charge](Charge::decided) prevents that.
     ///
     /// # Errors
     ///
@@ -277,11 +281,50 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
-        if decision.is_allowed() {
-            let (cost, turn) = (decision.cost(), decision.turn());
-            let _ = self.call(Action::Refund, turn, &key.into(), cost, MaxWait::OWN)?.await?;
-        }
-        Ok(())
+        self.release(&key.into(), decision.receipt(), decision.cost()).await
+    }
+
+    /// Adjusts the cost of an allowed `decision` about `key` to the units that were really `used`: returns the rest, as
+    /// [`cancel`](Limiter::cancel) does, or spends what is missing, as [`spend`](Limiter::spend) does.
+    ///
+    /// Settle a decision only once, and do not cancel it as well. To settle several times, bind a charge to the decision:
+    /// [`Charge::decided`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotDecided`] if the decision spent nothing, as a denied one; [`Error::Store`] if the store gives no
+    /// answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_minute(1000);
+    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let decision = tokens.check_n("alice", 500).await?;
+    /// if decision.is_allowed() {
+    ///     let used = 180; // as the response reports
+    ///     tokens.settle("alice", &decision, used).await?;
+    /// }
+    /// assert_eq!(tokens.peek("alice").await?.remaining(), 820);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn settle(
+        &self,
+        key: impl Into<Key<'_>>,
+        decision: &Decision,
+        used: u32,
+    ) -> Result<(), Error> {
+        let charge = Charge::new(self, key).cost(decision.cost()).decided(decision);
+        charge.settle(self.name(), used).await
     }
 
     /// Tells what [`check`](Limiter::check) would answer now, without spending anything.
@@ -296,14 +339,14 @@ impl Limiter {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.call(Action::Peek, 0.0, &key.into(), 1, MaxWait::OWN)?.await
+        self.call(Action::Peek, &key.into(), 1, MaxWait::OWN)?.await
     }
 
-    /// Spends `cost` of `key`'s quota, whether that much is left or not: for a cost that is known when it is
-    /// too late to deny it.
+    /// Spends `cost` of `key`'s quota, even if less is left: for a cost that is known when it is too late to deny it.
     ///
-    /// What is not left is owed, and those who come later wait for it; a fixed window forgets it when it ends.
-    /// Requests that wait for their turns keep these. It is undone by [`refund`](Limiter::refund).
+    /// If more is spent than is left, later requests wait until the debt is repaid; a fixed window forgets the debt when
+    /// it ends. Waiting requests keep their reservations. To adjust the cost of a request that was checked, call
+    /// [`settle`](Limiter::settle).
     ///
     /// # Errors
     ///
@@ -323,7 +366,7 @@ impl Limiter {
     /// let quota = Quota::per_minute(1000);
     /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// if tokens.check_n("alice", 200).await?.is_allowed() {
-    ///     let used = 1_450; // says the answer
+    ///     let used = 1_450; // as the response reports
     ///     tokens.spend("alice", used - 200).await?;
     /// }
     /// assert!(!tokens.check("alice").await?.is_allowed());
@@ -331,15 +374,17 @@ impl Limiter {
     /// # }
     /// ```
     pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.call(Action::Spend, 0.0, &key.into(), cost, MaxWait::OWN)?.await?;
+        let _ = self.call(Action::Spend, &key.into(), cost, MaxWait::OWN)?.await?;
         Ok(())
     }
 
-    /// Gives back `cost` units of `key`'s quota, and never more than were spent.
+    /// Grants `cost` units to `key`, up to what was spent.
     ///
-    /// The windows give back what was spent first, so that what was spent later still counts for its full
-    /// time. A fixed window gives back to the window that is open now, which may be another one than the
-    /// request was counted in.
+    /// A refund names no decision, so it returns what any request has spent: the key gets `cost` more than its quota. To
+    /// return what one request did not use, call [`cancel`](Limiter::cancel) or [`settle`](Limiter::settle).
+    ///
+    /// The sliding algorithms return what was spent first, so that what was spent later still counts for its full time. A
+    /// fixed window returns units of the window that is open now. Reservations of waiting requests are not returned.
     ///
     /// # Errors
     ///
@@ -349,7 +394,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.call(Action::Refund, 0.0, &key.into(), cost, MaxWait::OWN)?.await?;
+        let _ = self.call(Action::Refund, &key.into(), cost, MaxWait::OWN)?.await?;
         Ok(())
     }
 
@@ -404,7 +449,7 @@ impl Limiter {
     #[inline]
     async fn decide(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
         let demands = &[self.demand(Action::Check, key, cost, max_wait)?];
-        let call = Call { action: Action::Check, turn: 0.0, demands };
+        let call = Call { action: Action::Check, demands };
         match &self.0.store {
             AnyStore::Memory(store) => store.decide(&call),
             #[cfg(feature = "redis")]
@@ -418,19 +463,33 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
-        self.call(Action::Check, 0.0, key, cost, max_wait)
+        self.call(Action::Check, key, cost, max_wait)
     }
 
     pub(crate) fn call(
         &self,
         action: Action,
-        turn: f64,
         key: &Key<'_>,
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
         let demands = &[self.demand(action, key, cost, max_wait)?];
-        Ok(self.0.store.call(&Call { action, turn, demands }))
+        Ok(self.0.store.call(&Call { action, demands }))
+    }
+
+    /// Returns units that a decision about the key has spent or reserved.
+    pub(crate) fn release(&self, key: &Key<'_>, receipt: &Receipt, units: u32) -> Answer<()> {
+        match release_of(receipt, units) {
+            Some(release) => self.0.store.release(&self.0.settings, key, release),
+            None => Answer::ready(Ok(())),
+        }
+    }
+
+    /// The same in the background, as far as that is possible.
+    pub(crate) fn release_later(&self, key: &Key<'_>, receipt: &Receipt, units: u32) {
+        if let Some(release) = release_of(receipt, units) {
+            self.0.store.release_later(&self.0.settings, key, release);
+        }
     }
 
     /// The wait, in microseconds: not longer than the algorithm can book.
@@ -455,6 +514,15 @@ impl Limiter {
             return Err(Error::CostAboveQuota { limiter: settings.name, cost, most: *most });
         }
         Ok(Demand { settings, key, cost, max_wait: self.cut(max_wait) })
+    }
+}
+
+fn release_of(receipt: &Receipt, units: u32) -> Option<Release> {
+    match *receipt {
+        Receipt::At(instant) if units > 0 => {
+            Some(Release { instant: Some(instant), units: units.into() })
+        }
+        _ => None,
     }
 }
 

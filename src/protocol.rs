@@ -12,7 +12,6 @@ use crate::{
     error::{Error, RequestError, StoreError},
     key::{Key, KeyExtractor},
     rule::{AnyRule, Rule, Ruling},
-    store::Answer,
     turn::Turn,
 };
 
@@ -56,7 +55,7 @@ pub trait Exchange<Req, Res>: Protocol {
 
     /// Tells the inner service what is charged.
     #[doc(hidden)]
-    fn mark(&self, head: &mut Self::Head, charged: &Charged);
+    fn mark(&self, head: &mut Self::Head, charged: &mut Charged);
 
     /// Makes the response of the layered service's, and gives back the charge if that response is not charged.
     #[doc(hidden)]
@@ -84,17 +83,21 @@ impl Charged {
         mem::replace(&mut self.charge, Charge::exempt())
     }
 
+    /// Lets the charge know what it has spent. Returns whether it has spent anything.
+    fn bind(&mut self) -> bool {
+        let charge = self.take();
+        let spent = self.decision.as_ref().filter(|decision| decision.is_allowed());
+        self.charge = match spent {
+            Some(decision) => charge.decided(decision),
+            None => charge,
+        };
+        spent.is_some()
+    }
+
     /// Takes what is to be released if the request does not go on after all.
     pub(crate) fn hold(&mut self) -> Option<Box<Turn>> {
         let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
         Some(Box::new(Turn::admitted(self.take(), decision)))
-    }
-
-    /// Gives back what the request was charged.
-    fn give_back(&mut self) {
-        if let Some(decision) = self.decision {
-            self.take().give_back_later(Answer::ready(Ok(decision)), None);
-        }
     }
 }
 

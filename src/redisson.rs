@@ -222,22 +222,15 @@ pub struct RateLimiter {
 
 type Id = [u8; 16];
 
-fn random() -> Id {
-    id_of(f64::from_bits(RandomState::new().hash_one(0) & FINITE))
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
 }
-
-/// All bits but one of the exponent, so that they are those of a number.
-const FINITE: u64 = !(1 << 62);
 
 /// The id of an acquire: a number that its decision keeps, and one of this process.
-fn id_of(turn: f64) -> Id {
+fn id_of(number: u64) -> Id {
     static PROCESS: OnceLock<u64> = OnceLock::new();
-    let process = *PROCESS.get_or_init(|| RandomState::new().hash_one(1));
-    (u128::from(process) << 64 | u128::from(turn.to_bits())).to_le_bytes()
-}
-
-fn turn_of(id: &Id) -> f64 {
-    f64::from_bits(u128::from_le_bytes(*id) as u64)
+    let process = *PROCESS.get_or_init(random);
+    (u128::from(process) << 64 | u128::from(number)).to_le_bytes()
 }
 
 impl RateLimiter {
@@ -443,15 +436,21 @@ impl RateLimiter {
         if permits == 0 {
             return Err(Error::ZeroCost);
         }
-        self.give_back(permits, b"").await
+        self.give_back(self.store.start_deadline(), permits, 0, b"").await
     }
 
-    /// Gives back those of the acquire with this id, or the oldest if it is empty.
-    async fn give_back(&self, permits: u32, id: &[u8]) -> Result<(), Error> {
-        let (mut rest, deadline) = (u64::from(permits), self.store.start_deadline());
+    /// Returns `permits` of those that the acquire with this id has `taken`, or the oldest if the id is empty.
+    async fn give_back(
+        &self,
+        deadline: Deadline,
+        permits: u32,
+        taken: u32,
+        id: &[u8],
+    ) -> Result<(), Error> {
+        let (mut rest, taken) = (u64::from(permits), taken.to_string());
         while rest > 0 {
             let permits = rest.to_string();
-            let args = [permits.as_bytes(), id];
+            let args = [permits.as_bytes(), id, taken.as_bytes()];
             let (status, left) = self.ask_in_steps(deadline, &RELEASE, &args, "").await?;
             if status == NO_RATE {
                 return if self.template.is_some() { Ok(()) } else { Err(self.no_rate()) };

@@ -71,17 +71,17 @@ impl<P: Protocol> Shared<P> {
             Ok(cost) => cost,
             Err(error) => return Start::Refused(Rejection::Request(error)),
         };
-        let answer = limiter.call(Action::Check, 0.0, &key, cost, MaxWait::NONE);
-        if let Ok(Answer::Ready(Some(Ok(decision)))) = answer
-            && decision.goes_on_at_once()
-        {
-            charged.decision = Some(decision);
-            if !is_ready() {
-                charged.charge = Charge::new(limiter, key).cost(cost);
+        let answer = limiter.call(Action::Check, &key, cost, MaxWait::NONE);
+        match answer {
+            Ok(Answer::Ready(Some(Ok(decision)))) if decision.goes_on_at_once() => {
+                charged.decision = Some(decision);
+                if !is_ready() {
+                    charged.charge = Charge::new(limiter, key).cost(cost);
+                }
+                return Start::Go;
             }
-            return Start::Go;
+            _ => charged.charge = Charge::new(limiter, key).cost(cost),
         }
-        charged.charge = Charge::new(limiter, key).cost(cost);
         self.answered(answer, MaxWait::NONE, None, charged)
     }
 

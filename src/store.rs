@@ -19,7 +19,7 @@ pub(crate) use redis::Deadline;
 pub use redis::{Health, RedisStore};
 
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Params},
+    algorithm::{Action, Algorithm, Ask, Params, Release},
     decision::{Decision, Policy, Source},
     error::Error,
     key::Key,
@@ -59,6 +59,32 @@ impl AnyStore {
             Self::Memory(_) => drop(task.as_mut().poll(&mut Context::from_waker(Waker::noop()))),
             #[cfg(feature = "redis")]
             Self::Redis(store) => store.detach(task),
+        }
+    }
+
+    /// Returns units that requests of a key have spent or reserved.
+    pub(crate) fn release(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        release: Release,
+    ) -> Answer<()> {
+        match self {
+            Self::Memory(store) => {
+                store.release(settings, key, &[release]);
+                Answer::ready(Ok(()))
+            }
+            #[cfg(feature = "redis")]
+            Self::Redis(store) => store.release(settings, key, release),
+        }
+    }
+
+    /// Returns units in the background, as far as that is possible.
+    pub(crate) fn release_later(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
+        match self {
+            Self::Memory(store) => store.release(settings, key, &[release]),
+            #[cfg(feature = "redis")]
+            Self::Redis(store) => store.release_later(settings, key, release),
         }
     }
 
@@ -105,8 +131,6 @@ impl Settings {
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
     pub(crate) action: Action,
-    /// The instant of the turn that is given back; 0 for what was spent.
-    pub(crate) turn: f64,
     pub(crate) demands: &'a [Demand<'a>],
 }
 
@@ -134,8 +158,7 @@ impl Demand<'_> {
 impl Call<'_> {
     fn ask(&self, demand: &Demand<'_>, now: f64) -> Ask {
         let Demand { cost, max_wait, .. } = *demand;
-        let (action, turn) = (self.action, self.turn);
-        Ask { action, cost: cost.into(), max_wait, turn, now, outcome: None }
+        Ask { action: self.action, cost: cost.into(), max_wait, now, outcome: None }
     }
 }
 
@@ -153,11 +176,11 @@ impl<T> Answer<T> {
     }
 }
 
-impl<T: Copy> Answer<T> {
+impl<T> Answer<T> {
     /// The answer, if it is there already, and not an error.
-    pub(crate) fn now(&self) -> Option<T> {
+    pub(crate) fn now(&self) -> Option<&T> {
         match self {
-            Self::Ready(Some(Ok(answer))) => Some(*answer),
+            Self::Ready(Some(Ok(answer))) => Some(answer),
             _ => None,
         }
     }

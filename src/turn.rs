@@ -35,8 +35,9 @@ impl Limiter {
     /// succeed. With a `timeout` of zero it never waits. `timeout` counts from the store's decision; a leaky
     /// bucket that is full denies, whatever it is.
     ///
-    /// A quota that is changed meanwhile applies to those who come later; those who wait keep their turns,
-    /// but in a fixed window and in a leaky bucket others may then go before them.
+    /// A quota that is changed meanwhile applies to later requests. Requests that wait keep their instants, but they do
+    /// not return their reservation if they are dropped later, and in a fixed window and in a leaky bucket other
+    /// requests may proceed before them.
     ///
     /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a `RedisStore` it
     /// counts from when Redis decided, as well as that can be told from how long answers take.
@@ -118,7 +119,7 @@ impl Limiter {
     async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
         let answer = self.ask(key, cost, max_wait)?;
         if let Some(decision) = answer.now().filter(|it| it.delay().is_zero()) {
-            return Ok(decision);
+            return Ok(decision.clone());
         }
         Turn::new(Charge::new(self, key).cost(cost), answer, max_wait).wait().await
     }
@@ -169,13 +170,12 @@ impl Charge {
         turn.wait().await
     }
 
-    /// Gives back what `answer` allows, without anybody waiting for it, and drops `place` then.
-    pub(crate) fn give_back_later(self, answer: Answer<Decision>, place: Option<Place>) {
+    /// Returns what `answer` spends or reserves, in the background, and drops `place` then.
+    pub(crate) fn release_answer_later(self, answer: Answer<Decision>, place: Option<Place>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
         limiter.detach(Box::pin(async move {
             if let Ok(decision) = answer.await {
-                // Without an answer the turn passes unused.
-                let _ = self.cancel(decision).await;
+                self.decided(&decision).release_later();
             }
             drop(place);
         }));
@@ -253,11 +253,12 @@ impl Turn {
                             *retry = Retry::default(); // leaves its queue
                         }
                         let lateness = self.note(&decision);
-                        self.phase = Phase::Admitted(decision, None);
+                        self.phase = Phase::Admitted(decision.clone(), None);
                         if self.is_too_late(lateness) {
                             self.release()
                         } else {
-                            Phase::Admitted(decision, timer(decision))
+                            let timer = timer(&decision);
+                            Phase::Admitted(decision, timer)
                         }
                     } else if let Some(sleep) = self.retry(&decision) {
                         Phase::Retrying(sleep)
@@ -266,7 +267,7 @@ impl Turn {
                     }
                 }
                 Phase::Admitted(decision, timer) => {
-                    let Some(sleep) = timer else { return Poll::Ready(Ok(*decision)) };
+                    let Some(sleep) = timer else { return Poll::Ready(Ok(decision.clone())) };
                     ready!(sleep.as_mut().poll(cx));
                     let lateness = Instant::now().saturating_duration_since(sleep.deadline());
                     *timer = None;
@@ -351,25 +352,24 @@ impl Turn {
     }
 }
 
-fn timer(decision: Decision) -> Option<Pin<Box<Sleep>>> {
+fn timer(decision: &Decision) -> Option<Pin<Box<Sleep>>> {
     let delay = decision.sleep();
     (!delay.is_zero()).then(|| Box::pin(sleep(delay)))
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let answer = match mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Asking(answer) => answer,
-            Phase::Admitted(decision, _) => Answer::ready(Ok(decision)),
+        let charge = mem::replace(&mut self.charge, Charge::exempt());
+        match mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Asking(answer) => charge.release_answer_later(answer, self.place.take()),
+            Phase::Admitted(decision, _) => charge.decided(&decision).release_later(),
             Phase::Releasing(release) => {
-                if let Some(limiter) = self.charge.limiters().next() {
+                if let Some(limiter) = charge.limiters().next() {
                     limiter.detach(release);
                 }
-                return;
             }
-            Phase::Retrying(_) | Phase::Over => return,
-        };
-        mem::replace(&mut self.charge, Charge::exempt()).give_back_later(answer, self.place.take());
+            Phase::Retrying(_) | Phase::Over => {}
+        }
     }
 }
 

@@ -1,12 +1,28 @@
-//! Several limits at once, over either store.
+//! Charges over either store: several limits at once, and what is settled, cancelled or returned after a decision.
 
 mod support;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
 
-use support::{ALGORITHMS, server::RedisServer};
-use tokio::{sync::Barrier, task::JoinSet, time::Instant};
-use tower_ratelimit::{Algorithm, Charge, Error, Limiter, MemoryStore, Quota, RedisStore, Store};
+use axum::{Extension, Router, body::Body, http::request::Parts, routing};
+use http::{HeaderMap, Request, Response, StatusCode};
+use support::{ALGORITHMS, load::until, server::RedisServer};
+use tokio::{
+    sync::{Barrier, mpsc, oneshot},
+    task::JoinSet,
+    time::{Instant, advance, sleep},
+};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
+    RedisStore, Refill, Source, Store, key,
+};
 
 fn named(name: &str, store: &(impl Store + Clone), algorithm: Algorithm, quota: Quota) -> Limiter {
     Limiter::named(name, store.clone(), algorithm, quota)
@@ -165,7 +181,7 @@ async fn give_up(store: impl Store + Clone) {
     let charge = Charge::new(&second, "alice").also(&minute).cost(2);
     assert!(charge.check().await.unwrap().is_allowed());
     let before = [second.peek("alice").await.unwrap(), minute.peek("alice").await.unwrap()];
-    assert_eq!(before.map(|it| it.remaining()), [0, 1]);
+    assert_eq!(before.each_ref().map(Decision::remaining), [0, 1]);
 
     let mut tasks = JoinSet::new();
     for _ in 0..3 {
@@ -184,7 +200,7 @@ async fn give_up(store: impl Store + Clone) {
     while booked().await || remaining(&minute, "alice").await == 0 {
         tokio::task::yield_now().await;
     }
-    for (limiter, before) in [&second, &minute].into_iter().zip(before) {
+    for (limiter, before) in [&second, &minute].into_iter().zip(&before) {
         let after = limiter.peek("alice").await.unwrap();
         assert_eq!(after.remaining(), before.remaining());
         assert!(after.reset_after() <= before.reset_after());
@@ -396,12 +412,23 @@ async fn what_was_used_settles_what_was_charged() {
     let tokens = named("tokens", &store, Algorithm::FixedWindow, Quota::per_hour(1_000));
     let charge = Charge::new(&requests, "alice").also(&tokens).cost(300);
     for (used, left) in [(120, 880), (300, 580), (0, 580), (510, 70)] {
-        assert!(charge.check().await.unwrap().is_allowed());
-        charge.settle("tokens", used).await.unwrap();
+        let decision = charge.check().await.unwrap();
+        charge.clone().decided(&decision).settle("tokens", used).await.unwrap();
         assert_eq!(remaining(&tokens, "alice").await, left, "{used}");
     }
     assert_eq!(remaining(&requests, "alice").await, 6);
-    let error = charge.settle("tokns", 9).await.unwrap_err();
+    let undecided = charge.settle("tokens", 9).await.unwrap_err();
+    assert!(matches!(undecided, Error::NotDecided), "{undecided}");
+    let denied = charge.check().await.unwrap();
+    let error = charge.clone().decided(&denied).settle("tokens", 9).await.unwrap_err();
+    assert!(!denied.is_allowed() && matches!(error, Error::NotDecided), "{error}");
+    let looked = charge.clone().cost(1).peek().await.unwrap();
+    assert!(looked.is_allowed());
+    charge.cancel(looked).await.unwrap();
+    assert_eq!(remaining(&tokens, "alice").await, 70, "a peek has spent nothing to return");
+    let decided = charge.clone().cost(1);
+    let decided = decided.clone().decided(&decided.check().await.unwrap());
+    let error = decided.settle("tokns", 9).await.unwrap_err();
     assert!(matches!(error, Error::NotCharged { .. }), "{error}");
     for nobody in [Charge::exempt(), charge.of("nobody")] {
         nobody.settle("tokens", 9).await.unwrap();
@@ -461,4 +488,355 @@ fn without_a_runtime_who_must_wait_panics_and_gives_back() {
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(asks_again)).is_err());
     }
     assert!(now(std::pin::pin!(limiter.peek("alice"))).reset_after() <= before);
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn all_algorithms() -> impl Iterator<Item = Algorithm> {
+    let others = [
+        Algorithm::SlidingWindow { buckets: 1 },
+        Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 },
+    ];
+    ALGORITHMS.into_iter().chain(others)
+}
+
+/// How many requests, of so many of this cost, are admitted at one instant.
+async fn admitted(limiter: &Limiter, requests: u32, cost: u32) -> u32 {
+    let mut admitted = 0;
+    for _ in 0..requests {
+        let decision = limiter.check_n("alice", cost).await.unwrap();
+        admitted += u32::from(decision.is_allowed());
+    }
+    admitted
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_settled_late_takes_nothing_from_others() {
+    async fn settle(way: usize, limiter: &Limiter, decision: &Decision) -> Result<(), Error> {
+        let charge = Charge::new(limiter, "alice").cost(100).decided(decision);
+        match way {
+            0 => limiter.settle("alice", decision, 0).await,
+            1 => charge.settle("default", 0).await,
+            2 => charge.cancel(decision.clone()).await,
+            _ => limiter.cancel("alice", decision.clone()).await,
+        }
+    }
+    for algorithm in all_algorithms() {
+        for way in 0..4 {
+            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_minute(1_000));
+            let mut held = vec![];
+            for _ in 0..10 {
+                held.push(limiter.check_n("alice", 100).await.unwrap());
+            }
+            assert!(held.iter().all(Decision::is_allowed), "{algorithm}");
+            advance(Duration::from_secs(121)).await;
+            assert_eq!(admitted(&limiter, 10, 50).await, 10, "{algorithm}");
+            for decision in &held[..5] {
+                settle(way, &limiter, decision).await.unwrap();
+            }
+            assert_eq!(admitted(&limiter, 10, 50).await, 10, "{algorithm}, {way}");
+            for decision in &held[5..] {
+                settle(way, &limiter, decision).await.unwrap();
+            }
+            assert_eq!(admitted(&limiter, 20, 1).await, 0, "{algorithm}, {way}");
+        }
+    }
+}
+
+/// The pattern of the README: each request is charged 500 tokens beforehand, and settles what its header says, which
+/// it finds out after as many seconds.
+fn chat(tokens: &Limiter, requests: &Limiter) -> Router {
+    async fn answer(Extension(charge): Extension<Charge>, headers: HeaderMap) {
+        let header = |name: &str| headers[name].to_str().unwrap().parse().unwrap();
+        sleep(Duration::from_secs(header("seconds"))).await;
+        charge.settle("tokens", header("used") as u32).await.unwrap();
+    }
+    let (tokens, requests) = (tokens.clone(), requests.clone());
+    let layer = RateLimitLayer::by_rule(move |_: &Parts| {
+        Charge::new(&requests, "alice").also(&tokens).cost(500)
+    });
+    Router::new().route("/", routing::get(answer)).layer(layer.charge_handle(true))
+}
+
+#[tokio::test(start_paused = true)]
+async fn handlers_that_settle_late_take_nothing_from_others() {
+    for algorithm in all_algorithms().filter(|it| *it != Algorithm::LeakyBucket) {
+        let store = MemoryStore::new();
+        let tokens = named("tokens", &store, algorithm, Quota::per_minute(1_000));
+        let requests = named("requests", &store, Algorithm::SlidingLog, Quota::per_minute(1_000));
+        let app = chat(&tokens, &requests);
+        let ask = |seconds: &str, used: &str| {
+            app.clone().oneshot(support::get(&[("seconds", seconds), ("used", used)]))
+        };
+        let mut slow = JoinSet::new();
+        slow.spawn(ask("121", "0"));
+        slow.spawn(ask("121", "0"));
+        sleep(Duration::from_millis(120_999)).await;
+        for status in [200, 200, 429] {
+            assert_eq!(ask("0", "500").await.unwrap().status(), status, "{algorithm}");
+        }
+        sleep(Duration::from_millis(1)).await;
+        for response in slow.join_all().await {
+            assert_eq!(response.unwrap().status(), StatusCode::OK);
+        }
+        assert_eq!(ask("0", "500").await.unwrap().status(), 429, "{algorithm}");
+        assert_eq!(remaining(&requests, "alice").await, 998, "{algorithm}");
+    }
+}
+
+/// Polls once: with a store in memory, what it then waits for is its reservation.
+fn start<T>(
+    mut future: Pin<Box<impl Future<Output = T>>>,
+) -> Option<Pin<Box<impl Future<Output = T>>>> {
+    let waits = future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+    waits.then_some(future)
+}
+
+#[tokio::test(start_paused = true)]
+async fn reservations_that_the_store_has_lost_return_nothing() {
+    for algorithm in all_algorithms() {
+        for cancels in [false, true] {
+            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_minute(10));
+            let (mut waiting, mut decisions) = (vec![], vec![]);
+            for _ in 0..110 {
+                if cancels {
+                    decisions.push(limiter.check_within("alice", 1, 20 * MINUTE).await.unwrap());
+                } else {
+                    let limiter = limiter.clone();
+                    let wait = async move { limiter.try_acquire("alice", 1, 20 * MINUTE).await };
+                    waiting.extend(start(Box::pin(wait)));
+                }
+            }
+            decisions.retain(|decision| decision.delay() > SECOND);
+            assert!(waiting.len() + decisions.len() >= 9, "{algorithm}");
+            advance(SECOND).await;
+            limiter.reset("alice").await.unwrap();
+            assert_eq!(admitted(&limiter, 10, 1).await, 10, "{algorithm}");
+            drop(waiting);
+            for decision in decisions {
+                limiter.cancel("alice", decision).await.unwrap();
+            }
+            assert_eq!(admitted(&limiter, 20, 1).await, 0, "{algorithm}, cancels: {cancels}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn reservations_that_redis_has_lost_return_nothing() {
+    let server = RedisServer::start();
+    let store = over_redis(&server).await;
+    let flush = || redis::cmd("FLUSHDB").query::<()>(&mut server.connection()).unwrap();
+    let calls = async |count: u64| {
+        until("Redis was called", async || server.calls("evalsha") >= count).await;
+    };
+    for algorithm in all_algorithms() {
+        let limiter = named("default", &store, algorithm, Quota::per_day(10));
+        let wait = 20 * 24 * 60 * MINUTE;
+        let _ = limiter.peek("alice").await.unwrap(); // the server knows the script then
+        for cancels in [false, true] {
+            flush();
+            let (mut waiting, mut decisions) = (JoinSet::new(), vec![]);
+            let before = server.calls("evalsha");
+            for _ in 0..110 {
+                if cancels {
+                    decisions.push(limiter.check_within("alice", 1, wait).await.unwrap());
+                } else {
+                    let limiter = limiter.clone();
+                    waiting.spawn(async move { limiter.try_acquire("alice", 1, wait).await });
+                }
+            }
+            calls(before + 110).await;
+            decisions.retain(|decision| decision.delay() > SECOND);
+            flush();
+            assert_eq!(admitted(&limiter, 10, 1).await, 10, "{algorithm}");
+            let before = server.calls("evalsha");
+            waiting.abort_all();
+            while waiting.join_next().await.is_some() {}
+            if !cancels {
+                calls(before + 1).await; // which releases them all
+            }
+            for decision in decisions {
+                limiter.cancel("alice", decision).await.unwrap();
+            }
+            assert_eq!(admitted(&limiter, 20, 1).await, 0, "{algorithm}, cancels: {cancels}");
+        }
+    }
+}
+
+/// What becomes of a charge.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Settle(u32),
+    Cancel,
+    Respond { is_charged: bool },
+}
+
+/// A request of 500 takes these steps. After each, others spend so much. Of 1,000, so many are left then.
+async fn comes_to(limiter: &Limiter, steps: &[Step], others: u32, left: u64) {
+    limiter.reset("global").await.unwrap();
+    let layer = RateLimitLayer::new(limiter.clone(), key::Global)
+        .cost(|_: &Parts| 500)
+        .charge_handle(true)
+        .charge_when(|response| response.status == StatusCode::OK);
+    let (called, calls) = mpsc::unbounded_channel();
+    let handler = move |request: Request<Body>| {
+        let (respond, response) = oneshot::channel();
+        called.send((request.into_parts().0.extensions, respond)).unwrap();
+        async { Ok::<_, Infallible>(response.await.unwrap()) }
+    };
+    let mut response = tokio::spawn(layer.layer(service_fn(handler)).oneshot(support::get(&[])));
+    let (extensions, respond) = { calls }.recv().await.unwrap();
+    let charge: &Charge = extensions.get().unwrap();
+    let mut respond = Some(respond);
+    for step in steps {
+        match *step {
+            Step::Settle(used) => charge.clone().settle("tokens", used).await.unwrap(),
+            Step::Cancel => charge.cancel(extensions.get().cloned().unwrap()).await.unwrap(),
+            Step::Respond { is_charged } => {
+                let status = if is_charged { 200 } else { 500 };
+                let answer = Response::builder().status(status).body(Body::empty()).unwrap();
+                respond.take().unwrap().send(answer).unwrap();
+                (&mut response).await.unwrap().unwrap();
+            }
+        }
+        if others > 0 {
+            limiter.spend("global", others).await.unwrap();
+        }
+    }
+    for _ in 0..1_000 {
+        if remaining(limiter, "global").await == left {
+            return; // over Redis, a response that is not charged returns it in the background
+        }
+    }
+    assert_eq!(remaining(limiter, "global").await, left, "{}: {steps:?}", limiter.algorithm());
+}
+
+async fn once_in_any_order(store: impl Store + Clone) {
+    use Step::{Cancel, Settle};
+    const NO: Step = Step::Respond { is_charged: false };
+    const YES: Step = Step::Respond { is_charged: true };
+    for algorithm in all_algorithms() {
+        let limiter = named("tokens", &store, algorithm, Quota::per_day(1_000));
+        for (steps, left) in [
+            (&[Settle(300), NO][..], 980),
+            (&[NO, Settle(300)], 980),
+            (&[Settle(700), NO], 980),
+            (&[NO, Settle(700)], 980),
+            (&[Settle(0), NO], 980),
+            (&[Cancel, NO], 980),
+            (&[NO, Cancel], 980),
+            (&[Settle(300), Cancel, NO], 970),
+            (&[Cancel, Settle(300), YES], 970),
+            (&[YES, Settle(100)], 880),
+            (&[YES, Cancel], 980),
+            (&[Settle(0), Settle(0), YES], 970),
+            (&[Settle(0), Settle(300), YES], 670),
+            (&[Settle(700), Settle(100), Settle(400), YES], 560),
+            (&[Settle(500), YES, Settle(510)], 460),
+        ] {
+            // What others spend in a leaky bucket keeps its instant, behind a gap that takes room.
+            let others = if algorithm == Algorithm::LeakyBucket { 0 } else { 10 };
+            let left = left + u64::from(10 - others) * steps.len() as u64;
+            comes_to(&limiter, steps, others, left).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_settled_cancelled_or_not_charged_is_returned_once_in_any_order() {
+    once_in_any_order(MemoryStore::new()).await;
+}
+
+#[tokio::test]
+async fn over_redis_it_is_returned_once_in_any_order_too() {
+    once_in_any_order(over_redis(&RedisServer::start()).await).await;
+}
+
+#[tokio::test]
+async fn a_charge_is_settled_after_a_decision_about_it_that_spent_something() {
+    let store = MemoryStore::new();
+    let [user, all] =
+        user_and_all(&store, Algorithm::SlidingLog, Quota::per_hour(5), Quota::per_hour(9));
+    let charge = Charge::new(&user, "alice").cost(3);
+    let peeked = charge.peek().await.unwrap();
+    let spent = charge.check().await.unwrap();
+    let denied = charge.check().await.unwrap();
+    assert_eq!([&peeked, &spent, &denied].map(Decision::is_allowed), [true, true, false]);
+    for decision in [&peeked, &denied] {
+        for result in [
+            charge.clone().decided(decision).settle("user", 1).await,
+            user.settle("alice", decision, 1).await,
+        ] {
+            assert!(matches!(result, Err(Error::NotDecided)), "{result:?}");
+        }
+        charge.cancel(decision.clone()).await.unwrap();
+    }
+    // The decision was about other limits.
+    let decided = || charge.clone().decided(&spent);
+    for other in [
+        decided().also(&all),
+        decided().and(Charge::new(&all, "everybody")),
+        Charge::new(&all, "everybody").and(decided()),
+        decided().of("user"),
+    ] {
+        let result = other.settle("user", 1).await;
+        assert!(matches!(result, Err(Error::NotDecided)), "{result:?}");
+    }
+    assert_eq!(remaining(&user, "alice").await, 2);
+    for same in [decided().and(Charge::exempt()), Charge::exempt().and(decided())] {
+        same.settle("user", 3).await.unwrap();
+    }
+    user.settle("alice", &spent, 1).await.unwrap();
+    assert_eq!((remaining(&user, "alice").await, remaining(&all, "everybody").await), (4, 9));
+}
+
+#[tokio::test]
+async fn settling_what_was_not_charged_does_nothing() {
+    let limiter = support::in_memory(Quota::per_hour(10));
+    let settle = async |layer: RateLimitLayer, used: u32| {
+        let answer = async move |Extension(charge): Extension<Charge>| {
+            charge.settle("default", used).await.unwrap();
+            charge.is_exempt().to_string()
+        };
+        let app = Router::new().route("/", routing::get(answer)).layer(layer.charge_handle(true));
+        let response = app.oneshot(support::get(&[])).await.unwrap();
+        axum::body::to_bytes(response.into_body(), 9).await.unwrap()
+    };
+    let layer = RateLimitLayer::new(limiter.clone(), key::Global).cost(|_: &Parts| 6);
+    let dry = layer.clone().dry_run(true);
+    for (layer, used, exempt, left) in [
+        (&dry, 4, "false", 6),
+        (&dry, 5, "false", 1), // it is counted, as what is admitted is
+        (&dry, 0, "true", 1),
+        (&dry, 9, "true", 1),
+        (&layer.clone().exempt(|_: &Parts| true), 9, "true", 1),
+    ] {
+        assert_eq!(settle(layer.clone(), used).await, exempt);
+        assert_eq!(remaining(&limiter, "global").await, left);
+    }
+}
+
+#[tokio::test]
+async fn without_an_answer_of_redis_settling_is_local_or_does_nothing() {
+    let store = RedisStore::lazy("unix:///nobody/is/here").unwrap();
+    let tokens = named("tokens", &store, Algorithm::SlidingLog, Quota::per_hour(1_000));
+    let layer = RateLimitLayer::new(tokens, key::Global).cost(|_: &Parts| 500).charge_handle(true);
+    let ask = async |policy, used: u32| {
+        let answer = async move |Extension(charge): Extension<Charge>| {
+            charge.settle("tokens", used).await.unwrap();
+        };
+        let layer = layer.clone().on_failure(policy);
+        let app: Router = Router::new().route("/", routing::get(answer)).layer(layer);
+        let response = app.oneshot(support::get(&[])).await.unwrap();
+        let decision: Decision = response.extensions().get().cloned().unwrap();
+        (decision.source(), decision.is_allowed(), decision.remaining())
+    };
+    let local = FailurePolicy::Local { share: 1.0 };
+    assert_eq!(ask(local, 100).await, (Source::Local, true, 500));
+    assert_eq!(ask(local, 700).await, (Source::Local, true, 400));
+    for used in [0, 900] {
+        assert_eq!(ask(FailurePolicy::Open, used).await, (Source::Open, true, 0));
+    }
+    assert_eq!(ask(local, 0).await, (Source::Local, false, 200));
 }

@@ -78,6 +78,7 @@ async fn a_cluster_decides_as_one_server_does() {
     limits_on_one_key_are_one_script(&cluster).await;
     limits_on_different_keys_are_charged_all_or_none(&cluster).await;
     what_follows_a_charge_reaches_all_its_keys(&cluster).await;
+    what_is_returned_was_spent_by_that_request(&cluster).await;
     requests_that_race_are_admitted_exactly(&cluster).await;
     scripts_that_are_flushed_are_sent_again(&cluster).await;
     redisson_works(&cluster).await;
@@ -184,17 +185,55 @@ async fn what_follows_a_charge_reaches_all_its_keys(cluster: &Cluster) {
     assert_eq!(left().await, (98, 80, 60));
     charge.refund().await.unwrap();
     assert_eq!(left().await, (99, 90, 80));
-    charge.settle("b", 3).await.unwrap();
-    charge.settle("c", 30).await.unwrap();
-    assert_eq!(left().await, (99, 97, 70));
+    let decided = charge.clone().decided(&charge.check().await.unwrap());
+    assert_eq!(left().await, (98, 80, 60));
+    decided.settle("b", 3).await.unwrap();
+    decided.settle("c", 30).await.unwrap();
+    assert_eq!(left().await, (98, 87, 50));
     a.reset(&**first).await.unwrap();
-    assert_eq!(left().await, (100, 97, 70));
+    assert_eq!(left().await, (100, 87, 50));
 
     // What can be given back is, if not all can.
     let state = format!("follows:a:token-bucket:{{{first}}}");
     let _: u64 = cluster.masters[0].ask(&["SADD", &state, "of another type"]);
     assert!(charge.refund().await.is_err());
-    assert_eq!((remaining(&b, second).await, remaining(&c, third).await), (100, 90));
+    assert_eq!((remaining(&b, second).await, remaining(&c, third).await), (97, 70));
+}
+
+/// Each key has a receipt of its own, by the clock of its server.
+async fn what_is_returned_was_spent_by_that_request(cluster: &Cluster) {
+    let keys = &apart(cluster);
+    for algorithm in [Algorithm::SlidingLog, Algorithm::FixedWindow] {
+        let store = patient(cluster).await.prefix(&format!("receipts-{algorithm}"));
+        let limiters = ["a", "b", "c"]
+            .map(|name| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(100)));
+        let left = async || {
+            let mut left = vec![];
+            for (limiter, key) in limiters.iter().zip(keys) {
+                left.push(remaining(limiter, key).await);
+            }
+            left
+        };
+        let [a, b, c] = [0, 1, 2].map(|i| Charge::new(&limiters[i], &*keys[i]).cost(30));
+        let charge = a.and(b).and(c);
+        let decisions = [(); 3].map(|()| charge.check());
+        let [first, second, third] = decisions;
+        let (first, second, third) = (first.await, second.await, third.await);
+        assert_eq!(left().await, [10, 10, 10], "{algorithm}");
+        charge.cancel(first.unwrap()).await.unwrap();
+        assert_eq!(left().await, [40, 40, 40], "{algorithm}");
+
+        // What was lost, and spent by others since, is theirs.
+        limiters[0].reset(&*keys[0]).await.unwrap();
+        assert!(limiters[0].check_n(&*keys[0], 100).await.unwrap().is_allowed());
+        charge.cancel(second.unwrap()).await.unwrap();
+        assert_eq!(left().await, [0, 70, 70], "{algorithm}");
+        let settled = charge.clone().decided(&third.unwrap());
+        for (limiter, left_then) in [("a", [0, 70, 70]), ("c", [0, 70, 95]), ("b", [0, 95, 95])] {
+            settled.settle(limiter, 5).await.unwrap();
+            assert_eq!(left().await, left_then, "{algorithm}");
+        }
+    }
 }
 
 /// 2,000 requests of 10 users, each of whom may make 15, and all of them together 100.
@@ -310,7 +349,7 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
 
     // Of a slot whose keys are not there any more, the next node is asked, and only for this once. A user who may
     // do what the documentation says is enough.
-    let permissions = "on >secret ~ratelimit:* resetchannels -@all +evalsha +eval +time +get +set \
+    let permissions = "on >secret ~ratelimit:* resetchannels -@all +evalsha +eval +time +getrange +set \
                        +del +cluster|slots +asking";
     for master in &cluster.masters {
         let words = ["ACL", "SETUSER", "limiter"].into_iter().chain(permissions.split(' '));

@@ -34,7 +34,7 @@ async fn send(layer: &RateLimitLayer, headers: &[(&str, &str)]) -> Response<Resp
 }
 
 fn decision<B>(response: &Response<B>) -> Decision {
-    *response.extensions().get().unwrap()
+    response.extensions().get().cloned().unwrap()
 }
 
 #[tokio::test]

@@ -402,7 +402,7 @@ async fn while_redis_is_away_nobody_waits_for_it() {
             .oneshot(support::get(&[]))
             .await
             .unwrap();
-        let decision: tower_ratelimit::Decision = *response.extensions().get().unwrap();
+        let decision: tower_ratelimit::Decision = response.extensions().get().cloned().unwrap();
         assert_eq!(decision.source(), Source::Local);
     }
     let after = store.health();

@@ -218,3 +218,92 @@ async fn a_server_that_does_not_answer_is_given_up_at_the_deadline() {
         assert!(start.elapsed() < Duration::from_secs(30), "{error}");
     }
 }
+
+/// How many commands Redis has run, those of scripts included.
+fn all_commands(server: &RedisServer) -> u64 {
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let calls = stats.lines().filter_map(|line| line.split_once("calls=")?.1.split(',').next());
+    calls.map(|calls| calls.parse::<u64>().unwrap()).sum()
+}
+
+#[tokio::test]
+async fn to_cancel_in_a_long_log_takes_no_more_commands_than_a_search_does() {
+    let server = RedisServer::start();
+    let store = store(&server).await.deadline(Duration::from_secs(60));
+    let quota = Quota::per_hour(100_000);
+    let limiter = Limiter::new(store, Algorithm::SlidingLog, quota);
+    let mut commands = vec![];
+    for entries in [10, 5_000] {
+        let early = limiter.check_n("key", 7).await.unwrap();
+        for _ in 0..entries {
+            assert!(limiter.check("key").await.unwrap().is_allowed());
+        }
+        let left = limiter.peek("key").await.unwrap().remaining();
+        let before = all_commands(&server);
+        limiter.cancel("key", early).await.unwrap();
+        commands.push(all_commands(&server) - before);
+        assert_eq!(limiter.peek("key").await.unwrap().remaining(), left + 7);
+    }
+    // It would be thousands if the entries behind it were read or written.
+    assert!(commands[1] < 60, "{commands:?}");
+}
+
+#[tokio::test]
+async fn entries_that_were_cancelled_do_not_pile_up_in_a_log() {
+    let server = RedisServer::start();
+    let quota = Quota::per_hour(1_000);
+    let limiter = Limiter::new(store(&server).await, Algorithm::SlidingLog, quota);
+    let mut last = limiter.check("key").await.unwrap();
+    for _ in 0..2_000 {
+        let next = limiter.check("key").await.unwrap();
+        limiter.cancel("key", std::mem::replace(&mut last, next)).await.unwrap();
+    }
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 999);
+    let key = "ratelimit:default:sliding-log:{key}";
+    let length: u64 = redis::cmd("LLEN").arg(key).query(&mut server.connection()).unwrap();
+    assert!(length < 150, "{length} entries for one request that counts");
+}
+
+#[tokio::test]
+async fn a_key_that_holds_something_else_is_an_error_for_this_key_alone() {
+    let server = RedisServer::start();
+    let store = store(&server).await.deadline(Duration::from_secs(10));
+    let mut connection = server.connection();
+    // The form of a sliding window with one bucket, and numbers that it cannot have.
+    let window = |numbers: [f64; 4]| {
+        let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
+        [b'W', 1].into_iter().chain(numbers).chain([9; 8]).collect::<Vec<u8>>()
+    };
+    let mut values = vec![b"x".to_vec(), b"W".to_vec(), vec![0; 33], vec![0; 52], vec![0; 36]];
+    for bad in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e300, -1e300] {
+        for place in 1..4 {
+            let mut numbers = [1.7e15; 4];
+            numbers[2] = 3.6e9;
+            numbers[place] = bad;
+            values.push(window(numbers));
+        }
+    }
+    values.push(vec![b'W', 0]);
+    let mut asked = 0;
+    for algorithm in support::ALGORITHMS {
+        let quota = Quota::per_hour(10);
+        let limiter = Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
+        let key = format!("ratelimit:{}:{}:{{key}}", algorithm.name(), algorithm.name());
+        for value in &values {
+            redis::cmd("SET").arg(&key).arg(value).exec(&mut connection).unwrap();
+            let answers = [
+                limiter.check("key").await.map(drop),
+                limiter.spend("key", 1).await,
+                limiter.refund("key", 1).await,
+            ];
+            for answer in answers {
+                assert!(answer.is_err(), "{algorithm} takes {value:?} for its state");
+                asked += 1;
+            }
+            assert!(limiter.check("other").await.unwrap().is_allowed() || asked > 10);
+        }
+        redis::cmd("DEL").arg(&key).exec(&mut connection).unwrap();
+        assert!(limiter.check("key").await.unwrap().is_allowed());
+    }
+}

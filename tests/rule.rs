@@ -387,7 +387,7 @@ async fn several_limits(store: impl Store + Clone) {
             assert_eq!(policies(&response), [&*own, &*all]);
             assert_eq!(left(per_user, user).await, left_of_user, "{user} {algorithm}");
             assert_eq!(left(overall, "everybody").await, left_of_all, "{user} {algorithm}");
-            let decision = *response.extensions().get::<Decision>().unwrap();
+            let decision = response.extensions().get::<Decision>().unwrap().clone();
             assert_eq!(decision.limiter(), policy);
             if status == 429 {
                 assert_eq!(field(&response, "content-type"), ["application/problem+json"]);

@@ -175,7 +175,7 @@ async fn who_gives_up_gives_the_turn_back_once_and_those_behind_keep_theirs() {
         for (limiter, server) in [memory, redis] {
             let next = async || {
                 let decision = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
-                limiter.cancel("key", decision).await.unwrap();
+                limiter.cancel("key", decision.clone()).await.unwrap();
                 // A turn is an eighth of an hour, or more; what the test takes is not seen.
                 (decision.delay().as_secs() + 60) / 300
             };
@@ -224,8 +224,9 @@ async fn who_gives_up_while_redis_is_asked_gives_back_what_it_then_spends() {
     }
     drop((admitted, waiting));
     server.thaw();
-    until(async || server.calls("evalsha") == asked + 4).await;
-    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
+    // Both are decided, and released, be it in one call.
+    until(async || server.calls("evalsha") >= asked + 3).await;
+    until(async || limiter.peek("key").await.unwrap().remaining() == 1).await;
     assert_eq!(calls.load(Ordering::SeqCst), 0);
 }
 

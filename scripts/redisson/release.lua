@@ -1,8 +1,8 @@
--- Gives permits back: those of an acquire, by its id, or without one the oldest, so that what was taken
--- later stays for as long as any of it could.
--- ARGV     permits, id, template (none), tally
+-- Gives permits back: of an acquire, by its id and the permits that it has taken, or without an id the oldest, so
+-- that what was taken later stays for as long as any of it could.
+-- ARGV     permits, id, taken, template (none), tally
 -- Returns  {status, permits that are still to be given back, tally}
-local permits, id = tonumber(ARGV[1]), ARGV[2]
+local permits, id, taken = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 
 if not open() then
   return {NO_RATE, 0, ''}
@@ -16,23 +16,28 @@ end
 sweep()
 
 local function give_back()
-  local entry = entry_of(id, permits)
+  local entry = entry_of(id, taken)
   local rank = redis.call('ZRANK', log, entry)
   if not rank or rank < expired then
     return 0
   end
+  local time = redis.call('ZSCORE', log, entry)
   local inside = tally.boundary and rank > redis.call('ZRANK', log, tally.boundary)
   local low = tally.mark and redis.call('ZRANK', log, tally.low)
-  local far = low and rank >= low and tonumber(redis.call('ZSCORE', log, entry)) <= tally.mark
+  local far = low and rank >= low and tonumber(time) <= tally.mark
+  local gone = taken > permits and 0 or 1
   redis.call('ZREM', log, entry)
-  size, changed = size - 1, true
+  if gone == 0 then
+    redis.call('ZADD', log, time, entry_of(id, taken - permits))
+  end
+  size, changed = size - gone, true
   if far then
-    tally.low, tally.far = at(low), tally.far - 1
+    tally.low, tally.far = at(low), tally.far - gone
   elseif not tally.mark then -- what it counts may be wrong now, if it knows of clocks
     redis.call('DEL', tally_key)
   end
   if inside then
-    tally.sum, tally.count = tally.sum - permits, tally.count - 1
+    tally.sum, tally.count = tally.sum - permits, tally.count - gone
     tally.newest = at(-1)
   else
     tally = clocks()

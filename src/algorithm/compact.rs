@@ -1,6 +1,6 @@
 //! States that two numbers tell. So are most of those that a store in memory holds, and it holds many.
 
-use super::{Ask, Params, State, token_bucket::Checked, turns::Booked};
+use super::{Ask, Params, State, reservations::Reserved, token_bucket::Checked};
 
 /// The numbers, which tell a state if it is known by which parameters it was counted. The second is 0 if the
 /// state is as if never seen.
@@ -28,13 +28,13 @@ impl Params {
         }
         match self {
             Self::FixedWindow(params) => {
-                State::FixedWindow(Some(Booked::new(params.expand(numbers))))
+                State::FixedWindow(Some(Reserved::new(params.expand(numbers))))
             }
             Self::TokenBucket(params) => {
-                State::TokenBucket(Some(Booked::new(params.expand(numbers))))
+                State::TokenBucket(Some(Reserved::new(params.expand(numbers))))
             }
             Self::LeakyBucket(params) => {
-                State::LeakyBucket(Some(Booked::new(params.expand(numbers))))
+                State::LeakyBucket(Some(Reserved::new(params.expand(numbers))))
             }
             Self::SlidingLog(_) | Self::SlidingWindow(_) => State::NeverSeen,
         }

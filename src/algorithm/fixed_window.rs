@@ -1,6 +1,6 @@
 use super::{
-    Action, Ask, Compact, Outcome, Verdict, max,
-    turns::{Booked, Count, Turn},
+    Ask, Compact, Outcome, Verdict, max,
+    reservations::{Count, Reservation, Reserved},
 };
 use crate::quota::Quota;
 
@@ -20,6 +20,16 @@ pub(crate) struct State {
 }
 
 impl Count for State {
+    fn advance(&mut self, now: f64) {
+        let windows = ((now - self.start) / self.length).floor();
+        self.start += windows * self.length;
+        if windows > self.ahead {
+            (self.ahead, self.count) = (0.0, 0.0);
+        } else {
+            self.ahead -= windows;
+        }
+    }
+
     fn commit(&mut self, instant: f64, cost: f64) {
         let index = ((instant - self.start) / self.length).floor();
         if index > self.ahead {
@@ -28,22 +38,26 @@ impl Count for State {
         self.count += cost;
     }
 
-    fn refund(&mut self, _now: f64, turn: f64, cost: f64) {
-        if turn == 0.0 || ((turn - self.start) / self.length).floor() == self.ahead {
-            self.count = max(self.count - cost, 0.0);
+    fn refund(&mut self, _now: f64, instant: Option<f64>, units: f64) {
+        let index = |instant: f64| ((instant - self.start) / self.length).floor();
+        if instant.is_none_or(|instant| index(instant) == self.ahead) {
+            self.count = max(self.count - units, 0.0);
         }
     }
-}
 
-impl State {
-    fn advance(&mut self, now: f64) {
-        let windows = ((now - self.start) / self.length).floor();
-        self.start += windows * self.length;
-        if windows > self.ahead {
-            (self.start, self.ahead, self.count) = (now, 0.0, 0.0);
-        } else {
-            self.ahead -= windows;
+    fn reset_after(&self, now: f64) -> f64 {
+        match self.ahead > 0.0 || self.count > 0.0 {
+            true => self.start + (self.ahead + 1.0) * self.length - now,
+            false => 0.0,
         }
+    }
+
+    fn step_back(&mut self, now: f64) -> bool {
+        let back = now < self.start;
+        if back {
+            self.start = now;
+        }
+        back
     }
 }
 
@@ -60,32 +74,30 @@ impl Params {
         State { start, ahead: 0.0, count, length: self.window }
     }
 
-    pub(super) fn compact(&self, booked: &Booked<State>, now: f64) -> Option<Compact> {
-        let state = booked.state;
+    pub(super) fn compact(&self, reserved: &Reserved<State>, now: f64) -> Option<Compact> {
+        let state = reserved.state;
         let own = state.length == self.window;
-        let over = booked.turns.are_over(now) && state.ahead == 0.0;
+        let over = reserved.waiting.is_over(now) && state.ahead == 0.0;
         (own && over).then_some([state.start, state.count])
     }
 
     #[inline]
-    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<Reserved<State>>, ask: &Ask) -> Verdict {
         let Params { limit, window } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
         let mut state = State { start: now, ahead: 0.0, count: 0.0, length: window };
         let mut stale = false;
         if let Some(old) = stored {
-            if action == Action::Refund {
-                old.give_back(ask);
-            }
             state = old.state;
-            if now < state.start {
-                (state.start, stale) = (now, true);
-            }
+            stale = state.step_back(now);
             state.advance(now);
             if state.length != window {
                 (state.length, stale) = (window, true);
                 state.advance(now);
+            }
+            if state.ahead == 0.0 && state.count == 0.0 {
+                state.start = now;
             }
         }
 
@@ -105,14 +117,13 @@ impl Params {
             remaining = if ahead == 0.0 { max(limit - count, 0.0) } else { 0.0 };
             let opening = if ahead > 0.0 && count < limit { ahead } else { ahead + 1.0 };
             replenish = start + opening * window - now;
-            reset = start + (ahead + 1.0) * window - now;
+            reset = state.reset_after(now);
         }
 
-        if action.writes(admitted || stale) {
-            let waits = action.commits() && admitted && wait > 0.0;
-            let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
+        if action.commits() && (admitted || stale) {
+            let reserved = admitted.then_some((Reservation { instant: now + wait, cost }, before));
+            Reserved::write(stored, (reset > 0.0).then_some(state), stale, now, reserved);
         }
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+        Verdict { admitted, wait, remaining, replenish, reset, instant: now + wait }
     }
 }

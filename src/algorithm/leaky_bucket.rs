@@ -1,6 +1,6 @@
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Verdict, ceil_div, floor_div, max, min,
-    turns::{Booked, Count, Turn},
+    Ask, Compact, Outcome, Rate, Verdict, ceil_div, convert, floor_div, max, min,
+    reservations::{Count, Reservation, Reserved},
 };
 use crate::quota::Quota;
 
@@ -17,31 +17,58 @@ pub(crate) struct Params {
 pub(crate) struct State {
     pub(super) at: f64,
     pub(super) debt: f64,
+    /// By how much `debt` was rounded up when the quota was changed, in 2^-24 parts.
+    pub(super) excess: f64,
     pub(super) unit: f64,
     pub(super) tick: f64,
 }
 
 impl Count for State {
+    fn advance(&mut self, now: f64) {
+        self.lower((now - self.at) * self.tick);
+        self.at = now;
+    }
+
     fn commit(&mut self, instant: f64, cost: f64) {
         let idle = (instant - self.at) * self.tick;
         if self.debt <= idle - self.tick {
-            self.debt = idle; // a turn before this one was given back
+            (self.debt, self.excess) = (idle, 0.0); // it proceeds later than it could
         }
         self.debt += cost * self.unit;
     }
 
-    fn refund(&mut self, now: f64, turn: f64, cost: f64) {
-        let mut back = cost * self.unit;
-        if turn > 0.0 {
-            back = max(back - max(now - turn, 0.0) * self.tick, 0.0);
+    fn refund(&mut self, now: f64, instant: Option<f64>, units: f64) {
+        let mut back = units * self.unit;
+        if let Some(instant) = instant {
+            // What has flowed out since is back already.
+            back = max(back - (now - instant) * self.tick, 0.0);
         }
-        self.debt = max(self.debt - back, 0.0);
+        self.lower(back);
+    }
+
+    fn reset_after(&self, now: f64) -> f64 {
+        max(ceil_div(self.debt, self.tick) - (now - self.at), 0.0)
+    }
+
+    fn step_back(&mut self, now: f64) -> bool {
+        let back = now < self.at;
+        self.at = min(self.at, now);
+        back
+    }
+}
+
+impl State {
+    fn lower(&mut self, parts: f64) {
+        self.debt = max(self.debt - parts, 0.0);
+        if self.debt == 0.0 {
+            self.excess = 0.0;
+        }
     }
 }
 
 impl Params {
     pub(super) fn new(quota: Quota) -> Self {
-        let Rate { unit, tick } = Rate::new(quota);
+        let Rate { unit, tick } = Rate::new(quota, quota.burst_size().into());
         let most_debt = super::most_debt(1.0, tick);
         Self { burst: quota.burst_size().into(), unit, tick, most_debt }
     }
@@ -62,36 +89,31 @@ impl Params {
     }
 
     pub(super) fn expand(&self, [at, debt]: Compact) -> State {
-        State { at, debt, unit: self.unit, tick: self.tick }
+        State { at, debt, excess: 0.0, unit: self.unit, tick: self.tick }
     }
 
-    pub(super) fn compact(&self, booked: &Booked<State>, now: f64) -> Option<Compact> {
-        let state = booked.state;
-        let own = state.unit == self.unit && state.tick == self.tick;
-        (own && booked.turns.are_over(now)).then_some([state.at, state.debt])
+    pub(super) fn compact(&self, reserved: &Reserved<State>, now: f64) -> Option<Compact> {
+        let state = reserved.state;
+        let own = state.unit == self.unit && state.tick == self.tick && state.excess == 0.0;
+        (own && reserved.waiting.is_over(now)).then_some([state.at, state.debt])
     }
 
     #[inline]
-    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<Reserved<State>>, ask: &Ask) -> Verdict {
         let Params { burst, unit, tick, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
-        let mut state = State { at: now, debt: 0.0, unit, tick };
+        let mut state = State { at: now, debt: 0.0, excess: 0.0, unit, tick };
         let mut stale = false;
         if let Some(old) = stored {
-            if action == Action::Refund {
-                old.give_back(ask);
-                old.state.debt = old.state.debt.min(most_debt);
-            }
             state = old.state;
-            if now < state.at {
-                (state.at, stale) = (now, true);
-            }
-            state.debt = max(state.debt - (now - state.at) * state.tick, 0.0);
-            state.at = now;
+            stale = state.step_back(now);
+            state.advance(now);
             if state.unit != unit || state.tick != tick {
-                state.debt = min((state.debt / state.unit * unit).ceil(), most_debt);
-                (state.unit, state.tick, stale) = (unit, tick, true);
+                stale = true;
+                (state.debt, state.excess) =
+                    convert([state.debt, state.excess], state.unit, unit, most_debt);
+                (state.unit, state.tick) = (unit, tick);
             }
         }
 
@@ -116,11 +138,10 @@ impl Params {
             reset = time_until(debt);
         }
 
-        if action.writes(admitted || stale) {
-            let waits = action.commits() && admitted && wait > 0.0;
-            let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
+        if action.commits() && (admitted || stale) {
+            let reserved = admitted.then_some((Reservation { instant: now + wait, cost }, before));
+            Reserved::write(stored, (reset > 0.0).then_some(state), stale, now, reserved);
         }
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+        Verdict { admitted, wait, remaining, replenish, reset, instant: now + wait }
     }
 }

@@ -1,10 +1,15 @@
+//! The sliding log: when each request that counts was admitted, and for what cost.
+
 use std::{collections::VecDeque, mem};
 
-use super::{Action, Ask, Outcome, Verdict};
+use super::{Ask, Outcome, Verdict, reservations::Release};
 use crate::quota::Quota;
 
-/// Sums of costs are kept modulo this.
-const MODULUS: f64 = (1_u64 << 48) as f64;
+/// The sum of all costs in a log is at most this.
+const MAX_SUM: f64 = (1_u64 << 52) as f64;
+
+/// An entry in Redis has four bytes for its cost.
+const MAX_COST: f64 = u32::MAX as f64;
 
 /// The parameters of `scripts/sliding_log.lua`.
 #[derive(Clone, Copy, Debug)]
@@ -18,58 +23,114 @@ pub(crate) struct State {
     pub(super) at: f64,
     pub(super) skew: f64,
     pub(super) window: f64,
-    pub(super) total: f64,
-    /// The instant of each admitted request, and the sum of all costs before it.
+    /// Of the costs of all entries.
+    pub(super) sum: f64,
+    /// The instant of each admitted request, and its cost.
     pub(super) entries: VecDeque<(f64, f64)>,
 }
 
 impl State {
     fn new(window: f64) -> Self {
-        Self { at: 0.0, skew: 0.0, window, total: 0.0, entries: VecDeque::new() }
+        Self { at: 0.0, skew: 0.0, window, sum: 0.0, entries: VecDeque::new() }
     }
 
     fn last(&self) -> f64 {
         self.entries.back().map_or(0.0, |&(instant, _)| instant)
     }
 
-    /// Whether a request is yet to go on.
+    /// Whether a request waits.
     pub(super) fn is_waited_for(&self, now: f64) -> bool {
         self.last() > now + self.skew
-    }
-
-    fn sum_from(&self, i: usize) -> f64 {
-        self.entries.get(i).map_or(0.0, |&(_, before)| (self.total - before).rem_euclid(MODULUS))
     }
 
     fn count_expired(&self, now: f64, window: f64) -> usize {
         self.entries.partition_point(|&(instant, _)| instant <= now - window)
     }
 
-    /// The place of what was spent at the instant `turn`, if it still counts.
-    fn spent(&self, expired: usize, turn: f64, cost: f64) -> Option<usize> {
-        let first = self.entries.partition_point(|&(instant, _)| instant < turn).max(expired);
-        let same = self.entries.range(first..).take_while(|&&(instant, _)| instant == turn);
-        (first..first + same.count()).find(|&i| self.sum_from(i) - self.sum_from(i + 1) == cost)
-    }
-
-    fn remove(&mut self, place: usize, cost: f64) {
-        self.entries.remove(place);
-        for (_, before) in self.entries.range_mut(place..) {
-            *before = (*before - cost).rem_euclid(MODULUS);
+    /// The sum of the costs from `first` on, added up from the nearer end.
+    fn sum_from(&self, first: usize) -> f64 {
+        let sum = |entries: &mut dyn Iterator<Item = &(f64, f64)>| -> f64 {
+            entries.map(|&(_, cost)| cost).sum()
+        };
+        if first <= self.entries.len() / 2 {
+            self.sum - sum(&mut self.entries.range(..first))
+        } else {
+            sum(&mut self.entries.range(first..))
         }
-        self.total = (self.total - cost).rem_euclid(MODULUS);
     }
 
-    fn earliest(&self, now: f64, expired: usize, units: f64, params: Params) -> f64 {
+    /// The entry with which `units` of the `live` ones from `first` on have left, found from the nearer end.
+    fn leaving(&self, first: usize, live: f64, units: f64) -> f64 {
+        let mut sum = 0.0;
+        if units <= live / 2.0 {
+            for &(instant, cost) in self.entries.range(first..) {
+                sum += cost;
+                if sum >= units {
+                    return instant;
+                }
+            }
+        }
+        for &(instant, cost) in self.entries.range(first..).rev() {
+            sum += cost;
+            if sum > live - units {
+                return instant;
+            }
+        }
+        self.last()
+    }
+
+    /// The first instant at which a request of `units` conforms, behind `live` ones from `first` on.
+    fn earliest(&self, now: f64, first: usize, live: f64, units: f64, params: Params) -> f64 {
         let Params { limit, window } = params;
-        let leaving = self.entries.partition_point(|&(_, before)| {
-            (self.total - before).rem_euclid(MODULUS) + units > limit
-        });
-        let mut instant = now.max(self.last());
-        if leaving > expired {
-            instant = instant.max(self.entries[leaving - 1].0 + window);
+        let excess = live + units - limit;
+        let instant = now.max(self.last());
+        match excess > 0.0 && first < self.entries.len() {
+            true => instant.max(self.leaving(first, live, excess) + window),
+            false => instant,
         }
-        instant
+    }
+
+    /// Follows the clock; returns the time of the log.
+    fn follow(&mut self, clock: f64) -> (f64, bool) {
+        let now = clock + self.skew;
+        match now < self.at {
+            true => {
+                self.skew = self.at - clock; // it stepped back
+                (self.at, true)
+            }
+            false => (now, false),
+        }
+    }
+
+    fn lower(&mut self, i: usize, units: f64) -> f64 {
+        let back = units.min(self.entries[i].1);
+        self.entries[i].1 -= back;
+        self.sum -= back;
+        back
+    }
+
+    /// Returns what was spent at an instant, or is reserved for it, if that is still in the log.
+    fn release(&mut self, instant: f64, units: f64) {
+        let place = self.entries.partition_point(|&(other, _)| other < instant);
+        if self.entries.get(place).is_some_and(|&(other, _)| other == instant) {
+            self.lower(place, units);
+            if self.entries[place].1 == 0.0 {
+                self.entries.remove(place);
+            }
+        }
+    }
+
+    /// Returns units, the oldest first: what is left then stays for as long as any of it could. Not those of requests
+    /// that wait.
+    fn refund(&mut self, now: f64, expired: usize, mut units: f64) {
+        let mut i = expired;
+        while units > 0.0 && self.entries.get(i).is_some_and(|&(instant, _)| instant <= now) {
+            units -= self.lower(i, units);
+            if self.entries[i].1 == 0.0 {
+                i += 1;
+            }
+        }
+        self.entries.drain(expired..i);
     }
 }
 
@@ -82,75 +143,84 @@ impl Params {
         vec![self.limit, self.window]
     }
 
-    /// The longest wait for which the sum of all costs in the log stays below its modulus.
+    /// The longest wait for which the sum of all costs in the log stays exact.
     pub(super) fn longest_wait(&self) -> f64 {
-        (MODULUS / 2.0 / self.limit).floor() * self.window
+        (MAX_SUM / 2.0 / self.limit).floor() * self.window
+    }
+
+    pub(super) fn release(stored: &mut Option<State>, clock: f64, releases: &[Release]) {
+        let Some(log) = stored else { return };
+        let (now, _) = log.follow(clock);
+        let expired = log.count_expired(now, log.window);
+        log.sum = log.sum_from(expired);
+        log.entries.drain(..expired);
+        for Release { instant, units } in releases {
+            match instant {
+                Some(instant) => log.release(instant + log.skew, *units),
+                None => log.refund(now, 0, *units),
+            }
+        }
+        log.at = now;
+        if log.entries.is_empty() {
+            *stored = None;
+        }
     }
 
     pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
         let Params { limit, window } = *self;
-        let Ask { action, cost, max_wait, turn, now: clock, .. } = *ask;
+        let Ask { action, cost, max_wait, now: clock, .. } = *ask;
 
-        let (mut now, mut skew, mut stale) = (clock, 0.0, false);
+        let (mut now, mut stale) = (clock, false);
         let mut log = stored.take().unwrap_or_else(|| State::new(window));
-        let mut left = None; // a log that is over, until something is written
+        let (at, skew) = (log.at, log.skew);
+        let mut over = None; // a log that is over, until something is written
         if !log.entries.is_empty() {
-            (now, skew) = (clock + log.skew, log.skew);
-            if now < log.at {
-                (now, skew, stale) = (log.at, log.at - clock, true);
-            }
+            (now, stale) = log.follow(clock);
             if now < log.last() + log.window {
                 stale = stale || log.window != window;
             } else {
-                (now, skew, stale) = (clock, 0.0, false);
-                left = Some(mem::replace(&mut log, State::new(window)));
+                log.skew = skew;
+                (now, stale) = (clock, false);
+                over = Some(mem::replace(&mut log, State::new(window)));
             }
         }
 
         // The entries that do not count any more.
-        let mut expired = log.count_expired(now, window);
-        let wait = log.earliest(now, expired, ask.needed(), *self) - now;
+        let expired = log.count_expired(now, window);
+        let mut live = log.sum_from(expired);
+        let wait = log.earliest(now, expired, live, ask.needed(), *self) - now;
         let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
 
-        let gives_back = action == Action::Refund && turn > 0.0;
-        let place = gives_back.then(|| log.spent(expired, turn + skew, cost)).flatten();
-        if let Some(place) = place {
-            log.remove(place, cost);
-        } else if action == Action::Refund && turn == 0.0 {
-            // The oldest first: what is left then stays for as long as any of it could. Not those that wait.
-            let waiting = log.entries.partition_point(|&(instant, _)| instant <= now);
-            let rest = (log.sum_from(expired) - cost).max(log.sum_from(waiting));
-            let total = log.total;
-            let mut back = log
-                .entries
-                .partition_point(|&(_, before)| (total - before).rem_euclid(MODULUS) > rest);
-            if log.sum_from(back) < rest && back > expired {
-                back -= 1;
-                log.entries[back].1 = (total - rest).rem_euclid(MODULUS);
+        if action.commits() && admitted {
+            let units = cost.min(MAX_SUM - live); // what is spent may be above the quota
+            match log.entries.back_mut() {
+                Some((instant, cost)) if *instant == now + wait && *cost + units <= MAX_COST => {
+                    *cost += units;
+                }
+                _ => log.entries.push_back((now + wait, units)),
             }
-            expired = expired.max(back);
-        } else if action.commits() && admitted {
-            let units = cost.min(MODULUS - 1.0 - log.sum_from(expired));
-            log.entries.push_back((now + wait, log.total));
-            log.total = (log.total + units).rem_euclid(MODULUS);
+            log.sum += units;
+            live += units;
         }
 
         let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
         if log.entries.len() > expired {
-            remaining =
-                if log.last() <= now { (limit - log.sum_from(expired)).max(0.0) } else { 0.0 };
-            replenish = log.earliest(now, expired, remaining + 1.0, *self) - now;
+            remaining = if log.last() <= now { (limit - live).max(0.0) } else { 0.0 };
+            replenish = log.earliest(now, expired, live, remaining + 1.0, *self) - now;
             reset = log.last() + window - now;
         }
 
-        if action.writes(admitted || stale) {
-            left = None;
-            if admitted || action == Action::Refund {
-                log.entries.drain(..expired.min(log.entries.len()));
+        if action.commits() && (admitted || stale) {
+            over = None;
+            if admitted {
+                log.entries.drain(..expired);
+                log.sum = live;
             }
-            (log.at, log.skew, log.window) = (now, skew, window);
+            (log.at, log.window) = (now, window);
+        } else {
+            (log.at, log.skew) = (at, skew);
         }
-        *stored = if log.entries.is_empty() { left } else { Some(log) };
-        Verdict { admitted, wait, remaining, replenish, reset, turn: clock + wait }
+        *stored = if log.entries.is_empty() { over } else { Some(log) };
+        Verdict { admitted, wait, remaining, replenish, reset, instant: clock + wait }
     }
 }

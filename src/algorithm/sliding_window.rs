@@ -1,6 +1,6 @@
 use super::{
-    Action, Ask, Outcome, Verdict,
-    turns::{Booked, Count, Turn},
+    Ask, Outcome, Verdict,
+    reservations::{Count, Reservation, Reserved},
 };
 use crate::quota::Quota;
 
@@ -109,6 +109,10 @@ impl State {
 }
 
 impl Count for State {
+    fn advance(&mut self, now: f64) {
+        self.at = now;
+    }
+
     fn commit(&mut self, instant: f64, cost: f64) {
         let slot = self.slot_of(instant);
         let counts = self.counts.len();
@@ -121,22 +125,34 @@ impl Count for State {
         (self.last, self.index) = (instant, slot - cycles * self.parts);
     }
 
-    fn refund(&mut self, now: f64, turn: f64, mut cost: f64) {
-        if turn > 0.0 {
-            let i = self.index - self.slot_of(turn);
+    fn refund(&mut self, now: f64, instant: Option<f64>, mut units: f64) {
+        if let Some(instant) = instant {
+            let i = self.index - self.slot_of(instant);
             if i >= 0.0
                 && let Some(count) = self.counts.get_mut(i as usize)
             {
-                *count = (f64::from(*count) - cost).max(0.0) as u32;
+                *count = (f64::from(*count) - units).max(0.0) as u32;
             }
             return;
         }
         let inside = (self.index - self.slot_of(now)).min(0.0) + self.parts + 1.0;
         for count in self.counts[..inside as usize].iter_mut().rev() {
-            let back = f64::from(*count).min(cost);
+            let back = f64::from(*count).min(units);
             *count -= back as u32;
-            cost -= back;
+            units -= back;
         }
+    }
+
+    fn reset_after(&self, now: f64) -> f64 {
+        self.newest(now).map_or(0.0, |newest| self.opening(newest + self.parts + 1.0) - now)
+    }
+
+    fn step_back(&mut self, now: f64) -> bool {
+        let back = self.at - now;
+        if back > 0.0 {
+            (self.at, self.start, self.last) = (now, self.start - back, self.last - back);
+        }
+        back > 0.0
     }
 }
 
@@ -155,26 +171,19 @@ impl Params {
         vec![self.limit, self.window, self.buckets, self.grain]
     }
 
-    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<Reserved<State>>, ask: &Ask) -> Verdict {
         let Params { limit, grain, .. } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
         let known = match stored {
-            Some(old) if action == Action::Peek => Some(Booked::new(old.state.clone())),
+            Some(old) if !action.commits() => Some(Reserved::new(old.state.clone())),
             _ => stored.take(),
         };
         let (seen, mut stale) = (known.is_some(), false);
-        let mut booked = known.unwrap_or_else(|| Booked::new(State::new(now, *self)));
-        if action == Action::Refund {
-            booked.give_back(ask);
-        }
-        let state = &mut booked.state;
+        let mut reserved = known.unwrap_or_else(|| Reserved::new(State::new(now, *self)));
+        let state = &mut reserved.state;
         if seen {
-            if now < state.at {
-                state.start -= state.at - now;
-                state.last -= state.at - now;
-                stale = true;
-            }
+            stale = state.step_back(now);
             let changed = state.length != self.window || state.parts != self.buckets;
             if changed && state.newest(now).is_some() {
                 state.regrid(now, *self);
@@ -188,18 +197,18 @@ impl Params {
         let wait = state.earliest(now, ask.needed().min(limit), *self) - now;
         let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
 
-        if action.writes(admitted || stale) {
-            state.at = now;
+        if admitted || stale {
+            state.advance(now);
         }
-        let mut turn = None;
+        let mut reservation = None;
         if action.commits() && admitted {
             let instant = now + wait;
-            turn = (wait > 0.0).then(|| Turn { instant, cost, before: state.clone() });
+            reservation = (wait > 0.0).then(|| (Reservation { instant, cost }, state.clone()));
             state.commit(instant, cost);
         }
 
-        let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
-        if let Some(newest) = state.newest(now) {
+        let (mut remaining, mut replenish, reset) = (limit, 0.0, state.reset_after(now));
+        if reset > 0.0 {
             remaining = 0.0;
             if state.last <= now {
                 let slot = state.slot_of(now);
@@ -207,13 +216,13 @@ impl Params {
                 remaining = (limit - inside - state.weight(slot, now, grain)).max(0.0);
             }
             replenish = state.earliest(now, remaining + 1.0, *self) - now;
-            reset = state.opening(newest + state.parts + 1.0) - now;
         }
 
-        booked.turns.update(stale, now, turn);
-        if action != Action::Peek {
-            *stored = (reset > 0.0).then_some(booked);
+        if action.commits() {
+            let none_waits = admitted && reservation.is_none();
+            reserved.waiting.update(stale || none_waits, now, reservation);
+            *stored = (reset > 0.0).then_some(reserved);
         }
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+        Verdict { admitted, wait, remaining, replenish, reset, instant: now + wait }
     }
 }

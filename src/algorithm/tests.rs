@@ -6,4 +6,6 @@ mod faces;
 mod memory;
 mod overshoot;
 mod promise;
+mod rates;
+mod settling;
 mod together;

@@ -1,6 +1,6 @@
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, floor_div, max, min,
-    turns::{Booked, Count, Turn},
+    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, convert, floor_div, max, min,
+    reservations::{Count, Reservation, Reserved},
 };
 use crate::quota::Quota;
 
@@ -20,6 +20,8 @@ pub(crate) struct Params {
 pub(crate) struct State {
     pub(super) at: f64,
     pub(super) debt: f64,
+    /// By how much `debt` was rounded up when the quota was changed, in 2^-24 parts.
+    pub(super) excess: f64,
     pub(super) unit: f64,
     pub(super) period: f64,
     pub(super) lump: f64,
@@ -44,37 +46,69 @@ impl Checked<'_> {
         let remaining = max(floor_div(room, *unit), 0.0);
         let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
         let reset = ceil_div(debt, *lump);
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+        Verdict { admitted, wait, remaining, replenish, reset, instant: now + wait }
     }
 }
 
 impl Count for State {
+    fn advance(&mut self, now: f64) {
+        let periods = floor_div(now - self.at, self.period);
+        self.at += periods * self.period;
+        self.lower(periods * self.lump);
+    }
+
     fn commit(&mut self, instant: f64, cost: f64) {
-        let periods = floor_div(instant - self.at, self.period);
-        self.debt = max(self.debt, periods * self.lump) + cost * self.unit;
+        let refilled = floor_div(instant - self.at, self.period) * self.lump;
+        if refilled > self.debt {
+            (self.debt, self.excess) = (refilled, 0.0);
+        }
+        self.debt += cost * self.unit;
         self.last = instant;
     }
 
-    fn refund(&mut self, now: f64, turn: f64, cost: f64) {
-        let mut back = cost * self.unit;
-        if turn > 0.0 {
-            back = max(back - max(ceil_div(now - turn, self.period), 0.0) * self.lump, 0.0);
+    fn refund(&mut self, _now: f64, instant: Option<f64>, units: f64) {
+        let mut back = units * self.unit;
+        if let Some(instant) = instant {
+            // What has been refilled since is back already: the lumps up to `at`, the last one.
+            let since = max(self.at - instant, 0.0);
+            back = max(back - ceil_div(since, self.period) * self.lump, 0.0);
         }
-        self.debt = max(self.debt - back, 0.0);
+        self.lower(back);
         self.bound_last();
+    }
+
+    fn reset_after(&self, now: f64) -> f64 {
+        match self.debt > 0.0 {
+            true => max(ceil_div(self.debt, self.lump) * self.period - (now - self.at), 0.0),
+            false => 0.0,
+        }
+    }
+
+    fn step_back(&mut self, now: f64) -> bool {
+        let back = self.at - now;
+        if back > 0.0 {
+            self.last -= back;
+            self.at = now;
+        }
+        back > 0.0
     }
 }
 
 impl State {
-    /// Nobody waits longer for those before him than for what they spent.
+    fn lower(&mut self, parts: f64) {
+        self.debt = max(self.debt - parts, 0.0);
+        if self.debt == 0.0 {
+            self.excess = 0.0;
+        }
+    }
+
+    /// Caps the delay behind earlier requests at the time in which their debt is refilled.
     fn bound_last(&mut self) {
         self.last = min(self.last, self.at + ceil_div(self.debt, self.lump) * self.period);
     }
 
-    fn refill(&mut self, now: f64) {
-        let periods = floor_div(now - self.at, self.period);
-        self.at += periods * self.period;
-        self.debt = max(self.debt - periods * self.lump, 0.0);
+    fn rate(&self) -> [f64; 3] {
+        [self.unit, self.period, self.lump]
     }
 }
 
@@ -82,7 +116,8 @@ impl Params {
     pub(super) fn new(quota: Quota, refill: Refill, overdraft: u32) -> Self {
         let (unit, period, lump) = match refill {
             Refill::Continuous => {
-                let Rate { unit, tick } = Rate::new(quota);
+                let size = u64::from(quota.burst_size()) + u64::from(overdraft);
+                let Rate { unit, tick } = Rate::new(quota, size);
                 (unit, 1.0, tick)
             }
             Refill::Interval => (1.0, quota.window_us() as f64, quota.limit().into()),
@@ -104,13 +139,13 @@ impl Params {
 
     pub(super) fn expand(&self, [at, debt]: Compact) -> State {
         let Params { unit, period, lump, .. } = *self;
-        State { at, debt, unit, period, lump, last: at }
+        State { at, debt, excess: 0.0, unit, period, lump, last: at }
     }
 
-    pub(super) fn compact(&self, booked: &Booked<State>, now: f64) -> Option<Compact> {
-        let (Params { unit, period, lump, .. }, state) = (*self, booked.state);
-        let own = state.unit == unit && state.period == period && state.lump == lump;
-        let over = booked.turns.are_over(now) && state.last <= now;
+    pub(super) fn compact(&self, reserved: &Reserved<State>, now: f64) -> Option<Compact> {
+        let state = reserved.state;
+        let own = state.rate() == [self.unit, self.period, self.lump] && state.excess == 0.0;
+        let over = reserved.waiting.is_over(now) && state.last <= now;
         (own && over).then_some([state.at, state.debt])
     }
 
@@ -141,28 +176,23 @@ impl Params {
     }
 
     #[inline]
-    pub(super) fn step(&self, stored: &mut Option<Booked<State>>, ask: &Ask) -> Verdict {
+    pub(super) fn step(&self, stored: &mut Option<Reserved<State>>, ask: &Ask) -> Verdict {
         let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
         let Ask { action, cost, max_wait, now, .. } = *ask;
 
-        let mut state = State { at: now, debt: 0.0, unit, period, lump, last: 0.0 };
+        let mut state = State { at: now, debt: 0.0, excess: 0.0, unit, period, lump, last: 0.0 };
         let mut stale = false;
         if let Some(old) = stored {
-            if action == Action::Refund {
-                old.give_back(ask);
-                old.state.debt = old.state.debt.min(most_debt);
-            }
             state = old.state;
-            if now < state.at {
-                state.last -= state.at - now;
-                (state.at, stale) = (now, true);
-            }
-            state.refill(now);
-            if state.unit != unit || state.period != period || state.lump != lump {
-                state.debt = min((state.debt / state.unit * unit).ceil(), most_debt);
-                (state.unit, state.period, state.lump, stale) = (unit, period, lump, true);
+            stale = state.step_back(now);
+            state.advance(now);
+            if state.rate() != [unit, period, lump] {
+                stale = true;
+                (state.debt, state.excess) =
+                    convert([state.debt, state.excess], state.unit, unit, most_debt);
+                (state.unit, state.period, state.lump) = (unit, period, lump);
                 state.bound_last();
-                state.refill(now);
+                state.advance(now);
             }
             if state.debt == 0.0 {
                 state.at = now;
@@ -197,14 +227,13 @@ impl Params {
             }
             replenish = time_until((remaining + 1.0 - overdrawn) * unit - (full - debt));
             replenish = max(replenish, last - now);
-            reset = time_until(debt);
+            reset = state.reset_after(now);
         }
 
-        if action.writes(admitted || stale) {
-            let waits = action.commits() && admitted && wait > 0.0;
-            let turn = waits.then_some(Turn { instant: now + wait, cost, before });
-            Booked::write(stored, (reset > 0.0).then_some(state), stale, now, turn);
+        if action.commits() && (admitted || stale) {
+            let reserved = admitted.then_some((Reservation { instant: now + wait, cost }, before));
+            Reserved::write(stored, (reset > 0.0).then_some(state), stale, now, reserved);
         }
-        Verdict { admitted, wait, remaining, replenish, reset, turn: now + wait }
+        Verdict { admitted, wait, remaining, replenish, reset, instant: now + wait }
     }
 }

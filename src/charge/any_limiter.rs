@@ -4,7 +4,7 @@ use std::pin::Pin;
 use crate::redisson::RateLimiter;
 use crate::{
     algorithm::Action,
-    decision::Decision,
+    decision::{Decision, Receipt},
     error::Error,
     key::Key,
     limiter::{Limiter, MaxWait},
@@ -61,15 +61,40 @@ impl AnyLimiter {
     pub(crate) fn call(
         &self,
         action: Action,
-        turn: f64,
         key: &Key<'_>,
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Answer<Decision>, Error> {
         match &self.0 {
-            Kind::Own(limiter) => limiter.call(action, turn, key, cost, max_wait),
+            Kind::Own(limiter) => limiter.call(action, key, cost, max_wait),
             #[cfg(feature = "redis")]
             Kind::Redisson(limiter) => limiter.answer(action, key, cost),
+        }
+    }
+
+    /// Returns `units` of those that a decision about the key has `spent`.
+    #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
+    pub(super) fn release(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        spent: u32,
+        units: u32,
+    ) -> Answer<()> {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.release(key, receipt, units),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(limiter) => limiter.release_for(key, receipt, spent, units),
+        }
+    }
+
+    /// The same in the background, as far as that is possible.
+    #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
+    pub(super) fn release_later(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.release_later(key, receipt, units),
+            #[cfg(feature = "redis")]
+            Kind::Redisson(limiter) => limiter.release_later_for(key, receipt, spent, units),
         }
     }
 
@@ -96,7 +121,7 @@ impl AnyLimiter {
         }
     }
 
-    /// Runs what nobody waits for any more.
+    /// Runs a task in the background.
     pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
         match &self.0 {
             Kind::Own(limiter) => limiter.store().detach(task),

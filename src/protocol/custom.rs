@@ -72,7 +72,7 @@ impl<Req: 'static, Res> Exchange<Req, Res> for Custom<Req, Res> {
         head
     }
 
-    fn mark(&self, _: &mut Req, _: &Charged) {}
+    fn mark(&self, _: &mut Req, _: &mut Charged) {}
 
     fn respond(&self, response: Res, _: &mut Charged) -> Res {
         response

@@ -93,14 +93,17 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     #[inline]
-    fn mark(&self, head: &mut Parts, charged: &Charged) {
+    fn mark(&self, head: &mut Parts, charged: &mut Charged) {
         if self.extensions
-            && let Some(decision) = charged.decision
+            && let Some(decision) = &charged.decision
         {
-            head.extensions.insert(decision);
+            head.extensions.insert(decision.clone());
         }
+        if !self.keeps_charge() {
+            return;
+        }
+        let is_charged = charged.bind();
         if self.charge_handle {
-            let is_charged = charged.decision.is_some_and(|decision| decision.is_allowed());
             let charge = if is_charged { charged.charge.clone() } else { Charge::exempt() };
             head.extensions.insert(charge);
         }
@@ -117,12 +120,11 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
         if let Some(decision) = &charged.decision {
             self.fields.add(response.headers_mut(), decision, &charged.charge);
             if self.extensions {
-                response.extensions_mut().insert(*decision);
+                response.extensions_mut().insert(decision.clone());
             }
         }
         if !counts {
-            // Not before the fields, which tell the charge's limits.
-            charged.give_back();
+            charged.charge.release_later();
         }
         response.map(ResponseBody::service)
     }
@@ -139,7 +141,7 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
         }
         if self.extensions {
             if let Rejection::Denied(decision) = &rejection {
-                response.extensions_mut().insert(*decision);
+                response.extensions_mut().insert(decision.clone());
             }
             response.extensions_mut().insert(rejection);
         }

@@ -9,13 +9,12 @@ use std::{
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Id, RateLimiter, random,
+    RateLimiter, id_of, random,
     script::{ABOVE_RATE, ACQUIRE, AGAIN, DONE, NO_RATE},
-    turn_of,
 };
 use crate::{
     algorithm::Verdict,
-    decision::{Decision, Policy, Source},
+    decision::{Decision, Policy, Receipt, Source},
     error::Error,
     quota::Quota,
     store::{Answer, Deadline},
@@ -91,7 +90,7 @@ impl RateLimiter {
         &self,
         deadline: Deadline,
         permits: u32,
-        id: Id,
+        id: u64,
     ) -> Result<Decision, Error> {
         if permits == 0 {
             return Err(Error::ZeroCost);
@@ -103,11 +102,11 @@ impl RateLimiter {
     }
 
     /// Asks, again where it takes several calls to know a long log.
-    async fn ask(self, deadline: Deadline, permits: u32, id: Id) -> Result<Reply, Error> {
+    async fn ask(self, deadline: Deadline, permits: u32, id: u64) -> Result<Reply, Error> {
         let (permits, lent) = (permits.to_string(), self.lent(deadline).await?);
         let mut tally = vec![];
         loop {
-            let args: [&[u8]; 2] = [permits.as_bytes(), &id];
+            let args: [&[u8]; 2] = [permits.as_bytes(), &id_of(id)];
             let reply: Reply = self.run(deadline, &ACQUIRE, &args, &lent, &tally).await?;
             if reply.0 != AGAIN {
                 return Ok(reply);
@@ -116,7 +115,7 @@ impl RateLimiter {
         }
     }
 
-    fn decision(&self, cost: u32, id: Id, reply: &Reply) -> Result<Decision, Error> {
+    fn decision(&self, cost: u32, id: u64, reply: &Reply) -> Result<Decision, Error> {
         let (status, wait, remaining, replenish, reset, rate, interval, _) = *reply;
         match status {
             NO_RATE => return Err(self.no_rate()),
@@ -132,7 +131,7 @@ impl RateLimiter {
             remaining: remaining as f64,
             replenish: replenish as f64,
             reset: reset as f64,
-            turn: turn_of(&id),
+            instant: 0.0,
         };
         let limit = Policy {
             limiter: self.label,
@@ -140,18 +139,28 @@ impl RateLimiter {
             cost,
             source: Source::Store,
         };
-        Ok(Decision::new(limit, verdict, 0.0))
+        Ok(Decision::with_receipt(limit, verdict, Receipt::Id(id), 0.0))
     }
 
-    /// Gives back what `answer` grants, without anybody waiting for it.
-    fn give_back_later(&self, permits: u32, id: Id, answer: Answer<Reply>) {
+    /// Returns what `answer` grants, in the background.
+    fn release_answer_later(&self, permits: u32, id: u64, answer: Answer<Reply>) {
         let limiter = self.clone();
         self.store.detach(Box::pin(async move {
             let denied = matches!(answer.await, Ok(reply) if reply.0 != DONE);
             if !denied {
-                let _ = limiter.give_back(permits, &id).await;
+                limiter.release_later(permits, permits, id);
             }
         }));
+    }
+
+    /// Returns in the background `permits` of those that an acquire has `taken`, as far as that is possible.
+    pub(super) fn release_later(&self, permits: u32, taken: u32, id: u64) {
+        let limiter = self.clone();
+        let task = async move {
+            let deadline = Deadline::in_background();
+            let _ = limiter.give_back(deadline, permits, taken, &id_of(id)).await;
+        };
+        self.store.release_by(self.name(), Box::pin(task));
     }
 }
 
@@ -172,7 +181,7 @@ pub(crate) fn drawn_out(delay: Duration) -> Duration {
 struct Attempt<'a> {
     limiter: &'a RateLimiter,
     permits: u32,
-    id: Id,
+    id: u64,
     answer: Option<Answer<Reply>>,
 }
 
@@ -188,7 +197,7 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if let Some(answer) = self.answer.take() {
-            self.limiter.give_back_later(self.permits, self.id, answer);
+            self.limiter.release_answer_later(self.permits, self.id, answer);
         }
     }
 }

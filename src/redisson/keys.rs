@@ -1,6 +1,6 @@
 use std::sync::OnceLock;
 
-use super::random;
+use super::{id_of, random};
 use crate::error::ConfigError;
 
 /// The keys of a limiter, as Redisson names them, and two of ours.
@@ -44,7 +44,7 @@ fn is_in_one_slot(name: &str) -> bool {
 pub(super) fn process_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {
-        let mut bytes = random();
+        let mut bytes = id_of(random());
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -6,7 +6,7 @@ use std::{
 use super::{LONGEST, RateLimiter, RateType, id_of, keys::Keys, millis, random};
 use crate::{
     algorithm::Action,
-    decision::Decision,
+    decision::{Decision, Receipt},
     error::{ConfigError, Error},
     key::Key,
     store::{Answer, Deadline, lock},
@@ -98,18 +98,42 @@ impl RateLimiter {
         Ok(Answer::Pending(Box::pin(decision)))
     }
 
-    /// Gives back what a decision about a key has taken, or, without one, the oldest.
-    pub(crate) async fn give_back_for(
+    /// Returns `permits` of those that a decision about a key has `taken`.
+    pub(crate) fn release_for(
         &self,
         key: &Key<'_>,
-        cost: u32,
-        turn: f64,
-    ) -> Result<(), Error> {
-        let (limiter, id) = (self.for_key(key)?, id_of(turn));
-        match limiter.give_back(cost, if turn == 0.0 { b"" } else { &id }).await {
-            Err(Error::NoRate { .. }) => Ok(()), // it is gone, with all that was taken
-            done => done,
+        receipt: &Receipt,
+        taken: u32,
+        permits: u32,
+    ) -> Answer<()> {
+        let (limiter, id) = match (self.for_key(key), receipt) {
+            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(*id)),
+            (Err(error), _) => return Answer::ready(Err(error.into())),
+            _ => return Answer::ready(Ok(())),
+        };
+        let deadline = self.store.start_deadline();
+        Answer::Pending(Box::pin(async move {
+            unless_gone(limiter.give_back(deadline, permits, taken, &id).await)
+        }))
+    }
+
+    /// The same in the background, as far as that is possible.
+    pub(crate) fn release_later_for(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        taken: u32,
+        permits: u32,
+    ) {
+        if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
+            limiter.release_later(permits, taken, *id);
         }
+    }
+
+    /// Grants permits of a key, the oldest.
+    pub(crate) async fn refund_for(&self, key: &Key<'_>, permits: u32) -> Result<(), Error> {
+        let deadline = self.store.start_deadline();
+        unless_gone(self.for_key(key)?.give_back(deadline, permits, 0, b"").await)
     }
 
     /// What the template lends, as the scripts take it; nothing if there is no template, or it has no rate.
@@ -133,4 +157,12 @@ impl RateLimiter {
         let rate_type = if config.rate_type() == RateType::PerClient { 1 } else { 0 };
         Ok(format!("{rate} {interval} {rate_type} {}", millis(keep_alive)))
     }
+}
+
+/// A limiter without a rate is gone, with all that was taken.
+fn unless_gone(result: Result<(), Error>) -> Result<(), Error> {
+    result.or_else(|error| match error {
+        Error::NoRate { .. } => Ok(()),
+        error => Err(error),
+    })
 }

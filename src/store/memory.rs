@@ -28,7 +28,7 @@ use self::{
 };
 use super::{AnyStore, Call, Demand, Names, Settings, Store, lock};
 use crate::{
-    algorithm::{Ask, Verdict},
+    algorithm::{Ask, Release, Verdict},
     decision::Decision,
     error::{Error, StoreError},
     key::Key,
@@ -147,11 +147,11 @@ impl MemoryStore {
         self.0.slots.0.used()
     }
 
-    /// Microseconds since the store was made.
+    /// Microseconds since the store was made, from 1 on.
     fn now(&self) -> f64 {
         let elapsed = self.0.epoch.elapsed();
         // Processors convert signed integers faster.
-        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64 as f64
+        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros()) + 1) as i64 as f64
     }
 
     /// Decides at once.
@@ -179,7 +179,17 @@ impl MemoryStore {
             },
             None => self.decide_new(call, demand, hash, shard, &ask)?,
         };
-        Ok(Decision::new(demand.policy(), verdict, 0.0))
+        Ok(Decision::new(demand.policy(), verdict, call.action, 0.0))
+    }
+
+    /// Returns units to a key.
+    pub(crate) fn release(&self, settings: &Arc<Settings>, key: &Key<'_>, releases: &[Release]) {
+        let key = key.as_bytes();
+        let hash = self.hash(settings, key);
+        let mut shard = self.shard(hash);
+        if let Some(entry) = shard.find(hash, settings, key) {
+            entry.release(settings, self.now(), releases);
+        }
     }
 
     /// Decides about a key that is not in its shard.

@@ -2,11 +2,12 @@ mod breaker;
 mod cluster;
 mod connection;
 mod link;
+mod release;
 mod route;
 mod server;
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -22,13 +23,14 @@ pub(crate) use self::link::Deadline;
 use self::{
     cluster::Cluster,
     connection::Question,
+    release::{Job, Releases},
     route::Route,
     server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
 };
 use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store};
 use crate::{
-    algorithm::{self, Action, SCRIPTS, Verdict},
-    decision::{Decision, Policy},
+    algorithm::{self, Action, Params, Release, SCRIPTS, Verdict},
+    decision::{Decision, Policy, Receipt},
     error::StoreError,
     key::Key,
 };
@@ -48,8 +50,8 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 ///
 /// A key is called `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
 /// `ratelimit:default:token-bucket:{header:x-api-key=alice}`, so that `redis-cli --scan` shows what there is.
-/// The braces make `KEY` decide about the slot in a cluster. A key expires when it is as if never seen. While
-/// requests wait for their turns, there is a list of these beside it, of the same name with `:turns` behind.
+/// The braces make `KEY` decide about the slot in a cluster. A key expires when it is as if never seen. The
+/// value begins with a letter for its form; reservations of waiting requests stand behind the state in the same value.
 ///
 /// # When Redis is away
 ///
@@ -159,8 +161,8 @@ impl RedisStore {
     ///
     /// Each node has connections of its own, and is taken as unavailable by itself: the decisions about its keys
     /// fail, and the others go on. The store follows when a replica takes over, and when slots move. It needs the
-    /// commands `CLUSTER SLOTS` and `ASKING` for that. While a slot is moved key by key, decisions about its keys
-    /// wait within their deadline, because each has two keys, and only one may have been moved.
+    /// commands `CLUSTER SLOTS` and `ASKING` for that. While a slot is moved key by key, decisions about
+    /// several limits of one key wait within their deadline, as some of these may have been moved and others not.
     ///
     /// # Errors
     ///
@@ -308,6 +310,11 @@ impl RedisStore {
         }))
     }
 
+    /// Runs a task that releases something of a key, when its turn among the releases has come.
+    pub(crate) fn release_by(&self, key: &str, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        self.route.release_later(Job::Task(key.to_owned(), task));
+    }
+
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         let Settings { name, algorithm, .. } = settings;
         // With nothing in the braces they would decide about no slot; no other key is written like this.
@@ -342,23 +349,30 @@ impl RedisStore {
                 async move { Ok(question.ask(&route, deadline).await?) },
             ));
         }
-        let mut questions = vec![];
-        for (place, first) in call.demands.iter().enumerate() {
-            if call.demands[..place].iter().all(|it| it.key != first.key) {
-                let same = call.demands.iter().filter(|it| it.key == first.key);
-                let demands: Vec<_> = same.copied().collect();
-                // Each server has decided at an instant of its own.
-                questions
-                    .push(ScriptCall::new(self, &Call { turn: 0.0, demands: &demands, ..*call }));
-            }
-        }
+        let apart = Apart::new(self, call);
         let action = call.action;
         Answer::Pending(Box::pin(async move {
             Ok(match action.asks() {
-                true => ask_apart(&route, deadline, questions, action).await?,
-                false => change_apart(&route, deadline, questions).await?,
+                true => apart.ask(deadline).await?,
+                false => apart.change(deadline).await?,
             })
         }))
+    }
+
+    pub(super) fn release(
+        &self,
+        settings: &Settings,
+        key: &Key<'_>,
+        release: Release,
+    ) -> Answer<()> {
+        let releases = Releases::new(settings, self.key(settings, key), release);
+        let (route, deadline) = (self.route.clone(), self.start_deadline());
+        Answer::Pending(Box::pin(async move { Ok(releases.send(&route, deadline).await?) }))
+    }
+
+    pub(super) fn release_later(&self, settings: &Settings, key: &Key<'_>, release: Release) {
+        let releases = Releases::new(settings, self.key(settings, key), release);
+        self.route.release_later(Job::Key(releases));
     }
 
     pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
@@ -370,7 +384,7 @@ impl RedisStore {
     pub(super) fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Answer<()> {
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
-        del.arg(&key).arg(turns_key(&key));
+        del.arg(&key);
         let (route, deadline) = (self.route.clone(), self.start_deadline());
         Answer::Pending(Box::pin(async move {
             let ((), _) = route.ask(deadline, Question::new(&del)).await?;
@@ -383,11 +397,6 @@ impl RedisStore {
     }
 }
 
-/// Where the turns are that are booked for a key.
-fn turns_key(key: &str) -> String {
-    [key, ":turns"].concat()
-}
-
 struct Script {
     text: String,
     /// By which a server knows it.
@@ -396,21 +405,23 @@ struct Script {
 
 impl Script {
     fn of(demands: &[Demand<'_>]) -> &'static Self {
-        static ALONE: [OnceLock<Script>; SCRIPTS.len()] =
-            [const { OnceLock::new() }; SCRIPTS.len()];
         static TOGETHER: [OnceLock<Script>; 1 << SCRIPTS.len()] =
             [const { OnceLock::new() }; 1 << SCRIPTS.len()];
         match demands {
-            [demand] => {
-                let place = demand.settings.params.place();
-                ALONE[place].get_or_init(|| Self::new(algorithm::script_alone(place)))
-            }
+            [demand] => Self::alone(&demand.settings.params),
             _ => {
                 let places = demands.iter().map(|demand| demand.settings.params.place());
                 let all = places.fold(0, |all, place| all | 1 << place);
                 TOGETHER[all].get_or_init(|| Self::new(algorithm::script_together(all)))
             }
         }
+    }
+
+    fn alone(params: &Params) -> &'static Self {
+        static ALONE: [OnceLock<Script>; SCRIPTS.len()] =
+            [const { OnceLock::new() }; SCRIPTS.len()];
+        let place = params.place();
+        ALONE[place].get_or_init(|| Self::new(algorithm::script_alone(place)))
     }
 
     fn new(text: String) -> Self {
@@ -424,18 +435,18 @@ struct ScriptCall {
     script: &'static Script,
     by_hash: Cmd,
     limits: Vec<Policy>,
+    action: Action,
 }
 
 impl ScriptCall {
     fn new(store: &RedisStore, call: &Call<'_>) -> Self {
         let script = Script::of(call.demands);
         let mut by_hash = redis::cmd("EVALSHA");
-        by_hash.arg(&*script.hash).arg(2 * call.demands.len());
+        by_hash.arg(&*script.hash).arg(call.demands.len());
         for demand in call.demands {
-            let key = store.key(demand.settings, demand.key);
-            by_hash.arg(&key).arg(turns_key(&key));
+            by_hash.arg(store.key(demand.settings, demand.key));
         }
-        by_hash.arg(call.action.name()).arg(call.turn as u64);
+        by_hash.arg(call.action.name());
         for demand in call.demands {
             let params = &demand.settings.params;
             let args = params.args();
@@ -447,22 +458,8 @@ impl ScriptCall {
                 by_hash.arg(arg as u64);
             }
         }
-        Self { script, by_hash, limits: call.demands.iter().map(Demand::policy).collect() }
-    }
-
-    /// To give back what was admitted at the instant `turn`.
-    fn refund(self, turn: f64) -> Self {
-        let action = 3 + 2 * self.limits.len();
-        let mut by_hash = Cmd::new();
-        for (place, arg) in self.by_hash.args_iter().enumerate() {
-            match arg {
-                _ if place == action => by_hash.arg(Action::Refund.name()),
-                _ if place == action + 1 => by_hash.arg(turn as u64),
-                redis::Arg::Simple(arg) => by_hash.arg(arg),
-                _ => unreachable!("only scans have a cursor"),
-            };
-        }
-        Self { by_hash, ..self }
+        let limits = call.demands.iter().map(Demand::policy).collect();
+        Self { script, by_hash, limits, action: call.action }
     }
 
     async fn ask(&self, route: &Route, deadline: Deadline) -> Result<Decision, StoreError> {
@@ -470,59 +467,119 @@ impl ScriptCall {
         let (reply, connection): (Vec<u64>, _) = route.ask(deadline, question).await?;
         let (verdict, limit) = read(&reply, &self.limits).map_err(StoreError::unavailable)?;
         let age = if verdict.admitted { connection.age(verdict) } else { 0.0 };
-        Ok(Decision::new(limit, verdict, age))
+        Ok(Decision::new(limit, verdict, self.action, age))
     }
 }
 
-/// Asks about limits on keys that may be on several servers, one after the other. If one denies what the ones before
-/// have taken, or gives no answer, that is given back.
-async fn ask_apart(
-    route: &Route,
-    deadline: Deadline,
-    questions: Vec<ScriptCall>,
-    action: Action,
-) -> Result<Decision, StoreError> {
-    let mut binding = None;
-    let mut taken = vec![];
-    for question in questions {
-        let answer = question.ask(route, deadline).await;
-        match answer {
-            Ok(decision) if decision.is_allowed() => {
-                taken.push((question, decision.turn()));
-                binding = tighter(binding, decision);
+/// A call about keys that may be on several servers, which have clocks of their own.
+struct Apart {
+    /// For each key a call.
+    calls: Vec<ScriptCall>,
+    /// For each limit the call that it is part of.
+    call_of: Vec<usize>,
+    /// For each limit what returns its cost, but for the instant.
+    releases: Vec<Releases>,
+    route: Route,
+}
+
+impl Apart {
+    fn new(store: &RedisStore, call: &Call<'_>) -> Self {
+        let mut keys: Vec<&Key<'_>> = vec![];
+        let mut call_of = vec![];
+        for demand in call.demands {
+            let known = keys.iter().position(|key| *key == demand.key);
+            call_of.push(known.unwrap_or_else(|| {
+                keys.push(demand.key);
+                keys.len() - 1
+            }));
+        }
+        let of_key = |key| {
+            let demands: Vec<_> = call.demands.iter().filter(|it| it.key == key).copied().collect();
+            ScriptCall::new(store, &Call { demands: &demands, ..*call })
+        };
+        let release = |it: &Demand<'_>| {
+            let release = Release { instant: None, units: it.cost.into() };
+            Releases::new(it.settings, store.key(it.settings, it.key), release)
+        };
+        Self {
+            calls: keys.into_iter().map(of_key).collect(),
+            call_of,
+            releases: call.demands.iter().map(release).collect(),
+            route: store.route.clone(),
+        }
+    }
+
+    /// Asks one after the other. If one denies what the ones before have taken, or gives no answer, that is returned.
+    async fn ask(self, deadline: Deadline) -> Result<Decision, StoreError> {
+        let mut taken = Taken { apart: &self, instants: vec![] };
+        let mut binding = None;
+        for call in &self.calls {
+            let decision = call.ask(&self.route, deadline).await?;
+            if !decision.is_allowed() {
+                return Ok(decision);
             }
-            answer => {
-                if action == Action::Check && !taken.is_empty() {
-                    tokio::spawn(give_back(route.clone(), deadline, taken));
+            taken.instants.push(instant_of(&decision));
+            binding = tighter(binding, decision);
+        }
+        let instants = mem::take(&mut taken.instants);
+        Ok(self.with_receipts(binding, &instants))
+    }
+
+    /// Spends, or returns, wherever it can be.
+    async fn change(self, deadline: Deadline) -> Result<Decision, StoreError> {
+        let mut tasks = JoinSet::new();
+        let calls = self.calls.len();
+        let this = Arc::new(self);
+        for place in 0..calls {
+            let this = this.clone();
+            tasks.spawn(async move { (place, this.calls[place].ask(&this.route, deadline).await) });
+        }
+        let (mut binding, mut failure) = (None, None);
+        let mut instants = vec![0.0; calls];
+        for (place, answer) in tasks.join_all().await {
+            match answer {
+                Ok(decision) => {
+                    instants[place] = instant_of(&decision);
+                    binding = tighter(binding, decision);
                 }
-                return answer;
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(this.with_receipts(binding, &instants)),
+        }
+    }
+
+    fn with_receipts(&self, binding: Option<Decision>, instants: &[f64]) -> Decision {
+        let of_limits = self.call_of.iter().map(|call| instants[*call]).collect();
+        binding.expect("a request has a limit").with_receipts(of_limits)
+    }
+}
+
+/// What the first servers have taken, which is returned unless all of them have decided.
+struct Taken<'a> {
+    apart: &'a Apart,
+    /// Of the calls that were answered.
+    instants: Vec<f64>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        for (limit, call) in self.apart.call_of.iter().enumerate() {
+            if let Some(instant) = self.instants.get(*call).filter(|instant| **instant > 0.0) {
+                let releases = self.apart.releases[limit].at(*instant);
+                self.apart.route.release_later(Job::Key(releases));
             }
         }
     }
-    Ok(binding.expect("a request has a limit"))
 }
 
-/// Spends, or gives back, wherever it can be.
-async fn change_apart(
-    route: &Route,
-    deadline: Deadline,
-    questions: Vec<ScriptCall>,
-) -> Result<Decision, StoreError> {
-    let mut tasks = JoinSet::new();
-    for question in questions {
-        let route = route.clone();
-        tasks.spawn(async move { question.ask(&route, deadline).await });
-    }
-    let (mut binding, mut failure) = (None, None);
-    for answer in tasks.join_all().await {
-        match answer {
-            Ok(decision) => binding = tighter(binding, decision),
-            Err(error) => failure = Some(error),
-        }
-    }
-    match failure {
-        Some(error) => Err(error),
-        None => Ok(binding.expect("a request has a limit")),
+/// That of a decision that has spent something; else one that names nothing.
+fn instant_of(decision: &Decision) -> f64 {
+    match decision.receipt() {
+        Receipt::At(instant) => *instant,
+        _ => 0.0,
     }
 }
 
@@ -530,17 +587,10 @@ fn tighter(binding: Option<Decision>, other: Decision) -> Option<Decision> {
     Some(binding.filter(|it| it.remaining() <= other.remaining()).unwrap_or(other))
 }
 
-/// Without an answer it stays taken.
-async fn give_back(route: Route, deadline: Deadline, taken: Vec<(ScriptCall, f64)>) {
-    for (question, turn) in taken {
-        let _ = question.refund(turn).ask(&route, deadline.again()).await;
-    }
-}
-
 /// Reads what a script returns: the verdict, and of several limits the one that binds.
 fn read(reply: &[u64], limits: &[Policy]) -> Result<(Verdict, Policy), RedisError> {
     let garbage = || RedisError::from((ErrorKind::UnexpectedReturnType, "not a verdict"));
-    let &[admitted, wait, remaining, replenish, reset, turn, ref binding @ ..] = reply else {
+    let &[admitted, wait, remaining, replenish, reset, instant, ref binding @ ..] = reply else {
         return Err(garbage());
     };
     let binding = binding.first().map_or(0, |&number| (number as usize).wrapping_sub(1));
@@ -551,7 +601,7 @@ fn read(reply: &[u64], limits: &[Policy]) -> Result<(Verdict, Policy), RedisErro
         remaining: remaining as f64,
         replenish: replenish as f64,
         reset: reset as f64,
-        turn: turn as f64,
+        instant: instant as f64,
     };
     Ok((verdict, limit))
 }

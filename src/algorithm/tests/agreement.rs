@@ -6,16 +6,16 @@ use std::cell::RefCell;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, Refill, State, Verdict},
-    faces::{Face, RedisServer, Scripted, check, default_wait, without_past_turns},
+    super::{Action, Algorithm, Ask, Params, Refill, Release, State, Verdict},
+    faces::{Face, RedisServer, Scripted, check, default_wait, settled},
 };
 use crate::quota::Quota;
 
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) action: Action,
-    /// Of the turns that were booked, the one to give back.
-    turn: Option<prop::sample::Index>,
+    /// In the place of the action: of what was admitted, what to release, and how much of it, in 1/4.
+    releases: Vec<(prop::sample::Index, u32)>,
     /// In units, or in 1/1000 of the most that can be granted.
     pub(super) cost: Result<u32, u32>,
     /// In 1/1000 of a window.
@@ -33,25 +33,34 @@ impl Step {
         (window * f64::from(self.ahead.0) / 1e3).floor() + f64::from(self.ahead.1)
     }
 
-    /// `booked` are the turns that can be given back, and their costs.
-    pub(super) fn ask(&self, params: &Params, now: f64, booked: &mut Vec<(f64, f64)>) -> Ask {
-        let (window, most) = window_and_most(params);
-        let back = match self.turn {
-            Some(turn) if self.action == Action::Refund && !booked.is_empty() => {
-                Some(booked.swap_remove(turn.index(booked.len())))
+    /// Takes out of what was `admitted`, by instants and costs, what is released, if anything is.
+    pub(super) fn releases(&self, admitted: &mut Vec<(f64, f64)>) -> Vec<Release> {
+        let mut releases = vec![];
+        for (which, quarters) in &self.releases {
+            if admitted.is_empty() {
+                break;
             }
-            _ => None,
-        };
+            let (instant, cost) = admitted.swap_remove(which.index(admitted.len()));
+            let units = (cost * f64::from(*quarters) / 4.0).ceil();
+            releases.push(Release { instant: Some(instant), units });
+            if units < cost {
+                admitted.push((instant, cost - units));
+            }
+        }
+        releases
+    }
+
+    pub(super) fn ask(&self, params: &Params, now: f64) -> Ask {
+        let (window, most) = window_and_most(params);
         let cost = match self.cost {
             Ok(cost) => f64::from(cost).min(most),
             Err(part) => (most * f64::from(part) / 1e3).ceil(),
         };
-        let (turn, cost) = back.unwrap_or((0.0, cost));
         let max_wait = self
             .max_wait
             .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
             .min(params.longest_wait());
-        Ask { action: self.action, cost, turn, max_wait, now, outcome: None }
+        Ask { action: self.action, cost, max_wait, now, outcome: None }
     }
 }
 
@@ -62,7 +71,11 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Action::Refund),
         1 => Just(Action::Spend),
     ];
-    let turn = prop::option::weighted(0.7, any::<prop::sample::Index>());
+    let release = (any::<prop::sample::Index>(), 1_u32..5);
+    let releases = prop_oneof![
+        4 => Just(vec![]),
+        1 => prop::collection::vec(release, 1..4),
+    ];
     let ahead = prop_oneof![
         6 => 0..300,
         2 => Just(0),
@@ -71,16 +84,15 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     ];
     let max_wait = prop_oneof![3 => Just(None), 1 => (0_u32..2_500).prop_map(Some)];
     let cost = prop_oneof![(1_u32..8).prop_map(Ok), (1_u32..1_001).prop_map(Err)];
-    let step = (action, turn, cost, max_wait, (ahead, -2..3), prop::bool::weighted(0.1)).prop_map(
-        |(action, turn, cost, max_wait, ahead, switch)| Step {
+    let step = (action, releases, cost, max_wait, (ahead, -2..3), prop::bool::weighted(0.1))
+        .prop_map(|(action, releases, cost, max_wait, ahead, switch)| Step {
             action,
-            turn,
+            releases,
             cost,
             max_wait,
             ahead,
             switch,
-        },
-    );
+        });
     prop::collection::vec(step, 1..60)
 }
 
@@ -163,7 +175,7 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
     let mut twin = State::NeverSeen;
     let mut now = 1.7e15;
     let mut current = 0;
-    let mut booked = vec![];
+    let mut admitted = vec![];
     for step in steps {
         if step.switch && !steady {
             current = 1 - current;
@@ -171,41 +183,50 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
         let params = &params[current];
         let ahead = step.ahead(params);
         now += if steady { ahead.max(0.0) } else { ahead };
-        let ask = step.ask(params, now, &mut booked);
 
         let (bytes, expiry) = (scripted.bytes(), scripted.expiry());
         let expired = expiry.is_some_and(|expiry| expiry * 1e3 <= now);
-        twin = if expired {
-            State::NeverSeen
-        } else {
-            without_past_turns(twin, (now / 1e3).floor() * 1e3)
-        };
+        if expired {
+            twin = State::NeverSeen;
+        }
         let before = twin.clone();
+        let releases = step.releases(&mut admitted);
+        if !releases.is_empty() {
+            twin.release(params, now, &releases);
+            scripted.release(params, now, &releases);
+            same_states(scripted, params, &twin, now, &format!("{before:?} {releases:?}"));
+            continue;
+        }
+        let ask = step.ask(params, now);
         let verdict = twin.ask(params, ask);
         assert_eq!(scripted.ask(params, ask), verdict, "{params:?} {ask:?} {before:?}");
 
-        if ask.action == Action::Check && verdict.admitted && verdict.wait > 0.0 {
-            booked.push((verdict.turn, ask.cost));
+        if ask.action == Action::Check && verdict.admitted {
+            admitted.push((verdict.instant, ask.cost));
         }
 
-        let state = scripted.state(params);
-        let gone = |state: &State| {
-            let peek = Ask { action: Action::Peek, cost: 1.0, ..ask };
-            state.clone().ask(params, peek).reset == 0.0
-        };
-        if without_past_turns(state.clone(), now) != without_past_turns(twin.clone(), now) {
-            assert!(gone(&state) && gone(&twin), "{params:?} {ask:?}\n{state:?}\n{twin:?}");
-        }
-        let writes = ask.action.writes(verdict.admitted);
-        if writes && verdict.reset > 0.0 {
+        same_states(scripted, params, &twin, now, &format!("{ask:?}"));
+        let writes = ask.action.commits() && verdict.admitted;
+        if writes {
             assert_eq!(scripted.expiry(), Some(((now + verdict.reset) / 1e3).ceil()));
         }
-        if ask.action == Action::Peek || steady && !writes {
+        if ask.action == Action::Peek || steady && ask.action.commits() && !writes {
             assert!(expired || (scripted.bytes(), scripted.expiry()) == (bytes, expiry));
         }
         if steady {
             laws(params, &twin, ask, verdict);
         }
+    }
+}
+
+fn same_states(scripted: &mut Scripted, params: &Params, twin: &State, now: f64, context: &str) {
+    let state = scripted.state(params);
+    let gone = |state: &State| {
+        let peek = Ask { action: Action::Peek, ..check(1, now) };
+        state.clone().ask(params, peek).reset == 0.0
+    };
+    if settled(state.clone(), now) != settled(twin.clone(), now) {
+        assert!(gone(&state) && gone(twin), "{params:?} {context}\n{state:?}\n{twin:?}");
     }
 }
 

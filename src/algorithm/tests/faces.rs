@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::super::{
-    Action, Ask, Params, SCRIPTS, State, Verdict, fixed_window, leaky_bucket, script_alone,
-    script_together, sliding_log, sliding_window, token_bucket,
-    turns::{Booked, Turn, Turns},
+    Action, Ask, Params, Release, SCRIPTS, State, Verdict, fixed_window, leaky_bucket,
+    reservations::{Count, Reservation, Reservations, Reserved, Waiting},
+    script_alone, script_together, sliding_log, sliding_window, token_bucket,
 };
-use crate::decision::Decision;
+use crate::decision::{Decision, Receipt};
 
 #[path = "../../../tests/support/server.rs"]
 #[allow(dead_code, unreachable_pub, missing_debug_implementations)]
@@ -17,12 +17,18 @@ pub(super) use server::RedisServer;
 
 pub(super) trait Face {
     fn ask(&mut self, params: &Params, ask: Ask) -> Verdict;
+
+    fn release(&mut self, params: &Params, now: f64, releases: &[Release]);
 }
 
 /// The twin.
 impl Face for State {
     fn ask(&mut self, params: &Params, ask: Ask) -> Verdict {
         params.step(self, &ask)
+    }
+
+    fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
+        params.release(self, now, releases);
     }
 }
 
@@ -69,18 +75,12 @@ impl Scripted {
     }
 
     pub(super) fn forget(&mut self) {
-        for key in self.keys() {
-            let keys = [format!("{key}:expiry"), key];
-            redis::cmd("DEL").arg(&keys).exec(&mut self.connection).unwrap();
-        }
+        let keys = [self.key.clone(), format!("{}:expiry", self.key)];
+        redis::cmd("DEL").arg(&keys).exec(&mut self.connection).unwrap();
     }
 
-    pub(super) fn keys(&self) -> [String; 2] {
-        [self.key.clone(), self.turns_key()]
-    }
-
-    fn turns_key(&self) -> String {
-        format!("{}:turns", self.key)
+    pub(super) fn key(&self) -> &str {
+        &self.key
     }
 
     /// When the key expires, in milliseconds.
@@ -91,17 +91,15 @@ impl Scripted {
 
     /// The bytes of the state: one text, or the elements of the list.
     pub(super) fn bytes(&mut self) -> Vec<Vec<u8>> {
-        self.bytes_of(&self.key.clone())
-    }
-
-    fn bytes_of(&mut self, key: &str) -> Vec<Vec<u8>> {
-        let kind: String = redis::cmd("TYPE").arg(key).query(&mut self.connection).unwrap();
+        let key = self.key.clone();
+        let kind: String = redis::cmd("TYPE").arg(&key).query(&mut self.connection).unwrap();
         let mut read = match &*kind {
             "none" => return vec![],
             "list" => redis::cmd("LRANGE"),
             _ => redis::cmd("GETRANGE"),
         };
-        let value: redis::Value = read.arg(key).arg(0).arg(-1).query(&mut self.connection).unwrap();
+        let value: redis::Value =
+            read.arg(&key).arg(0).arg(-1).query(&mut self.connection).unwrap();
         match value {
             redis::Value::BulkString(text) => vec![text],
             list => redis::from_redis_value(list).unwrap(),
@@ -112,68 +110,74 @@ impl Scripted {
     pub(super) fn state(&mut self, params: &Params) -> State {
         let bytes = self.bytes();
         let Some(text) = bytes.first() else { return State::NeverSeen };
-        let turns = self.bytes_of(&self.turns_key());
         match params {
-            Params::FixedWindow(_) => State::FixedWindow(Some(booked(text, &turns, |text| {
-                let [start, ahead, count, length] = doubles(text);
+            Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 33, |text| {
+                assert!(matches!(text[0], b'F' | b'f'));
+                let [start, ahead, count, length] = doubles(&text[1..]);
                 fixed_window::State { start, ahead, count, length }
             }))),
-            Params::TokenBucket(_) => State::TokenBucket(Some(booked(text, &turns, |text| {
-                let [at, debt, unit, period, lump, last] = doubles(text);
-                token_bucket::State { at, debt, unit, period, lump, last }
+            Params::TokenBucket(_) => State::TokenBucket(Some(reserved(text, 52, |text| {
+                assert_eq!(text[0], b'T');
+                let [at, debt, unit, period, lump, last] = doubles(&text[4..]);
+                let excess = integer(&text[1..4]);
+                token_bucket::State { at, debt, excess, unit, period, lump, last }
             }))),
-            Params::LeakyBucket(_) => State::LeakyBucket(Some(booked(text, &turns, |text| {
-                let [at, debt, unit, tick] = doubles(text);
-                leaky_bucket::State { at, debt, unit, tick }
+            Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 36, |text| {
+                assert_eq!(text[0], b'L');
+                let [at, debt, unit, tick] = doubles(&text[4..]);
+                leaky_bucket::State { at, debt, excess: integer(&text[1..4]), unit, tick }
             }))),
-            Params::SlidingWindow(_) => State::SlidingWindow(Some(booked(text, &turns, |text| {
-                let [at, start, length, last] = doubles(text);
-                let parts = f64::from(text[32]);
-                let index = ((last - start) * parts / length).floor();
-                let counts = text[33..]
-                    .chunks(4)
-                    .map(|count| u32::from_le_bytes(count.try_into().unwrap()))
-                    .collect();
-                sliding_window::State { at, start, length, last, index, parts, counts }
-            }))),
+            Params::SlidingWindow(_) => {
+                let size = 4 * usize::from(text[1]) + 38;
+                State::SlidingWindow(Some(reserved(text, size, |text| {
+                    assert_eq!(text[0], b'W');
+                    let [at, start, length, last] = doubles(&text[2..]);
+                    let parts = f64::from(text[1]);
+                    let index = ((last - start) * parts / length).floor();
+                    let counts = text[34..].chunks(4).map(|count| integer(count) as u32).collect();
+                    sliding_window::State { at, start, length, last, index, parts, counts }
+                })))
+            }
             Params::SlidingLog(_) => {
-                let numbers = |element: &[u8], lengths: &[usize]| -> Vec<f64> {
-                    let mut rest = element;
-                    let mut number = |length: &usize| {
-                        let (bytes, behind) = rest.split_at(*length);
-                        rest = behind;
-                        bytes.iter().rev().fold(0.0, |sum, byte| sum * 256.0 + f64::from(*byte))
-                    };
-                    lengths.iter().map(&mut number).collect()
-                };
                 let (summary, entries) = bytes.split_last().unwrap();
-                let summary = numbers(summary, &[7, 7, 6, 6]);
-                let entry = |bytes: &Vec<u8>| {
-                    let entry = numbers(bytes, &[7, 6]);
-                    (entry[0], entry[1])
-                };
+                assert_eq!(summary[0], b'S');
+                let number = |i: usize| integer(&summary[1 + 7 * i..][..7]);
+                let entry = |bytes: &Vec<u8>| (integer(&bytes[..7]), integer(&bytes[7..]));
+                let entries: Vec<_> = entries.iter().map(entry).collect();
+                let dead = entries.iter().filter(|(_, cost)| *cost == 0.0).count();
+                assert_eq!((dead as f64, summary.len()), (number(4), 36), "dead entries");
+                assert_ne!(entries.last().unwrap().1, 0.0, "a dead entry at the end");
                 State::SlidingLog(Some(sliding_log::State {
-                    at: summary[0],
-                    skew: summary[1],
-                    window: summary[2],
-                    total: summary[3],
-                    entries: entries.iter().map(entry).collect(),
+                    at: number(0),
+                    skew: number(1),
+                    window: number(2),
+                    sum: number(3),
+                    // The twin drops dead entries at once.
+                    entries: entries.into_iter().filter(|(_, cost)| *cost > 0.0).collect(),
                 }))
             }
         }
     }
 }
 
-/// The state without turns of which the last has passed: Redis drops them at once, the twin later.
-pub(super) fn without_past_turns(mut state: State, now: f64) -> State {
-    fn clean<S>(Booked { turns: Turns(turns), .. }: &mut Booked<S>, now: f64) {
-        turns.take_if(|turns| turns.back().is_none_or(|newest| newest.instant <= now));
+/// The state with all that has passed made part of the base, and without reservations of which none waits: script and
+/// twin do both, at different times.
+pub(super) fn settled(mut state: State, now: f64) -> State {
+    fn settle<S: Count>(Reserved { state, waiting }: &mut Reserved<S>, now: f64) {
+        // Of a clock that stepped back, both drop them with what they do next.
+        if waiting.is_over(now) || state.clone().step_back(now) {
+            waiting.0 = None;
+        }
+        if let Some(reservations) = &mut waiting.0 {
+            reservations.fold(now, usize::MAX);
+            reservations.base.advance(now);
+        }
     }
     match &mut state {
-        State::FixedWindow(Some(booked)) => clean(booked, now),
-        State::SlidingWindow(Some(booked)) => clean(booked, now),
-        State::TokenBucket(Some(booked)) => clean(booked, now),
-        State::LeakyBucket(Some(booked)) => clean(booked, now),
+        State::FixedWindow(Some(it)) => settle(it, now),
+        State::SlidingWindow(Some(it)) => settle(it, now),
+        State::TokenBucket(Some(it)) => settle(it, now),
+        State::LeakyBucket(Some(it)) => settle(it, now),
         _ => {}
     }
     state
@@ -183,19 +187,44 @@ fn doubles<const N: usize>(text: &[u8]) -> [f64; N] {
     std::array::from_fn(|i| f64::from_le_bytes(text[8 * i..][..8].try_into().unwrap()))
 }
 
-fn booked<S>(state: &[u8], turns: &[Vec<u8>], read: impl Fn(&[u8]) -> S) -> Booked<S> {
-    let turn = |text: &Vec<u8>| {
-        let [instant, cost] = doubles(text);
-        Turn { instant, cost, before: read(&text[16..]) }
-    };
-    let turns = (!turns.is_empty()).then(|| Box::new(turns.iter().map(turn).collect()));
-    Booked { state: read(state), turns: Turns(turns) }
+fn integer(bytes: &[u8]) -> f64 {
+    bytes.iter().rev().fold(0.0, |sum, byte| sum * 256.0 + f64::from(*byte))
+}
+
+/// A head of this size, and what may be behind it.
+fn reserved<S>(text: &[u8], size: usize, read: impl Fn(&[u8]) -> S) -> Reserved<S> {
+    let (head, tail) = text.split_at(size);
+    let waiting = (!tail.is_empty()).then(|| {
+        let (base, entries) = tail.split_at(size);
+        let entry = |bytes: &[u8]| {
+            let [instant, cost] = doubles(bytes);
+            Reservation { instant, cost }
+        };
+        assert!(!entries.is_empty() && entries.len() % 16 == 0, "{} bytes", entries.len());
+        let entries = entries.chunks(16).map(entry).collect();
+        Box::new(Reservations { base: read(base), entries })
+    });
+    Reserved { state: read(head), waiting: Waiting(waiting) }
 }
 
 impl Face for Scripted {
     fn ask(&mut self, params: &Params, ask: Ask) -> Verdict {
-        let keys = self.keys();
+        let keys = [self.key.clone()];
         eval(&mut self.connection, &keys, &[*params], ask).0
+    }
+
+    fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(CLOCK.to_owned() + &script_alone(params.place())).arg(1).arg(&self.key);
+        eval.arg("release").arg(0).arg(0);
+        for arg in params.args() {
+            eval.arg(arg as u64);
+        }
+        let pair =
+            |it: &Release| [it.instant.unwrap().to_le_bytes(), it.units.to_le_bytes()].concat();
+        eval.arg(releases.iter().flat_map(pair).collect::<Vec<_>>());
+        let reply: Vec<u64> = eval.arg(now as u64).query(&mut self.connection).unwrap();
+        assert!(reply.is_empty());
     }
 }
 
@@ -213,7 +242,7 @@ pub(super) fn eval(
     };
     let mut eval = redis::cmd("EVAL");
     eval.arg(CLOCK.to_owned() + &script).arg(keys.len()).arg(keys);
-    eval.arg(ask.action.name()).arg(ask.turn as u64);
+    eval.arg(ask.action.name());
     for params in limits {
         let args = params.args();
         if limits.len() > 1 {
@@ -231,13 +260,13 @@ pub(super) fn eval(
         remaining: reply[2] as f64,
         replenish: reply[3] as f64,
         reset: reply[4] as f64,
-        turn: reply[5] as f64,
+        instant: reply[5] as f64,
     };
     (verdict, reply.get(6).map_or(0, |&number| number as usize - 1))
 }
 
 pub(super) fn check(cost: impl Into<f64>, now: f64) -> Ask {
-    Ask { action: Action::Check, cost: cost.into(), max_wait: 0.0, turn: 0.0, now, outcome: None }
+    Ask { action: Action::Check, cost: cost.into(), max_wait: 0.0, now, outcome: None }
 }
 
 pub(super) fn verdict_of(decision: Decision) -> Verdict {
@@ -248,7 +277,10 @@ pub(super) fn verdict_of(decision: Decision) -> Verdict {
         remaining: decision.remaining() as f64,
         replenish: micros(decision.replenish_after()),
         reset: micros(decision.reset_after()),
-        turn: decision.turn(),
+        instant: match decision.receipt() {
+            Receipt::At(instant) => *instant,
+            _ => 0.0,
+        },
     }
 }
 

@@ -50,8 +50,8 @@ fn plain() -> impl Strategy<Value = [Params; 2]> {
 fn history(params: [Params; 2], steps: &[Step]) {
     let mut both = Both::new();
     let (mut settings, mut other) = (settings(params[0]), settings(params[1]));
-    let mut now = 0.0;
-    let mut booked = vec![];
+    let mut now = 1.0; // as the store's
+    let mut admitted = vec![];
     for step in steps {
         if step.switch {
             (settings, other) = (other, settings);
@@ -61,10 +61,16 @@ fn history(params: [Params; 2], steps: &[Step]) {
         now_or_never(advance(Duration::from_micros(ahead as u64)));
         now += ahead;
 
-        let ask = step.ask(params, now, &mut booked);
+        let releases = step.releases(&mut admitted);
+        if !releases.is_empty() {
+            both.twin.release(params, now, &releases);
+            both.store.release(&settings, &Key::from("key"), &releases);
+            continue;
+        }
+        let ask = step.ask(params, now);
         let verdict = both.ask(&settings, ask);
-        if ask.action == Action::Check && verdict.admitted && verdict.wait > 0.0 {
-            booked.push((verdict.turn, ask.cost));
+        if ask.action == Action::Check && verdict.admitted {
+            admitted.push((verdict.instant, ask.cost));
         }
     }
 }
@@ -84,21 +90,24 @@ impl Both {
         let verdict = self.twin.ask(&settings.params, ask);
         let (cost, max_wait) = (ask.cost as u32, ask.max_wait);
         let demands = &[Demand { settings, key: &Key::from("key"), cost, max_wait }];
-        let decision = self.store.decide(&Call { action: ask.action, turn: ask.turn, demands });
-        assert_eq!(verdict_of(decision.unwrap()), verdict, "{settings:?} {ask:?} {:?}", self.twin);
+        let decision = self.store.decide(&Call { action: ask.action, demands });
+        let spent = verdict.admitted && ask.action.commits();
+        let expected = Verdict { instant: if spent { verdict.instant } else { 0.0 }, ..verdict };
+        let decided = verdict_of(decision.unwrap());
+        assert_eq!(decided, expected, "{settings:?} {ask:?} {:?}", self.twin);
         verdict
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn they_agree_about_the_largest_debts() {
-    let spend = |cost: u32| Ask { action: Action::Spend, ..check(cost, 0.0) };
+    let spend = |cost: u32| Ask { action: Action::Spend, ..check(cost, 1.0) };
     let largest = Quota::per_day(7).burst(255_675); // refills in 100 years
     let fast = Quota::per_second(17).burst(35);
     for (quota, asks) in [
-        (largest, vec![check(1_u32, 0.0), check(255_674_u32, 0.0), check(1_u32, 0.0)]),
-        (fast, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 0.0)]),
-        (fast, vec![spend(100), check(3_u32, 0.0)]),
+        (largest, vec![check(1_u32, 1.0), check(255_674_u32, 1.0), check(1_u32, 1.0)]),
+        (fast, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 1.0)]),
+        (fast, vec![spend(100), check(3_u32, 1.0)]),
     ] {
         let settings = settings(Params::new(Algorithm::token_bucket(), quota).unwrap());
         let mut both = Both::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, Refill, State},
+    super::{Action, Algorithm, Ask, Params, Refill, Release, State},
     faces::{Face, RedisServer, Scripted, check, default_wait},
 };
 use crate::quota::Quota;
@@ -56,7 +56,7 @@ fn admitted(
         let passed = admitted.partition_point(is_past);
         if let Some(which) = gives_up.filter(|_| passed < admitted.len()) {
             let it = admitted.remove(passed + which.index(admitted.len() - passed));
-            face.ask(&params, give_back(it.cost as f64, it.instant as f64, now));
+            face.release(&params, now, &[release(it.cost as f64, it.instant as f64)]);
             history.push(Err(it));
         }
         let cost = cost.min(quota.limit());
@@ -99,8 +99,8 @@ fn always_in_history(
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-fn give_back(cost: f64, turn: f64, now: f64) -> Ask {
-    Ask { action: Action::Refund, turn, ..check(cost, now) }
+fn release(units: f64, instant: f64) -> Release {
+    Release { instant: Some(instant), units }
 }
 
 #[test]
@@ -123,13 +123,13 @@ fn turns_that_are_given_back_leave_no_trace() {
                     let max_wait = params.longest_wait();
                     let verdict = state.ask(&params, Ask { max_wait, ..check(cost, now) });
                     if verdict.admitted {
-                        booked.push((cost, verdict.turn));
+                        booked.push((cost, verdict.instant));
                     }
                     now += f64::from(ahead);
                 }
                 while !booked.is_empty() {
-                    let (cost, turn) = booked.swap_remove(order.index(booked.len()));
-                    state.ask(&params, give_back(cost, turn, now));
+                    let (cost, instant) = booked.swap_remove(order.index(booked.len()));
+                    state.release(&params, now, &[release(cost, instant)]);
                 }
                 for later in [0.0, 1e3, 1e6, 1e9] {
                     let peek = Ask { action: Action::Peek, ..check(1, now + later) };

@@ -7,7 +7,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::{
     super::{Action, Algorithm, Ask, Params, State, Verdict, together},
     agreement::{Step, params, steps, window_and_most},
-    faces::{Face, RedisServer, Scripted, check, eval, without_past_turns},
+    faces::{Face, RedisServer, Scripted, check, eval, settled},
 };
 use crate::quota::Quota;
 
@@ -59,7 +59,7 @@ fn the_script_and_the_twin_agree() {
             let mut scripted: Vec<_> =
                 scripted[..limits.len()].iter().map(RefCell::borrow_mut).collect();
             scripted.iter_mut().for_each(|it| it.forget());
-            let keys: Vec<String> = scripted.iter().flat_map(|it| it.keys()).collect();
+            let keys: Vec<String> = scripted.iter().map(|it| it.key().to_owned()).collect();
             let mut states = vec![State::NeverSeen; limits.len()];
             for asked in asks(&limits, &steps) {
                 for (state, scripted) in states.iter_mut().zip(&mut scripted) {
@@ -71,7 +71,7 @@ fn the_script_and_the_twin_agree() {
                 let script = eval(&mut scripted[0].connection, &keys, &limits, asked);
                 prop_assert_eq!(script, twin, "{:?} {:?}", limits, asked);
                 for ((state, scripted), params) in states.iter().zip(&mut scripted).zip(&limits) {
-                    let clean = |state: State| without_past_turns(state, asked.now);
+                    let clean = |state: State| settled(state, asked.now);
                     let (script, twin) = (clean(scripted.state(params)), clean(state.clone()));
                     prop_assert!(
                         script == twin

@@ -295,7 +295,7 @@ fn to_give_back_some_of_what_is_far_ahead_makes_the_rest_no_newer() {
         for id in &ids[..5] {
             world.advance(150);
             if by_id {
-                world.give_back(3, id);
+                world.give_back(3, 3, id);
             } else {
                 world.release(2);
             }
@@ -322,9 +322,9 @@ fn all_that_is_far_ahead_can_be_given_back_from_a_long_log() {
         assert!(world.take(1));
     }
     for id in ids {
-        world.give_back(1, &id);
+        world.give_back(1, 1, &id);
     }
-    world.give_back(1, &last);
+    world.give_back(1, 1, &last);
     world.release(1);
     assert_eq!(world.available(), 62);
 }

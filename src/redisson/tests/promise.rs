@@ -18,7 +18,8 @@ enum Step {
     Acquire(u32),
     /// The same `EVAL` once more.
     Repeat(prop::sample::Index),
-    GiveBack(prop::sample::Index),
+    /// Of what an acquire has taken, so many quarters.
+    GiveBack(prop::sample::Index, u32),
     Release(u32),
     Available,
     Update(u64, u64),
@@ -49,7 +50,8 @@ fn steps(java: bool) -> impl Strategy<Value = Vec<Step>> {
         10 => (pass, 0_u64..1_000).prop_map(|(part, us)| Step::Pass(part, us)),
         12 => some().prop_map(Step::Acquire),
         1 => any::<prop::sample::Index>().prop_map(Step::Repeat),
-        1 => any::<prop::sample::Index>().prop_map(Step::GiveBack),
+        2 => (any::<prop::sample::Index>(), 1_u32..5)
+            .prop_map(|(which, quarters)| Step::GiveBack(which, quarters)),
         1 => some().prop_map(Step::Release),
         1 => Just(Step::Available),
         1 => (rate(), interval()).prop_map(|(rate, interval)| Step::Update(rate, interval)),
@@ -262,9 +264,13 @@ fn one_step(
                 acquire(world, it, some, id)?;
             }
         }
-        Step::GiveBack(which) if !it.asked.is_empty() => {
-            let (id, some) = it.asked[which.index(it.asked.len())];
-            world.give_back(some, &id);
+        Step::GiveBack(which, quarters) if !it.asked.is_empty() => {
+            let which = which.index(it.asked.len());
+            let (id, some) = it.asked[which];
+            let part = (some * quarters).div_ceil(4);
+            world.give_back(part, some, &id);
+            it.asked[which].1 = some - part;
+            it.asked.retain(|(_, some)| *some > 0);
             it.follow(world);
             consistent(world, it)?;
         }
@@ -375,7 +381,7 @@ fn one_step(
                 it.lose(world, java);
             }
         }
-        Step::Repeat(_) | Step::GiveBack(_) => {}
+        Step::Repeat(_) | Step::GiveBack(..) => {}
     }
     if matches!(step, Step::HandUpdate(_) | Step::JavaUpdate(..)) && is_lent(world) {
         // By chance the rate that was lent once.

@@ -316,13 +316,14 @@ impl World {
     }
 
     pub(super) fn release(&mut self, permits: u32) {
-        self.give_back(permits, &[]);
+        self.give_back(permits, 0, &[]);
     }
 
-    pub(super) fn give_back(&mut self, permits: u32, id: &[u8]) {
+    pub(super) fn give_back(&mut self, permits: u32, taken: u32, id: &[u8]) {
         let mut rest = u64::from(permits);
         while rest > 0 {
-            rest = self.ask(&RELEASE, &[rest.to_string().as_bytes(), id], "").1;
+            let (permits, taken) = (rest.to_string(), taken.to_string());
+            rest = self.ask(&RELEASE, &[permits.as_bytes(), id, taken.as_bytes()], "").1;
         }
     }
 

@@ -1,12 +1,12 @@
 //! A key, and what is counted for it, in one cache line.
 
-use std::{hash::BuildHasher, ptr, sync::Arc};
+use std::{hash::BuildHasher, mem, ptr, sync::Arc};
 
 use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, State, Verdict},
+    algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, Release, State, Verdict},
     key::Text,
     store::Settings,
 };
@@ -103,10 +103,17 @@ impl Entry {
 
     pub(super) fn step(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
         let verdict = self.counts.step(&self.settings, settings, ask);
-        if ask.action != Action::Peek && !Arc::ptr_eq(&self.settings, settings) {
+        if ask.action.commits() && !Arc::ptr_eq(&self.settings, settings) {
             self.settings = settings.clone();
         }
         verdict
+    }
+
+    /// Returns units, as the settings count them by which the state was counted.
+    pub(super) fn release(&mut self, settings: &Settings, now: f64, releases: &[Release]) {
+        let mut state = self.counts.take(&self.settings);
+        settings.params.release(&mut state, now, releases);
+        self.counts.put(state, &self.settings, now, None);
     }
 
     /// Remembers that a request would be denied until that instant, though another might not.
@@ -133,37 +140,47 @@ impl Counts {
 
     /// Asks by settings that need not be those by which the state was `counted`.
     fn step(&mut self, counted: &Settings, settings: &Settings, ask: &Ask) -> Verdict {
-        let (params, denied_until) = (&settings.params, *self.denied_until());
+        if ask.action == Action::Peek {
+            return match self {
+                Self::Compact { numbers, .. } => {
+                    settings.params.step(&mut counted.params.expand(*numbers), ask)
+                }
+                Self::Whole { whole, .. } => settings.params.step(&mut whole.state, ask),
+            };
+        }
+        let mut state = self.take(counted);
+        let verdict = settings.params.step(&mut state, ask);
+        match ask.action.commits() {
+            true => self.put(state, settings, ask.now, Some(verdict)),
+            false => self.put(state, counted, ask.now, None),
+        }
+        verdict
+    }
+
+    fn take(&mut self, counted: &Settings) -> State {
         match self {
-            Self::Compact { numbers, .. } => {
-                let mut state = counted.params.expand(*numbers);
-                let verdict = params.step(&mut state, ask);
-                if ask.action != Action::Peek {
-                    match params.compact(&state, ask.now) {
-                        Some(compact) => *numbers = compact,
-                        None => {
-                            let whole = Box::new(Whole { state, left: 0.0, reset: 0.0 });
-                            *self = Self::Whole { denied_until, whole };
-                            self.note_usage(settings, ask.now, verdict);
-                        }
-                    }
-                }
-                verdict
-            }
-            Self::Whole { whole, .. } => {
-                let verdict = params.step(&mut whole.state, ask);
-                if ask.action != Action::Peek {
-                    match params.compact(&whole.state, ask.now) {
-                        Some(numbers) => *self = Self::Compact { denied_until, numbers },
-                        None => {
-                            whole.state.forget_turns(ask.now);
-                            self.note_usage(settings, ask.now, verdict);
-                        }
-                    }
-                }
-                verdict
+            Self::Compact { numbers, .. } => counted.params.expand(*numbers),
+            Self::Whole { whole, .. } => mem::take(&mut whole.state),
+        }
+    }
+
+    /// Holds a state, as two numbers if these tell it; `verdict` is what was decided just now, if that is known.
+    fn put(&mut self, mut state: State, counted: &Settings, now: f64, verdict: Option<Verdict>) {
+        let denied_until = *self.denied_until();
+        if let Some(numbers) = counted.params.compact(&state, now) {
+            *self = Self::Compact { denied_until, numbers };
+            return;
+        }
+        state.forget_reservations(now);
+        let verdict = verdict.unwrap_or_else(|| counted.params.step(&mut state, &peek(now)));
+        match self {
+            Self::Whole { whole, .. } => whole.state = state,
+            Self::Compact { .. } => {
+                let whole = Box::new(Whole { state, left: 0.0, reset: 0.0 });
+                *self = Self::Whole { denied_until, whole };
             }
         }
+        self.note_usage(counted, now, verdict);
     }
 
     fn note_usage(&mut self, settings: &Settings, now: f64, verdict: Verdict) {
@@ -179,10 +196,8 @@ impl Counts {
     fn usage(&self, settings: &Settings, now: f64) -> Usage {
         match self {
             Self::Compact { denied_until, numbers } => {
-                let action = Action::Peek;
-                let peek = Ask { action, cost: 1.0, max_wait: 0.0, turn: 0.0, now, outcome: None };
                 let mut state = settings.params.expand(*numbers);
-                let Verdict { remaining, reset, .. } = settings.params.step(&mut state, &peek);
+                let Verdict { remaining, reset, .. } = settings.params.step(&mut state, &peek(now));
                 let in_use = remaining == 0.0 || *denied_until >= second(now);
                 let (left, reset) = (left(remaining, settings), now + reset);
                 // States in which a request waits are not compact.
@@ -195,6 +210,10 @@ impl Counts {
             }
         }
     }
+}
+
+fn peek(now: f64) -> Ask {
+    Ask { action: Action::Peek, cost: 1.0, max_wait: 0.0, now, outcome: None }
 }
 
 /// The part of the quota that is left.

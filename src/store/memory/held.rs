@@ -40,7 +40,7 @@ impl MemoryStore {
                 _ => held.step(place, ask),
             });
             held.insert_fresh(slots, now);
-            return Ok(Decision::new(demands[binding].policy(), verdict, 0.0));
+            return Ok(Decision::new(demands[binding].policy(), verdict, call.action, 0.0));
         }
     }
 }
@@ -113,7 +113,7 @@ impl<'a> Held<'a> {
         let peeks: Vec<Ask> = asks.iter().map(peek).collect();
         let (verdict, binding) = together(&peeks, |place, ask| self.ask(place, ask));
         let denied = !verdict.admitted;
-        denied.then(|| Decision::new(self.demands[binding].policy(), verdict, 0.0))
+        denied.then(|| Decision::new(self.demands[binding].policy(), verdict, Action::Check, 0.0))
     }
 
     fn fresh_count(&self) -> usize {

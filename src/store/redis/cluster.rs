@@ -161,6 +161,11 @@ impl Cluster {
         }
     }
 
+    /// The connections to the node that has a key.
+    pub(super) fn link_of(&self, key: &[u8]) -> Arc<Link> {
+        self.owner(slot_of(key)).link.clone()
+    }
+
     fn owner(&self, slot: usize) -> Arc<Node> {
         let owner = self.read(|map| map.slots[slot].clone());
         owner.unwrap_or_else(|| self.some_nodes().swap_remove(0))

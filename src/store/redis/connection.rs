@@ -195,7 +195,7 @@ impl Connection {
     /// go on in the order of their turns.
     pub(super) fn age(&self, verdict: Verdict) -> f64 {
         if self.has_one_clock {
-            lock(&self.answers).age(self.asked, verdict.turn - verdict.wait)
+            lock(&self.answers).age(self.asked, verdict.instant - verdict.wait)
         } else {
             0.0
         }

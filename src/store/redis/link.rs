@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     breaker::{Breaker, Duty, Health},
     connection::{Connection, LONGEST_ATTEMPT, Question, connect, is_answer, is_of_the_connection},
+    release::Queue,
     server::Server,
 };
 use crate::{error::StoreError, store::lock};
@@ -27,6 +28,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 /// A connection that is open, but gives nobody an answer for so long, is given up.
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
+/// How long a call waits for its answer that no request waits for.
+const BACKGROUND_DEADLINE: Duration = Duration::from_secs(1);
 /// The pause between two probes, and how long each waits for its answer: whatever the deadline of
 /// the callers is, so that one probe at a time is under way.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
@@ -41,6 +44,8 @@ pub(super) struct Link {
     /// The number of questions, which go round the slots.
     asked: AtomicUsize,
     breaker: Arc<Breaker>,
+    /// What is to be returned in the background.
+    releases: Queue,
 }
 
 /// A connection: made when it is first needed, and again when it breaks.
@@ -63,16 +68,18 @@ struct Attempts {
 pub(crate) struct Deadline {
     from: Instant,
     within: Duration,
+    is_background: bool,
 }
 
 impl Deadline {
     /// Counts from now.
     pub(super) fn new(within: Duration) -> Self {
-        Self { from: Instant::now(), within }
+        Self { from: Instant::now(), within, is_background: false }
     }
 
-    pub(super) fn again(self) -> Self {
-        Self::new(self.within)
+    /// Of what no request waits for: its failures say nothing about the requests.
+    pub(crate) fn in_background() -> Self {
+        Self { is_background: true, ..Self::new(BACKGROUND_DEADLINE) }
     }
 
     pub(super) fn is_over(self) -> bool {
@@ -109,7 +116,18 @@ impl Link {
 
     pub(super) fn with(server: Arc<Server>, connections: usize, breaker: Arc<Breaker>) -> Self {
         let slots = (0..connections).map(|_| Slot::default()).collect();
-        Self { server, slots, asked: AtomicUsize::new(0), breaker }
+        let (asked, releases) = (AtomicUsize::new(0), Queue::default());
+        Self { server, slots, asked, breaker, releases }
+    }
+
+    pub(super) fn releases(&self) -> &Queue {
+        &self.releases
+    }
+
+    /// Runs a task where the caller runs, or else where a connection was made. Returns whether there is such a runtime.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> bool {
+        let runtime = Handle::try_current().ok().or_else(|| self.runtime());
+        runtime.map(|runtime| runtime.spawn(task)).is_some()
     }
 
     /// Whether Redis answers within all deadlines.
@@ -140,7 +158,11 @@ impl Link {
         deadline: Deadline,
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
-        if self.breaker.is_open_for(deadline.within) && !self.find_out() {
+        if deadline.is_background {
+            if self.breaker.is_open() {
+                return Err(StoreError::away());
+            }
+        } else if self.breaker.is_open_for(deadline.within) && !self.find_out() {
             self.breaker.skipped();
             return Err(StoreError::away());
         }
@@ -161,7 +183,7 @@ impl Link {
     ) -> Result<(T, Connection), StoreError> {
         let asked = Instant::now();
         let slot = &self.slots[self.asked.fetch_add(1, Relaxed) % self.slots.len()];
-        let mut used = None;
+        let (mut used, mut was_sent) = (None, false);
         let answer = async {
             let connection = match timeout(deadline.left(), self.connection(slot)).await.ok()? {
                 Ok(connection) => used.insert(connection),
@@ -170,6 +192,7 @@ impl Link {
             if deadline.is_over() {
                 return None;
             }
+            was_sent = true;
             deadline.wait_for(connection.ask(question)).await
         };
         let error = match (answer.await, used) {
@@ -189,12 +212,12 @@ impl Link {
             }
             _ => StoreError::timeout(deadline.within),
         };
-        if is_probe {
+        if is_probe || deadline.is_background {
             self.breaker.noticed(&error);
         } else if self.breaker.failed(asked, deadline.within, &error) {
             self.find_out();
         }
-        Err(error)
+        Err(if was_sent { error } else { error.unsent() })
     }
 
     async fn connection(&self, slot: &Slot) -> Result<Connection, RedisError> {

@@ -8,6 +8,7 @@ use super::{
     cluster::Cluster,
     connection::{Connection, Question},
     link::{Deadline, Link},
+    release::{Job, Queue},
     server::Server,
 };
 use crate::error::StoreError;
@@ -50,6 +51,16 @@ impl Route {
         match self {
             Self::One(link) => link.runtime(),
             Self::Cluster(cluster) => cluster.runtime(),
+        }
+    }
+
+    /// Has the server that has the key do something in the background.
+    pub(super) fn release_later(&self, job: Job) {
+        match self {
+            Self::One(link) => Queue::push(link, self, job),
+            Self::Cluster(cluster) => {
+                Queue::push(&cluster.link_of(job.key().as_bytes()), self, job)
+            }
         }
     }
 

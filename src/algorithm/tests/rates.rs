@@ -1,0 +1,161 @@
+//! Rates are exact fractions, and stay so when the quota is changed.
+
+use std::time::Duration;
+
+use super::{
+    super::{Action, Algorithm, Ask, Params, Rate, State, Verdict},
+    faces::{Face, RedisServer, Scripted, check},
+};
+use crate::quota::Quota;
+
+const WINDOWS: [u64; 4] = [1, 60, 3_600, 86_400];
+
+/// All rates of 1 to 1,000 per second, minute, hour and day.
+fn quotas(step: usize) -> impl Iterator<Item = Quota> {
+    let windows = WINDOWS.into_iter().map(Duration::from_secs);
+    windows.flat_map(move |window| {
+        (1..=1_000).step_by(step).map(move |limit| Quota::new(limit, window))
+    })
+}
+
+fn peek(face: &mut impl Face, params: &Params, now: f64) -> Verdict {
+    face.ask(params, Ask { action: Action::Peek, ..check(1, now) })
+}
+
+/// Uses all of the quota at one instant; exactly one window later all of it is back, and not before.
+fn returns_after_a_window(face: &mut impl Face, algorithm: Algorithm, quota: Quota) {
+    let params = Params::new(algorithm, quota).unwrap();
+    let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
+    let max_wait = params.own_wait();
+    let start = 1.7e15;
+    let all = face.ask(&params, Ask { max_wait, ..check(limit, start) });
+    assert_eq!((all.admitted, all.wait, all.remaining), (true, 0.0, 0.0), "{algorithm} {quota}");
+    assert_eq!(all.reset, window, "{algorithm} {quota}");
+    let denied = face.ask(&params, Ask { max_wait: 0.0, ..check(limit, start) });
+    assert_eq!((denied.admitted, denied.wait), (false, window), "{algorithm} {quota}");
+    assert!(peek(face, &params, start + window - 1.0).reset > 0.0, "{algorithm} {quota}");
+    let after = peek(face, &params, start + window);
+    assert_eq!((after.remaining, after.reset), (limit, 0.0), "{algorithm} {quota}");
+}
+
+#[test]
+fn after_one_window_the_whole_limit_is_back_for_every_usual_rate() {
+    for quota in quotas(1) {
+        for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
+            returns_after_a_window(&mut State::NeverSeen, algorithm, quota);
+        }
+    }
+}
+
+#[test]
+fn after_one_window_the_whole_limit_is_back_in_redis_too() {
+    let server = RedisServer::start();
+    let mut scripted = Scripted::new(&server, "{key}");
+    for quota in quotas(7) {
+        for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
+            scripted.forget();
+            returns_after_a_window(&mut scripted, algorithm, quota);
+        }
+    }
+}
+
+#[test]
+fn three_per_second_are_three_in_each_second() {
+    for limit in [3, 7, 60, 997] {
+        let params = Params::new(Algorithm::token_bucket(), Quota::per_second(limit)).unwrap();
+        let mut state = State::NeverSeen;
+        for second in 0..100 {
+            let ask = check(1, 1.7e15 + f64::from(second) * 1e6);
+            let admitted = (0..=limit).filter(|_| state.ask(&params, ask).admitted).count();
+            assert_eq!(admitted, limit as usize, "second {second}");
+        }
+    }
+}
+
+#[test]
+fn the_departures_of_a_busy_period_are_the_exact_fractions_rounded_up() {
+    for quota in quotas(13) {
+        let params = Params::new(Algorithm::LeakyBucket, quota.burst(20)).unwrap();
+        let mut state = State::NeverSeen;
+        let (limit, window) = (u64::from(quota.limit()), quota.window_us());
+        for n in 0..20_u64 {
+            let ask = Ask { max_wait: params.own_wait(), ..check(1, 1.7e15) };
+            let verdict = state.ask(&params, ask);
+            let departure = (n * window).div_ceil(limit);
+            assert_eq!((verdict.admitted, verdict.wait), (true, departure as f64), "{quota}");
+        }
+    }
+}
+
+#[test]
+fn a_rate_is_exact_or_slower_by_less_than_one_part_in_a_billion() {
+    let rate = |quota: Quota| Rate::new(quota, quota.burst_size().into());
+    assert_eq!(rate(Quota::per_second(3)), Rate { unit: 1e6, tick: 3.0 });
+    assert_eq!(rate(Quota::per_minute(60)), Rate { unit: 1e6, tick: 1.0 });
+    assert_eq!(rate(Quota::per_second(4_000_000)), Rate { unit: 1.0, tick: 4.0 });
+    let fastest = Quota::new(u32::MAX, Duration::from_millis(1));
+    assert_eq!(rate(fastest), Rate { unit: 200.0, tick: 858_993_459.0 });
+
+    let mut rounded = 0;
+    for limit in [1_001, 9_973, 104_729, 1_000_003, 4_000_037] {
+        for seconds in [1, 60, 3_600, 86_400, 31_622_400] {
+            let quota = Quota::new(limit, Duration::from_secs(seconds));
+            let Rate { unit, tick } = rate(quota);
+            let (exact, counted) =
+                (u128::from(quota.window_us()) * tick as u128, u128::from(limit) * unit as u128);
+            assert!(counted >= exact, "{quota} is counted faster than it is");
+            let error = (counted - exact) as f64 / exact as f64;
+            assert!(error < 1e-9, "{quota}: {error}");
+            rounded += u32::from(counted > exact);
+            assert!(unit * f64::from(limit) <= (1_u64 << 52) as f64, "{quota}");
+        }
+    }
+    assert!(rounded > 5, "{rounded} of these rates are not exact");
+}
+
+/// Two quotas that alternate on one key, with denied checks at one instant.
+fn alternate(face: &mut impl Face, algorithm: Algorithm, times: u32) -> f64 {
+    let all = |quota| Params::new(algorithm, quota).unwrap();
+    let mut worst = 0.0;
+    for (one, other) in [
+        (Quota::per_second(10), Quota::per_second(3)),
+        (Quota::per_minute(7), Quota::per_hour(97)),
+        (Quota::new(10, Duration::from_secs(19)), Quota::new(7, Duration::from_millis(19_001))),
+    ] {
+        let (one, other) = (all(one), all(other));
+        let start = 1.7e15;
+        let spend = Ask { action: Action::Spend, ..check(191, start) };
+        face.ask(&one, spend);
+        let now = start + 12_345.0;
+        face.ask(&other, check(1, now));
+        let first = face.ask(&one, check(1, now)).wait;
+        for _ in 0..times / 2 {
+            assert!(!face.ask(&other, check(1, now)).admitted);
+            assert!(!face.ask(&one, check(1, now)).admitted);
+        }
+        let moved = (face.ask(&one, check(1, now)).wait - first).abs();
+        worst = f64::max(worst, moved);
+        let reset = 1e9 * 86_400.0;
+        assert!(face.ask(&one, check(1, now + reset)).admitted, "{algorithm}");
+    }
+    worst
+}
+
+#[test]
+fn denied_checks_of_quotas_that_alternate_do_not_raise_the_debt() {
+    for (algorithm, _) in super::contract::all_with(Quota::per_second(1)) {
+        let moved = alternate(&mut State::NeverSeen, algorithm, 200_000);
+        assert!(moved <= 1.0, "{algorithm}: {moved} us");
+    }
+}
+
+#[test]
+fn denied_checks_of_quotas_that_alternate_do_not_raise_the_debt_in_redis() {
+    let server = RedisServer::start();
+    let mut scripted = Scripted::new(&server, "{key}");
+    for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
+        scripted.forget();
+        let moved = alternate(&mut scripted, algorithm, 2_000);
+        assert!(moved <= 1.0, "{algorithm}: {moved} us");
+    }
+}

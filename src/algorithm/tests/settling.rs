@@ -1,0 +1,306 @@
+//! Settling, cancelling and releasing let nothing more through than the promise, in any order and whatever is lost.
+//! The oracle counts what was really used, and knows nothing of states.
+
+use std::{env, time::Duration};
+
+use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
+
+use super::{
+    super::{Action, Algorithm, Ask, Params, Refill, Release, State},
+    faces::{Face, RedisServer, Scripted, check},
+};
+use crate::quota::Quota;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A cost, and the longest wait in 1/1000 of a window.
+    Check(u32, u32),
+    /// Of a request that was admitted, how much of its cost was used, in quarters: more than four is spent.
+    Settle(Index, u32),
+    /// Requests that are gone, at once.
+    Cancel(Vec<Index>),
+    /// Units that no decision is named for.
+    Grant(u32),
+    Lose,
+    /// In 1/1000 of a window, and microseconds.
+    Pass(u32, u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let wait = prop_oneof![2 => Just(0), 3 => 0_u32..3_000];
+    let pass = prop_oneof![4 => 0_u32..100, 1 => 100_u32..1_500];
+    let step = prop_oneof![
+        12 => (1_u32..6, wait).prop_map(|(cost, wait)| Step::Check(cost, wait)),
+        4 => (any::<Index>(), 0_u32..8).prop_map(|(which, used)| Step::Settle(which, used)),
+        3 => prop::collection::vec(any::<Index>(), 1..5).prop_map(Step::Cancel),
+        1 => (1_u32..5).prop_map(Step::Grant),
+        1 => Just(Step::Lose),
+        8 => (pass, 0_u32..3).prop_map(|(part, us)| Step::Pass(part, us)),
+    ];
+    prop::collection::vec(step, 1..100)
+}
+
+fn quotas() -> impl Strategy<Value = Quota> {
+    let window = prop_oneof![Just(1_000_000), 1_000_u64..10_000_000, Just(86_400_000_000)];
+    (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
+}
+
+/// Something that was used, in the order in which it was admitted.
+#[derive(Clone, Debug)]
+struct Use {
+    instant: f64,
+    /// Negative if it was granted.
+    used: f64,
+    /// Whether it could have been denied.
+    is_check: bool,
+    /// How often the state had been lost.
+    losses: usize,
+    /// The opening of its window.
+    window: f64,
+}
+
+/// The opening of the window of an instant, or else of the newest one that something is reserved in, for those that
+/// are fixed.
+fn window_of(state: &State, instant: Option<f64>, length: f64) -> f64 {
+    let State::FixedWindow(Some(it)) = state else { return 0.0 };
+    let ahead = instant.map_or(it.state.ahead, |at| ((at - it.state.start) / length).floor());
+    it.state.start + ahead * length
+}
+
+trait Lossy: Face {
+    fn lose(&mut self);
+
+    fn state(&mut self, params: &Params) -> State;
+}
+
+impl Lossy for State {
+    fn lose(&mut self) {
+        *self = Self::NeverSeen;
+    }
+
+    fn state(&mut self, _: &Params) -> State {
+        self.clone()
+    }
+}
+
+impl Lossy for Scripted {
+    fn lose(&mut self) {
+        self.forget();
+    }
+
+    fn state(&mut self, params: &Params) -> State {
+        self.state(params)
+    }
+}
+
+/// What is checked after each step.
+type Oracle = fn(Quota, &[Use]) -> bool;
+
+fn history(
+    face: &mut impl Lossy,
+    algorithm: Algorithm,
+    quota: Quota,
+    steps: &[Step],
+    oracle: Oracle,
+) -> Result<(), TestCaseError> {
+    let params = Params::new(algorithm, quota).unwrap();
+    let window = quota.window_us() as f64;
+    let part = |thousandths: u32| (window * f64::from(thousandths) / 1e3).floor();
+    let (mut now, mut losses) = (1.7e15, 0);
+    let mut uses: Vec<Use> = vec![];
+    // Of what is not settled yet: the place of its use.
+    let mut open: Vec<usize> = vec![];
+    face.lose();
+    for step in steps {
+        let admit = |face: &mut dyn Lossy, uses: &mut Vec<Use>, ask: Ask| {
+            let verdict = face.ask(&params, ask);
+            let is_check = ask.action == Action::Check;
+            let window = window_of(&face.state(&params), None, window);
+            if verdict.admitted {
+                let (instant, used) = (verdict.instant, ask.cost);
+                uses.push(Use { instant, used, is_check, losses, window });
+            }
+            verdict.admitted
+        };
+        let window = window_of(&face.state(&params), Some(now), window);
+        let current = Use { instant: now, used: 0.0, is_check: false, losses, window };
+        match step {
+            Step::Check(cost, max_wait) => {
+                let cost = f64::from(*cost.min(&quota.limit()));
+                let max_wait = part(*max_wait).max(params.own_wait());
+                if admit(face, &mut uses, Ask { max_wait, ..check(cost, now) }) {
+                    open.push(uses.len() - 1);
+                }
+            }
+            Step::Settle(which, quarters) if !open.is_empty() => {
+                let place = open.swap_remove(which.index(open.len()));
+                let Use { used: charged, instant, .. } = uses[place];
+                let used = (charged * f64::from(*quarters) / 4.0).round();
+                if used > charged {
+                    let action = Action::Spend;
+                    admit(face, &mut uses, Ask { action, ..check(used - charged, now) });
+                } else if used < charged {
+                    let units = charged - used;
+                    face.release(&params, now, &[Release { instant: Some(instant), units }]);
+                    uses[place].used = used;
+                    returned(&mut uses, place, Use { instant: now, used: -units, ..current });
+                }
+            }
+            Step::Cancel(all) => {
+                let mut releases = vec![];
+                for which in all {
+                    if !open.is_empty() {
+                        let place = open.swap_remove(which.index(open.len()));
+                        let it = &mut uses[place];
+                        let (instant, units) = (Some(it.instant), it.used);
+                        releases.push(Release { instant, units });
+                        it.used = 0.0;
+                        returned(&mut uses, place, Use { instant: now, used: -units, ..current });
+                    }
+                }
+                if !releases.is_empty() {
+                    face.release(&params, now, &releases);
+                }
+            }
+            Step::Grant(units) if !matches!(algorithm, Algorithm::SlidingWindow { .. }) => {
+                face.ask(&params, Ask { action: Action::Refund, ..check(*units, now) });
+                uses.push(Use { used: -f64::from(*units), ..current });
+            }
+            Step::Lose => {
+                face.lose();
+                losses += 1;
+                now += 1.0; // or what is lost cannot be told from what comes next
+            }
+            Step::Pass(thousandths, us) => now += part(*thousandths) + f64::from(*us),
+            Step::Settle(..) | Step::Grant(_) => {}
+        }
+    }
+    prop_assert!(oracle(quota, &uses), "{algorithm} {quota}: {uses:?}");
+    Ok(())
+}
+
+/// What was spent before a loss is not in the state, so that its return is a grant: but for what was reserved for an
+/// instant to come, unless by chance others are reserved for the same.
+fn returned(uses: &mut Vec<Use>, place: usize, grant: Use) {
+    let Use { instant, losses, .. } = uses[place];
+    let same = uses.iter().any(|it| it.losses == grant.losses && it.instant == instant);
+    if losses < grant.losses && (instant <= grant.instant || same) {
+        uses.push(grant);
+    }
+}
+
+/// Some histories on the twin, and some on the script: with `HISTORIES=100000` in the environment so many, and a tenth.
+fn never_over(algorithm: Algorithm, oracle: Oracle) {
+    let histories = env::var("HISTORIES").map_or(1_000, |it| it.parse().unwrap());
+    let config = |cases| ProptestConfig { cases, failure_persistence: None, ..Default::default() };
+    let strategy = (quotas(), steps());
+    let result = TestRunner::new(config(histories)).run(&strategy, |(quota, steps)| {
+        history(&mut State::NeverSeen, algorithm, quota, &steps, oracle)
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"));
+    let server = RedisServer::start();
+    let scripted = std::cell::RefCell::new(Scripted::new(&server, "{key}"));
+    let result = TestRunner::new(config(histories / 10)).run(&strategy, |(quota, steps)| {
+        history(&mut *scripted.borrow_mut(), algorithm, quota, &steps, oracle)
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Holds `most` against the sum and the time of each stretch that ends with a check and begins after the last loss.
+/// Whenever units were granted, what they were granted for may have been used before.
+fn stretches(
+    quota: Quota,
+    uses: &[Use],
+    most: impl Fn(f64, f64) -> f64,
+    last_counts: bool,
+) -> bool {
+    let burst = f64::from(quota.burst_size());
+    let checks = (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0);
+    checks.into_iter().all(|last| {
+        let Use { instant: end, losses, used, .. } = uses[last];
+        let before = uses[..last].iter().filter(|it| it.losses == losses && it.instant <= end);
+        let (granted, mut before): (Vec<_>, Vec<_>) = before.partition(|it| it.used < 0.0);
+        let granted: f64 = granted.iter().map(|it| it.used).sum();
+        before.sort_by(|a, b| b.instant.total_cmp(&a.instant));
+        let mut sum = granted + if last_counts { used } else { 0.0 };
+        let mut holds = sum <= most(burst, 0.0);
+        for it in before {
+            sum += it.used;
+            holds &= sum <= most(burst, end - it.instant);
+        }
+        holds
+    })
+}
+
+#[test]
+fn a_token_bucket_is_never_over() {
+    never_over(Algorithm::token_bucket(), |quota, uses| {
+        let rate = f64::from(quota.limit()) / quota.window_us() as f64;
+        stretches(quota, uses, |burst, time| burst + rate * time + 1e-6, true)
+    });
+}
+
+#[test]
+fn a_token_bucket_that_refills_at_once_is_never_over() {
+    let algorithm = Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 };
+    never_over(algorithm, |quota, uses| {
+        let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
+        stretches(quota, uses, |burst, time| burst + limit * (time / window).ceil(), true)
+    });
+}
+
+#[test]
+fn a_leaky_bucket_is_never_over() {
+    never_over(Algorithm::LeakyBucket, |quota, uses| {
+        let rate = f64::from(quota.limit()) / quota.window_us() as f64;
+        stretches(quota, uses, |_, time| (time + 1.0) * rate + 1e-6, false)
+    });
+}
+
+#[test]
+fn a_sliding_log_is_never_over() {
+    never_over(Algorithm::SlidingLog, |quota, uses| {
+        let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
+        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
+            let Use { instant: end, losses, .. } = uses[last];
+            let counts =
+                |it: &&Use| it.losses == losses && it.instant > end - window && it.instant <= end;
+            uses[..=last].iter().filter(counts).map(|it| it.used).sum::<f64>() <= limit
+        })
+    });
+}
+
+#[test]
+fn a_fixed_window_is_never_over() {
+    never_over(Algorithm::FixedWindow, |quota, uses| {
+        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
+            let Use { window, losses, .. } = uses[last];
+            let length = quota.window_us() as f64;
+            // A grant can empty a window, and the next one opens then.
+            let is_same = |it: &Use| {
+                it.window == window || it.used < 0.0 && (it.window - window).abs() < length
+            };
+            let counts = |it: &&Use| it.losses == losses && is_same(it);
+            let sum: f64 = uses[..=last].iter().filter(counts).map(|it| it.used).sum();
+            sum <= f64::from(quota.limit())
+        })
+    });
+}
+
+#[test]
+fn a_sliding_window_is_never_over() {
+    fn oracle<const BUCKETS: u32>(quota: Quota, uses: &[Use]) -> bool {
+        let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
+        let buckets = f64::from(BUCKETS);
+        // Whatever the grid is: the sub-windows that lie wholly inside of the window hold no more than the limit.
+        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
+            let Use { instant: end, losses, .. } = uses[last];
+            let inside = window - (window / buckets).ceil();
+            let counts =
+                |it: &&Use| it.losses == losses && it.instant > end - inside && it.instant <= end;
+            uses[..=last].iter().filter(counts).map(|it| it.used).sum::<f64>() <= limit
+        })
+    }
+    never_over(Algorithm::SlidingWindow { buckets: 2 }, oracle::<2>);
+    never_over(Algorithm::SlidingWindow { buckets: 10 }, oracle::<10>);
+}
