@@ -271,7 +271,7 @@ local function sliding_log(key, arg)
         redis.call('LSET', key, '-2', newest)
         redis.call('RPOP', key)
       else
-        redis.call('LSET', key, '-1', newest) -- in the place of the summary
+        redis.call('LSET', key, '-1', newest) -- replaces the summary
       end
     end
     redis.call('RPUSH', key, summary(window))

@@ -351,7 +351,7 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// on.
     ///
     /// A stop between the end of the wait and the call of the service cannot be seen, nor one in the service or on the
-    /// way to somebody else's server. A request that need not wait is never late.
+    /// way to the server of a third party. A request that need not wait is never late.
     ///
     /// A sleep can be a millisecond late on an idle machine, and more on a busy one: with a `max_lateness` of less than
     /// 5 ms many requests ask twice. [`Duration::MAX`] lets all requests go on.

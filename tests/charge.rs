@@ -664,7 +664,7 @@ async fn reservations_that_redis_has_lost_return_nothing() {
     }
 }
 
-/// What becomes of a charge.
+/// The end of a charge.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Settle(u32),

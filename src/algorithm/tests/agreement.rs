@@ -14,7 +14,7 @@ use crate::quota::Quota;
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) action: Action,
-    /// In the place of the action: of what was admitted, what to release, and how much of it, in 1/4.
+    /// Replaces the action: of what was admitted, what to release, and how much of it, in 1/4.
     releases: Vec<(prop::sample::Index, u32)>,
     /// In units, or in 1/1000 of the most that can be granted.
     pub(super) cost: Result<u32, u32>,
