@@ -156,11 +156,16 @@ impl RateLimiter {
     /// Returns in the background `permits` of those that an acquire has `taken`, as far as that is possible.
     pub(super) fn release_later(&self, permits: u32, taken: u32, id: u64) {
         let limiter = self.clone();
-        let task = async move {
-            let deadline = Deadline::in_background();
-            let _ = limiter.give_back(deadline, permits, taken, &id_of(id)).await;
-        };
-        self.store.release_by(self.name(), Box::pin(task));
+        self.store.release_by(self.name(), move || {
+            let limiter = limiter.clone();
+            Box::pin(async move {
+                let deadline = Deadline::in_background();
+                match limiter.give_back(deadline, permits, taken, &id_of(id)).await {
+                    Err(Error::Store(error)) => Err(error),
+                    _ => Ok(()),
+                }
+            })
+        });
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) use self::link::Deadline;
 use self::{
     cluster::Cluster,
     connection::Question,
-    release::{Job, Releases},
+    release::{Job, Releases, Run},
     route::Route,
     server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
 };
@@ -310,9 +310,9 @@ impl RedisStore {
         }))
     }
 
-    /// Runs a task that releases something of a key, when its turn among the releases has come.
-    pub(crate) fn release_by(&self, key: &str, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        self.route.release_later(Job::Task(key.to_owned(), task));
+    /// Has a key released by `run`, when its turn among the releases has come; again, if that fails unsent.
+    pub(crate) fn release_by(&self, key: &str, run: impl Fn() -> Run + Send + Sync + 'static) {
+        self.route.release_later(Job::task(key.to_owned(), Box::new(run)));
     }
 
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {

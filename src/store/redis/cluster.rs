@@ -24,6 +24,8 @@ use super::{
     breaker::{Breaker, Counters, Health},
     connection::{Connection, Question, is_answer},
     link::{Deadline, Link},
+    release::Queue,
+    route::Route,
     server::{CONNECT_TIMEOUT, Server},
 };
 use crate::{error::StoreError, store::lock};
@@ -120,6 +122,7 @@ impl Cluster {
         let slot = slot_of(key_of(question.cmd()));
         let (mut node, mut is_asking) = (self.owner(slot), false);
         let mut hops = 0;
+        Queue::resume(&node.link, || Route::Cluster(self.clone()));
         loop {
             let error = match node.link.ask(deadline, question.asking(is_asking)).await {
                 Err(error) => error,

@@ -125,13 +125,14 @@ fn is_routine(error: &RedisError) -> bool {
 
 /// Whether an error means that the connection is of no use, and not that the server refused a command.
 pub(super) fn is_of_the_connection(error: &RedisError) -> bool {
-    error.is_io_error()
-        || error.is_unrecoverable_error()
-        // After a failover the server may have become a replica. Redis 6.2 puts what stops a script into an `ERR`.
-        || matches!(
-            error.kind(),
-            ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown)
-        )
+    error.is_io_error() || error.is_unrecoverable_error() || is_of_a_replica(error)
+}
+
+/// Whether the server may not write: after a failover it may have become a replica.
+pub(super) fn is_of_a_replica(error: &RedisError) -> bool {
+    use ServerErrorKind::{MasterDown, ReadOnly};
+    matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
+        // Redis 6.2 puts what stops a script into an `ERR`.
         || error.detail().is_some_and(|detail| detail.contains(" -READONLY "))
 }
 

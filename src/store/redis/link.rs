@@ -124,12 +124,6 @@ impl Link {
         &self.releases
     }
 
-    /// Runs a task where the caller runs, or else where a connection was made. Returns whether there is such a runtime.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> bool {
-        let runtime = Handle::try_current().ok().or_else(|| self.runtime());
-        runtime.map(|runtime| runtime.spawn(task)).is_some()
-    }
-
     /// Whether Redis answers within all deadlines.
     pub(super) fn is_available(&self) -> bool {
         !self.breaker.is_open()

@@ -1,22 +1,23 @@
-//! What requests have reserved or spent that are gone is returned here: by one worker per node, which no request waits
-//! for, and which is bounded in memory, in calls under way, and in the work that one call is for the server.
+//! What requests have reserved or spent that are gone is returned here: by a few workers per node, which no request
+//! waits for, and which are bounded in memory, in calls under way, and in the work that one call is for the server.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
-use redis::Cmd;
-use tokio::{
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use redis::{Cmd, ServerErrorKind};
+use tokio::{runtime::Handle, time::sleep};
 
 use super::{
     Question, Script,
+    connection::is_of_a_replica,
     link::{Deadline, Link},
     route::Route,
 };
@@ -26,50 +27,80 @@ use crate::{
     store::{Settings, lock},
 };
 
-/// The most units of work that are held for a node. Beyond, reservations pass unused.
+/// The most releases that are held for a node. Beyond, reservations pass unused.
 const MAX_HELD: usize = 20_000;
 /// The most releases of one key in one call.
 const MAX_PER_CALL: usize = 100;
-/// The most calls under way.
-const MAX_CALLS: usize = 8;
-/// The pause while the node does not answer.
+/// The most workers of a node, each with one call under way: Redis may do these in one go.
+const MAX_WORKERS: usize = 4;
+/// A worker begins after this time: what is released with the first request goes into the same calls.
+const GATHER: Duration = Duration::from_millis(5);
+/// The pause of a worker after a call that the node did not get.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A worker that has not moved on for so long is in a runtime that does not run.
+/// Workers of which none has moved on for so long are in a runtime that does not run.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
-/// A task that waits for the node is given up after this time.
+/// What the node did not get for so long is given up: reservations have passed unused.
 const MAX_AGE: Duration = Duration::from_secs(60);
-
-/// Releases of one key.
-pub(super) struct Releases {
-    key: String,
-    params: Params,
-    all: Vec<Release>,
-}
 
 pub(super) enum Job {
     Key(Releases),
-    /// What releases something of a key.
-    Task(String, Task),
+    Task(Task),
 }
 
-type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Releases of one key, and since when each is held.
+pub(super) struct Releases {
+    key: String,
+    params: Params,
+    all: VecDeque<(Release, Instant)>,
+}
+
+/// A call, or several, by which something of a key is released.
+pub(super) struct Task {
+    key: String,
+    run: Box<dyn Fn() -> Run + Send + Sync>,
+    since: Instant,
+}
+
+pub(crate) type Run = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
 impl Job {
+    pub(super) fn task(key: String, run: Box<dyn Fn() -> Run + Send + Sync>) -> Self {
+        Self::Task(Task { key, run, since: Instant::now() })
+    }
+
     pub(super) fn key(&self) -> &str {
         match self {
-            Self::Key(Releases { key, .. }) | Self::Task(key, _) => key,
+            Self::Key(Releases { key, .. }) | Self::Task(Task { key, .. }) => key,
         }
     }
+
+    /// Returns whether it was done, or may have been: it must not be done twice.
+    async fn run(&self, route: &Route) -> bool {
+        let result = match self {
+            Self::Key(releases) => releases.send(route, Deadline::in_background()).await,
+            Self::Task(task) => (task.run)().await,
+        };
+        result.err().is_none_or(|error| error.was_sent() && !is_refusal(&error))
+    }
+}
+
+/// Whether the server has answered that it changes nothing now.
+fn is_refusal(error: &StoreError) -> bool {
+    use ServerErrorKind::{BusyLoading, ClusterDown, TryAgain};
+    matches!(error.server_kind(), Some(BusyLoading | ClusterDown | TryAgain))
+        || error.redis().is_some_and(is_of_a_replica)
 }
 
 impl Releases {
     pub(super) fn new(settings: &Settings, key: String, release: Release) -> Self {
-        Self { key, params: settings.params, all: vec![release] }
+        Self { key, params: settings.params, all: [(release, Instant::now())].into() }
     }
 
     /// The same units, spent at `instant`.
     pub(super) fn at(&self, instant: f64) -> Self {
-        let at = |release: &Release| Release { instant: Some(instant), ..*release };
+        let at = |&(release, _): &(Release, _)| {
+            (Release { instant: Some(instant), ..release }, Instant::now())
+        };
         Self { key: self.key.clone(), params: self.params, all: self.all.iter().map(at).collect() }
     }
 
@@ -87,7 +118,7 @@ impl Releases {
         for arg in self.params.args() {
             command.arg(arg as u64);
         }
-        let pair = |release: &Release| {
+        let pair = |(release, _): &(Release, _)| {
             let instant = release.instant.expect("a release names the request");
             [instant.to_le_bytes(), release.units.to_le_bytes()].concat()
         };
@@ -96,100 +127,118 @@ impl Releases {
     }
 }
 
-/// The queue of a node's worker.
+/// What is to be released by a node.
 #[derive(Default)]
-pub(super) struct Queue(Mutex<Held>);
+pub(super) struct Queue {
+    held: Mutex<Held>,
+    /// Whether something is held and has no worker, as the runtime of those has ended.
+    is_orphaned: AtomicBool,
+}
 
 #[derive(Default)]
 struct Held {
-    keys: HashMap<String, (Params, Vec<(Release, Instant)>)>,
-    order: VecDeque<String>,
-    tasks: VecDeque<(Task, Instant)>,
+    /// What is next; a key that has releases stands there once.
+    order: VecDeque<Next>,
+    keys: HashMap<String, (Params, VecDeque<(Release, Instant)>)>,
     /// The number of releases and tasks.
     count: usize,
-    /// When the worker, if there is one, has moved on.
+    /// The number of workers, of this generation: those before stand still.
+    workers: usize,
+    generation: u64,
+    /// When one of them has moved on last.
     moved: Option<Instant>,
 }
 
+enum Next {
+    Key(String),
+    Task(Task),
+}
+
 impl Held {
+    /// Adds as much as there is room for.
     fn push(&mut self, job: Job) {
-        if self.count >= MAX_HELD {
-            return;
-        }
-        let now = Instant::now();
+        let room = MAX_HELD - self.count;
         match job {
-            Job::Task(_, task) => {
-                self.tasks.push_back((task, now));
-                self.count += 1;
+            Job::Task(task) => {
+                if room > 0 {
+                    self.count += 1;
+                    self.order.push_back(Next::Task(task));
+                }
             }
-            Job::Key(Releases { key, params, all }) => {
+            Job::Key(Releases { key, params, mut all }) => {
+                all.truncate(room);
                 self.count += all.len();
-                let order = &mut self.order;
-                let (_, held) = self.keys.entry(key).or_insert_with_key(|key| {
-                    order.push_back(key.clone());
-                    (params, vec![])
-                });
-                held.extend(all.into_iter().map(|release| (release, now)));
+                match self.keys.entry(key) {
+                    Entry::Occupied(mut known) => known.get_mut().1.append(&mut all),
+                    Entry::Vacant(new) if !all.is_empty() => {
+                        self.order.push_back(Next::Key(new.key().clone()));
+                        new.insert((params, all));
+                    }
+                    Entry::Vacant(_) => {}
+                }
             }
         }
     }
 
+    /// Takes what is next, and not too old.
     fn pop(&mut self) -> Option<Job> {
-        if let Some((task, _)) = self.tasks.pop_front() {
-            self.count -= 1;
-            return Some(Job::Task(String::new(), task));
+        let now = Instant::now();
+        let is_young = |since: Instant| now.saturating_duration_since(since) < MAX_AGE;
+        loop {
+            match self.order.pop_front()? {
+                Next::Task(task) => {
+                    self.count -= 1;
+                    if is_young(task.since) {
+                        return Some(Job::Task(task));
+                    }
+                }
+                Next::Key(key) => {
+                    let (params, mut held) = self.keys.remove(&key)?;
+                    let some = held.len().min(MAX_PER_CALL);
+                    self.count -= some;
+                    let mut all: VecDeque<_> = held.drain(..some).collect();
+                    all.retain(|(_, since)| is_young(*since));
+                    if !held.is_empty() {
+                        self.order.push_back(Next::Key(key.clone()));
+                        self.keys.insert(key.clone(), (params, held));
+                    }
+                    if !all.is_empty() {
+                        return Some(Job::Key(Releases { key, params, all }));
+                    }
+                }
+            }
         }
-        let key = self.order.pop_front()?;
-        let (params, mut held) = self.keys.remove(&key)?;
-        let rest = held.split_off(held.len().min(MAX_PER_CALL));
-        self.count -= held.len();
-        if !rest.is_empty() {
-            self.order.push_back(key.clone());
-            self.keys.insert(key.clone(), (params, rest));
-        }
-        let all = held.into_iter().map(|(release, _)| release).collect();
-        Some(Job::Key(Releases { key, params, all }))
-    }
-
-    /// Drops what is too old: it has passed unused.
-    fn give_up_old(&mut self) {
-        self.tasks.retain(|(_, since)| since.elapsed() < MAX_AGE);
-        self.keys.retain(|_, (_, held)| {
-            held.retain(|(_, since)| since.elapsed() < MAX_AGE);
-            !held.is_empty()
-        });
-        let keys = &self.keys;
-        self.order.retain(|key| keys.contains_key(key));
-        self.count =
-            self.tasks.len() + self.keys.values().map(|(_, held)| held.len()).sum::<usize>();
     }
 }
 
 impl Queue {
     /// Adds a job for the node behind `link`, which is asked by `route`.
     pub(super) fn push(link: &Arc<Link>, route: &Route, job: Job) {
-        let held = &mut *lock(&link.releases().0);
-        held.push(job);
-        if held.moved.is_some_and(|moved| moved.elapsed() < MAX_STANDSTILL) {
-            return;
-        }
-        let work = work(link.clone(), route.clone());
-        if link.spawn(work) {
-            held.moved = Some(Instant::now());
+        lock(&link.releases().held).push(job);
+        Self::start(link, route);
+    }
+
+    /// Goes on with what is held, if the runtime of those who did has ended.
+    pub(super) fn resume(link: &Arc<Link>, route: impl FnOnce() -> Route) {
+        if link.releases().is_orphaned.load(Relaxed) {
+            Self::start(link, &route());
         }
     }
 
-    fn pop(&self) -> Option<Job> {
-        let held = &mut *lock(&self.0);
-        let job = held.pop();
-        held.moved = job.as_ref().map(|_| Instant::now());
-        job
-    }
-
-    fn wait(&self) {
-        let held = &mut *lock(&self.0);
-        held.give_up_old();
-        held.moved = Some(Instant::now());
+    /// Starts a worker, if there is work for one more: where the caller runs, or else where a connection was made.
+    fn start(link: &Arc<Link>, route: &Route) {
+        let Some(worker) = Worker::hire(link) else { return };
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(worker.work(route.clone()))),
+            Err(_) => drop(worker),
+        }
+        // A runtime that shuts down has dropped it.
+        if link.releases().is_orphaned.load(Relaxed)
+            && let Some(runtime) = route.runtime()
+            && let Some(worker) = Worker::hire(link)
+        {
+            runtime.spawn(worker.work(route.clone()));
+        }
     }
 }
 
@@ -199,48 +248,181 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// Works until the queue is empty.
-async fn work(link: Arc<Link>, route: Route) {
-    /// Also when its runtime ends meanwhile.
-    struct Worker(Arc<Link>);
+/// Works until the queue is empty, or its runtime ends.
+struct Worker {
+    link: Arc<Link>,
+    generation: u64,
+    has_left: bool,
+}
 
-    impl Drop for Worker {
-        fn drop(&mut self) {
-            lock(&self.0.releases().0).moved = None;
+impl Worker {
+    fn hire(link: &Arc<Link>) -> Option<Self> {
+        let queue = link.releases();
+        let held = &mut *lock(&queue.held);
+        if held.moved.is_some_and(|moved| moved.elapsed() > MAX_STANDSTILL) {
+            held.generation += 1;
+            (held.workers, held.moved) = (0, None);
+        }
+        if held.workers >= held.order.len().min(MAX_WORKERS) {
+            return None;
+        }
+        held.workers += 1;
+        held.moved.get_or_insert_with(Instant::now);
+        queue.is_orphaned.store(false, Relaxed);
+        Some(Self { link: link.clone(), generation: held.generation, has_left: false })
+    }
+
+    async fn work(mut self, route: Route) {
+        sleep(GATHER).await;
+        while let Some(job) = self.next() {
+            if !job.run(&route).await {
+                route.release_later(job); // by the node that has the key now
+                sleep(PAUSE).await;
+            }
         }
     }
 
-    let worker = Worker(link);
-    let link = &worker.0;
-    let mut calls = JoinSet::new();
-    loop {
-        while calls.len() >= MAX_CALLS {
-            calls.join_next().await;
+    fn next(&mut self) -> Option<Job> {
+        let held = &mut *lock(&self.link.releases().held);
+        if held.generation != self.generation {
+            return None;
         }
-        if !link.is_available() {
-            link.releases().wait();
-            sleep(PAUSE).await;
-            continue;
+        let job = held.pop();
+        held.moved = Some(Instant::now());
+        if job.is_none() {
+            // With the lock still held: else what is pushed now would have no worker.
+            self.has_left = true;
+            held.leave();
         }
-        let Some(job) = link.releases().pop() else {
-            if calls.join_next().await.is_none() {
-                break;
+        job
+    }
+}
+
+impl Held {
+    fn leave(&mut self) {
+        self.workers -= 1;
+        if self.workers == 0 {
+            self.moved = None;
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let queue = self.link.releases();
+        let held = &mut *lock(&queue.held);
+        if !self.has_left && held.generation == self.generation {
+            held.leave();
+            queue.is_orphaned.store(held.workers == 0 && held.count > 0, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+    use crate::{Algorithm, Quota};
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push { key: u8, releases: usize, is_old: bool },
+        PushTask { is_old: bool },
+        Pop,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let is_old = || prop::bool::weighted(0.1);
+        prop_oneof![
+            (0..20_u8, 0..3_000_usize, is_old()).prop_map(|(key, releases, is_old)| Step::Push {
+                key,
+                releases,
+                is_old
+            }),
+            is_old().prop_map(|is_old| Step::PushTask { is_old }),
+            Just(Step::Pop),
+        ]
+    }
+
+    fn since(is_old: bool) -> Instant {
+        Instant::now() - if is_old { MAX_AGE } else { Duration::ZERO }
+    }
+
+    fn task(is_old: bool) -> Job {
+        let run = || -> Run { Box::pin(async { Ok(()) }) };
+        Job::Task(Task { key: String::new(), run: Box::new(run), since: since(is_old) })
+    }
+
+    /// By key, the numbers of releases; those of tasks are 0.
+    type Numbers = HashMap<String, Vec<f64>>;
+
+    impl Held {
+        fn pop_into(&mut self, popped: &mut Numbers) -> bool {
+            match self.pop() {
+                Some(Job::Task(Task { key, .. })) => popped.entry(key).or_default().push(0.0),
+                Some(Job::Key(Releases { key, all, .. })) => {
+                    assert!((1..=MAX_PER_CALL).contains(&all.len()));
+                    popped.entry(key).or_default().extend(all.iter().map(|(it, _)| it.units));
+                }
+                None => return false,
             }
-            continue;
-        };
-        let (link, route) = (link.clone(), route.clone());
-        calls.spawn(async move {
-            match job {
-                Job::Task(_, task) => drop(timeout(MAX_AGE, task).await),
-                Job::Key(releases) => {
-                    let sent = releases.send(&route, Deadline::in_background()).await;
-                    // What was sent may have been done, and must not be done twice.
-                    if sent.is_err_and(|error| !error.was_sent()) {
-                        sleep(PAUSE).await;
-                        lock(&link.releases().0).push(Job::Key(releases));
+            true
+        }
+
+        fn check(&self) {
+            let is_key = |next: &&Next| matches!(next, Next::Key(_));
+            let keys = self.order.iter().filter(is_key).count();
+            let releases: usize = self.keys.values().map(|(_, all)| all.len()).sum();
+            assert_eq!(keys, self.keys.len(), "a key stands in the order once");
+            assert!(self.keys.values().all(|(_, all)| !all.is_empty()));
+            assert_eq!(self.count, releases + self.order.len() - keys);
+            assert!(self.count <= MAX_HELD);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_queue_is_bounded_and_returns_once_and_in_order_what_it_took_and_is_not_too_old(
+            steps in vec(step(), 0..100)
+        ) {
+            let params = Params::new(Algorithm::FixedWindow, Quota::per_second(10)).unwrap();
+            let (mut held, mut number) = (Held::default(), 0.0);
+            let (mut taken, mut popped) = (Numbers::new(), Numbers::new());
+            for step in steps {
+                let before = held.count;
+                match step {
+                    Step::Push { key, releases, is_old } => {
+                        let key = key.to_string();
+                        let numbers: Vec<_> = (1..=releases).map(|it| number + it as f64).collect();
+                        number += releases as f64;
+                        let all = numbers.iter().map(|units| {
+                            (Release { instant: None, units: *units }, since(is_old))
+                        });
+                        held.push(Job::Key(Releases { key: key.clone(), params, all: all.collect() }));
+                        let took = held.count - before;
+                        prop_assert_eq!(took, releases.min(MAX_HELD - before));
+                        if !is_old && took > 0 {
+                            taken.entry(key).or_default().extend(&numbers[..took]);
+                        }
+                    }
+                    Step::PushTask { is_old } => {
+                        held.push(task(is_old));
+                        if !is_old && held.count > before {
+                            taken.entry(String::new()).or_default().push(0.0);
+                        }
+                    }
+                    Step::Pop => {
+                        held.pop_into(&mut popped);
                     }
                 }
+                held.check();
             }
-        });
+            while held.pop_into(&mut popped) {
+                held.check();
+            }
+            prop_assert_eq!(held.count, 0);
+            prop_assert_eq!(popped, taken);
+        }
     }
 }

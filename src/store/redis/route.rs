@@ -56,11 +56,14 @@ impl Route {
 
     /// Has the server that has the key do something in the background.
     pub(super) fn release_later(&self, job: Job) {
+        Queue::push(&self.link_of(job.key()), self, job);
+    }
+
+    /// The connections to the server that has the key.
+    pub(super) fn link_of(&self, key: &str) -> Arc<Link> {
         match self {
-            Self::One(link) => Queue::push(link, self, job),
-            Self::Cluster(cluster) => {
-                Queue::push(&cluster.link_of(job.key().as_bytes()), self, job)
-            }
+            Self::One(link) => link.clone(),
+            Self::Cluster(cluster) => cluster.link_of(key.as_bytes()),
         }
     }
 
@@ -71,7 +74,10 @@ impl Route {
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
         match self {
-            Self::One(link) => link.ask(deadline, question).await,
+            Self::One(link) => {
+                Queue::resume(link, || self.clone());
+                link.ask(deadline, question).await
+            }
             Self::Cluster(cluster) => cluster.ask(deadline, question).await,
         }
     }

@@ -1,0 +1,407 @@
+//! Requests that wait and vanish: their reservations are released, and other requests are decided meanwhile.
+
+mod support;
+
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{Router, routing::get};
+use http::{Request, StatusCode, request::Parts};
+use support::{
+    cluster::Cluster,
+    counting,
+    load::{eventually, turn, until},
+    proxy::Proxy,
+    server::RedisServer,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+    task::{JoinHandle, JoinSet, block_in_place},
+    time::sleep,
+};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    redisson::{RateLimiter, RateType},
+};
+
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::FixedWindow,
+    Algorithm::SlidingLog,
+    Algorithm::SlidingWindow { buckets: 60 },
+    Algorithm::token_bucket(),
+    Algorithm::LeakyBucket,
+];
+const MAX_WAIT: Duration = Duration::from_secs(10 * 3_600);
+/// A deadline that a busy machine keeps, too.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Ten per hour: no request that waits goes on while a test runs.
+fn limiter(store: &RedisStore, algorithm: Algorithm) -> Limiter {
+    let quota = Quota::per_hour(10);
+    let quota = if algorithm == Algorithm::LeakyBucket { quota.burst(100) } else { quota };
+    Limiter::named("waiting", store.clone().deadline(LONG), algorithm, quota)
+}
+
+/// Requests of some keys that wait.
+struct Waiting {
+    limiter: Limiter,
+    /// What the keys were like before.
+    before: Vec<(String, Decision)>,
+    tasks: JoinSet<()>,
+    peeks: AtomicU64,
+}
+
+impl Waiting {
+    /// So many of each key, which have no quota left.
+    async fn start(limiter: Limiter, keys: &[String], of_each: usize) -> Self {
+        let mut before = vec![];
+        for key in keys {
+            while limiter.try_acquire(key, 1, Duration::ZERO).await.unwrap().is_allowed() {}
+            before.push((key.clone(), limiter.peek(key).await.unwrap()));
+        }
+        let mut waiting = Self { limiter, before, tasks: JoinSet::new(), peeks: AtomicU64::new(0) };
+        let layer = waiting.layer();
+        for key in keys {
+            for _ in 0..of_each {
+                let service = layer.layer(counting(&Arc::default()));
+                let request = Request::get(format!("/{key}")).body(Default::default()).unwrap();
+                waiting.tasks.spawn(async move {
+                    let response = service.oneshot(request).await.unwrap();
+                    panic!("{}", response.status());
+                });
+            }
+        }
+        waiting.until_reserved(of_each).await;
+        waiting
+    }
+
+    async fn until_reserved(&self, of_each: usize) {
+        // Less what the test may take.
+        let longer = Duration::from_secs(360) * of_each as u32;
+        for (key, before) in &self.before {
+            let wanted = (before.reset_after() + longer).saturating_sub(Duration::from_secs(60));
+            let is_so = async || self.peek(key).await.reset_after() >= wanted;
+            until("all have a reservation", is_so).await;
+        }
+    }
+
+    /// A layer in which requests wait, by path.
+    fn layer(&self) -> RateLimitLayer {
+        let key = |request: &Parts| request.uri.path().trim_start_matches('/').to_owned();
+        RateLimitLayer::new(self.limiter.clone(), key).max_wait(MAX_WAIT)
+    }
+
+    async fn peek(&self, key: &str) -> Decision {
+        let peek = async || {
+            self.peeks.fetch_add(1, SeqCst);
+            self.limiter.peek(key).await
+        };
+        eventually(peek).await
+    }
+
+    async fn is_released(&self, (key, before): &(String, Decision)) -> bool {
+        let now = self.peek(key).await;
+        assert!(now.remaining() <= before.remaining(), "{key}: more was released than reserved");
+        now.remaining() == before.remaining() && now.reset_after() <= before.reset_after()
+    }
+
+    /// Waits until the keys are what they were before.
+    async fn until_released(&self) {
+        for it in &self.before {
+            until("all is released", async || self.is_released(it).await).await;
+        }
+    }
+}
+
+/// Requests of other keys, one after the other, which have to be allowed.
+struct Others {
+    is_over: Arc<AtomicBool>,
+    task: JoinHandle<u64>,
+}
+
+impl Others {
+    fn start(store: &RedisStore) -> Self {
+        let store = store.clone().deadline(Duration::from_secs(1));
+        let limiter =
+            Limiter::named("others", store, Algorithm::token_bucket(), Quota::per_hour(1));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let is_over_too = is_over.clone();
+        let task = tokio::spawn(async move {
+            let mut asked = 0;
+            while !is_over_too.load(SeqCst) {
+                let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"))
+                    .on_failure(FailurePolicy::Closed);
+                asked += 1;
+                let request = support::get(&[("x-user", &asked.to_string())]);
+                let response = layer.layer(counting(&Arc::default())).oneshot(request).await;
+                assert_eq!(response.unwrap().status(), StatusCode::OK, "the request {asked}");
+                sleep(Duration::from_millis(1)).await;
+            }
+            asked
+        });
+        Self { is_over, task }
+    }
+
+    /// Returns how many they were.
+    async fn finish(self) -> u64 {
+        self.is_over.store(true, SeqCst);
+        self.task.await.expect("each is allowed")
+    }
+}
+
+fn scripts(server: &RedisServer) -> u64 {
+    block_in_place(|| server.calls("evalsha") + server.calls("eval"))
+}
+
+fn keys(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("key-{number}")).collect()
+}
+
+fn assert_untroubled(store: &RedisStore) {
+    let health = store.health();
+    assert!(health.is_available, "{health:?}");
+    assert_eq!((health.outages, health.consecutive_failures), (0, 0), "{health:?}");
+}
+
+/// Lets 9,000 requests of 100 keys vanish while others are decided, and returns how many calls released them.
+async fn vanish(
+    server: &RedisServer,
+    store: &RedisStore,
+    waiting: &Waiting,
+    vanish: impl AsyncFnOnce(),
+) -> u64 {
+    let (asked, peeked) = (scripts(server), waiting.peeks.load(SeqCst));
+    let others = Others::start(store);
+    vanish().await;
+    waiting.until_released().await;
+    let others = others.finish().await;
+    assert_untroubled(store);
+    scripts(server) - asked - (waiting.peeks.load(SeqCst) - peeked) - others
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_that_vanish_at_once_leave_no_reservation_and_cost_others_nothing() {
+    for algorithm in ALGORITHMS {
+        let server = RedisServer::start();
+        let store = RedisStore::connect(&server.url()).await.unwrap();
+        let mut waiting = Waiting::start(limiter(&store, algorithm), &keys(100), 90).await;
+        let mut tasks = mem::take(&mut waiting.tasks);
+        let calls = vanish(&server, &store, &waiting, async move || tasks.abort_all()).await;
+        println!("{algorithm}: 9,000 reservations are released by {calls} calls");
+        assert!((100..=500).contains(&calls), "{algorithm}: {calls}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_it_is_when_their_connections_are_closed() {
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = limiter(&store, Algorithm::token_bucket());
+    let keys = keys(100);
+    let waiting = Waiting::start(limiter, &keys, 0).await;
+    let app = Router::new().fallback(get(|| async {})).layer(waiting.layer());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+
+    let (mut connections, mut responses) = (JoinSet::new(), vec![]);
+    for first in (0..9_000).step_by(180) {
+        let io = TcpStream::connect(address).await.unwrap();
+        let (client, connection) = h2::client::handshake(io).await.unwrap();
+        connections.spawn(connection);
+        for number in first..first + 180 {
+            let uri = format!("http://{address}/{}", keys[number % 100]);
+            let request = Request::get(uri).body(()).unwrap();
+            let mut ready = client.clone().ready().await.unwrap();
+            responses.push(ready.send_request(request, true).unwrap());
+        }
+    }
+    waiting.until_reserved(90).await;
+    let calls = vanish(&server, &store, &waiting, async move || connections.abort_all()).await;
+    println!("50 connections: 9,000 reservations are released by {calls} calls");
+    assert!((100..=1_000).contains(&calls), "{calls}");
+    drop(responses);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_only_releases_while_redis_hangs_stays_available() {
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let mut waiting =
+        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(100), 10).await;
+    server.freeze();
+    waiting.tasks.abort_all();
+    until("releases got no answer", async || store.health().timeouts >= 8).await;
+    assert_untroubled(&store);
+    server.thaw();
+    waiting.until_released().await;
+    assert_untroubled(&store);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releases_are_held_back_while_redis_is_unavailable_and_sent_once_afterwards() {
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let other = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
+    let mut waiting =
+        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(100), 10).await;
+    let asked = scripts(&server);
+    server.freeze();
+    let (mut failed, peeked) = (0, waiting.peeks.load(SeqCst));
+    while store.health().is_available {
+        failed += u64::from(other.check("key").await.is_err());
+    }
+    let timeouts = store.health().timeouts;
+    waiting.tasks.abort_all();
+    until("probes got no answer", async || store.health().timeouts >= timeouts + 2).await;
+    server.thaw();
+    until("Redis is available", async || store.health().is_available).await;
+    waiting.until_released().await;
+    let health = store.health();
+    assert_eq!((health.outages, health.consecutive_failures), (1, 0), "{health:?}");
+    let peeks = waiting.peeks.load(SeqCst) - peeked;
+    assert_eq!(scripts(&server) - asked - failed - peeks, 100, "a key was released twice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_could_not_be_sent_is_sent_when_redis_is_back() {
+    let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let mut waiting = Waiting::start(limiter(&store, Algorithm::SlidingLog), &keys(20), 10).await;
+    server.kill();
+    waiting.tasks.abort_all();
+    until("releases were tried", async || store.health().errors >= 20).await;
+    assert_untroubled(&store);
+    server.restart();
+    waiting.until_released().await;
+    assert_untroubled(&store);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_redis_refuses_as_a_replica_is_sent_again() {
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let mut waiting =
+        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(20), 10).await;
+    let replica_of = |host, port| {
+        let mut connection = server.connection();
+        redis::cmd("REPLICAOF").arg(host).arg(port).exec(&mut connection).unwrap();
+    };
+    replica_of("127.0.0.1", "1");
+    waiting.tasks.abort_all();
+    until("releases were tried", async || store.health().errors >= 20).await;
+    replica_of("NO", "ONE");
+    waiting.until_released().await;
+    assert_untroubled(&store);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_it_is_with_what_a_limiter_of_redisson_has_taken() {
+    let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    let limiter = RateLimiter::new(store.clone().deadline(LONG), "LIMITER_NAME");
+    let hour = Duration::from_secs(3_600);
+    assert!(limiter.try_set_rate(RateType::Overall, 10, hour).await.unwrap());
+    let permits = |server: &RedisServer| -> u64 {
+        let mut connection = server.connection();
+        redis::cmd("ZCARD").arg("{LIMITER_NAME}:permits").query(&mut connection).unwrap()
+    };
+    let _ = limiter.acquire(1).await.unwrap(); // makes the script known
+    limiter.release(1).await.unwrap();
+    proxy.hold_replies(true);
+    let acquire = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire(3).await }
+    });
+    until("permits are taken", async || permits(&server) == 1).await;
+    acquire.abort();
+    server.kill();
+    proxy.hold_replies(false);
+    until("a release was tried", async || store.health().errors >= 5).await;
+    server.restart();
+    let released = async || eventually(async || limiter.available_permits().await).await == 10;
+    until("the permits are released", released).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_sent_is_not_sent_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    let mut waiting =
+        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(10), 10).await;
+    let (asked, peeked) = (scripts(&server), waiting.peeks.load(SeqCst));
+    proxy.hold_replies(true);
+    waiting.tasks.abort_all();
+    until("all have failed", async || store.health().timeouts >= 10).await;
+    proxy.hold_replies(false);
+    waiting.until_released().await;
+    assert_untroubled(&store);
+    let peeks = waiting.peeks.load(SeqCst) - peeked;
+    assert_eq!(scripts(&server) - asked - peeks, 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_node_of_a_cluster_that_hangs_delays_no_release_of_the_others() {
+    let _turn = turn().await;
+    let cluster = block_in_place(|| Cluster::start(3, false, &[]));
+    let store = RedisStore::cluster(cluster.urls()).unwrap();
+    let limiter = limiter(&store, Algorithm::token_bucket());
+    let mut waiting = Waiting::start(limiter, &keys(60), 10).await;
+    let place = |key: &str| {
+        let name = format!("ratelimit:waiting:token-bucket:{{{key}}}");
+        block_in_place(|| cluster.place(&name))
+    };
+    let (hung, well): (Vec<_>, Vec<_>) =
+        mem::take(&mut waiting.before).into_iter().partition(|(key, _)| place(key) == 0);
+    assert!(hung.len() >= 5 && well.len() >= 5);
+    cluster.masters[0].server.freeze();
+    waiting.tasks.abort_all();
+    waiting.before = well;
+    waiting.until_released().await;
+    assert_untroubled(&store);
+    cluster.masters[0].server.thaw();
+    waiting.before = hung;
+    waiting.until_released().await;
+    assert_untroubled(&store);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_cannot_release_is_released_by_the_replica_that_takes_over() {
+    let _turn = turn().await;
+    let settings = ["--cluster-node-timeout", "1500"];
+    let mut cluster = block_in_place(|| Cluster::start(3, true, &settings));
+    let store = RedisStore::cluster(cluster.urls()).unwrap();
+    let limiter = limiter(&store, Algorithm::token_bucket());
+    let mut waiting = Waiting::start(limiter, &keys(60), 10).await;
+    let is_replicated = async || block_in_place(|| cluster.masters[0].is_replicated());
+    until("the replica has all", is_replicated).await;
+    cluster.masters[0].server.kill();
+    waiting.tasks.abort_all();
+    waiting.until_released().await;
+}
+
+#[test]
+fn what_a_runtime_leaves_behind_that_ends_is_released_by_another() {
+    let server = RedisServer::start();
+    let runtime = || Runtime::new().unwrap();
+    for connects_elsewhere in [true, false] {
+        let (first, second) = (runtime(), runtime());
+        let connects = if connects_elsewhere { &second } else { &first };
+        let store = connects.block_on(RedisStore::connect(&server.url())).unwrap();
+        let limiter = limiter(&store, Algorithm::token_bucket());
+        let waiting = first.block_on(Waiting::start(limiter, &keys(100), 10));
+        drop(first); // and with it all tasks
+        second.block_on(waiting.until_released());
+        redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+    }
+}
