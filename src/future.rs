@@ -28,7 +28,7 @@ pin_project! {
     /// Dropping it before its first poll spends nothing. If it is dropped before the service is called, or if
     /// the service fails to become ready, what the request has spent or reserved is released exactly once;
     /// requests queued behind it keep their reservations. In memory the release happens in the drop, with Redis
-    /// in a task on the runtime. If the runtime is shutting down, the reservation passes unused. Dropping it
+    /// in the background: see [there](crate::operation#requests-that-vanish). Dropping it
     /// after the service is called spends the cost.
     pub struct ResponseFuture<S, P, Req>
     where

@@ -55,8 +55,8 @@ impl Limiter {
     ///
     /// Dropping the future before its first poll spends nothing. Dropping it before it is ready gives back
     /// what was spent or booked, once, and those behind keep their turns, as [`cancel`](Limiter::cancel) does.
-    /// With a [`MemoryStore`](crate::MemoryStore) that happens in the drop. With a `RedisStore` it takes a task
-    /// on the runtime: if that is shutting down, the turn stays booked, and passes unused.
+    /// With a [`MemoryStore`](crate::MemoryStore) that happens in the drop. With a `RedisStore` it happens in the
+    /// background, see [there](crate::operation#requests-that-vanish).
     ///
     /// # Panics
     ///

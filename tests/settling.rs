@@ -204,7 +204,8 @@ impl Account {
     fn lower(&mut self, place: usize, units: f64, now: f64, window: f64) {
         self.uses[place].used -= units;
         let Use { at, losses, .. } = self.uses[place];
-        let same = self.uses.iter().any(|it| it.losses == self.losses && it.at == at);
+        let is_same = |it: &Use| it.at == at || it.at.is_infinite();
+        let same = self.uses.iter().any(|it| it.losses == self.losses && is_same(it));
         if losses < self.losses && (at <= now || same) && units > 0.0 {
             self.add(now, -units, false, window);
         }
@@ -375,7 +376,7 @@ impl World {
         }
     }
 
-    async fn lose(&self, limit: usize) {
+    fn lose(&self, limit: usize) {
         let now = self.now();
         self.ledger().accounts[limit].lose(now);
     }
@@ -602,16 +603,19 @@ impl Player {
                 }
             }
             Step::Reset(limit) => {
-                let limit = limit % world.limiters.len();
-                world.limiters[limit].reset(world.key(limit)).await.unwrap();
-                world.lose(limit).await;
+                // Of limits that are reserved together, one that is lost alone gets reservations for the same instants.
+                let is_lost = |it: usize| world.setup.shape == Shape::Also || it == limit % 2;
+                for limit in (0..world.limiters.len()).filter(|it| is_lost(*it)) {
+                    world.limiters[limit].reset(world.key(limit)).await.unwrap();
+                    world.lose(limit);
+                }
                 self.pass(Duration::from_millis(1)).await; // or what is lost is like what comes next
             }
             Step::Lose => {
                 self.drive().await;
                 if (self.lose)() {
                     for limit in 0..world.limiters.len() {
-                        world.lose(limit).await;
+                        world.lose(limit);
                     }
                     self.pass(Duration::from_millis(1)).await;
                 }
@@ -666,9 +670,9 @@ fn is_kept(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
                 let is_near = |it: &Use| it.used < 0.0 && (it.window - own).abs() < window;
                 sum(&|it| it.window == own || is_near(it)) <= limit
             }
-            Algorithm::SlidingLog => sum(&|it| it.at > end - window) <= limit,
+            Algorithm::SlidingLog => sum(&|it| it.used < 0.0 || it.at > end - window) <= limit,
             Algorithm::SlidingWindow { buckets } => {
-                sum(&|it| it.at > end - inside(buckets)) <= limit
+                sum(&|it| it.used < 0.0 || it.at > end - inside(buckets)) <= limit
             }
             Algorithm::TokenBucket { refill: Refill::Continuous, .. } => {
                 stretches(uses, last, true, |time| limit + rate * time + 1e-6)
@@ -700,7 +704,7 @@ fn stretches(uses: &[Use], last: usize, last_counts: bool, most: impl Fn(f64) ->
 }
 
 fn histories() -> u32 {
-    env::var("HISTORIES").map_or(2_000, |it| it.parse().unwrap())
+    env::var("HISTORIES").map_or(1_500, |it| it.parse().unwrap())
 }
 
 fn run(

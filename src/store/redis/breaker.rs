@@ -36,7 +36,8 @@ pub struct Health {
     /// true if it is true of each node that has keys; decisions fail for the keys of the other
     /// nodes.
     pub is_available: bool,
-    /// The calls in a row that got no answer, probes not included: 0 after an answer in time. With
+    /// The calls in a row that got no answer, 0 after an answer in time. Probes are not included, nor
+    /// releases for requests that were dropped. With
     /// 5 or more, over at least a deadline, Redis becomes unavailable. In a cluster, those of the
     /// node with the most.
     pub consecutive_failures: u32,

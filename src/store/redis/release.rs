@@ -1,5 +1,6 @@
-//! What requests have reserved or spent that are gone is returned here: by a few workers per node, which no request
-//! waits for, and which are bounded in memory, in calls under way, and in the work that one call is for the server.
+//! Releases in the background what requests that vanished have reserved or spent: a queue per node, and the workers that
+//! empty it. Bounded are the memory, the calls under way, and the work that one call is for the server. No request waits
+//! for a release: see [`Deadline::in_background`].
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -323,7 +324,7 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::{Algorithm, Quota};
+    use crate::{Algorithm, Quota, store::redis::server::Server};
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -379,6 +380,34 @@ mod tests {
             assert_eq!(self.count, releases + self.order.len() - keys);
             assert!(self.count <= MAX_HELD);
         }
+    }
+
+    #[test]
+    fn a_node_has_few_workers_which_are_replaced_if_they_stand_still() {
+        let client = redis::Client::open("redis://127.0.0.1:1/").unwrap();
+        let link = Arc::new(Link::new(Server::One(client)));
+        let queue = link.releases();
+        (0..10).for_each(|_| lock(&queue.held).push(task(false)));
+        let hire = || (0..10).map_while(|_| Worker::hire(&link)).collect::<Vec<_>>();
+        let is_orphaned = || queue.is_orphaned.load(Relaxed);
+
+        let mut idle = hire();
+        assert_eq!(idle.len(), MAX_WORKERS);
+        lock(&queue.held).moved = Some(Instant::now() - 2 * MAX_STANDSTILL);
+        let busy = hire();
+        assert_eq!(busy.len(), MAX_WORKERS);
+        assert!(idle[0].next().is_none(), "it has been replaced");
+        drop(idle);
+        assert!(hire().is_empty() && !is_orphaned());
+
+        drop(busy); // as when their runtime ends
+        assert!(is_orphaned());
+        let mut worker = Worker::hire(&link).unwrap();
+        assert!(!is_orphaned());
+        while worker.next().is_some() {}
+        assert_eq!((lock(&queue.held).workers, lock(&queue.held).count), (0, 0));
+        drop(worker);
+        assert!(hire().is_empty() && !is_orphaned());
     }
 
     proptest! {
