@@ -115,13 +115,25 @@ local function reservations()
       return
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
-    if struct.unpack('<d', redis.call('GETRANGE', key, middle, middle + 7)) <= now then -- half are over
+    local oldest = struct.unpack('<d', redis.call('GETRANGE', key, middle, middle + 7))
+    if oldest <= now or instant < newest then -- half are over, or another limit was waited for longer
       model = model()
       local tail = redis.call('GETRANGE', key, size, -1)
-      local place = fold(tail, size, model)
-      local rest = head .. model.packed() .. string.sub(tail, place)
-      redis.call('SET', key, rest, 'PXAT', expire_at(now + reset))
-      length = #rest
+      local place, behind = fold(tail, size, model), #tail + 1
+      while behind > place and struct.unpack('<d', tail, behind - ENTRY) > instant do
+        behind = behind - ENTRY
+      end
+      local ahead = behind
+      if behind > place then
+        local other, units = struct.unpack('<dd', tail, behind - ENTRY)
+        if other == instant then
+          ahead, cost = behind - ENTRY, cost + units
+        end
+      end
+      entry = struct.pack('<dd', instant, cost)
+      local rest = string.sub(tail, place, ahead - 1) .. entry .. string.sub(tail, behind)
+      redis.call('SET', key, head .. model.packed() .. rest, 'PXAT', expire_at(now + reset))
+      return
     end
     if newest == instant then
       redis.call('SETRANGE', key, length - ENTRY, struct.pack('<dd', instant, newest_cost + cost))

@@ -178,11 +178,11 @@ impl<S: Count> Waiting<S> {
         let new = || Box::new(Reservations { base: before, entries: VecDeque::new() });
         let reservations = self.0.get_or_insert_with(new);
         reservations.fold(now, 2); // more than are added
-        match reservations.entries.back_mut() {
-            Some(newest) if newest.instant == reservation.instant => {
-                newest.cost += reservation.cost;
-            }
-            _ => reservations.entries.push_back(reservation),
+        // Mostly the last one; unless another limit was waited for longer.
+        let place = reservations.entries.partition_point(|it| it.instant < reservation.instant);
+        match reservations.entries.get_mut(place) {
+            Some(same) if same.instant == reservation.instant => same.cost += reservation.cost,
+            _ => reservations.entries.insert(place, reservation),
         }
     }
 }

@@ -405,7 +405,8 @@ mod tests {
         let mut worker = Worker::hire(&link).unwrap();
         assert!(!is_orphaned());
         while worker.next().is_some() {}
-        assert_eq!((lock(&queue.held).workers, lock(&queue.held).count), (0, 0));
+        let left = { lock(&queue.held).workers };
+        assert_eq!((left, { lock(&queue.held).count }), (0, 0));
         drop(worker);
         assert!(hire().is_empty() && !is_orphaned());
     }
