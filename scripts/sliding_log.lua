@@ -160,8 +160,8 @@ local function sliding_log(key, arg)
     local function give_back(instant, units)
       if instant then
         local i = leading(instant + skew - 1)
-        if i < length and instant_of(i) == instant + skew then
-          lower(i, units)
+        while units > 0 and i < length and instant_of(i) == instant + skew do
+          units, i = units - lower(i, units), i + 1
         end
         return
       end

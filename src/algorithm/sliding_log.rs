@@ -110,12 +110,14 @@ impl State {
     }
 
     /// Returns what was spent at an instant, or is reserved for it, if that is still in the log.
-    fn release(&mut self, instant: f64, units: f64) {
-        let place = self.entries.partition_point(|&(other, _)| other < instant);
-        if self.entries.get(place).is_some_and(|&(other, _)| other == instant) {
-            self.lower(place, units);
+    fn release(&mut self, instant: f64, mut units: f64) {
+        let mut place = self.entries.partition_point(|&(other, _)| other < instant);
+        while units > 0.0 && self.entries.get(place).is_some_and(|&(other, _)| other == instant) {
+            units -= self.lower(place, units);
             if self.entries[place].1 == 0.0 {
                 self.entries.remove(place);
+            } else {
+                place += 1;
             }
         }
     }

@@ -304,3 +304,22 @@ fn a_sliding_window_is_never_over() {
     never_over(Algorithm::SlidingWindow { buckets: 2 }, oracle::<2>);
     never_over(Algorithm::SlidingWindow { buckets: 10 }, oracle::<10>);
 }
+
+#[test]
+fn requests_of_one_instant_that_need_several_entries_of_a_log_are_all_released() {
+    let server = RedisServer::start();
+    let quota = Quota::new(u32::MAX, Duration::from_secs(1));
+    let params = Params::new(Algorithm::SlidingLog, quota).unwrap();
+    let (now, all) = (1.7e15, f64::from(u32::MAX));
+    let mut scripted = Scripted::new(&server, "{key}");
+    for face in [&mut State::NeverSeen as &mut dyn Lossy, &mut scripted] {
+        assert!(face.ask(&params, check(7, now)).admitted);
+        // More than the four bytes of an entry hold.
+        face.ask(&params, Ask { action: Action::Spend, ..check(all, now) });
+        for units in [7.0, all - 9.0, 9.0] {
+            face.release(&params, now, &[Release { instant: Some(now), units }]);
+        }
+        let peek = Ask { action: Action::Peek, ..check(1, now) };
+        assert_eq!(face.ask(&params, peek).remaining, all);
+    }
+}
