@@ -2,8 +2,8 @@
 -- or together.lua, reservations.lua, and the algorithms.
 -- KEYS     for each limit: the key of its state
 -- ARGV     action (check, peek, refund, spend, release), then for each limit: cost, max_wait, and the algorithm's
---          parameters; see also together.lua. For a release of one limit, last: {instant, units}, doubles, of each
---          request that returns units
+--          parameters; see also together.lua. For a release of one limit, last: {instant, units, kept}, doubles,
+--          of each request that returns units of what it has spent, and keeps others
 -- Returns  {admitted, wait, remaining, replenish, reset, instant}; nothing for a release
 -- Times are in microseconds; all numbers are integers below 2^53.
 --

@@ -1,5 +1,5 @@
 -- Fixed window: at most `limit` in a window that opens at its first admitted request.
--- key   'F', or 'f' if reservations may be behind it, then doubles: {start, ahead, count, length}: the current window's start, how many windows ahead the
+-- key   'F', then doubles: {start, ahead, count, length}: the current window's start, how many windows ahead the
 --       newest reserved one is, that one's count, the window that this was counted with; see also reservations.lua
 -- ARGV  cost, max_wait, limit, window
 local function fixed_window(key, arg)
@@ -8,20 +8,18 @@ local function fixed_window(key, arg)
   local limit, window = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
 
   local start, ahead, count, length, stale = now, 0, 0, window, false
-  local form = 70
-
   local function read(state)
-    if #state ~= 33 then
-      fail(key)
+    local form
+    if #state >= 33 then
+      form, start, ahead, count, length = struct.unpack('<Bdddd', state)
     end
-    form, start, ahead, count, length = struct.unpack('<Bdddd', state)
-    if form ~= 70 and form ~= 102 then
+    if form ~= 70 then
       fail(key)
     end
   end
 
   local function packed()
-    return struct.pack('<Bdddd', form, start, ahead, count, length)
+    return struct.pack('<Bdddd', 70, start, ahead, count, length)
   end
 
   local function advance(time)
@@ -40,9 +38,6 @@ local function fixed_window(key, arg)
       ahead, count = index, 0
     end
     count = count + units
-    if instant > now then
-      form = 102
-    end
   end
 
   local function model()
@@ -59,15 +54,21 @@ local function fixed_window(key, arg)
     return {read = read, packed = packed, advance = advance, commit = commit, refund = refund, reset = reset_after}
   end
 
-  local state = redis.call('GETRANGE', key, '0', '32')
-  if state ~= '' then
+  local state = redis.call('GETRANGE', key, '0', '33') -- and whether anything is behind it
+  local known = state ~= ''
+  if known then
     read(state)
     if now < start then -- the clock stepped back
       start, stale = now, true
     end
-    if not asks and not commits then
-      reservations().give_back(key, 33, stale, cost, model)
-    end
+  end
+  if known and not asks and not commits then
+    reservations().give_back(key, 33, stale, cost, model)
+  end
+  if action == 'release' then
+    return {}
+  end
+  if known then
     advance(now)
     if length ~= window then -- the quota was changed
       length, stale = window, true
@@ -76,10 +77,6 @@ local function fixed_window(key, arg)
     if ahead == 0 and count == 0 then
       start = now
     end
-  end
-
-  if action == 'release' then
-    return {}
   end
 
   local index = count + needed > limit and ahead + 1 or ahead
@@ -101,7 +98,7 @@ local function fixed_window(key, arg)
   end
 
   if commits and (admitted or stale) then
-    if form == 102 and not before and not stale then
+    if #state > 33 and not before and not stale then
       reservations().write_before(key, packed(), cost, reset, model)
     else
       write(key, packed(), stale, before, now + wait, cost, reset, model)

@@ -44,10 +44,16 @@ local function leaky_bucket(key, arg)
   end
 
   local function model()
-    local function refund(instant, units)
+    local function refund(instant, units, kept)
       local back = units * unit
-      if instant then -- what has flowed out since is back already
-        back = math.max(back - (now - instant) * tick, 0)
+      if instant then
+        -- What has flowed out since is back already. What is kept was the first to flow out.
+        local flowed_out = (now - instant) * tick
+        if unit ~= new_unit or tick ~= new_tick then
+          local other = (now - instant) * new_tick / new_unit * unit
+          flowed_out = math.max(flowed_out, math.ceil(other))
+        end
+        back = math.max(back - math.max(flowed_out - kept * unit, 0), 0)
       end
       debt = math.max(debt - back, 0)
       if debt == 0 then
@@ -63,23 +69,25 @@ local function leaky_bucket(key, arg)
   end
 
   local state = redis.call('GETRANGE', key, '0', '35')
-  if state ~= '' then
+  local known = state ~= ''
+  if known then
     read(state)
     if now < at then -- the clock stepped back
       at, stale = now, true
     end
-    if not asks and not commits then
-      reservations().give_back(key, 36, stale, cost, model)
-    end
+  end
+  if known and not asks and not commits then
+    reservations().give_back(key, 36, stale, cost, model)
+  end
+  if action == 'release' then
+    return {}
+  end
+  if known then
     advance(now)
     if unit ~= new_unit or tick ~= new_tick then -- the quota was changed
       debt, excess = convert(debt, excess, unit, new_unit, most_debt)
       unit, tick, stale = new_unit, new_tick, true
     end
-  end
-
-  if action == 'release' then
-    return {}
   end
 
   local function time_until(parts)

@@ -12,14 +12,14 @@ end
 local function reservations()
   local ENTRY = 16
 
-  -- What is to be returned: {instant, units}, without an instant if no request is named.
+  -- What is to be returned: {instant, units, kept}, without an instant if no request is named.
   local function releases(cost)
     if action == 'refund' then
-      return {{nil, cost}}
+      return {{nil, cost, 0}}
     end
     local all, packed = {}, ARGV[#ARGV]
-    for place = 1, #packed, 16 do
-      all[#all + 1] = {struct.unpack('<dd', packed, place)}
+    for place = 1, #packed, 24 do
+      all[#all + 1] = {struct.unpack('<ddd', packed, place)}
     end
     return all
   end
@@ -83,7 +83,7 @@ local function reservations()
       if instant and instant > now then
         lower(entries, instant, units)
       else
-        model.refund(instant, units)
+        model.refund(instant, units, release[3])
       end
     end
     local base, packed = model.packed(), {}

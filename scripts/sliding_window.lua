@@ -81,7 +81,7 @@ local function sliding_window(key, arg)
     end
     -- The numbers of another program must not keep the loops below from ending.
     if form ~= 87 or parts == 0 or not (length >= 1 and length < 2 ^ 53 and start > -2 ^ 53 and start <= last
-        and last < 2 ^ 53) then
+        and last < 2 ^ 53 and (last - start) * parts / length < 2 ^ 53) then
       fail(key)
     end
     counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, place)}
@@ -112,6 +112,9 @@ local function sliding_window(key, arg)
 
     local function refund(instant, units)
       if instant then
+        if length ~= window or parts ~= buckets then
+          return -- a changed quota has moved the counts
+        end
         local i = index - slot_of(instant) + 1
         if counts[i] then -- else it counts no more
           counts[i] = math.max(counts[i] - units, 0)
@@ -144,18 +147,17 @@ local function sliding_window(key, arg)
     if now < at then -- the clock stepped back
       start, last, at, stale = start - (at - now), last - (at - now), now, true
     end
-    if not asks and not commits then
-      reservations().give_back(key, #state, stale, cost, model)
-    end
-    if newest() and (length ~= window or parts ~= buckets) then -- the quota was changed
-      regrid()
-      stale = true
-    end
+  end
+  if known and not asks and not commits then
+    reservations().give_back(key, #state, stale, cost, model)
   end
   if action == 'release' then
     return {}
   end
-
+  if known and newest() and (length ~= window or parts ~= buckets) then -- the quota was changed
+    regrid()
+    stale = true
+  end
   local fresh = not known or not newest()
   if fresh then
     start, last, index, counts = now, now, 0, zeros(buckets + 1)

@@ -48,10 +48,16 @@ local function token_bucket(key, arg)
   end
 
   local function model()
-    local function refund(instant, units)
+    local function refund(instant, units, kept)
       local back = units * unit
-      if instant then -- what has been refilled since is back already: the lumps up to `at`, the last one
-        back = math.max(back - math.ceil(math.max(at - instant, 0) / period) * lump, 0)
+      if instant then
+        -- What has been refilled since, up to `at`, is back already. It has repaid what is kept first.
+        local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
+        if unit ~= new_unit or period ~= new_period or lump ~= new_lump then
+          local lumps = math.floor((now - instant) / new_period) + 1
+          refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
+        end
+        back = math.max(back - math.max(refilled - kept * unit, 0), 0)
       end
       debt = math.max(debt - back, 0)
       if debt == 0 then
@@ -68,14 +74,20 @@ local function token_bucket(key, arg)
   end
 
   local state = redis.call('GETRANGE', key, '0', '51')
-  if state ~= '' then
+  local known = state ~= ''
+  if known then
     read(state)
     if now < at then -- the clock stepped back
       at, last, stale = now, last - (at - now), true
     end
-    if not asks and not commits then
-      reservations().give_back(key, 52, stale, cost, model)
-    end
+  end
+  if known and not asks and not commits then
+    reservations().give_back(key, 52, stale, cost, model)
+  end
+  if action == 'release' then
+    return {}
+  end
+  if known then
     advance(now)
     if unit ~= new_unit or period ~= new_period or lump ~= new_lump then -- the quota was changed
       debt, excess = convert(debt, excess, unit, new_unit, most_debt)
@@ -87,10 +99,6 @@ local function token_bucket(key, arg)
     if debt == 0 then
       at = now
     end
-  end
-
-  if action == 'release' then
-    return {}
   end
 
   local function time_until(parts)

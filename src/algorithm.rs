@@ -39,8 +39,8 @@ const MOST_BUCKETS: u32 = 100;
 /// | fixed window | `limit` in a window that opens at its first admitted request | four numbers | up to 2 x `limit` in a short time |
 /// | sliding log | `limit` in *any* interval of length `window` | an entry per admitted request | exact |
 /// | sliding window | the sliding log's estimate, from counters | `buckets` + 1 counters | see [`SlidingWindow`](Algorithm::SlidingWindow) |
-/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | five numbers | smooth, or see [`Refill`] |
-/// | leaky bucket | departures `window` / `limit` apart, `burst` requests in the bucket | four numbers | evenly spaced |
+/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | seven numbers | smooth, or see [`Refill`] |
+/// | leaky bucket | departures `window` / `limit` apart, `burst` requests in the bucket | five numbers | evenly spaced |
 ///
 /// A denied request spends nothing. All arithmetic is exact, in microseconds, and the same in memory
 /// and in Redis.
@@ -65,7 +65,7 @@ const MOST_BUCKETS: u32 = 100;
 /// The next check applies the new quota to the state as it is: what was used stays used, and it is
 /// given back at the new rate. The first check that finds another quota converts the state and stores it, also if it
 /// denies. Requests that are waiting keep their instants, but do not return their reservation if they are dropped
-/// later. A change of algorithm starts afresh.
+/// later, except in a sliding log. A change of algorithm starts afresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -84,8 +84,11 @@ pub enum Algorithm {
     /// The instant of each admitted request: exact in any interval of length `window`, open at its
     /// old end: what was admitted exactly one window ago has left.
     ///
-    /// It costs about 16 bytes for each request that it remembers: up to `limit` of them per key, and those that wait.
+    /// It costs 16 to 32 bytes in memory, and 13 in Redis, for each request that it remembers: up to `limit` of them per
+    /// key, and those that wait.
     /// Requests that are admitted in the same microsecond share an entry.
+    /// A check reads up to as many entries as its cost, and a peek those that have left the window since the last admitted
+    /// request: for limits above some thousands take a sliding window or a token bucket.
     SlidingLog,
 
     /// The log's estimate from counters: the counts of the sub-windows inside the window, and that of
@@ -327,16 +330,16 @@ fn min(a: f64, b: f64) -> f64 {
     if a < b { a } else { b }
 }
 
-/// `math.floor(whole / part)`. Most rates count in parts of 1, and a division takes its time.
+/// `math.floor(whole / part)` of integers. Most rates count in parts of 1, and a division takes its time.
 #[inline]
 fn floor_div(whole: f64, part: f64) -> f64 {
-    floor(if part == 1.0 { whole } else { whole / part })
+    if part == 1.0 { whole } else { floor(whole / part) }
 }
 
-/// `math.ceil(whole / part)`.
+/// `math.ceil(whole / part)` of integers.
 #[inline]
 fn ceil_div(whole: f64, part: f64) -> f64 {
-    ceil(if part == 1.0 { whole } else { whole / part })
+    if part == 1.0 { whole } else { ceil(whole / part) }
 }
 
 /// `f64::floor`, which is a call on processors that are not known to have an instruction for it.
@@ -471,7 +474,7 @@ impl Params {
 
     pub(crate) fn step(&self, state: &mut State, ask: &Ask) -> Verdict {
         if ask.action == Action::Refund {
-            self.release(state, ask.now, &[Release { instant: None, units: ask.cost }]);
+            self.release(state, ask.now, &[Release::grant(ask.cost)]);
         }
         macro_rules! step {
             ($params:expr, $variant:path) => {{
@@ -499,19 +502,19 @@ impl Params {
     pub(crate) fn release(&self, state: &mut State, now: f64, releases: &[Release]) {
         match (self, state) {
             (Self::FixedWindow(_), State::FixedWindow(stored)) => {
-                Reserved::release(stored, now, releases);
+                Reserved::release(stored, now, releases, &());
             }
             (Self::SlidingLog(_), State::SlidingLog(stored)) => {
                 sliding_log::Params::release(stored, now, releases);
             }
-            (Self::SlidingWindow(_), State::SlidingWindow(stored)) => {
-                Reserved::release(stored, now, releases);
+            (Self::SlidingWindow(params), State::SlidingWindow(stored)) => {
+                Reserved::release(stored, now, releases, params);
             }
-            (Self::TokenBucket(_), State::TokenBucket(stored)) => {
-                Reserved::release(stored, now, releases);
+            (Self::TokenBucket(params), State::TokenBucket(stored)) => {
+                Reserved::release(stored, now, releases, params);
             }
-            (Self::LeakyBucket(_), State::LeakyBucket(stored)) => {
-                Reserved::release(stored, now, releases);
+            (Self::LeakyBucket(params), State::LeakyBucket(stored)) => {
+                Reserved::release(stored, now, releases, params);
             }
             _ => {} // of another algorithm, or the initial state
         }

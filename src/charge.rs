@@ -288,14 +288,15 @@ impl Charge {
     /// It can be called again, with a larger or a smaller number. Make these calls one after the other: two at the same time
     /// may both spend what is missing. If one limiter is charged for several keys, each key is settled.
     ///
-    /// If the store gives no answer, units that were to be returned may stay spent, and no later call returns them.
+    /// If the store gives no answer, or the future is dropped, units that were to be returned may stay spent, and no
+    /// later call returns them; units that were missing may be spent, and a later call spends them again.
     ///
     /// # Errors
     ///
     /// - [`Error::NotDecided`] if the charge is not bound, or its decision spent nothing, as a denied one.
     /// - [`Error::NotCharged`] if no limiter of that name is charged.
     /// - [`Error::Unsupported`] if more was used than was charged and Redisson shares the limiter.
-    /// - [`Error::Store`] if the store gives no answer.
+    /// - [`Error::Store`] if the store gives no answer. All keys are tried, also if one fails.
     ///
     /// # Cancel safety
     ///
@@ -310,22 +311,15 @@ impl Charge {
         }
         let record = self.record.as_ref().filter(|record| record.has_spent());
         let record = record.ok_or(Error::NotDecided)?;
-        let mut limits =
-            self.parts().enumerate().filter(|(_, part)| part.limiter.name() == limiter);
-        let (first, part) =
-            limits.next().ok_or_else(|| Error::NotCharged { limiter: limiter.to_owned() })?;
-        for (limit, part) in [(first, part)].into_iter().chain(limits) {
-            let (returns, missing) = record.adjust(limit, used);
-            all(returns.iter().map(|it| part.release(it)).collect()).await?;
-            if missing > 0 {
-                let answer = part.limiter.call(Action::Spend, &part.key, missing, MaxWait::NONE)?;
-                let receipt = answer.await?.receipt().of(0);
-                if let Some(it) = record.add(limit, Spent { receipt, units: missing }) {
-                    part.release(&it).await?;
-                }
+        let named = |(_, part): &(usize, &Part)| part.limiter.name() == limiter;
+        let mut result = Err(Error::NotCharged { limiter: limiter.to_owned() });
+        for (number, (limit, part)) in self.parts().enumerate().filter(named).enumerate() {
+            let settled = part.settle(record, limit, used).await;
+            if number == 0 || settled.is_err() {
+                result = settled;
             }
         }
-        Ok(())
+        result
     }
 
     /// The same charge to limiters with a share of the quotas over stores in memory; `None` if one of them cannot
@@ -481,6 +475,21 @@ impl Part {
 
     fn cost(&self) -> u32 {
         self.cost.unwrap_or(1)
+    }
+
+    /// Returns or spends what the record of this limit differs by from `used`.
+    async fn settle(&self, record: &Record, limit: usize, used: u32) -> Result<(), Error> {
+        let (returns, missing) = record.adjust(limit, used);
+        all(returns.iter().map(|it| self.release(it)).collect()).await?;
+        if missing == 0 {
+            return Ok(());
+        }
+        let answer = self.limiter.call(Action::Spend, &self.key, missing, MaxWait::NONE)?;
+        let receipt = answer.await?.receipt().of(0);
+        match record.add(limit, Spent { receipt, units: missing }) {
+            Some(it) => self.release(&it).await,
+            None => Ok(()),
+        }
     }
 
     fn release(&self, Return { spent, units }: &Return) -> Answer<()> {

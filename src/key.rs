@@ -42,8 +42,8 @@ const HASHED: &str = "sha256==";
 /// the characters `% { } = |`, are written as `%XX`. A key of more than 128 bytes becomes
 /// `sha256==` and its hash, which no shorter key is equal to. So a key may come from a client as it
 /// is: whatever it holds, it cannot be taken for a [scoped](Key::scoped) key, and it cannot choose
-/// its slot in a Redis Cluster by braces. (A client that tries many values can still find some of
-/// one slot.)
+/// its slot in a Redis Cluster by braces. (By trying many values, a client can still find keys that
+/// share a slot.)
 ///
 /// # Examples
 ///

@@ -38,8 +38,9 @@ use crate::{
 /// | `LoadShed` | never sheds: the layer is always ready | sheds admitted requests that the service is not ready for; they stay charged |
 /// | `Buffer` | never fills, and so bounds nothing | bounds the requests that the service has not taken yet; others wait until it has room |
 ///
-/// The layer does not bound how many admitted requests wait for the readiness of the service. Where the limits are no
-/// sufficient bound, put `LoadShed` inside, or a `ConcurrencyLimit` or the server's own bound outside.
+/// The layer does not bound how many admitted requests wait for the readiness of the service. If the quotas do not
+/// bound them enough, put `LoadShed` inside. To bound all requests, also those that wait or are rejected, use a
+/// `ConcurrencyLimit` outside, or the server's own bound.
 ///
 /// # Answers
 ///
@@ -352,6 +353,9 @@ impl<P: Protocol> RateLimitLayer<P> {
     ///
     /// A stop between the end of the wait and the call of the service cannot be seen, nor one in the service or on the
     /// way to the server of a third party. A request that need not wait is never late.
+    ///
+    /// An answer of the store that arrives later than the reserved instant makes a request late, too: set
+    /// `max_lateness` above the usual jitter of the answers.
     ///
     /// A sleep can be a millisecond late on an idle machine, and more on a busy one: with a `max_lateness` of less than
     /// 5 ms many requests ask twice. [`Duration::MAX`] lets all requests go on.

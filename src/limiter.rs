@@ -241,8 +241,8 @@ impl Limiter {
     ///
     /// Turns are booked in the order of the checks. If the turn would come later, the request is denied,
     /// and [`retry_after`](Decision::retry_after) is when the same check would succeed. `max_wait` is cut
-    /// to 100 years, and further for a bucket so large or so fast that the turns could not be counted
-    /// exactly: the bucket of a million per second to an hour, one of 2^32 tokens to milliseconds.
+    /// to 100 years, and further for a bucket whose rate needs large fractions: 1,000,003 per second to 2.5 hours,
+    /// 4,294,967,291 (2^32 - 5) per second to a second.
     ///
     /// # Errors
     ///
@@ -266,9 +266,16 @@ impl Limiter {
     /// While the instant at which the request may proceed is still to come, it is as if the request had never been
     /// made: requests behind it keep their instants, and later ones still come after them, but may find more left.
     /// Afterwards, what still counts is returned: nothing if its window is over, and of a bucket not what has
-    /// been refilled since. If the store has lost the key in the meantime, a reservation is not returned, since the
-    /// units would be those of other requests; neither is one that was made before another quota was applied
-    /// to the key, or before the clock of the store stepped back.
+    /// been refilled since.
+    ///
+    /// A reservation is not returned if the store has lost the key in the meantime, since the units would be those of
+    /// other requests. Neither is one that was made before another quota was applied to the key, or before the clock of
+    /// the store stepped back; a sliding log finds it nevertheless.
+    ///
+    /// Call it on the limiter that decided: with another quota, the units that were refilled in the meantime are counted
+    /// by the faster one, and a sliding window returns nothing. If the quota of the key was changed and changed
+    /// back since, or the clock of the store stepped back, units that were refilled then can be returned a second
+    /// time.
     ///
     /// Cancel a decision only once, and do not [settle](Limiter::settle) it as well: the second call would return what
     /// other requests have spent. A [bound charge](Charge::decided) prevents that.
@@ -281,7 +288,8 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
-        self.release(&key.into(), decision.receipt(), decision.cost()).await
+        let cost = decision.cost();
+        self.release(&key.into(), decision.receipt(), cost, cost).await
     }
 
     /// Adjusts the cost of an allowed `decision` about `key` to the units that were really `used`: returns the rest, as
@@ -477,17 +485,23 @@ impl Limiter {
         Ok(self.0.store.call(&Call { action, demands }))
     }
 
-    /// Returns units that a decision about the key has spent or reserved.
-    pub(crate) fn release(&self, key: &Key<'_>, receipt: &Receipt, units: u32) -> Answer<()> {
-        match release_of(receipt, units) {
+    /// Returns `units` of those that a decision about the key has `spent` or reserved.
+    pub(crate) fn release(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        spent: u32,
+        units: u32,
+    ) -> Answer<()> {
+        match release_of(receipt, spent, units) {
             Some(release) => self.0.store.release(&self.0.settings, key, release),
             None => Answer::ready(Ok(())),
         }
     }
 
     /// The same in the background, as far as that is possible.
-    pub(crate) fn release_later(&self, key: &Key<'_>, receipt: &Receipt, units: u32) {
-        if let Some(release) = release_of(receipt, units) {
+    pub(crate) fn release_later(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
+        if let Some(release) = release_of(receipt, spent, units) {
             self.0.store.release_later(&self.0.settings, key, release);
         }
     }
@@ -517,10 +531,11 @@ impl Limiter {
     }
 }
 
-fn release_of(receipt: &Receipt, units: u32) -> Option<Release> {
+fn release_of(receipt: &Receipt, spent: u32, units: u32) -> Option<Release> {
     match *receipt {
         Receipt::At(instant) if units > 0 => {
-            Some(Release { instant: Some(instant), units: units.into() })
+            let kept = spent.saturating_sub(units).into();
+            Some(Release { instant: Some(instant), units: units.into(), kept })
         }
         _ => None,
     }

@@ -270,10 +270,11 @@ async fn a_key_that_holds_something_else_is_an_error_for_this_key_alone() {
     let server = RedisServer::start();
     let store = store(&server).await.deadline(Duration::from_secs(10));
     let mut connection = server.connection();
-    // The form of a sliding window with one bucket, and numbers that it cannot have.
-    let window = |numbers: [f64; 4]| {
+    // The form of a sliding window, and numbers that it cannot have.
+    let window = |buckets: u8, numbers: [f64; 4]| {
         let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
-        [b'W', 1].into_iter().chain(numbers).chain([9; 8]).collect::<Vec<u8>>()
+        let counts = std::iter::repeat_n(9, 4 * (usize::from(buckets) + 1));
+        [b'W', buckets].into_iter().chain(numbers).chain(counts).collect::<Vec<u8>>()
     };
     let mut values = vec![b"x".to_vec(), b"W".to_vec(), vec![0; 33], vec![0; 52], vec![0; 36]];
     for bad in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e300, -1e300] {
@@ -281,10 +282,13 @@ async fn a_key_that_holds_something_else_is_an_error_for_this_key_alone() {
             let mut numbers = [1.7e15; 4];
             numbers[2] = 3.6e9;
             numbers[place] = bad;
-            values.push(window(numbers));
+            values.push(window(1, numbers));
         }
     }
     values.push(vec![b'W', 0]);
+    // More sub-windows than a double can count.
+    let most = 2_f64.powi(53);
+    values.push(window(100, [0.0, 2.0 - most, 1.0, most - 1.0]));
     let mut asked = 0;
     for algorithm in support::ALGORITHMS {
         let quota = Quota::per_hour(10);

@@ -12,7 +12,7 @@ use std::{
 use support::{proxy::Proxy, server::RedisServer};
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::{
-    ConfigError, Error, RedisStore,
+    Charge, ConfigError, Error, RedisStore,
     redisson::{RateLimiter, RateType},
 };
 
@@ -221,6 +221,18 @@ async fn what_cannot_be_in_time_is_denied_at_once() {
     let denied = limiter.try_acquire(1, HOUR - 60 * SECOND).await.unwrap();
     assert!(denied.retry_after().is_some_and(|wait| wait > HOUR - 60 * SECOND));
     assert_eq!(server.calls("evalsha") - before, 1);
+}
+
+#[tokio::test]
+async fn a_denied_decision_has_spent_nothing_that_could_be_settled() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 1).await;
+    assert!(takes(&limiter, 1).await);
+    let charge = Charge::new(&limiter, "key");
+    let denied = charge.check().await.unwrap();
+    assert!(!denied.is_allowed());
+    let settled = charge.decided(&denied).settle(limiter.name(), 0).await;
+    assert!(matches!(settled, Err(Error::NotDecided)), "{settled:?}");
 }
 
 #[tokio::test]

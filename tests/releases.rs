@@ -304,6 +304,27 @@ async fn what_redis_refuses_as_a_replica_is_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_redis_refuses_to_write_is_sent_again() {
+    for (setting, refuses, normal) in [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
+    {
+        let server = RedisServer::start();
+        let store = RedisStore::connect(&server.url()).await.unwrap();
+        let mut waiting =
+            Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(20), 10).await;
+        let set = |value| {
+            let mut connection = server.connection();
+            redis::cmd("CONFIG").arg("SET").arg(setting).arg(value).exec(&mut connection).unwrap();
+        };
+        set(refuses);
+        waiting.tasks.abort_all();
+        until("releases were tried", async || store.health().errors >= 20).await;
+        set(normal);
+        waiting.until_released().await;
+        assert_untroubled(&store);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn so_it_is_with_what_a_limiter_of_redisson_has_taken() {
     let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let proxy = Proxy::start(&server);

@@ -1,6 +1,6 @@
 use super::{
     Ask, Compact, Outcome, Verdict, max,
-    reservations::{Count, Reservation, Reserved},
+    reservations::{Count, Release, Reservation, Reserved},
 };
 use crate::quota::Quota;
 
@@ -20,6 +20,8 @@ pub(crate) struct State {
 }
 
 impl Count for State {
+    type Params = ();
+
     fn advance(&mut self, now: f64) {
         let windows = ((now - self.start) / self.length).floor();
         self.start += windows * self.length;
@@ -38,7 +40,8 @@ impl Count for State {
         self.count += cost;
     }
 
-    fn refund(&mut self, _now: f64, instant: Option<f64>, units: f64) {
+    fn refund(&mut self, _now: f64, release: &Release, (): &()) {
+        let Release { instant, units, .. } = *release;
         let index = |instant: f64| ((instant - self.start) / self.length).floor();
         if instant.is_none_or(|instant| index(instant) == self.ahead) {
             self.count = max(self.count - units, 0.0);

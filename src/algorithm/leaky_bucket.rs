@@ -1,6 +1,6 @@
 use super::{
-    Ask, Compact, Outcome, Rate, Verdict, ceil_div, convert, floor_div, max, min,
-    reservations::{Count, Reservation, Reserved},
+    Ask, Compact, Outcome, Rate, Verdict, ceil, ceil_div, convert, floor_div, max, min,
+    reservations::{Count, Release, Reservation, Reserved},
 };
 use crate::quota::Quota;
 
@@ -24,6 +24,8 @@ pub(crate) struct State {
 }
 
 impl Count for State {
+    type Params = Params;
+
     fn advance(&mut self, now: f64) {
         self.lower((now - self.at) * self.tick);
         self.at = now;
@@ -37,11 +39,17 @@ impl Count for State {
         self.debt += cost * self.unit;
     }
 
-    fn refund(&mut self, now: f64, instant: Option<f64>, units: f64) {
+    fn refund(&mut self, now: f64, release: &Release, params: &Params) {
+        let Release { instant, units, kept } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
-            // What has flowed out since is back already.
-            back = max(back - (now - instant) * self.tick, 0.0);
+            // What has flowed out since is back already. What is kept was the first to flow out.
+            let mut flowed_out = (now - instant) * self.tick;
+            if self.rate() != params.rate() {
+                let other = (now - instant) * params.tick / params.unit * self.unit;
+                flowed_out = max(flowed_out, ceil(other));
+            }
+            back = max(back - max(flowed_out - kept * self.unit, 0.0), 0.0);
         }
         self.lower(back);
     }
@@ -58,6 +66,10 @@ impl Count for State {
 }
 
 impl State {
+    fn rate(&self) -> [f64; 2] {
+        [self.unit, self.tick]
+    }
+
     fn lower(&mut self, parts: f64) {
         self.debt = max(self.debt - parts, 0.0);
         if self.debt == 0.0 {
@@ -71,6 +83,10 @@ impl Params {
         let Rate { unit, tick } = Rate::new(quota, quota.burst_size().into());
         let most_debt = super::most_debt(1.0, tick);
         Self { burst: quota.burst_size().into(), unit, tick, most_debt }
+    }
+
+    fn rate(&self) -> [f64; 2] {
+        [self.unit, self.tick]
     }
 
     pub(super) fn args(&self) -> Vec<f64> {
@@ -94,7 +110,7 @@ impl Params {
 
     pub(super) fn compact(&self, reserved: &Reserved<State>, now: f64) -> Option<Compact> {
         let state = reserved.state;
-        let own = state.unit == self.unit && state.tick == self.tick && state.excess == 0.0;
+        let own = state.rate() == self.rate() && state.excess == 0.0;
         (own && reserved.waiting.is_over(now)).then_some([state.at, state.debt])
     }
 
@@ -109,7 +125,7 @@ impl Params {
             state = old.state;
             stale = state.step_back(now);
             state.advance(now);
-            if state.unit != unit || state.tick != tick {
+            if state.rate() != self.rate() {
                 stale = true;
                 (state.debt, state.excess) =
                     convert([state.debt, state.excess], state.unit, unit, most_debt);

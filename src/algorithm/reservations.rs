@@ -5,6 +5,9 @@ use std::collections::VecDeque;
 
 /// A state that requests can be counted in.
 pub(crate) trait Count: Clone {
+    /// The parameters by which units are returned.
+    type Params;
+
     /// Lets time pass until `now`.
     fn advance(&mut self, now: f64);
 
@@ -12,7 +15,7 @@ pub(crate) trait Count: Clone {
     fn commit(&mut self, instant: f64, cost: f64);
 
     /// Returns what was spent at an instant, as far as that still counts, or at any instant.
-    fn refund(&mut self, now: f64, instant: Option<f64>, units: f64);
+    fn refund(&mut self, now: f64, release: &Release, params: &Self::Params);
 
     /// The time until the state is the initial one.
     fn reset_after(&self, now: f64) -> f64;
@@ -27,6 +30,15 @@ pub(crate) struct Release {
     /// When the request proceeded, or would have; none for units that no request is named for.
     pub(crate) instant: Option<f64>,
     pub(crate) units: f64,
+    /// What the request has used, of what it has spent.
+    pub(crate) kept: f64,
+}
+
+impl Release {
+    /// Units that no request is named for.
+    pub(crate) fn grant(units: f64) -> Self {
+        Self { instant: None, units, kept: 0.0 }
+    }
 }
 
 /// A state, and the reservations that are counted in it.
@@ -57,7 +69,12 @@ pub(crate) struct Reservation {
 impl<S: Count> Reserved<S> {
     /// Returns units to the state. What has an instant to come is only returned if its reservation is found, as the
     /// state may have been lost and others may have spent since. Reservations that stay keep their instants.
-    pub(super) fn release(stored: &mut Option<Self>, now: f64, releases: &[Release]) {
+    pub(super) fn release(
+        stored: &mut Option<Self>,
+        now: f64,
+        releases: &[Release],
+        params: &S::Params,
+    ) {
         let Some(Self { state, waiting }) = stored else { return };
         if state.step_back(now) {
             waiting.0 = None;
@@ -68,7 +85,7 @@ impl<S: Count> Reserved<S> {
                 reservations.fold(now, usize::MAX);
                 reservations.base.advance(now);
                 for release in releases {
-                    reservations.release(now, release);
+                    reservations.release(now, release, params);
                 }
                 *state = reservations.base.clone();
                 for it in &reservations.entries {
@@ -78,9 +95,9 @@ impl<S: Count> Reserved<S> {
             }
             None => {
                 state.advance(now);
-                for Release { instant, units } in releases {
-                    if instant.is_none_or(|instant| instant <= now) {
-                        state.refund(now, *instant, *units);
+                for release in releases {
+                    if release.instant.is_none_or(|instant| instant <= now) {
+                        state.refund(now, release, params);
                     }
                 }
             }
@@ -92,10 +109,10 @@ impl<S: Count> Reserved<S> {
 }
 
 impl<S: Count> Reservations<S> {
-    fn release(&mut self, now: f64, release: &Release) {
-        let Release { instant, units } = *release;
+    fn release(&mut self, now: f64, release: &Release, params: &S::Params) {
+        let Release { instant, units, .. } = *release;
         let Some(instant) = instant.filter(|instant| *instant > now) else {
-            return self.base.refund(now, instant, units);
+            return self.base.refund(now, release, params);
         };
         let place = self.entries.partition_point(|it| it.instant < instant);
         if let Some(it) = self.entries.get_mut(place).filter(|it| it.instant == instant) {

@@ -156,7 +156,7 @@ impl Params {
         let expired = log.count_expired(now, log.window);
         log.sum = log.sum_from(expired);
         log.entries.drain(..expired);
-        for Release { instant, units } in releases {
+        for Release { instant, units, .. } in releases {
             match instant {
                 Some(instant) => log.release(instant + log.skew, *units),
                 None => log.refund(now, 0, *units),

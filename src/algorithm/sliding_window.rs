@@ -1,6 +1,6 @@
 use super::{
     Ask, Outcome, Verdict,
-    reservations::{Count, Reservation, Reserved},
+    reservations::{Count, Release, Reservation, Reserved},
 };
 use crate::quota::Quota;
 
@@ -33,6 +33,11 @@ impl State {
     fn new(now: f64, Params { window, buckets, .. }: Params) -> Self {
         let counts = vec![0; buckets as usize + 1].into_boxed_slice();
         Self { at: now, start: now, length: window, last: now, index: 0.0, parts: buckets, counts }
+    }
+
+    /// Whether it was counted by another window or other sub-windows.
+    fn is_foreign_to(&self, params: &Params) -> bool {
+        self.length != params.window || self.parts != params.buckets
     }
 
     fn count(&self, slot: f64) -> f64 {
@@ -109,6 +114,8 @@ impl State {
 }
 
 impl Count for State {
+    type Params = Params;
+
     fn advance(&mut self, now: f64) {
         self.at = now;
     }
@@ -125,8 +132,12 @@ impl Count for State {
         (self.last, self.index) = (instant, slot - cycles * self.parts);
     }
 
-    fn refund(&mut self, now: f64, instant: Option<f64>, mut units: f64) {
-        if let Some(instant) = instant {
+    fn refund(&mut self, now: f64, release: &Release, params: &Params) {
+        let mut units = release.units;
+        if let Some(instant) = release.instant {
+            if self.is_foreign_to(params) {
+                return; // a changed quota has moved the counts
+            }
             let i = self.index - self.slot_of(instant);
             if i >= 0.0
                 && let Some(count) = self.counts.get_mut(i as usize)
@@ -184,8 +195,7 @@ impl Params {
         let state = &mut reserved.state;
         if seen {
             stale = state.step_back(now);
-            let changed = state.length != self.window || state.parts != self.buckets;
-            if changed && state.newest(now).is_some() {
+            if state.is_foreign_to(self) && state.newest(now).is_some() {
                 state.regrid(now, *self);
                 stale = true;
             }

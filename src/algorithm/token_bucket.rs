@@ -1,6 +1,7 @@
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, convert, floor_div, max, min,
-    reservations::{Count, Reservation, Reserved},
+    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil, ceil_div, convert, floor_div, max,
+    min,
+    reservations::{Count, Release, Reservation, Reserved},
 };
 use crate::quota::Quota;
 
@@ -51,6 +52,8 @@ impl Checked<'_> {
 }
 
 impl Count for State {
+    type Params = Params;
+
     fn advance(&mut self, now: f64) {
         let periods = floor_div(now - self.at, self.period);
         self.at += periods * self.period;
@@ -66,12 +69,17 @@ impl Count for State {
         self.last = instant;
     }
 
-    fn refund(&mut self, _now: f64, instant: Option<f64>, units: f64) {
+    fn refund(&mut self, now: f64, release: &Release, params: &Params) {
+        let Release { instant, units, kept } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
-            // What has been refilled since is back already: the lumps up to `at`, the last one.
-            let since = max(self.at - instant, 0.0);
-            back = max(back - ceil_div(since, self.period) * self.lump, 0.0);
+            // What has been refilled since, up to `at`, is back already. It has repaid what is kept first.
+            let mut refilled = ceil_div(max(self.at - instant, 0.0), self.period) * self.lump;
+            if self.rate() != params.rate() {
+                let lumps = floor_div(now - instant, params.period) + 1.0;
+                refilled = max(refilled, ceil(lumps * params.lump / params.unit * self.unit));
+            }
+            back = max(back - max(refilled - kept * self.unit, 0.0), 0.0);
         }
         self.lower(back);
         self.bound_last();
@@ -127,6 +135,10 @@ impl Params {
         Self { burst, overdraft, unit, period, lump, most_debt }
     }
 
+    fn rate(&self) -> [f64; 3] {
+        [self.unit, self.period, self.lump]
+    }
+
     pub(super) fn args(&self) -> Vec<f64> {
         vec![self.burst, self.overdraft, self.unit, self.period, self.lump, self.most_debt]
     }
@@ -144,7 +156,7 @@ impl Params {
 
     pub(super) fn compact(&self, reserved: &Reserved<State>, now: f64) -> Option<Compact> {
         let state = reserved.state;
-        let own = state.rate() == [self.unit, self.period, self.lump] && state.excess == 0.0;
+        let own = state.rate() == self.rate() && state.excess == 0.0;
         let over = reserved.waiting.is_over(now) && state.last <= now;
         (own && over).then_some([state.at, state.debt])
     }
@@ -186,7 +198,7 @@ impl Params {
             state = old.state;
             stale = state.step_back(now);
             state.advance(now);
-            if state.rate() != [unit, period, lump] {
+            if state.rate() != self.rate() {
                 stale = true;
                 (state.debt, state.excess) =
                     convert([state.debt, state.excess], state.unit, unit, most_debt);

@@ -73,7 +73,6 @@ impl AnyLimiter {
     }
 
     /// Returns `units` of those that a decision about the key has `spent`.
-    #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
     pub(super) fn release(
         &self,
         key: &Key<'_>,
@@ -82,17 +81,16 @@ impl AnyLimiter {
         units: u32,
     ) -> Answer<()> {
         match &self.0 {
-            Kind::Own(limiter) => limiter.release(key, receipt, units),
+            Kind::Own(limiter) => limiter.release(key, receipt, spent, units),
             #[cfg(feature = "redis")]
             Kind::Redisson(limiter) => limiter.release_for(key, receipt, spent, units),
         }
     }
 
     /// The same in the background, as far as that is possible.
-    #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
     pub(super) fn release_later(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
         match &self.0 {
-            Kind::Own(limiter) => limiter.release_later(key, receipt, units),
+            Kind::Own(limiter) => limiter.release_later(key, receipt, spent, units),
             #[cfg(feature = "redis")]
             Kind::Redisson(limiter) => limiter.release_later_for(key, receipt, spent, units),
         }

@@ -139,7 +139,8 @@ impl RateLimiter {
             cost,
             source: Source::Store,
         };
-        Ok(Decision::with_receipt(limit, verdict, Receipt::Id(id), 0.0))
+        let receipt = if verdict.admitted { Receipt::Id(id) } else { Receipt::None };
+        Ok(Decision::with_receipt(limit, verdict, receipt, 0.0))
     }
 
     /// Returns what `answer` grants, in the background.

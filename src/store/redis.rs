@@ -477,8 +477,8 @@ struct Apart {
     calls: Vec<ScriptCall>,
     /// For each limit the call that it is part of.
     call_of: Vec<usize>,
-    /// For each limit what returns its cost, but for the instant.
-    releases: Vec<Releases>,
+    /// For each limit its key, and what is charged for it.
+    limits: Vec<(Arc<Settings>, String, u32)>,
     route: Route,
 }
 
@@ -497,14 +497,12 @@ impl Apart {
             let demands: Vec<_> = call.demands.iter().filter(|it| it.key == key).copied().collect();
             ScriptCall::new(store, &Call { demands: &demands, ..*call })
         };
-        let release = |it: &Demand<'_>| {
-            let release = Release { instant: None, units: it.cost.into() };
-            Releases::new(it.settings, store.key(it.settings, it.key), release)
-        };
+        let limit =
+            |it: &Demand<'_>| (it.settings.clone(), store.key(it.settings, it.key), it.cost);
         Self {
             calls: keys.into_iter().map(of_key).collect(),
             call_of,
-            releases: call.demands.iter().map(release).collect(),
+            limits: call.demands.iter().map(limit).collect(),
             route: store.route.clone(),
         }
     }
@@ -566,9 +564,11 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        for (limit, call) in self.apart.call_of.iter().enumerate() {
-            if let Some(instant) = self.instants.get(*call).filter(|instant| **instant > 0.0) {
-                let releases = self.apart.releases[limit].at(*instant);
+        for ((settings, key, cost), call) in self.apart.limits.iter().zip(&self.apart.call_of) {
+            if let Some(&instant) = self.instants.get(*call).filter(|instant| **instant > 0.0) {
+                let (instant, units) = (Some(instant), (*cost).into());
+                let release = Release { instant, units, kept: 0.0 };
+                let releases = Releases::new(settings, key.clone(), release);
                 self.apart.route.release_later(Job::Key(releases));
             }
         }

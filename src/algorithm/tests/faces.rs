@@ -112,7 +112,7 @@ impl Scripted {
         let Some(text) = bytes.first() else { return State::NeverSeen };
         match params {
             Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 33, |text| {
-                assert!(matches!(text[0], b'F' | b'f'));
+                assert_eq!(text[0], b'F');
                 let [start, ahead, count, length] = doubles(&text[1..]);
                 fixed_window::State { start, ahead, count, length }
             }))),
@@ -220,9 +220,9 @@ impl Face for Scripted {
         for arg in params.args() {
             eval.arg(arg as u64);
         }
-        let pair =
-            |it: &Release| [it.instant.unwrap().to_le_bytes(), it.units.to_le_bytes()].concat();
-        eval.arg(releases.iter().flat_map(pair).collect::<Vec<_>>());
+        let packed =
+            |it: &Release| [it.instant.unwrap(), it.units, it.kept].map(f64::to_le_bytes).concat();
+        eval.arg(releases.iter().flat_map(packed).collect::<Vec<_>>());
         let reply: Vec<u64> = eval.arg(now as u64).query(&mut self.connection).unwrap();
         assert!(reply.is_empty());
     }

@@ -100,7 +100,7 @@ fn always_in_history(
 }
 
 fn release(units: f64, instant: f64) -> Release {
-    Release { instant: Some(instant), units }
+    Release { instant: Some(instant), units, kept: 0.0 }
 }
 
 #[test]

@@ -24,6 +24,8 @@ enum Step {
     Lose,
     /// In 1/1000 of a window, and microseconds.
     Pass(u32, u32),
+    /// From now on the other quota counts.
+    Change,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -36,6 +38,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (1_u32..5).prop_map(Step::Grant),
         1 => Just(Step::Lose),
         8 => (pass, 0_u32..3).prop_map(|(part, us)| Step::Pass(part, us)),
+        1 => Just(Step::Change),
     ];
     prop::collection::vec(step, 1..100)
 }
@@ -94,24 +97,29 @@ impl Lossy for Scripted {
 }
 
 /// What is checked after each step.
-type Oracle = fn(Quota, &[Use]) -> bool;
+type Oracle = fn([Quota; 2], &[Use]) -> bool;
 
 fn history(
     face: &mut impl Lossy,
     algorithm: Algorithm,
-    quota: Quota,
+    quotas: [Quota; 2],
     steps: &[Step],
     oracle: Oracle,
 ) -> Result<(), TestCaseError> {
-    let params = Params::new(algorithm, quota).unwrap();
-    let window = quota.window_us() as f64;
+    let limiters = quotas.map(|quota| Params::new(algorithm, quota).unwrap());
+    let mut current_quota = 0;
+    let window = quotas[0].window_us() as f64;
+    // Requests that wait keep their instants when the quota is changed, for which the oracle has no bound.
+    let waits = quotas[0] == quotas[1];
+    let max_cost = quotas.map(|quota| quota.limit()).into_iter().min().unwrap();
     let part = |thousandths: u32| (window * f64::from(thousandths) / 1e3).floor();
     let (mut now, mut losses) = (1.7e15, 0);
     let mut uses: Vec<Use> = vec![];
-    // Of what is not settled yet: the place of its use.
-    let mut open: Vec<usize> = vec![];
+    // Of what is not settled yet: the place of its use, and by which quota it was charged.
+    let mut open: Vec<(usize, usize)> = vec![];
     face.lose();
     for step in steps {
+        let params = limiters[current_quota];
         let admit = |face: &mut dyn Lossy, uses: &mut Vec<Use>, ask: Ask| {
             let verdict = face.ask(&params, ask);
             let is_check = ask.action == Action::Check;
@@ -126,40 +134,45 @@ fn history(
         let current = Use { instant: now, used: 0.0, is_check: false, losses, window };
         match step {
             Step::Check(cost, max_wait) => {
-                let cost = f64::from(*cost.min(&quota.limit()));
-                let max_wait = part(*max_wait).max(params.own_wait());
+                let cost = f64::from(*cost.min(&max_cost));
+                let max_wait = if waits { part(*max_wait).max(params.own_wait()) } else { 0.0 };
                 if admit(face, &mut uses, Ask { max_wait, ..check(cost, now) }) {
-                    open.push(uses.len() - 1);
+                    open.push((uses.len() - 1, current_quota));
                 }
             }
             Step::Settle(which, quarters) if !open.is_empty() => {
-                let place = open.swap_remove(which.index(open.len()));
+                let (place, charged_by) = open.swap_remove(which.index(open.len()));
                 let Use { used: charged, instant, .. } = uses[place];
-                let used = (charged * f64::from(*quarters) / 4.0).round();
+                let max_quarters = if waits { u32::MAX } else { 4 };
+                let quarters = f64::from(*quarters.min(&max_quarters));
+                let used = (charged * quarters / 4.0).round();
                 if used > charged {
                     let action = Action::Spend;
                     admit(face, &mut uses, Ask { action, ..check(used - charged, now) });
                 } else if used < charged {
                     let units = charged - used;
-                    face.release(&params, now, &[Release { instant: Some(instant), units }]);
+                    let release = Release { instant: Some(instant), units, kept: used };
+                    face.release(&limiters[charged_by], now, &[release]);
                     uses[place].used = used;
                     returned(&mut uses, place, Use { instant: now, used: -units, ..current });
                 }
             }
             Step::Cancel(all) => {
-                let mut releases = vec![];
+                let mut releases = [vec![], vec![]];
                 for which in all {
                     if !open.is_empty() {
-                        let place = open.swap_remove(which.index(open.len()));
+                        let (place, charged_by) = open.swap_remove(which.index(open.len()));
                         let it = &mut uses[place];
                         let (instant, units) = (Some(it.instant), it.used);
-                        releases.push(Release { instant, units });
+                        releases[charged_by].push(Release { instant, units, kept: 0.0 });
                         it.used = 0.0;
                         returned(&mut uses, place, Use { instant: now, used: -units, ..current });
                     }
                 }
-                if !releases.is_empty() {
-                    face.release(&params, now, &releases);
+                for (params, releases) in limiters.iter().zip(releases) {
+                    if !releases.is_empty() {
+                        face.release(params, now, &releases);
+                    }
                 }
             }
             Step::Grant(units) if !matches!(algorithm, Algorithm::SlidingWindow { .. }) => {
@@ -172,10 +185,11 @@ fn history(
                 now += 1.0; // or what is lost cannot be told from what comes next
             }
             Step::Pass(thousandths, us) => now += part(*thousandths) + f64::from(*us),
+            Step::Change => current_quota = 1,
             Step::Settle(..) | Step::Grant(_) => {}
         }
     }
-    prop_assert!(oracle(quota, &uses), "{algorithm} {quota}: {uses:?}");
+    prop_assert!(oracle(quotas, &uses), "{algorithm} {quotas:?}: {uses:?}");
     Ok(())
 }
 
@@ -191,17 +205,21 @@ fn returned(uses: &mut Vec<Use>, place: usize, grant: Use) {
 
 /// Some histories on the twin, and some on the script: with `HISTORIES=100000` in the environment so many, and a tenth.
 fn never_over(algorithm: Algorithm, oracle: Oracle) {
+    histories(algorithm, quotas().prop_map(|quota| [quota; 2]), oracle);
+}
+
+fn histories(algorithm: Algorithm, quotas: impl Strategy<Value = [Quota; 2]>, oracle: Oracle) {
     let histories = env::var("HISTORIES").map_or(1_000, |it| it.parse().unwrap());
     let config = |cases| ProptestConfig { cases, failure_persistence: None, ..Default::default() };
-    let strategy = (quotas(), steps());
-    let result = TestRunner::new(config(histories)).run(&strategy, |(quota, steps)| {
-        history(&mut State::NeverSeen, algorithm, quota, &steps, oracle)
+    let strategy = (quotas, steps());
+    let result = TestRunner::new(config(histories)).run(&strategy, |(quotas, steps)| {
+        history(&mut State::NeverSeen, algorithm, quotas, &steps, oracle)
     });
     result.unwrap_or_else(|failure| panic!("{failure}"));
     let server = RedisServer::start();
     let scripted = std::cell::RefCell::new(Scripted::new(&server, "{key}"));
-    let result = TestRunner::new(config(histories / 10)).run(&strategy, |(quota, steps)| {
-        history(&mut *scripted.borrow_mut(), algorithm, quota, &steps, oracle)
+    let result = TestRunner::new(config(histories / 10)).run(&strategy, |(quotas, steps)| {
+        history(&mut *scripted.borrow_mut(), algorithm, quotas, &steps, oracle)
     });
     result.unwrap_or_else(|failure| panic!("{failure}"));
 }
@@ -234,8 +252,8 @@ fn stretches(
 
 #[test]
 fn a_token_bucket_is_never_over() {
-    never_over(Algorithm::token_bucket(), |quota, uses| {
-        let rate = f64::from(quota.limit()) / quota.window_us() as f64;
+    never_over(Algorithm::token_bucket(), |[quota, _], uses| {
+        let rate = rate(quota);
         stretches(quota, uses, |burst, time| burst + rate * time + 1e-6, true)
     });
 }
@@ -243,7 +261,7 @@ fn a_token_bucket_is_never_over() {
 #[test]
 fn a_token_bucket_that_refills_at_once_is_never_over() {
     let algorithm = Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 };
-    never_over(algorithm, |quota, uses| {
+    never_over(algorithm, |[quota, _], uses| {
         let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
         stretches(quota, uses, |burst, time| burst + limit * (time / window).ceil(), true)
     });
@@ -251,15 +269,115 @@ fn a_token_bucket_that_refills_at_once_is_never_over() {
 
 #[test]
 fn a_leaky_bucket_is_never_over() {
-    never_over(Algorithm::LeakyBucket, |quota, uses| {
-        let rate = f64::from(quota.limit()) / quota.window_us() as f64;
+    never_over(Algorithm::LeakyBucket, |[quota, _], uses| {
+        let rate = rate(quota);
         stretches(quota, uses, |_, time| (time + 1.0) * rate + 1e-6, false)
+    });
+}
+
+fn rate(quota: Quota) -> f64 {
+    f64::from(quota.limit()) / quota.window_us() as f64
+}
+
+fn larger([one, other]: [Quota; 2]) -> Quota {
+    if one.limit() > other.limit() { one } else { other }
+}
+
+fn both_quotas() -> impl Strategy<Value = [Quota; 2]> {
+    (quotas(), quotas()).prop_map(|(one, other)| [one, other])
+}
+
+/// What is left of the quota of `params`, on the twin and on the script, after `history` with one of them.
+fn left_after(params: &Params, now: f64, history: impl Fn(&mut dyn Lossy)) -> [f64; 2] {
+    let server = RedisServer::start();
+    let mut scripted = Scripted::new(&server, "{key}");
+    [&mut State::NeverSeen as &mut dyn Lossy, &mut scripted].map(|face| {
+        history(face);
+        face.ask(params, Ask { action: Action::Peek, ..check(1, now) }).remaining
+    })
+}
+
+#[test]
+fn a_late_release_by_a_limiter_with_a_faster_quota_takes_nothing_from_others() {
+    let algorithms = [
+        Algorithm::token_bucket(),
+        Algorithm::LeakyBucket,
+        Algorithm::SlidingWindow { buckets: 10 },
+    ];
+    for algorithm in algorithms {
+        let params = |quota| Params::new(algorithm, quota).unwrap();
+        let (fast, slow) = (params(Quota::per_second(10)), params(Quota::per_day(10)));
+        let (then, now) = (1.7e15, 1.7e15 + 1.1e6);
+        let left = left_after(&slow, now, |face| {
+            assert!(face.ask(&fast, check(10, then)).admitted);
+            assert!(face.ask(&slow, check(10, now)).admitted);
+            let release = Release { instant: Some(then), units: 10.0, kept: 0.0 };
+            face.release(&fast, now, &[release]);
+        });
+        assert_eq!(left, [0.0; 2], "{algorithm}");
+    }
+}
+
+#[test]
+fn a_sliding_window_returns_nothing_that_a_change_of_its_quota_has_moved() {
+    let params = |seconds| {
+        let quota = Quota::new(10, Duration::from_secs(seconds));
+        Params::new(Algorithm::SlidingWindow { buckets: 1 }, quota).unwrap()
+    };
+    let (before, after) = (params(60), params(40));
+    let at = |us: f64| 1.7e15 + us;
+    let left = left_after(&after, at(60e6), |face| {
+        assert!(face.ask(&before, check(1, at(0.0))).admitted);
+        assert!(face.ask(&before, check(5, at(59e6))).admitted);
+        assert!(face.ask(&after, check(4, at(59.5e6))).admitted);
+        let release = Release { instant: Some(at(59e6)), units: 5.0, kept: 0.0 };
+        face.release(&before, at(60e6), &[release]);
+    });
+    assert_eq!(left, [3.0; 2]);
+}
+
+#[test]
+fn what_is_kept_of_a_charge_to_a_bucket_is_refilled_before_what_is_returned() {
+    for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
+        let params = Params::new(algorithm, Quota::new(1_000, Duration::from_secs(60))).unwrap();
+        let (then, now) = (1.7e15, 1.7e15 + 10e6);
+        let left = |charged: f64, settled: &'static [f64]| {
+            left_after(&params, now, move |face| {
+                assert!(face.ask(&params, check(charged, then)).admitted);
+                let mut charged = charged;
+                for kept in settled {
+                    let units = charged - kept;
+                    let release = Release { instant: Some(then), units, kept: *kept };
+                    face.release(&params, now, &[release]);
+                    charged = *kept;
+                }
+            })
+        };
+        assert_eq!(left(500.0, &[180.0]), left(180.0, &[]), "{algorithm}");
+        assert_eq!(left(500.0, &[300.0, 180.0]), left(180.0, &[]), "{algorithm}");
+        assert_eq!(left(500.0, &[100.0]), [1_000.0; 2], "{algorithm}");
+    }
+}
+
+#[test]
+fn a_token_bucket_is_never_over_after_a_change_of_its_quota() {
+    histories(Algorithm::token_bucket(), both_quotas(), |quotas, uses| {
+        let rate = rate(quotas[0]).max(rate(quotas[1]));
+        stretches(larger(quotas), uses, |burst, time| burst + rate * time + 1e-6, true)
+    });
+}
+
+#[test]
+fn a_leaky_bucket_is_never_over_after_a_change_of_its_quota() {
+    histories(Algorithm::LeakyBucket, both_quotas(), |quotas, uses| {
+        let rate = rate(quotas[0]).max(rate(quotas[1]));
+        stretches(larger(quotas), uses, |_, time| (time + 1.0) * rate + 1e-6, false)
     });
 }
 
 #[test]
 fn a_sliding_log_is_never_over() {
-    never_over(Algorithm::SlidingLog, |quota, uses| {
+    never_over(Algorithm::SlidingLog, |[quota, _], uses| {
         let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { instant: end, losses, .. } = uses[last];
@@ -272,7 +390,7 @@ fn a_sliding_log_is_never_over() {
 
 #[test]
 fn a_fixed_window_is_never_over() {
-    never_over(Algorithm::FixedWindow, |quota, uses| {
+    never_over(Algorithm::FixedWindow, |[quota, _], uses| {
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { window, losses, .. } = uses[last];
             let length = quota.window_us() as f64;
@@ -289,7 +407,7 @@ fn a_fixed_window_is_never_over() {
 
 #[test]
 fn a_sliding_window_is_never_over() {
-    fn oracle<const BUCKETS: u32>(quota: Quota, uses: &[Use]) -> bool {
+    fn oracle<const BUCKETS: u32>([quota, _]: [Quota; 2], uses: &[Use]) -> bool {
         let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
         let buckets = f64::from(BUCKETS);
         // Whatever the grid is: the sub-windows that lie wholly inside of the window hold no more than the limit.
@@ -317,7 +435,8 @@ fn requests_of_one_instant_that_need_several_entries_of_a_log_are_all_released()
         // More than the four bytes of an entry hold.
         face.ask(&params, Ask { action: Action::Spend, ..check(all, now) });
         for units in [7.0, all - 9.0, 9.0] {
-            face.release(&params, now, &[Release { instant: Some(now), units }]);
+            let release = Release { instant: Some(now), units, kept: 0.0 };
+            face.release(&params, now, &[release]);
         }
         let peek = Ask { action: Action::Peek, ..check(1, now) };
         assert_eq!(face.ask(&params, peek).remaining, all);

@@ -13,12 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, ServerErrorKind};
+use redis::{Cmd, RedisError};
 use tokio::{runtime::Handle, time::sleep};
 
 use super::{
     Question, Script,
-    connection::is_of_a_replica,
     link::{Deadline, Link},
     route::Route,
 };
@@ -40,15 +39,15 @@ const GATHER: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Workers of which none has moved on for so long are in a runtime that does not run.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
-/// What the node did not get for so long is given up: reservations have passed unused.
-const MAX_AGE: Duration = Duration::from_secs(60);
+/// What the node did not get for so long is given up: most reservations have passed unused.
+const MAX_AGE: Duration = Duration::from_secs(3_600);
 
 pub(super) enum Job {
     Key(Releases),
     Task(Task),
 }
 
-/// Releases of one key, and since when each is held.
+/// Releases of one key by limiters with one quota, and since when each is held.
 pub(super) struct Releases {
     key: String,
     params: Params,
@@ -81,28 +80,34 @@ impl Job {
             Self::Key(releases) => releases.send(route, Deadline::in_background()).await,
             Self::Task(task) => (task.run)().await,
         };
-        result.err().is_none_or(|error| error.was_sent() && !is_refusal(&error))
+        result.err().is_none_or(|error| error.was_sent() && !error.redis().is_some_and(is_refusal))
     }
 }
 
-/// Whether the server has answered that it changes nothing now.
-fn is_refusal(error: &StoreError) -> bool {
-    use ServerErrorKind::{BusyLoading, ClusterDown, TryAgain};
-    matches!(error.server_kind(), Some(BusyLoading | ClusterDown | TryAgain))
-        || error.redis().is_some_and(is_of_a_replica)
+/// The codes by which a server answers that it changes nothing now.
+const REFUSALS: [&str; 8] = [
+    "CLUSTERDOWN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+];
+
+/// Whether the server has answered that it changes nothing now. A script ends at its first write then.
+fn is_refusal(error: &RedisError) -> bool {
+    REFUSALS.iter().any(|code| {
+        // Redis 6.2 puts what stops a script into an `ERR`.
+        let in_detail = || error.detail().is_some_and(|it| it.contains(&format!(" -{code} ")));
+        error.code() == Some(code) || in_detail()
+    })
 }
 
 impl Releases {
     pub(super) fn new(settings: &Settings, key: String, release: Release) -> Self {
         Self { key, params: settings.params, all: [(release, Instant::now())].into() }
-    }
-
-    /// The same units, spent at `instant`.
-    pub(super) fn at(&self, instant: f64) -> Self {
-        let at = |&(release, _): &(Release, _)| {
-            (Release { instant: Some(instant), ..release }, Instant::now())
-        };
-        Self { key: self.key.clone(), params: self.params, all: self.all.iter().map(at).collect() }
     }
 
     pub(super) async fn send(&self, route: &Route, deadline: Deadline) -> Result<(), StoreError> {
@@ -119,12 +124,18 @@ impl Releases {
         for arg in self.params.args() {
             command.arg(arg as u64);
         }
-        let pair = |(release, _): &(Release, _)| {
-            let instant = release.instant.expect("a release names the request");
-            [instant.to_le_bytes(), release.units.to_le_bytes()].concat()
+        let packed = |(release, _): &(Release, _)| {
+            let Release { instant, units, kept } = *release;
+            let instant = instant.expect("a release names the request");
+            [instant, units, kept].map(f64::to_le_bytes).concat()
         };
-        command.arg(self.all.iter().flat_map(pair).collect::<Vec<_>>());
+        command.arg(self.all.iter().flat_map(packed).collect::<Vec<_>>());
         command
+    }
+
+    /// What is equal for releases that can be made by one call.
+    fn group(&self) -> Group {
+        (self.key.clone(), self.params.args().into_iter().map(f64::to_bits).collect())
     }
 }
 
@@ -138,9 +149,9 @@ pub(super) struct Queue {
 
 #[derive(Default)]
 struct Held {
-    /// What is next; a key that has releases stands there once.
+    /// What is next; a group that has releases stands there once.
     order: VecDeque<Next>,
-    keys: HashMap<String, (Params, VecDeque<(Release, Instant)>)>,
+    groups: HashMap<Group, Releases>,
     /// The number of releases and tasks.
     count: usize,
     /// The number of workers, of this generation: those before stand still.
@@ -151,9 +162,12 @@ struct Held {
 }
 
 enum Next {
-    Key(String),
+    Group(Group),
     Task(Task),
 }
+
+/// A key, and the parameters of the script.
+type Group = (String, Vec<u64>);
 
 impl Held {
     /// Adds as much as there is room for.
@@ -166,14 +180,14 @@ impl Held {
                     self.order.push_back(Next::Task(task));
                 }
             }
-            Job::Key(Releases { key, params, mut all }) => {
-                all.truncate(room);
-                self.count += all.len();
-                match self.keys.entry(key) {
-                    Entry::Occupied(mut known) => known.get_mut().1.append(&mut all),
-                    Entry::Vacant(new) if !all.is_empty() => {
-                        self.order.push_back(Next::Key(new.key().clone()));
-                        new.insert((params, all));
+            Job::Key(mut releases) => {
+                releases.all.truncate(room);
+                self.count += releases.all.len();
+                match self.groups.entry(releases.group()) {
+                    Entry::Occupied(mut known) => known.get_mut().all.append(&mut releases.all),
+                    Entry::Vacant(new) if !releases.all.is_empty() => {
+                        self.order.push_back(Next::Group(new.key().clone()));
+                        new.insert(releases);
                     }
                     Entry::Vacant(_) => {}
                 }
@@ -193,18 +207,19 @@ impl Held {
                         return Some(Job::Task(task));
                     }
                 }
-                Next::Key(key) => {
-                    let (params, mut held) = self.keys.remove(&key)?;
-                    let some = held.len().min(MAX_PER_CALL);
+                Next::Group(group) => {
+                    let mut held = self.groups.remove(&group)?;
+                    let some = held.all.len().min(MAX_PER_CALL);
                     self.count -= some;
-                    let mut all: VecDeque<_> = held.drain(..some).collect();
+                    let mut all: VecDeque<_> = held.all.drain(..some).collect();
                     all.retain(|(_, since)| is_young(*since));
-                    if !held.is_empty() {
-                        self.order.push_back(Next::Key(key.clone()));
-                        self.keys.insert(key.clone(), (params, held));
+                    let releases = Releases { key: group.0.clone(), params: held.params, all };
+                    if !held.all.is_empty() {
+                        self.order.push_back(Next::Group(group.clone()));
+                        self.groups.insert(group, held);
                     }
-                    if !all.is_empty() {
-                        return Some(Job::Key(Releases { key, params, all }));
+                    if !releases.all.is_empty() {
+                        return Some(Job::Key(releases));
                     }
                 }
             }
@@ -328,7 +343,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Push { key: u8, releases: usize, is_old: bool },
+        Push { key: u8, limit: u32, releases: usize, is_old: bool },
         PushTask { is_old: bool },
         Pop,
     }
@@ -336,11 +351,9 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         let is_old = || prop::bool::weighted(0.1);
         prop_oneof![
-            (0..20_u8, 0..3_000_usize, is_old()).prop_map(|(key, releases, is_old)| Step::Push {
-                key,
-                releases,
-                is_old
-            }),
+            (0..20_u8, 10..12_u32, 0..3_000_usize, is_old()).prop_map(
+                |(key, limit, releases, is_old)| Step::Push { key, limit, releases, is_old }
+            ),
             is_old().prop_map(|is_old| Step::PushTask { is_old }),
             Just(Step::Pop),
         ]
@@ -355,16 +368,17 @@ mod tests {
         Job::Task(Task { key: String::new(), run: Box::new(run), since: since(is_old) })
     }
 
-    /// By key, the numbers of releases; those of tasks are 0.
-    type Numbers = HashMap<String, Vec<f64>>;
+    /// By key and parameters, the numbers of releases; those of tasks are 0.
+    type Numbers = HashMap<Group, Vec<f64>>;
 
     impl Held {
         fn pop_into(&mut self, popped: &mut Numbers) -> bool {
             match self.pop() {
-                Some(Job::Task(Task { key, .. })) => popped.entry(key).or_default().push(0.0),
-                Some(Job::Key(Releases { key, all, .. })) => {
-                    assert!((1..=MAX_PER_CALL).contains(&all.len()));
-                    popped.entry(key).or_default().extend(all.iter().map(|(it, _)| it.units));
+                Some(Job::Task(_)) => popped.entry(Group::default()).or_default().push(0.0),
+                Some(Job::Key(releases)) => {
+                    assert!((1..=MAX_PER_CALL).contains(&releases.all.len()));
+                    let numbers = releases.all.iter().map(|(it, _)| it.units);
+                    popped.entry(releases.group()).or_default().extend(numbers);
                 }
                 None => return false,
             }
@@ -372,12 +386,12 @@ mod tests {
         }
 
         fn check(&self) {
-            let is_key = |next: &&Next| matches!(next, Next::Key(_));
-            let keys = self.order.iter().filter(is_key).count();
-            let releases: usize = self.keys.values().map(|(_, all)| all.len()).sum();
-            assert_eq!(keys, self.keys.len(), "a key stands in the order once");
-            assert!(self.keys.values().all(|(_, all)| !all.is_empty()));
-            assert_eq!(self.count, releases + self.order.len() - keys);
+            let is_group = |next: &&Next| matches!(next, Next::Group(_));
+            let groups = self.order.iter().filter(is_group).count();
+            let releases: usize = self.groups.values().map(|it| it.all.len()).sum();
+            assert_eq!(groups, self.groups.len(), "a group stands in the order once");
+            assert!(self.groups.values().all(|it| !it.all.is_empty()));
+            assert_eq!(self.count, releases + self.order.len() - groups);
             assert!(self.count <= MAX_HELD);
         }
     }
@@ -416,30 +430,31 @@ mod tests {
         fn a_queue_is_bounded_and_returns_once_and_in_order_what_it_took_and_is_not_too_old(
             steps in vec(step(), 0..100)
         ) {
-            let params = Params::new(Algorithm::FixedWindow, Quota::per_second(10)).unwrap();
             let (mut held, mut number) = (Held::default(), 0.0);
             let (mut taken, mut popped) = (Numbers::new(), Numbers::new());
             for step in steps {
                 let before = held.count;
                 match step {
-                    Step::Push { key, releases, is_old } => {
-                        let key = key.to_string();
+                    Step::Push { key, limit, releases, is_old } => {
+                        let quota = Quota::per_second(limit);
+                        let params = Params::new(Algorithm::FixedWindow, quota).unwrap();
                         let numbers: Vec<_> = (1..=releases).map(|it| number + it as f64).collect();
                         number += releases as f64;
-                        let all = numbers.iter().map(|units| {
-                            (Release { instant: None, units: *units }, since(is_old))
-                        });
-                        held.push(Job::Key(Releases { key: key.clone(), params, all: all.collect() }));
+                        let all = numbers.iter().map(|it| (Release::grant(*it), since(is_old)));
+                        let (key, all) = (key.to_string(), all.collect());
+                        let releases_of_key = Releases { key, params, all };
+                        let group = releases_of_key.group();
+                        held.push(Job::Key(releases_of_key));
                         let took = held.count - before;
                         prop_assert_eq!(took, releases.min(MAX_HELD - before));
                         if !is_old && took > 0 {
-                            taken.entry(key).or_default().extend(&numbers[..took]);
+                            taken.entry(group).or_default().extend(&numbers[..took]);
                         }
                     }
                     Step::PushTask { is_old } => {
                         held.push(task(is_old));
                         if !is_old && held.count > before {
-                            taken.entry(String::new()).or_default().push(0.0);
+                            taken.entry(Group::default()).or_default().push(0.0);
                         }
                     }
                     Step::Pop => {
