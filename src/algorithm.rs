@@ -404,16 +404,23 @@ impl State {
         }
     }
 
-    /// Whether a request waits.
-    pub(crate) fn is_waited_for(&self, now: f64) -> bool {
-        match self {
-            Self::FixedWindow(Some(it)) => !it.waiting.is_over(now),
-            Self::SlidingWindow(Some(it)) => !it.waiting.is_over(now),
-            Self::TokenBucket(Some(it)) => !it.waiting.is_over(now),
-            Self::LeakyBucket(Some(it)) => !it.waiting.is_over(now),
-            Self::SlidingLog(Some(log)) => log.is_waited_for(now),
-            _ => false,
+    /// The instant of the last request that waits, of those whose reservations are known.
+    pub(crate) fn waited_until(&self, now: f64) -> Option<f64> {
+        fn newest<S>(waiting: &Waiting<S>) -> Option<f64> {
+            Some(waiting.0.as_ref()?.entries.back()?.instant)
         }
+        let instant = match self {
+            Self::NeverSeen => None,
+            Self::FixedWindow(stored) => newest(&stored.as_ref()?.waiting),
+            Self::SlidingWindow(stored) => newest(&stored.as_ref()?.waiting),
+            Self::TokenBucket(stored) => newest(&stored.as_ref()?.waiting),
+            Self::LeakyBucket(stored) => newest(&stored.as_ref()?.waiting),
+            Self::SlidingLog(stored) => {
+                let log = stored.as_ref().filter(|log| log.is_waited_for(now))?;
+                log.entries.back().map(|(instant, _)| instant - log.skew)
+            }
+        };
+        instant.filter(|instant| *instant > now)
     }
 }
 

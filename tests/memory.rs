@@ -380,6 +380,39 @@ async fn a_key_for_which_a_request_waits_is_never_evicted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
+    let changed = [Quota::per_hour(4), Quota::per_hour(1), Quota::per_minute(4)];
+    for (algorithm, quota) in
+        support::ALGORITHMS.into_iter().flat_map(|algorithm| changed.map(|it| (algorithm, it)))
+    {
+        let store = MemoryStore::with_max_keys(100).when_full(WhenFull::EvictSoonest);
+        let limiter = Limiter::named("a", store.clone(), algorithm, Quota::per_hour(2));
+        let flood = Limiter::named("b", store, Algorithm::FixedWindow, Quota::per_day(1));
+        let day = Duration::from_secs(86_400);
+        let mut delay = Duration::ZERO;
+        while delay.is_zero() {
+            delay = limiter.check_within("victim", 1, day).await.unwrap().delay();
+        }
+        let changed = limiter.with_quota(quota).unwrap();
+        let _ = changed.check("victim").await.unwrap();
+        let left = changed.peek("victim").await.unwrap();
+        assert!(!left.reset_after().is_zero());
+        // The keys of the flood are restored later.
+        for i in 0..2_000 {
+            assert!(flood.check(format!("flood {i}")).await.unwrap().is_allowed());
+        }
+        assert_eq!(changed.peek("victim").await.unwrap(), left, "{algorithm}, {quota}");
+
+        advance(delay).await;
+        for i in 0..200 {
+            assert!(flood.check(format!("again {i}")).await.unwrap().is_allowed());
+        }
+        let reset = changed.peek("victim").await.unwrap().reset_after();
+        assert!(reset.is_zero(), "{algorithm}, {quota}: its request does not wait any more");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_evicts_is_full_while_a_request_waits_for_each_of_its_keys() {
     for algorithm in support::ALGORITHMS {
         let store = MemoryStore::with_max_keys(10).when_full(WhenFull::EvictSoonest);

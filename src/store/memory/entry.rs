@@ -38,6 +38,9 @@ struct Whole {
     left: f64,
     /// The instant at which the key is as if never seen.
     reset: f64,
+    /// The instant of the last request whose reservation the state has forgotten, as the quota was
+    /// changed. It is presumed to wait: if it is dropped, no release will tell.
+    forgotten_until: f64,
 }
 
 /// How much a key has used.
@@ -149,7 +152,13 @@ impl Counts {
             };
         }
         let mut state = self.take(counted);
+        let waited_until = state.waited_until(ask.now);
         let verdict = settings.params.step(&mut state, ask);
+        if let (Self::Whole { whole, .. }, Some(instant)) = (&mut *self, waited_until)
+            && state.waited_until(ask.now).is_none_or(|known| known < instant)
+        {
+            whole.forgotten_until = whole.forgotten_until.max(instant);
+        }
         match ask.action.commits() {
             true => self.put(state, settings, ask.now, Some(verdict)),
             false => self.put(state, counted, ask.now, None),
@@ -167,7 +176,9 @@ impl Counts {
     /// Holds a state, as two numbers if these tell it; `verdict` is what was decided just now, if that is known.
     fn put(&mut self, mut state: State, counted: &Settings, now: f64, verdict: Option<Verdict>) {
         let denied_until = *self.denied_until();
-        if let Some(numbers) = counted.params.compact(&state, now) {
+        if !self.has_forgotten(now)
+            && let Some(numbers) = counted.params.compact(&state, now)
+        {
             *self = Self::Compact { denied_until, numbers };
             return;
         }
@@ -176,11 +187,16 @@ impl Counts {
         match self {
             Self::Whole { whole, .. } => whole.state = state,
             Self::Compact { .. } => {
-                let whole = Box::new(Whole { state, left: 0.0, reset: 0.0 });
+                let whole = Box::new(Whole { state, left: 0.0, reset: 0.0, forgotten_until: 0.0 });
                 *self = Self::Whole { denied_until, whole };
             }
         }
         self.note_usage(counted, now, verdict);
+    }
+
+    /// Whether a request may wait whose reservation the state has forgotten.
+    fn has_forgotten(&self, now: f64) -> bool {
+        matches!(self, Self::Whole { whole, .. } if whole.forgotten_until > now)
     }
 
     fn note_usage(&mut self, settings: &Settings, now: f64, verdict: Verdict) {
@@ -204,7 +220,7 @@ impl Counts {
                 Usage { left, reset, in_use, waited_for: false }
             }
             Self::Whole { denied_until, whole } => {
-                let waited_for = whole.state.is_waited_for(now);
+                let waited_for = self.has_forgotten(now) || whole.state.waited_until(now).is_some();
                 let in_use = *denied_until >= second(now) || waited_for;
                 Usage { left: whole.left, reset: whole.reset, in_use, waited_for }
             }
