@@ -165,6 +165,46 @@ async fn to_look_at_a_key_by_another_algorithm_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_decides_in_its_first_microsecond_as_it_does_later() {
+    let day = Duration::from_secs(86_400);
+    for algorithm in support::ALGORITHMS {
+        let decisions = async |age| {
+            let store = MemoryStore::new();
+            advance(age).await;
+            let limiter = Limiter::new(store.clone(), algorithm, Quota::per_hour(3));
+            let (mut seen, mut admitted) = (vec![], vec![]);
+            // A leaky bucket holds three, of which two wait; elsewhere the fourth waits.
+            for _ in 0..if algorithm == Algorithm::LeakyBucket { 3 } else { 4 } {
+                let decision = limiter.check_within("key", 1, day).await.unwrap();
+                assert!(decision.is_allowed(), "{algorithm}");
+                admitted.push(decision.clone());
+                seen.push(decision);
+            }
+            for decision in admitted {
+                limiter.cancel("key", decision).await.unwrap();
+                seen.push(limiter.peek("key").await.unwrap());
+            }
+            assert_eq!(seen.last().unwrap().remaining(), 3, "{algorithm}");
+            let early = limiter.check("key").await.unwrap();
+            seen.push(limiter.check_n("key", 2).await.unwrap());
+            seen.push(limiter.check("key").await.unwrap());
+            limiter.cancel("key", early).await.unwrap();
+            seen.push(limiter.peek("key").await.unwrap());
+            advance(Duration::from_micros(1)).await;
+            seen.push(limiter.check_n("key", 2).await.unwrap());
+            let wait = seen.last().unwrap().retry_after().unwrap();
+            advance(wait).await;
+            seen.push(limiter.check_n("key", 2).await.unwrap());
+            assert!(seen.last().unwrap().is_allowed(), "{algorithm}");
+            // Without the instants.
+            seen.iter().map(|decision| format!("{decision:?}")).collect::<Vec<_>>()
+        };
+        let later = decisions(day).await;
+        assert_eq!(decisions(Duration::ZERO).await, later, "{algorithm}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn paused_time_moves_the_limits() {
     let limiter = limiter(&MemoryStore::new(), Quota::per_day(1));
     assert!(limiter.check("key").await.unwrap().is_allowed());
