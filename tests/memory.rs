@@ -124,6 +124,25 @@ async fn a_store_full_of_denied_keys_takes_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn two_requests_hold_a_key_in_use_until_the_retry_after_of_the_second() {
+    for (first, hours) in [(1, 1), (24, 24)] {
+        let store = MemoryStore::with_max_keys(100);
+        let limiter = limiter(&store, Quota::per_day(24));
+        for i in 0..100 {
+            let key = format!("flood {i}");
+            assert!(limiter.check_n(&key, first).await.unwrap().is_allowed());
+            let denied = limiter.check_n(&key, 24).await.unwrap();
+            assert_eq!(denied.retry_after(), Some(Duration::from_secs(hours * 3_600)));
+        }
+        advance(Duration::from_secs(hours * 3_600 - 1)).await;
+        assert!(is_full(&limiter.check("new").await));
+        // A store counts the end of a denial in whole seconds.
+        advance(Duration::from_secs(2)).await;
+        assert!(limiter.check("new").await.unwrap().is_allowed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn keys_that_are_as_if_never_seen_are_dropped_as_new_ones_come() {
     let store = MemoryStore::new();
     let limiter = limiter(&store, Quota::per_second(1));

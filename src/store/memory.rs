@@ -49,32 +49,41 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// A store holds at most `max_keys` keys, 100,000 by default: see
 /// [`with_max_keys`](MemoryStore::with_max_keys). A key of up to 30 bytes costs 75 to 150 bytes,
 /// depending on how full the tables are, and up to 215 after many keys of a full store were
-/// replaced; a longer key costs its length more. A sliding window costs 100 bytes more and 4 per
-/// bucket, a sliding log 160 more and 16 to 32 per request that it remembers. While requests wait,
-/// their key costs 300 to 400 bytes more, and 50 to 130 for each request beyond the fourth; in a
-/// sliding window 100 to 200, and 4 per bucket.
+/// replaced; a longer key costs its length more. Beyond that, a key costs
 ///
-/// Keys that have returned to their first state are dropped, a second later, as new ones come.
+/// * in a sliding window 110 bytes and 4 per bucket, and as much again while requests wait;
+/// * in a sliding log 105 bytes, and 16 to 32 for each request that it remembers;
+/// * with another algorithm nothing, and 170 to 195 bytes while requests wait.
+///
+/// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one
+/// in a log, costs 64, which are enough for four.
+///
+/// A key that is back in its initial state is dropped when new keys are inserted, a second later at
+/// the earliest.
 ///
 /// A store is full when it holds exactly `max_keys` keys, also if threads race for the last ones.
 /// An insertion into a full store looks at up to 32 keys, so that it takes bounded time; the next
 /// insertion looks at the next 32. The new key takes the place of
 ///
-/// 1. a key that has returned to its first state;
+/// 1. a key that is back in its initial state;
 /// 2. else the one with most of its quota left, which is forgotten: it gets its quota once more;
 /// 3. else none, as all of the 32 are in use: the new key gets [`StoreError::is_full`], and the
 ///    layer answers 503. With [`WhenFull::EvictSoonest`], it takes the place of the one whose quota
 ///    is restored soonest.
 ///
-/// A key is in use while it has no request left, or while a request that was denied would still be.
-/// A key for which a request waits is never dropped, nor a key of the request that is being
-/// decided.
+/// A key is in use while nothing is left of its quota, or until the `retry_after` of a denied
+/// request has passed. A key for which a request waits is never dropped, nor a key of the request
+/// that is being decided.
+///
+/// A charge fails if there is no room for all of its new keys. A charge that finds room for only
+/// some of its keys may still evict a key.
 ///
 /// In a store of at most 32 keys the choice is exact. In a larger one it is a sample: when nearly
 /// all keys are in use, a new one may be rejected although a key that was not looked at could go.
 ///
-/// By default, `max_keys x burst` requests with made-up keys lock out other new keys. [`WhenFull`]
-/// has the arithmetic, and what prevents it.
+/// By default, a client that can make up keys locks out other new keys: it takes
+/// `max_keys x burst` units of cost, or two requests for each of `max_keys` keys if the client can
+/// choose their cost. [`WhenFull`] has the arithmetic, and what prevents it.
 ///
 /// # Examples
 ///

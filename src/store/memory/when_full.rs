@@ -3,8 +3,8 @@
 /// What a full [`MemoryStore`](crate::MemoryStore) does with a new key when the keys that it looks
 /// at are in use.
 ///
-/// A key is in use while it has no request left, or while a request that was denied would still be.
-/// Keys that are not in use make room under both settings: see
+/// A key is in use while nothing is left of its quota, or until the `retry_after` of a denied
+/// request has passed. Keys that are not in use make room under both settings: see
 /// [`MemoryStore`](crate::MemoryStore#memory).
 ///
 /// # What an attack takes
@@ -13,26 +13,40 @@
 /// nothing authenticates, or addresses (a `/48` of IPv6 contains 65,536 networks of `/64`).
 ///
 /// **To lock out new keys**, under `RejectNewKeys`, the client must hold all keys of the store in
-/// use. It takes `max_keys` different keys and `max_keys x burst` requests that use them up
-/// (`limit` where there is no burst), then `max_keys x limit / window` to use up what is restored:
+/// use. It takes `max_keys` keys, and `max_keys x burst` units of cost that use them up (`limit`
+/// where there is no burst), then `max_keys x limit / window` to use up what is restored:
 ///
 /// | 100,000 keys, each | to fill the store | to keep it full |
 /// |---|---|---|
-/// | 3 per day | 300,000 requests | 3.5 per second |
-/// | 100 per hour | 10,000,000 requests | 2,800 per second |
-/// | 100 per minute | 10,000,000 requests | 170,000 per second |
-/// | 10 per second | 1,000,000 requests | 1,000,000 per second |
+/// | 3 per day | 300,000 units | 3.5 per second |
+/// | 100 per hour | 10,000,000 units | 2,800 per second |
+/// | 100 per minute | 10,000,000 units | 170,000 per second |
+/// | 10 per second | 1,000,000 units | 1,000,000 per second |
 ///
-/// Small limits over long windows are at risk; limits per second and per minute hardly are.
+/// Where all requests cost 1, a unit is a request. Where one can cost more, it takes fewer
+/// requests. A denied request spends nothing, and holds its key in use. So if the client can choose
+/// the cost, two requests are enough for each key:
+///
+/// * after a request that costs 1, one that costs the whole burst is denied: the key is in use
+///   until that unit is restored;
+/// * after a request that costs the whole burst, another one is denied: the key is in use until the
+///   whole burst is restored.
+///
+/// Each limit of a rule counts as a key of its own.
+///
+/// Small limits over long windows are at risk, and large ones too if the client can choose the
+/// cost; limits per second and per minute hardly are.
 ///
 /// **To reset a particular key**, the client must make the store prefer it to the others: with
 /// `max_keys` keys that have used as much as that key. So it gets one more unit on the key for each
-/// `max_keys` requests. 100,000 keys and 5,000 requests per second give it one attempt to guess
-/// a password per 20 seconds, whatever the limit.
+/// `max_keys` units that it spends on others. Where all requests cost 1, 100,000 keys and 5,000
+/// requests per second give it one attempt to guess a password per 20 seconds, whatever the limit.
 ///
 /// * Under both settings this resets a key that has something left: with 3 per day, 2 more attempts
-///   for each 200,000 requests.
+///   for each 200,000 units.
 /// * Under `EvictSoonest` it resets a key that is denied, too: 3 more for each 300,000.
+///
+/// If the client can choose the cost, one request is enough for each of the `max_keys` keys.
 ///
 /// `RejectNewKeys` is the default, as [`FailurePolicy::Closed`](crate::FailurePolicy::Closed) is:
 /// what was denied stays denied until its `retry_after`, and a limit of one request holds. Choose
