@@ -3,10 +3,11 @@
 mod support;
 
 use std::{
+    collections::HashSet,
     mem,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -56,7 +57,6 @@ struct Waiting {
     /// What the keys were like before.
     before: Vec<(String, Decision)>,
     tasks: JoinSet<()>,
-    peeks: AtomicU64,
 }
 
 impl Waiting {
@@ -67,7 +67,7 @@ impl Waiting {
             while limiter.try_acquire(key, 1, Duration::ZERO).await.unwrap().is_allowed() {}
             before.push((key.clone(), limiter.peek(key).await.unwrap()));
         }
-        let mut waiting = Self { limiter, before, tasks: JoinSet::new(), peeks: AtomicU64::new(0) };
+        let mut waiting = Self { limiter, before, tasks: JoinSet::new() };
         let layer = waiting.layer();
         for key in keys {
             for _ in 0..of_each {
@@ -100,11 +100,7 @@ impl Waiting {
     }
 
     async fn peek(&self, key: &str) -> Decision {
-        let peek = async || {
-            self.peeks.fetch_add(1, SeqCst);
-            self.limiter.peek(key).await
-        };
-        eventually(peek).await
+        eventually(async || self.limiter.peek(key).await).await
     }
 
     async fn is_released(&self, (key, before): &(String, Decision)) -> bool {
@@ -124,18 +120,18 @@ impl Waiting {
 /// Requests of other keys, one after the other, which have to be allowed.
 struct Others {
     is_over: Arc<AtomicBool>,
-    task: JoinHandle<u64>,
+    task: JoinHandle<()>,
 }
 
 impl Others {
     fn start(store: &RedisStore) -> Self {
-        let store = store.clone().deadline(Duration::from_secs(1));
+        let store = store.clone().deadline(LONG);
         let limiter =
             Limiter::named("others", store, Algorithm::token_bucket(), Quota::per_hour(1));
         let is_over = Arc::new(AtomicBool::new(false));
         let is_over_too = is_over.clone();
         let task = tokio::spawn(async move {
-            let mut asked = 0;
+            let mut asked = 0_u64;
             while !is_over_too.load(SeqCst) {
                 let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"))
                     .on_failure(FailurePolicy::Closed);
@@ -145,24 +141,71 @@ impl Others {
                 assert_eq!(response.unwrap().status(), StatusCode::OK, "the request {asked}");
                 sleep(Duration::from_millis(1)).await;
             }
-            asked
         });
         Self { is_over, task }
     }
 
-    /// Returns how many they were.
-    async fn finish(self) -> u64 {
+    async fn finish(self) {
         self.is_over.store(true, SeqCst);
-        self.task.await.expect("each is allowed")
+        self.task.await.expect("each is allowed");
     }
 }
 
-fn scripts(server: &RedisServer) -> u64 {
-    block_in_place(|| server.calls("evalsha") + server.calls("eval"))
+/// What the server executes from now on, in order.
+struct Log<'a>(&'a RedisServer);
+
+impl<'a> Log<'a> {
+    fn start(server: &'a RedisServer) -> Self {
+        block_in_place(|| {
+            let mut connection = server.connection();
+            for (setting, value) in [("slowlog-max-len", 1_000_000), ("slowlog-log-slower-than", 0)]
+            {
+                redis::cmd("CONFIG")
+                    .arg("SET")
+                    .arg(setting)
+                    .arg(value)
+                    .exec(&mut connection)
+                    .unwrap();
+            }
+            redis::cmd("SLOWLOG").arg("RESET").exec(&mut connection).unwrap();
+        });
+        Self(server)
+    }
+
+    /// The calls of scripts, each with its arguments, of which the server keeps 128 bytes.
+    fn calls(&self) -> Vec<Vec<Vec<u8>>> {
+        let mut connection = block_in_place(|| self.0.connection());
+        let mut command = redis::cmd("SLOWLOG");
+        let newest_first = command.arg("GET").arg(-1);
+        let entries: Vec<Vec<redis::Value>> =
+            block_in_place(|| newest_first.query(&mut connection)).unwrap();
+        let arguments = |mut entry: Vec<redis::Value>| -> Vec<Vec<u8>> {
+            redis::from_redis_value(entry.swap_remove(3)).unwrap()
+        };
+        let calls = entries.into_iter().rev().map(arguments);
+        calls.filter(|call| call[0].starts_with(b"EVAL")).collect()
+    }
+
+    fn releases(&self) -> Vec<Vec<Vec<u8>>> {
+        self.calls().into_iter().filter(|call| is_release(call)).collect()
+    }
+}
+
+fn is_release(call: &[Vec<u8>]) -> bool {
+    call[4] == b"release"
 }
 
 fn keys(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("key-{number}")).collect()
+}
+
+/// A server, and ten requests of each key that wait.
+async fn ten_of_each(keys: usize) -> (RedisServer, RedisStore, Waiting) {
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = limiter(&store, Algorithm::token_bucket());
+    let waiting = Waiting::start(limiter, &self::keys(keys), 10).await;
+    (server, store, waiting)
 }
 
 fn assert_untroubled(store: &RedisStore) {
@@ -177,14 +220,20 @@ async fn vanish(
     store: &RedisStore,
     waiting: &Waiting,
     vanish: impl AsyncFnOnce(),
-) -> u64 {
-    let (asked, peeked) = (scripts(server), waiting.peeks.load(SeqCst));
+) -> usize {
+    let log = Log::start(server);
     let others = Others::start(store);
     vanish().await;
     waiting.until_released().await;
-    let others = others.finish().await;
+    others.finish().await;
     assert_untroubled(store);
-    scripts(server) - asked - (waiting.peeks.load(SeqCst) - peeked) - others
+    let calls = log.calls();
+    let first = calls.iter().position(|call| is_release(call)).unwrap();
+    let last = calls.iter().rposition(|call| is_release(call)).unwrap();
+    let is_other = |call: &&Vec<Vec<u8>>| call[3].starts_with(b"ratelimit:others:");
+    let between = calls[first..last].iter().filter(is_other).count();
+    assert!(between > 0, "the others were only decided before or after the releases");
+    calls.iter().filter(|call| is_release(call)).count()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -233,10 +282,7 @@ async fn so_it_is_when_their_connections_are_closed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_only_releases_while_redis_hangs_stays_available() {
-    let server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
-    let mut waiting =
-        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(100), 10).await;
+    let (server, store, mut waiting) = ten_of_each(100).await;
     server.freeze();
     waiting.tasks.abort_all();
     until("releases got no answer", async || store.health().timeouts >= 8).await;
@@ -248,16 +294,12 @@ async fn a_store_that_only_releases_while_redis_hangs_stays_available() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_are_held_back_while_redis_is_unavailable_and_sent_once_afterwards() {
-    let server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let (server, store, mut waiting) = ten_of_each(100).await;
     let other = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
-    let mut waiting =
-        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(100), 10).await;
-    let asked = scripts(&server);
+    let log = Log::start(&server);
     server.freeze();
-    let (mut failed, peeked) = (0, waiting.peeks.load(SeqCst));
     while store.health().is_available {
-        failed += u64::from(other.check("key").await.is_err());
+        let _ = other.check("key").await;
     }
     let timeouts = store.health().timeouts;
     waiting.tasks.abort_all();
@@ -267,8 +309,7 @@ async fn releases_are_held_back_while_redis_is_unavailable_and_sent_once_afterwa
     waiting.until_released().await;
     let health = store.health();
     assert_eq!((health.outages, health.consecutive_failures), (1, 0), "{health:?}");
-    let peeks = waiting.peeks.load(SeqCst) - peeked;
-    assert_eq!(scripts(&server) - asked - failed - peeks, 100, "a key was released twice");
+    assert_eq!(log.releases().len(), 100, "one call for each key");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -287,10 +328,7 @@ async fn what_could_not_be_sent_is_sent_when_redis_is_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_redis_refuses_as_a_replica_is_sent_again() {
-    let server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
-    let mut waiting =
-        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(20), 10).await;
+    let (server, store, mut waiting) = ten_of_each(20).await;
     let replica_of = |host, port| {
         let mut connection = server.connection();
         redis::cmd("REPLICAOF").arg(host).arg(port).exec(&mut connection).unwrap();
@@ -359,16 +397,23 @@ async fn what_was_sent_is_not_sent_again() {
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
     let mut waiting =
-        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(10), 10).await;
-    let (asked, peeked) = (scripts(&server), waiting.peeks.load(SeqCst));
+        Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(10), 8).await;
+    let log = Log::start(&server);
     proxy.hold_replies(true);
     waiting.tasks.abort_all();
     until("all have failed", async || store.health().timeouts >= 10).await;
     proxy.hold_replies(false);
     waiting.until_released().await;
     assert_untroubled(&store);
-    let peeks = waiting.peeks.load(SeqCst) - peeked;
-    assert_eq!(scripts(&server) - asked - peeks, 10);
+    // Instants and units, 16 bytes for each reservation: eight of them are not cut short.
+    let releases = log.releases();
+    let of_call = |call: &'_ Vec<Vec<u8>>| -> Vec<_> {
+        let reservations = call.last().unwrap().chunks(16);
+        reservations.map(|it| (call[3].clone(), it.to_vec())).collect()
+    };
+    let released: Vec<_> = releases.iter().flat_map(of_call).collect();
+    assert_eq!(released.len(), 10 * 8);
+    assert_eq!(HashSet::<_>::from_iter(&released).len(), 10 * 8, "one was sent twice");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
