@@ -503,23 +503,31 @@ async fn a_clone_with_a_longer_deadline_is_answered_while_others_are_not() {
 #[tokio::test]
 async fn an_answer_that_came_while_the_process_did_not_run_is_a_decision() {
     let server = RedisServer::start();
-    let proxy = Proxy::start(&server);
-    let (deadline, stop) = (10 * DEADLINE, 12 * DEADLINE);
-    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(deadline);
+    let deadline = 50 * DEADLINE;
+    let store = RedisStore::connect(&server.url()).await.unwrap().deadline(deadline);
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
     let _ = limiter.check("key").await.unwrap(); // from now on, the server knows the script
-    proxy.hold_replies(true);
     let sent = server.calls("evalsha");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let stop_is_over = is_over.clone();
+    server.freeze();
+    let start = Instant::now();
     tokio::spawn(async move {
-        while server.calls("evalsha") == sent {
-            tokio::task::yield_now().await;
+        for _ in 0..100 {
+            tokio::task::yield_now().await; // the command is written
         }
-        proxy.hold_replies(false);
-        std::thread::sleep(stop);
-        pending::<()>().await; // the server and the proxy stay
+        // From now on, only the server runs.
+        server.thaw();
+        while server.calls("evalsha") == sent {
+            assert!(start.elapsed() < PATIENCE, "the command was not written");
+        }
+        server.calls("evalsha"); // is answered after the command is
+        std::thread::sleep((deadline + 2 * DEADLINE).saturating_sub(start.elapsed()));
+        stop_is_over.store(true, SeqCst);
+        pending::<()>().await; // the server stays
     });
-    // The test's own task runs first, before the one that reads the connection.
     assert_eq!(limiter.check("key").await.unwrap().remaining(), 7);
+    assert!(is_over.load(SeqCst), "the answer was read before");
     assert_eq!((store.health().timeouts, store.health().errors), (0, 0));
 }
 
