@@ -248,6 +248,10 @@ fn is_full(result: &Result<Decision, Error>) -> bool {
 
 const BOTH: [WhenFull; 2] = [WhenFull::RejectNewKeys, WhenFull::EvictSoonest];
 
+fn algorithms_and_settings() -> impl Iterator<Item = (Algorithm, WhenFull)> {
+    support::ALGORITHMS.into_iter().flat_map(|algorithm| BOTH.map(|it| (algorithm, it)))
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_is_full_when_it_holds_as_many_keys_as_it_may_and_not_before() {
     for max_keys in [1, 2, 3, 31, 33, 100, 1_000, 1_023, 2_047, 2_049, 4_099, 10_007, 100_000] {
@@ -328,11 +332,9 @@ fn threads_that_race_for_a_store_that_evicts_are_all_served() {
 
 #[tokio::test(start_paused = true)]
 async fn a_denied_key_stays_in_a_store_that_rejects_and_the_soonest_goes_in_one_that_evicts() {
-    for (algorithm, when_full) in
-        support::ALGORITHMS.into_iter().flat_map(|algorithm| BOTH.map(|it| (algorithm, it)))
-    {
+    for (algorithm, when_full) in algorithms_and_settings() {
         let store = MemoryStore::with_max_keys(20).when_full(when_full);
-        let limiter = Limiter::new(store.clone(), algorithm, Quota::per_day(1));
+        let limiter = Limiter::new(store, algorithm, Quota::per_day(1));
         for i in 0..20 {
             assert!(limiter.check(format!("{i}")).await.unwrap().is_allowed());
             advance(Duration::from_secs(60)).await;
@@ -351,11 +353,9 @@ async fn a_denied_key_stays_in_a_store_that_rejects_and_the_soonest_goes_in_one_
 
 #[tokio::test(start_paused = true)]
 async fn a_key_with_something_left_goes_before_one_that_is_denied() {
-    for (algorithm, when_full) in
-        support::ALGORITHMS.into_iter().flat_map(|algorithm| BOTH.map(|it| (algorithm, it)))
-    {
+    for (algorithm, when_full) in algorithms_and_settings() {
         let store = MemoryStore::with_max_keys(20).when_full(when_full);
-        let limiter = Limiter::new(store.clone(), algorithm, Quota::per_day(5));
+        let limiter = Limiter::new(store, algorithm, Quota::per_day(5));
         for i in 0..19 {
             assert!(limiter.check_n(format!("{i}"), 5).await.unwrap().is_allowed());
         }
@@ -399,9 +399,7 @@ async fn a_flood_resets_the_denied_keys_of_a_store_that_evicts_and_none_of_one_t
 
 #[tokio::test(start_paused = true)]
 async fn a_key_for_which_a_request_waits_is_never_evicted() {
-    for (algorithm, when_full) in
-        support::ALGORITHMS.into_iter().flat_map(|algorithm| BOTH.map(|it| (algorithm, it)))
-    {
+    for (algorithm, when_full) in algorithms_and_settings() {
         let store = MemoryStore::with_max_keys(100).when_full(when_full);
         let stores = [MemoryStore::new(), store.clone()];
         // In a store without a flood, too.
