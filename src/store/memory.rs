@@ -156,11 +156,11 @@ impl MemoryStore {
         self.0.slots.0.used()
     }
 
-    /// Microseconds since the store was made, from 1 on.
+    /// Microseconds since the store was made.
     fn now(&self) -> f64 {
         let elapsed = self.0.epoch.elapsed();
         // Processors convert signed integers faster.
-        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros()) + 1) as i64 as f64
+        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64 as f64
     }
 
     /// Decides at once.
