@@ -267,7 +267,10 @@ impl Turn {
                     }
                 }
                 Phase::Admitted(decision, timer) => {
-                    let Some(sleep) = timer else { return Poll::Ready(Ok(decision.clone())) };
+                    let Some(sleep) = timer else {
+                        self.place = None;
+                        return Poll::Ready(Ok(decision.clone()));
+                    };
                     ready!(sleep.as_mut().poll(cx));
                     let lateness = Instant::now().saturating_duration_since(sleep.deadline());
                     *timer = None;

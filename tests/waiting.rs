@@ -96,7 +96,7 @@ async fn requests_go_on_in_the_order_in_which_they_came() {
 }
 
 /// Waits for something that happens in another task or process.
-async fn until(happened: impl AsyncFn() -> bool) {
+async fn until(mut happened: impl AsyncFnMut() -> bool) {
     for _ in 0..10_000 {
         if happened().await {
             return;
@@ -578,6 +578,59 @@ async fn those_who_ask_redis_have_a_place_too() {
     let mut first = requests.swap_remove(0);
     let waits = tokio::time::timeout(Duration::from_millis(50), first.as_mut()).await;
     assert!(waits.is_err(), "its turn is in an hour");
+}
+
+/// A layer in which one request of the key may wait, around a service that is never ready.
+fn one_waits_for_a_busy_service(
+    limiter: &Limiter,
+) -> impl Service<Request<axum::body::Body>, Response: Status, Error = Infallible, Future: Send>
++ Clone
++ Send
++ use<> {
+    let permits = Arc::new(tokio::sync::Semaphore::new(0));
+    let busy = ConcurrencyLimit::with_semaphore(counting(&Arc::default()), permits);
+    let key = |_: &http::request::Parts| "key".to_owned();
+    RateLimitLayer::new(limiter, key).max_wait(2 * HOUR).max_waiting_per_key(1).layer(busy)
+}
+
+#[tokio::test]
+async fn a_request_that_redis_admitted_leaves_its_place_while_the_service_is_not_ready() {
+    let server = RedisServer::start();
+    let limiter = in_redis(&server, Algorithm::token_bucket(), Quota::per_hour(1)).await;
+    let service = one_waits_for_a_busy_service(&limiter);
+    let mut admitted = Box::pin(ask(&service, "ada"));
+    until(async || {
+        assert!(poll_once(admitted.as_mut()).is_pending(), "the service is never ready");
+        limiter.peek("key").await.unwrap().remaining() == 0
+    })
+    .await;
+    assert!(poll_once(admitted.as_mut()).is_pending());
+
+    let mut waits = Box::pin(ask(&service, "ada"));
+    until(async || {
+        assert!(poll_once(waits.as_mut()).is_pending(), "it is refused");
+        limiter.peek("key").await.unwrap().reset_after() > HOUR
+    })
+    .await;
+    assert!(poll_once(waits.as_mut()).is_pending(), "it has a reservation");
+    let refused = ask(&service, "ada").await;
+    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "the only place is taken");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_has_waited_leaves_its_place_while_the_service_is_not_ready() {
+    let limiter = in_memory(Algorithm::token_bucket(), Quota::per_hour(1));
+    let service = one_waits_for_a_busy_service(&limiter);
+    drain(&limiter).await;
+    let mut first = Box::pin(ask(&service, "ada"));
+    assert!(poll_once(first.as_mut()).is_pending());
+    let refused = ask(&service, "ada").await;
+    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "the only place is taken");
+
+    stop_for(HOUR).await;
+    assert!(poll_once(first.as_mut()).is_pending(), "the service is never ready");
+    let mut second = Box::pin(ask(&service, "ada"));
+    assert!(poll_once(second.as_mut()).is_pending(), "it is refused");
 }
 
 #[tokio::test]
