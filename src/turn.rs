@@ -94,12 +94,15 @@ impl Limiter {
 
     /// Spends `cost` from `key`'s quota and waits for the request's turn, as long as it takes.
     ///
-    /// The decision is always an allowed one. It is first come, first served, with two exceptions, where no
-    /// turn can be booked: a leaky bucket that is full, and a turn that is further away than
-    /// [`check_within`](Limiter::check_within) can book. Then the call asks again, after
-    /// [`retry_after`](Decision::retry_after) and the time in which the quota serves the calls of this process that
-    /// were denied before it. So it is first come, first served within a process; processes compete at random.
-    /// While others wait, a new call sleeps for a millisecond before it asks.
+    /// The decision is always an allowed one. It is first come, first served, with two exceptions, where no instant can be
+    /// reserved: a leaky bucket that is full, and an instant that is further away than
+    /// [`check_within`](Limiter::check_within) can reserve. Then the call asks again. The calls of a process that were
+    /// denied stand in a queue: only the first one asks, after [`retry_after`](Decision::retry_after), and when it is
+    /// served or dropped, the next one does. So it is first come, first served within a process; processes compete at
+    /// random. While others wait, a new call sleeps for a millisecond before it asks.
+    ///
+    /// Poll the future until it is ready, or drop it: a call that asks again and is not polled delays the calls behind it
+    /// for a second, or longer if no other call comes or goes.
     ///
     /// # Errors
     ///
@@ -166,7 +169,7 @@ impl Charge {
         retry::let_others_ask_first(self).await;
         let max_wait = MaxWait::LONGEST;
         let mut turn = Turn::new(self.clone(), self.ask(max_wait)?, max_wait);
-        turn.retry.get_or_insert_default();
+        turn.asks_again = true;
         turn.wait().await
     }
 
@@ -194,8 +197,10 @@ pub(crate) struct Turn {
     until: Option<Instant>,
     /// It has asked again because it was late, and does so only once.
     was_late: bool,
-    /// Set if the request asks again when it is denied.
-    retry: Option<Retry>,
+    /// Whether it asks again when it is denied.
+    asks_again: bool,
+    /// Since it was denied. In a box, as most requests never are.
+    retry: Option<Box<Retry>>,
 }
 
 enum Phase {
@@ -203,7 +208,8 @@ enum Phase {
     Admitted(Decision, Option<Pin<Box<Sleep>>>),
     /// Releases the reservation that the request came too late for.
     Releasing(Pin<Box<dyn Future<Output = ()> + Send>>),
-    Retrying(Pin<Box<Sleep>>),
+    /// Waits to ask again, after this denial.
+    Retrying(Decision),
     Over,
 }
 
@@ -218,7 +224,8 @@ impl Turn {
             place: None,
             until,
             was_late: false,
-            retry: until.map(|_| Retry::default()),
+            asks_again: until.is_some(),
+            retry: None,
         }
     }
 
@@ -250,7 +257,7 @@ impl Turn {
                     let decision = answer?;
                     if decision.is_allowed() {
                         if let Some(retry) = &mut self.retry {
-                            *retry = Retry::default(); // leaves its queue
+                            retry.allowed(&self.charge, &decision);
                         }
                         let lateness = self.note(&decision);
                         self.phase = Phase::Admitted(decision.clone(), None);
@@ -260,8 +267,14 @@ impl Turn {
                             let timer = timer(&decision);
                             Phase::Admitted(decision, timer)
                         }
-                    } else if let Some(sleep) = self.retry(&decision) {
-                        Phase::Retrying(sleep)
+                    } else if self.asks_again
+                        && self.retry.get_or_insert_default().denied(
+                            &self.charge,
+                            &decision,
+                            self.until,
+                        )
+                    {
+                        Phase::Retrying(decision)
                     } else {
                         return Poll::Ready(Ok(decision));
                     }
@@ -285,8 +298,11 @@ impl Turn {
                     self.was_late = true;
                     Phase::Asking(self.charge.ask(self.max_wait.at_most(self.left()))?)
                 }
-                Phase::Retrying(sleep) => {
-                    ready!(sleep.as_mut().poll(cx));
+                Phase::Retrying(denied) => {
+                    let retry = self.retry.get_or_insert_default();
+                    if !ready!(retry.poll(cx, self.until)) {
+                        return Poll::Ready(Ok(denied.clone()));
+                    }
                     Phase::Asking(self.charge.ask(self.max_wait)?)
                 }
                 Phase::Over => panic!("polled after completion"),
@@ -320,18 +336,6 @@ impl Turn {
             // Without an answer the reservation, which is of the past, passes unused.
             let _ = charge.cancel(decision).await;
         }))
-    }
-
-    /// The time until a denied request asks again, if that is not too late.
-    fn retry(&mut self, denied: &Decision) -> Option<Pin<Box<Sleep>>> {
-        let (retry, retry_after) = (self.retry.as_mut()?, denied.retry_after()?);
-        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
-        let left = left.unwrap_or(Duration::MAX);
-        if retry_after > left {
-            return None;
-        }
-        let pause = retry.pause(&self.charge, denied.limiter(), retry_after);
-        Some(Box::pin(sleep(pause.min(left))))
     }
 
     /// What is left of the time for which it waits, in microseconds.

@@ -962,3 +962,226 @@ async fn those_who_ask_again_use_the_quota_and_come_in_turn() {
         }
     }
 }
+
+/// Limits on two keys, of which the one of all has 10 per second, one at a time.
+fn user_and_all() -> impl Fn(&str) -> Charge + Clone + Send + Sync {
+    let store = MemoryStore::new();
+    let limiter = |name, limit, burst| {
+        let quota = Quota::per_second(limit).burst(burst);
+        Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    };
+    let (own, all) = (limiter("own", 1_000, 1_000), limiter("all", PER_SECOND, 1));
+    move |user| Charge::new(&own, user).and(Charge::new(&all, "everybody"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_behind_others_that_are_dropped_uses_the_free_quota() {
+    let full = in_memory(Algorithm::LeakyBucket, Quota::per_second(PER_SECOND).burst(1));
+    let two_keys = user_and_all();
+    type Make = Box<dyn Fn(&str) -> Charge>;
+    let charges: [(&str, Make); 2] = [
+        ("leaky bucket", Box::new(move |_| Charge::new(&full, "key"))),
+        ("two keys", Box::new(two_keys)),
+    ];
+    for (case, charge) in charges {
+        let start = Instant::now();
+        let queued = Queued::new(200, || {
+            let charge = charge("ada");
+            async move { tokio::time::timeout(SECOND, charge.acquire()).await.is_ok() }
+        });
+        let queued = queued.await;
+        let last = charge("ben");
+        let last = tokio::spawn(async move {
+            assert!(last.acquire().await.unwrap().is_allowed());
+            start.elapsed()
+        });
+        let served = queued.all().await.iter().filter(|(served, _)| *served).count();
+        assert!((10..=11).contains(&served), "{case}: {served}");
+        let after = last.await.unwrap();
+        assert!(after <= SECOND + TENTH, "{case}: it sleeps for {after:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_behind_clients_that_hang_up_uses_the_free_quota() {
+    let charge = user_and_all();
+    let rule = move |head: &http::request::Parts| charge(head.headers["user"].to_str().unwrap());
+    let layer = RateLimitLayer::by_rule(rule).max_wait(20 * SECOND).max_waiting_per_key(1_000);
+    let service = layer.layer(counting(&Arc::default()));
+    let start = Instant::now();
+    let mut clients = JoinSet::new();
+    for _ in 0..150 {
+        clients.spawn(ask(&service, "ada"));
+        tokio::task::yield_now().await;
+    }
+    let honest = tokio::spawn(ask(&service, "ben"));
+    tokio::time::sleep(SECOND).await;
+    clients.shutdown().await;
+    assert_eq!(honest.await.unwrap(), StatusCode::OK);
+    assert!(start.elapsed() <= SECOND + 2 * TENTH, "it sleeps for {:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_turn_cannot_come_in_time_is_denied_at_once() {
+    let charge = user_and_all();
+    let queued = Queued::new(200, || {
+        let charge = charge("ada");
+        async move { charge.try_acquire(SECOND).await.unwrap().is_allowed() }
+    });
+    let ends = queued.await.all().await;
+    let (served, denied): (Vec<_>, Vec<_>) = ends.into_iter().partition(|(served, _)| *served);
+    assert_eq!(served.len(), 11, "now, and one in each tenth of the second");
+    // A request sleeps for a moment before it asks, if others wait.
+    let latest = denied.iter().map(|(_, end)| *end).max();
+    assert!(latest <= Some(Duration::from_millis(1)), "{latest:?}: it sleeps in vain");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_beyond_its_own_limit_takes_no_turns_from_others() {
+    let store = MemoryStore::new();
+    let limiter =
+        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let own = limiter("own", Quota::per_hour(10));
+    let all = limiter("all", Quota::per_second(PER_SECOND).burst(1));
+    let charge = |user| Charge::new(&own, user).and(Charge::new(&all, "everybody"));
+    let start = Instant::now();
+    let greedy = Queued::new(100, || {
+        let charge = charge("ada");
+        async move { charge.try_acquire(2 * SECOND).await.unwrap().is_allowed() }
+    });
+    let greedy = greedy.await;
+    tokio::time::sleep(Duration::from_millis(2)).await; // all of them have asked
+    assert!(charge("ben").try_acquire(2 * SECOND).await.unwrap().is_allowed());
+    assert!(start.elapsed() <= SECOND + 2 * TENTH, "{:?}", start.elapsed());
+    let ends = greedy.all().await;
+    assert_eq!(ends.iter().filter(|(served, _)| *served).count(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_of_no_cost_is_an_error_also_if_others_wait() {
+    let charge = user_and_all();
+    for waiting in 0..2 {
+        let queued = Queued::new(2 * waiting, || {
+            let charge = charge("ada");
+            async move { charge.acquire().await.unwrap().is_allowed() }
+        });
+        let _queued = queued.await;
+        let nothing = charge("ben").cost(0);
+        assert!(matches!(nothing.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));
+        let other =
+            Charge::exempt().and(charge("ben").of("own").cost(0)).and(charge("cyd").of("all"));
+        assert!(matches!(other.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_wait_ends_in_the_queue_is_denied() {
+    let charge = user_and_all();
+    assert!(charge("ada").check().await.unwrap().is_allowed());
+    let (start, ada) = (Instant::now(), charge("ada"));
+    let mut first = Box::pin(ada.acquire());
+    assert!(poll_once(first.as_mut()).is_pending());
+    let second = charge("ben");
+    let second = tokio::spawn(async move { second.try_acquire(3 * TENTH).await.unwrap() });
+    // Other processes are faster, each time.
+    for _ in 0..5 {
+        tokio::task::yield_now().await;
+        tokio::time::sleep(TENTH).await;
+        assert!(charge("eve").check().await.unwrap().is_allowed());
+        assert!(poll_once(first.as_mut()).is_pending());
+    }
+    let denied = second.await.unwrap();
+    assert!(!denied.is_allowed() && denied.limiter() == "all");
+    assert!(first.await.unwrap().is_allowed());
+    assert!(start.elapsed() >= 6 * TENTH);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_ask_again_keep_their_order_whatever_they_cost() {
+    let store = MemoryStore::new();
+    let limiter =
+        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let own = limiter("own", Quota::per_second(1_000));
+    let all = limiter("all", Quota::per_second(PER_SECOND));
+    let charge = move |number: u32| {
+        let all = Charge::new(&all, "everybody").cost(1 + number * 7 % 5);
+        Charge::new(&own, u64::from(number)).and(all)
+    };
+    let rule = {
+        let charge = charge.clone();
+        move |head: &http::request::Parts| {
+            charge(head.headers["user"].to_str().unwrap().parse().unwrap())
+        }
+    };
+    let layer = RateLimitLayer::by_rule(rule).max_wait(HOUR).layer(counting(&Arc::default()));
+    for by_layer in [false, true] {
+        let (order, mut tasks) = (Arc::new(Mutex::new(vec![])), JoinSet::new());
+        // One after the other, as soon as there are others that wait.
+        for number in 0..50 {
+            let (order, charge, layer) = (order.clone(), charge(number), layer.clone());
+            tasks.spawn(async move {
+                if by_layer {
+                    let request = get(&[("user", &number.to_string())]);
+                    assert_eq!(layer.oneshot(request).await.unwrap().status(), StatusCode::OK);
+                } else {
+                    assert!(charge.acquire().await.unwrap().is_allowed());
+                }
+                order.lock().unwrap().push(number);
+            });
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        tasks.join_all().await;
+        let order = order.lock().unwrap();
+        assert_eq!(order.len(), 50);
+        // Before there is a queue, a cheap request may find enough for it.
+        assert!(order[6..].is_sorted(), "by the layer {by_layer}: {order:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_request_is_forgotten_however_many_threads_ask_and_drop() {
+    let store = MemoryStore::new();
+    let limiter = |name, limit| {
+        let quota = Quota::per_second(limit).burst(20);
+        Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    };
+    let (own, all) = (limiter("own", 2_000), limiter("all", 10_000));
+    let callers: JoinSet<_> = (0..50_u64)
+        .map(|caller| {
+            let cost = 1 + caller as u32 % 3;
+            let all = Charge::new(&all, "everybody").cost(cost);
+            let charge = Charge::new(&own, caller % 5).and(all);
+            async move {
+                for round in 0..30 {
+                    let some_time = Duration::from_micros((caller * 7 + round * 331) % 3_000);
+                    let _ = tokio::time::timeout(some_time, charge.acquire()).await;
+                }
+                assert!(charge.acquire().await.unwrap().is_allowed());
+            }
+        })
+        .collect();
+    let all_served = tokio::time::timeout(60 * SECOND, callers.join_all()).await;
+    assert!(all_served.is_ok(), "some wait for ever");
+}
+
+#[tokio::test]
+async fn requests_that_ask_redis_again_ask_about_twice() {
+    let server = RedisServer::start();
+    let store = support::redis_store(&server).await;
+    let limiter =
+        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let own = limiter("own", Quota::per_second(1_000));
+    let all = limiter("all", Quota::per_second(200).burst(20));
+    let charge = Charge::new(&own, "ada").and(Charge::new(&all, "everybody"));
+    assert!(charge.check().await.unwrap().is_allowed());
+    let before = server.calls("evalsha");
+    let waiting: JoinSet<_> = (0..100)
+        .map(|_| {
+            let charge = charge.clone();
+            async move { assert!(charge.acquire().await.unwrap().is_allowed()) }
+        })
+        .collect();
+    waiting.join_all().await;
+    let asked = server.calls("evalsha") - before;
+    assert!(asked <= 250, "{asked} times for 100 requests");
+}

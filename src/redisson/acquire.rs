@@ -223,15 +223,22 @@ mod tests {
         assert!(drawn_out(Duration::MAX / 2) < Duration::MAX);
     }
 
-    #[test]
-    fn in_a_layer_no_request_sleeps_longer_the_more_often_it_asked() {
+    #[tokio::test(start_paused = true)]
+    async fn in_a_layer_no_request_sleeps_longer_the_more_often_it_asked() {
         let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
-        let charge = Charge::new(RateLimiter::new(store, "LIMITER_NAME"), "ada");
-        let delay = Duration::from_millis(50);
+        let limiter = RateLimiter::new(store, "LIMITER_NAME");
+        let ms = 50;
+        let reply = (0, ms * 1_000, 0, ms * 1_000, ms * 1_000, 10, 1_000, vec![]);
+        let denied = limiter.decision(1, 0, &reply).unwrap();
+        let (charge, delay) = (Charge::new(limiter, "ada"), Duration::from_millis(ms));
         let mut retry = Retry::default();
         for _ in 0..100 {
-            let pause = retry.pause(&charge, "LIMITER_NAME", delay);
-            assert!((delay..=delay * 11 / 10).contains(&pause), "{pause:?}");
+            assert_eq!(denied.retry_after(), Some(delay));
+            assert!(retry.denied(&charge, &denied, None));
+            let start = Instant::now();
+            assert!(poll_fn(|cx| retry.poll(cx, None)).await);
+            let tick = Duration::from_millis(1);
+            assert!((delay..=delay * 11 / 10 + tick).contains(&start.elapsed()));
         }
     }
 }
