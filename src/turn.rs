@@ -19,12 +19,16 @@ use crate::{
     key::Key,
     limiter::{Limiter, MaxWait},
     retry::{self, Retry},
-    store::Answer,
+    store::{Answer, AnyStore},
     waiters::Place,
 };
 
 /// The lateness up to which a waiting request goes on without asking again, unless the layer sets another.
 pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
+
+/// In this time Redis has released what late requests have reserved, unless there are very many: then a request may stand
+/// behind its own reservation for a moment, and is denied or waits longer, but no more is admitted.
+const RELEASE_TIME: Duration = Duration::from_millis(20);
 
 impl Limiter {
     /// Spends `cost` from `key`'s quota and waits for the request's turn, if that comes within `timeout`.
@@ -206,8 +210,8 @@ pub(crate) struct Turn {
 enum Phase {
     Asking(Answer<Decision>),
     Admitted(Decision, Option<Pin<Box<Sleep>>>),
-    /// Releases the reservation that the request came too late for.
-    Releasing(Pin<Box<dyn Future<Output = ()> + Send>>),
+    /// The reservation that the request came too late for is being released.
+    Releasing(Option<Pin<Box<Sleep>>>),
     /// Waits to ask again, after this denial.
     Retrying(Decision),
     Over,
@@ -292,10 +296,10 @@ impl Turn {
                     }
                     self.release()
                 }
-                Phase::Releasing(release) => {
-                    ready!(release.as_mut().poll(cx));
-                    self.phase = Phase::Over;
-                    self.was_late = true;
+                Phase::Releasing(pause) => {
+                    if let Some(sleep) = pause {
+                        ready!(sleep.as_mut().poll(cx));
+                    }
                     Phase::Asking(self.charge.ask(self.max_wait.at_most(self.left()))?)
                 }
                 Phase::Retrying(denied) => {
@@ -326,16 +330,18 @@ impl Turn {
         lateness > self.max_lateness && !self.was_late
     }
 
-    /// Releases what the request has reserved, before it asks again: else it would stand in its own way.
+    /// Releases what the request has reserved, and pauses until that is done: else it would stand in its own way. Of the
+    /// many requests that are late after a stop, some may be gone already, and the store releases all of them together.
     fn release(&mut self) -> Phase {
         let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Over) else {
             panic!("only an admitted request has a reservation");
         };
-        let charge = self.charge.clone();
-        Phase::Releasing(Box::pin(async move {
-            // Without an answer the reservation, which is of the past, passes unused.
-            let _ = charge.cancel(decision).await;
-        }))
+        self.was_late = true;
+        self.charge.clone().decided(&decision).release_later();
+        let is_released = self.charge.own_parts().all(|(limiter, ..)| {
+            matches!(limiter.store(), AnyStore::Memory(_)) // in the call
+        });
+        Phase::Releasing((!is_released).then(|| Box::pin(sleep(RELEASE_TIME))))
     }
 
     /// What is left of the time for which it waits, in microseconds.
@@ -370,12 +376,7 @@ impl Drop for Turn {
         match mem::replace(&mut self.phase, Phase::Over) {
             Phase::Asking(answer) => charge.release_answer_later(answer, self.place.take()),
             Phase::Admitted(decision, _) => charge.decided(&decision).release_later(),
-            Phase::Releasing(release) => {
-                if let Some(limiter) = charge.limiters().next() {
-                    limiter.detach(release);
-                }
-            }
-            Phase::Retrying(_) | Phase::Over => {}
+            Phase::Releasing(_) | Phase::Retrying(_) | Phase::Over => {}
         }
     }
 }

@@ -893,9 +893,7 @@ async fn who_gives_up_while_a_late_reservation_is_released_releases_it_once() {
     let asked = server.calls("evalsha");
 
     server.freeze();
-    tokio::time::pause();
-    tokio::time::advance(2 * HOUR).await;
-    tokio::time::resume();
+    stop_process_for(2 * HOUR).await;
     assert!(poll_once(late.as_mut()).is_pending());
     drop(late);
     tokio::task::yield_now().await;
@@ -904,6 +902,78 @@ async fn who_gives_up_while_a_late_reservation_is_released_releases_it_once() {
     assert_eq!(first().await, before);
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0, "it is released twice");
     assert_eq!(server.calls("evalsha"), asked + 4, "it asks again although it was dropped");
+}
+
+/// What a process finds that was stopped for so long, if Redis was not.
+async fn stop_process_for(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn late_requests_that_are_dropped_are_released_together() {
+    const LATE: u64 = 50;
+    let server = RedisServer::start();
+    let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
+    drain(&limiter).await;
+    let first = async || {
+        let decision = limiter.check_within("key", 1, 40 * HOUR).await.unwrap();
+        assert!(decision.is_allowed());
+        limiter.cancel("key", decision.clone()).await.unwrap();
+        (decision.delay().as_secs() + 60) / 300
+    };
+    let before = first().await;
+    let asked = server.calls("evalsha");
+    let mut late: Vec<_> =
+        (0..LATE).map(|_| Box::pin(limiter.try_acquire("key", 1, 30 * HOUR))).collect();
+    until(async || {
+        assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
+        server.calls("evalsha") == asked + LATE
+    })
+    .await;
+    let _ = limiter.peek("key").await.unwrap(); // and the answers before it have come, too
+    assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
+    let asked = server.calls("evalsha");
+
+    stop_process_for(40 * HOUR).await;
+    assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
+    drop(late);
+    let mut own = 0;
+    until(async || {
+        own += 2;
+        first().await == before
+    })
+    .await;
+    let releases = server.calls("evalsha") - asked - own;
+    assert!((1..=4).contains(&releases), "{releases} calls");
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0, "it is released twice");
+}
+
+#[tokio::test]
+async fn a_late_request_does_not_stand_behind_its_own_reservation_in_redis() {
+    let server = RedisServer::start();
+    let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(1)).await;
+    drain(&limiter).await;
+    let asked = server.calls("evalsha");
+    let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
+    until(async || {
+        assert!(poll_once(late.as_mut()).is_pending());
+        server.calls("evalsha") > asked
+    })
+    .await;
+    let _ = limiter.peek("key").await.unwrap();
+    assert!(poll_once(late.as_mut()).is_pending());
+    let asked = server.calls("evalsha");
+
+    stop_process_for(2 * HOUR).await;
+    until(async || {
+        assert!(poll_once(late.as_mut()).is_pending(), "by Redis, its instant is still to come");
+        server.calls("evalsha") >= asked + 2
+    })
+    .await;
+    let next = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
+    assert_eq!((next.delay() + HOUR / 2).as_secs() / 3_600, 2, "behind one reservation");
 }
 
 /// Callers that ask again as soon as they were admitted, for a minute: how many were admitted, and the longest wait.
