@@ -1,15 +1,17 @@
 //! When a denied request asks the store again, where no instant can be reserved for it: limits on several keys, and a
 //! leaky bucket that is full. Waiting for a reserved instant is in `turn.rs`.
 //!
-//! The store keeps no order among these requests. So each process keeps its own: a queue for each limiter and key. Only
-//! the first request of a queue sleeps until the quota has room for it, and asks. When it leaves, the next request asks:
-//! at once, or when there is room as far as that is known. If a decision shows room for several, as many ask side by side.
-//! The others have no pause of their own, so that a request that is dropped delays no other.
+//! The store keeps no order among these requests. So each process keeps its own: a queue for each
+//! limiter and key. Only the first request of a queue sleeps until the quota has room for it, and
+//! asks. When it leaves, the next request asks: at once, or when there is room as far as that is
+//! known. If a decision shows room for several, as many ask side by side. The others have no pause
+//! of their own, so that a request that is dropped delays no other.
 //!
-//! In one process requests are served in order, and each asks about twice, however many wait: when it arrives, and when
-//! there is room (measured: 2.0 times in memory, 1.6 to 2.3 with Redis). It asks three times if the request before it has
-//! used up another limit too, whose decision hides when there is room. Several processes compete for each unit, at random
-//! (5 processes of 10 callers: 6.1 times; of 100 callers: 3.3 to 3.6 times).
+//! In one process requests are served in order, and each asks about twice, however many wait: when
+//! it arrives, and when there is room (measured: 2.0 times in memory, 1.6 to 2.3 with Redis). It
+//! asks three times if the request before it has used up another limit too, whose decision hides
+//! when there is room. Several processes compete for each unit, at random (5 processes of 10
+//! callers: 6.1 times; of 100 callers: 3.3 to 3.6 times).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -73,7 +75,8 @@ struct Queue {
 #[derive(Debug, Default)]
 struct Share {
     units: u64,
-    /// What the other limits of the charge let through at once. Requests beyond it leave the queue when they ask.
+    /// What the other limits of the charge let through at once. Requests beyond it leave the queue
+    /// when they ask.
     max: u64,
 }
 
@@ -91,7 +94,8 @@ struct Asking {
 }
 
 impl Asking {
-    /// Returns false for a request that should have asked long ago: its future is held, but not polled.
+    /// Returns false for a request that should have asked long ago: its future is held, but not
+    /// polled.
     fn is_attended(&self, now: Instant) -> bool {
         now <= after(self.at, MAX_STALL)
     }
@@ -141,7 +145,8 @@ impl RetryQueues {
         lock(&self.queues).contains_key(&id)
     }
 
-    /// The units that are spent before a request that would join a queue now, as far as that is known.
+    /// The units that are spent before a request that would join a queue now, as far as that is
+    /// known.
     fn units_before(&self, part: &Part<'_>, arrival: u64) -> u64 {
         let Some(queue) = lock(&self.queues).get(&part.queue).cloned() else { return 0 };
         let queue = lock(&queue);
@@ -171,7 +176,8 @@ impl Queue {
         }
     }
 
-    /// Lets as many ask as there is room for, and at least one. Returns whom to wake, without the lock.
+    /// Lets as many ask as there is room for, and at least one. Returns whom to wake, without the
+    /// lock.
     fn call(&mut self, outlook: Outlook) -> Vec<Waker> {
         let (mut wakers, now) = (vec![], Instant::now());
         while let Some(first) = self.waiting.first_entry() {
@@ -236,13 +242,15 @@ impl Ticket {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// A request that slept until there is room was denied, as another process was faster, or it was allowed.
+    /// A request that slept until there is room was denied, as another process was faster, or it
+    /// was allowed.
     fn note_rivals(&self, was_denied: bool) {
         let rivalry = &mut lock(&self.queue).rivalry;
         *rivalry = if was_denied { RIVALRY } else { rivalry.saturating_sub(1) };
     }
 
-    /// What a pause takes longer if other processes compete: at random, so that none of them is always the faster one.
+    /// What a pause takes longer if other processes compete: at random, so that none of them is
+    /// always the faster one.
     fn spread(&self) -> Duration {
         if lock(&self.queue).rivalry == 0 {
             return Duration::ZERO;
@@ -307,7 +315,8 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// A decision names the limiter, but no key. So requests that have several of its keys queue by all of them.
+    /// A decision names the limiter, but no key. So requests that have several of its keys queue by
+    /// all of them.
     fn of(charge: &'a Charge, name: &str) -> Option<Self> {
         let parts = || charge.own_parts().filter(|(limiter, ..)| limiter.name() == name);
         let (limiter, _, cost) = parts().next()?;
@@ -340,8 +349,8 @@ impl<'a> Part<'a> {
         window.min(LONGEST_GAP)
     }
 
-    /// At least the time in which the quota gives back so many units and the cost, of which the cost alone takes
-    /// `retry_after`.
+    /// At least the time in which the quota gives back so many units and the cost, of which the
+    /// cost alone takes `retry_after`.
     fn time_behind(&self, units: u64, retry_after: Duration) -> Duration {
         let quota = self.limiter.quota();
         let (limit, window) = (u128::from(quota.limit()), u128::from(quota.window_us()));
@@ -385,7 +394,8 @@ enum Place {
 }
 
 impl Retry {
-    /// The request was denied. Returns whether it asks again, which it does if its turn can come until `until`.
+    /// The request was denied. Returns whether it asks again, which it does if its turn can come
+    /// until `until`.
     pub(crate) fn denied(
         &mut self,
         charge: &Charge,
@@ -428,8 +438,8 @@ impl Retry {
         }
         let ticket = queues.join(&part, arrival, more(retry_after));
         if let Some(Place::Queue(left)) = self.place.replace(Place::Queue(ticket)) {
-            // The next one is paced as if this one had spent. Else all requests of a key would follow to the other queue
-            // with each unit, and back.
+            // The next one is paced as if this one had spent. Else all requests of a key would
+            // follow to the other queue with each unit, and back.
             let more = after(now, left.gap);
             left.leave(Outlook { room: 0, more, cost: None });
         }
@@ -548,7 +558,8 @@ mod tests {
                     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
                 };
                 let all = limiter("all", Quota::per_second(100).burst(1));
-                // After a request, either it has something left, or it hides what is left of the other.
+                // After a request, either it has something left, or it hides what is left of the
+                // other.
                 let own = limiter("own", Quota::per_second(1_000).burst(burst));
                 let (asked, served) = greedy(callers, &all, &own).await;
                 let per_served = f64::from(asked - callers as u32) / f64::from(served);
@@ -559,7 +570,8 @@ mod tests {
         }
     }
 
-    /// What a task sees of a request that was denied: whether it may ask, and whether it was woken since.
+    /// What a task sees of a request that was denied: whether it may ask, and whether it was woken
+    /// since.
     struct Denied(Retry, Arc<Woken>, Charge);
 
     #[derive(Default)]

@@ -26,8 +26,9 @@ use crate::{
 /// The lateness up to which a waiting request goes on without asking again, unless the layer sets another.
 pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 
-/// In this time Redis has released what late requests have reserved, unless there are very many: then a request may stand
-/// behind its own reservation for a moment, and is denied or waits longer, but no more is admitted.
+/// In this time Redis has released what late requests have reserved, unless there are very many:
+/// then a request may stand behind its own reservation for a moment, and is denied or waits longer,
+/// but no more is admitted.
 const RELEASE_TIME: Duration = Duration::from_millis(20);
 
 impl Limiter {
@@ -98,15 +99,16 @@ impl Limiter {
 
     /// Spends `cost` from `key`'s quota and waits for the request's turn, as long as it takes.
     ///
-    /// The decision is always an allowed one. It is first come, first served, with two exceptions, where no instant can be
-    /// reserved: a leaky bucket that is full, and an instant that is further away than
-    /// [`check_within`](Limiter::check_within) can reserve. Then the call asks again. The calls of a process that were
-    /// denied stand in a queue: only the first one asks, after [`retry_after`](Decision::retry_after), and when it is
-    /// served or dropped, the next one does. So it is first come, first served within a process; processes compete at
-    /// random. While others wait, a new call sleeps for a millisecond before it asks.
+    /// The decision is always an allowed one. It is first come, first served, with two exceptions,
+    /// where no instant can be reserved: a leaky bucket that is full, and an instant that is
+    /// further away than [`check_within`](Limiter::check_within) can reserve. Then the call asks
+    /// again. The calls of a process that were denied stand in a queue: only the first one asks,
+    /// after [`retry_after`](Decision::retry_after), and when it is served or dropped, the next one
+    /// does. So it is first come, first served within a process; processes compete at random. While
+    /// others wait, a new call sleeps for a millisecond before it asks.
     ///
-    /// Poll the future until it is ready, or drop it: a call that asks again and is not polled delays the calls behind it
-    /// for a second, or longer if no other call comes or goes.
+    /// Poll the future until it is ready, or drop it: a call that asks again and is not polled
+    /// delays the calls behind it for a second, or longer if no other call comes or goes.
     ///
     /// # Errors
     ///
@@ -330,8 +332,9 @@ impl Turn {
         lateness > self.max_lateness && !self.was_late
     }
 
-    /// Releases what the request has reserved, and pauses until that is done: else it would stand in its own way. Of the
-    /// many requests that are late after a stop, some may be gone already, and the store releases all of them together.
+    /// Releases what the request has reserved, and pauses until that is done: else it would stand
+    /// in its own way. Of the many requests that are late after a stop, some may be gone already,
+    /// and the store releases all of them together.
     fn release(&mut self) -> Phase {
         let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Over) else {
             panic!("only an admitted request has a reservation");
