@@ -36,7 +36,8 @@ use crate::{
 /// Limits on [different keys](Charge::and) book none, because a turn that is booked far ahead for one user would
 /// push back everybody who shares a limit with him. A request that waits for these asks again: when the limit that
 /// denied it has room, and has served the requests of this process that wait for the same limit and key before it. So
-/// within a process requests are served in order, and each asks about twice; processes compete at random. A request
+/// within a process requests are served in order, and each asks two or three times; processes compete at random. A
+/// request that would wait for longer than it may, as far as that is known, is denied at once. A request
 /// that has not been denied yet asks at once, and can be served before them. A leaky bucket among the limits denies
 /// where it would delay alone.
 ///

@@ -346,7 +346,7 @@ impl<P: Protocol> RateLimitLayer<P> {
     /// A process that stands still (stopped, paused by its host, or overloaded) wakes after the instants that were
     /// reserved for its requests. If all of them went on then, the service would get more at once than the limiter
     /// promises. So lateness is measured when the wait ends: a request that is late by more than `max_lateness`
-    /// releases its reservation and asks once more, with what is left of its
+    /// releases its reservation and asks once more (over Redis after 20 ms), with what is left of its
     /// [`max_wait`](RateLimitLayer::max_wait). It goes on, waits again behind the others, or is denied. If nothing is
     /// left, it goes on only if the limiter allows it at this instant. A request that is late for the second time goes
     /// on.
