@@ -1,5 +1,5 @@
 use super::{
-    Ask, Compact, Outcome, Rate, Verdict, ceil, ceil_div, convert, floor_div, max, min,
+    Ask, Compact, Outcome, Rate, Verdict, ceil_div, convert, floor_div, max, min,
     reservations::{Count, Release, Reservation, Reserved},
 };
 use crate::quota::Quota;
@@ -47,7 +47,7 @@ impl Count for State {
             let mut flowed_out = (now - instant) * self.tick;
             if self.rate() != params.rate() {
                 let other = (now - instant) * params.tick / params.unit * self.unit;
-                flowed_out = max(flowed_out, ceil(other));
+                flowed_out = max(flowed_out, other.ceil()); // beyond an i64, too
             }
             back = max(back - max(flowed_out - kept * self.unit, 0.0), 0.0);
         }

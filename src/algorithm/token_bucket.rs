@@ -1,6 +1,5 @@
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil, ceil_div, convert, floor_div, max,
-    min,
+    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, convert, floor_div, max, min,
     reservations::{Count, Release, Reservation, Reserved},
 };
 use crate::quota::Quota;
@@ -77,7 +76,8 @@ impl Count for State {
             let mut refilled = ceil_div(max(self.at - instant, 0.0), self.period) * self.lump;
             if self.rate() != params.rate() {
                 let lumps = floor_div(now - instant, params.period) + 1.0;
-                refilled = max(refilled, ceil(lumps * params.lump / params.unit * self.unit));
+                // It can be beyond an i64, which the ceil of this crate goes by.
+                refilled = max(refilled, (lumps * params.lump / params.unit * self.unit).ceil());
             }
             back = max(back - max(refilled - kept * self.unit, 0.0), 0.0);
         }

@@ -319,6 +319,23 @@ fn a_late_release_by_a_limiter_with_a_faster_quota_takes_nothing_from_others() {
 }
 
 #[test]
+fn what_a_much_faster_quota_would_have_refilled_may_be_beyond_all_integers() {
+    let refill = Refill::Interval;
+    let algorithm = Algorithm::TokenBucket { refill, overdraft: 1 << 30 };
+    let fast = Params::new(algorithm, Quota::per_second(18)).unwrap();
+    let slow = Quota::new(1, Duration::from_secs(61 * 86_400));
+    let slow = Params::new(Algorithm::token_bucket(), slow).unwrap();
+    let (then, now) = (1_807_820_001_979_996.0, 1_914_140_005_282_999.0);
+    let left = left_after(&slow, now, |face| {
+        let spend = Ask { action: Action::Spend, ..check(770_946_643.0, then) };
+        assert!(face.ask(&slow, spend).admitted);
+        let release = Release { instant: Some(then), units: 192_736_661.0, kept: 578_209_982.0 };
+        face.release(&fast, now, &[release]);
+    });
+    assert_eq!(left, [0.0; 2]);
+}
+
+#[test]
 fn a_sliding_window_returns_nothing_that_a_change_of_its_quota_has_moved() {
     let params = |seconds| {
         let quota = Quota::new(10, Duration::from_secs(seconds));
