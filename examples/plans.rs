@@ -82,18 +82,20 @@ struct ByPlan {
 impl ByPlan {
     fn new(flags: &Flags) -> Result<Self, Failure> {
         let store = MemoryStore::new();
-        let limiter = |name, quota| {
-            Limiter::try_named(name, store.clone(), Algorithm::token_bucket(), quota)
+        let limiter = |name, algorithm, quota| {
+            Limiter::try_named(name, store.clone(), algorithm, quota)
                 .context(format_args!("--{name}"))
         };
+        // A window returns all that was estimated too much; a bucket only what it has not refilled meanwhile.
+        let (requests, tokens) = (Algorithm::token_bucket(), Algorithm::sliding_window());
         Ok(Self {
             accounts: Accounts(
                 [("ada", Plan::Free), ("ben", Plan::Pro), ("carl", Plan::Free)].into(),
             ),
-            free: limiter("free", flags.free)?,
-            pro: limiter("pro", flags.pro)?,
-            tokens: limiter("tokens", flags.tokens)?,
-            all_tokens: limiter("all-tokens", flags.all_tokens)?,
+            free: limiter("free", requests, flags.free)?,
+            pro: limiter("pro", requests, flags.pro)?,
+            tokens: limiter("tokens", tokens, flags.tokens)?,
+            all_tokens: limiter("all-tokens", tokens, flags.all_tokens)?,
             estimate: flags.estimate,
         })
     }

@@ -33,7 +33,7 @@ use tower_ratelimit::{
 #[derive(Parser)]
 #[command(name = "server")]
 #[command(
-    after_help = "Try it:  curl -i http://127.0.0.1:3000/ (the sixth request within 10 s is a 429)"
+    after_help = "Try it:  curl -i http://127.0.0.1:3000/ (the sixth in quick succession is a 429)"
 )]
 struct Flags {
     /// Address to listen on; port 0 takes a free one

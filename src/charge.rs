@@ -289,6 +289,10 @@ impl Charge {
     /// It can be called again, with a larger or a smaller number. Make these calls one after the other: two at the same time
     /// may both spend what is missing. If one limiter is charged for several keys, each key is settled.
     ///
+    /// A bucket returns only what it has not refilled since the decision, and that of each request apart: after 0.3 s
+    /// nothing of 500 units at 100,000 per minute. Count what is settled downwards in a window, or in a token bucket
+    /// that refills at once.
+    ///
     /// If the store gives no answer, or the future is dropped, units that were to be returned may stay spent, and no
     /// later call returns them; units that were missing may be spent, and a later call spends them again.
     ///

@@ -181,6 +181,8 @@ impl RateLimitLayer {
     /// the closure returns `false`, the cost is returned, as by [`Charge::cancel`](crate::Charge::cancel). A
     /// request without a response stays charged: if the service fails, or the client disconnects.
     ///
+    /// Count in a window: a bucket returns only what it has not refilled since the decision.
+    ///
     /// The header fields report the state before the cost is returned.
     ///
     /// # Examples

@@ -295,6 +295,10 @@ impl Limiter {
     /// Adjusts the cost of an allowed `decision` about `key` to the units that were really `used`: returns the rest, as
     /// [`cancel`](Limiter::cancel) does, or spends what is missing, as [`spend`](Limiter::spend) does.
     ///
+    /// A bucket returns only what it has not refilled since the decision, and that of each request apart: after 0.3 s
+    /// nothing of 500 units at 100,000 per minute. Count what is settled downwards in a window, or in a token bucket
+    /// that refills at once.
+    ///
     /// Settle a decision only once, and do not cancel it as well. To settle several times, bind a charge to the decision:
     /// [`Charge::decided`].
     ///
@@ -352,7 +356,7 @@ impl Limiter {
 
     /// Spends `cost` of `key`'s quota, even if less is left: for a cost that is known when it is too late to deny it.
     ///
-    /// If more is spent than is left, later requests wait until the debt is repaid; a fixed window forgets the debt when
+    /// If more is spent than is left, later requests are denied until the debt is repaid, or wait for it; a fixed window forgets the debt when
     /// it ends. Waiting requests keep their reservations. To adjust the cost of a request that was checked, call
     /// [`settle`](Limiter::settle).
     ///

@@ -110,7 +110,8 @@ pub enum MissingKey {
     Refuse,
     /// It goes on, and is not counted.
     Exempt,
-    /// All such requests share one key.
+    /// All such requests share one key. With [`by_rule`](crate::RateLimitLayer::by_rule) it is an error (500): a rule
+    /// names such a key itself.
     Share,
 }
 
