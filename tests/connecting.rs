@@ -126,14 +126,26 @@ async fn a_redisson_user_with_the_documented_permissions_can_do_all() {
 async fn a_user_without_permissions_is_told_so() {
     let server = RedisServer::start();
     let mut admin = server.connection();
-    let rules = ["SETUSER", "nobody", "on", ">secret", "~*", "+get", "+time"];
+    let rules = ["SETUSER", "nobody", "on", ">secret", "~*", "+eval", "+evalsha", "+set", "+time"];
     redis::cmd("ACL").arg(&rules).exec(&mut admin).unwrap();
     let url = format!("{}?user=nobody&pass=secret", server.url());
     let store = patient(RedisStore::connect(&url).await.unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(2));
     let Err(tower_ratelimit::Error::Store(error)) = limiter.check("key").await else { panic!() };
-    assert!(with_sources(&error).to_lowercase().contains("permission"), "{}", with_sources(&error));
+    let text = with_sources(&error);
+    assert!(text.contains("user") || text.contains("permission"), "{text}");
     assert!(store.health().is_available, "it answers");
+
+    for missing in ["~*", "+eval", "+evalsha", "+set", "+time"] {
+        let rights: Vec<_> = rules[4..].iter().filter(|right| **right != missing).collect();
+        let mut user = redis::cmd("ACL");
+        user.arg(&["SETUSER", "nobody", "reset", "on", ">secret"]).arg(rights);
+        user.exec(&mut admin).unwrap();
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut admin).unwrap();
+        let error = with_sources(&RedisStore::connect(&url).await.unwrap_err());
+        let right = if missing == "~*" { "keys" } else { &missing[1..] };
+        assert!(error.to_lowercase().contains(right), "without {missing}: {error}");
+    }
 
     let wrong = format!("{}?user=nobody&pass=wrong", server.url());
     let error = RedisStore::connect(&wrong).await.unwrap_err();

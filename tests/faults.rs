@@ -460,7 +460,7 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     proxy.delay_replies(2 * DEADLINE);
     until_unavailable(&store, &limiter).await;
-    let (before, sent) = (store.health(), server.calls("evalsha"));
+    let (before, read) = (store.health(), server.calls("getrange"));
     let start = Instant::now();
     while store.health().answers < before.answers + 5 {
         assert!(start.elapsed() < PATIENCE, "nothing probes");
@@ -469,12 +469,31 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
     }
     let after = store.health();
     assert!(!after.is_available && after.outages == 1, "{after:?}");
-    assert_eq!(server.calls("evalsha"), sent, "no request is counted");
+    assert_eq!(server.calls("getrange"), read, "no request is counted");
 
     proxy.delay_replies(Duration::ZERO);
     until_available(&store).await;
     assert_eq!(store.health().outages, 1);
     assert_eq!(store.health().consecutive_failures, 0);
+}
+
+#[tokio::test]
+async fn while_redis_accepts_no_writes_it_stays_unavailable() {
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap().deadline(DEADLINE);
+    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    run(&server, &["CLIENT", "PAUSE", "1500", "WRITE"]);
+    until_unavailable(&store, &limiter).await;
+    let failed = store.health().consecutive_failures;
+    while !store.health().is_available {
+        let _ = limiter.check("key").await;
+        sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(store.health().outages, 1);
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    assert!(failed < 10, "{failed} requests have waited");
+    let decided = server.calls("getrange");
+    assert!(decided <= u64::from(failed) + 2, "{decided} requests were sent");
 }
 
 #[tokio::test]

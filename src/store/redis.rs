@@ -2,7 +2,9 @@ mod breaker;
 mod cluster;
 mod connection;
 mod link;
+mod probe;
 mod release;
+mod reports;
 mod route;
 mod server;
 
@@ -23,6 +25,7 @@ pub(crate) use self::link::Deadline;
 use self::{
     cluster::Cluster,
     connection::Question,
+    probe::Probe,
     release::{Job, Releases, Run},
     route::Route,
     server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
@@ -235,18 +238,20 @@ impl RedisStore {
         }
     }
 
-    /// Asks whether the server answers; it may take a second to connect.
+    /// Proves that decisions can be made: the server runs a script, and allows writes. It may take a second to connect.
     ///
     /// # Errors
     ///
-    /// If it does not.
+    /// If the server does not answer, is a replica, cannot write, or lacks a right that every decision needs: the
+    /// error names it.
     ///
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Deadline::new(CONNECT_TIMEOUT.max(self.deadline));
-        let ((), _) = self.route.ask(deadline, Question::new(&redis::cmd("TIME"))).await?;
+        let probe = Probe::beside(format!("{}:{{ping}}", self.prefix).as_bytes());
+        let ((), _) = self.route.ask(deadline, probe.question()).await?;
         Ok(())
     }
 

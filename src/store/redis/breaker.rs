@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::reports::{Reports, State};
 use crate::{error::StoreError, store::lock};
 
 /// The longest time between two probes: if it is longer, their runtime does not run.
@@ -26,8 +27,8 @@ pub struct Health {
     ///
     /// * It becomes false when five calls in a row, over at least a deadline, got no answer in
     ///   time.
-    /// * It becomes true when Redis answers within the deadline of these calls: a probe, sent 100
-    ///   ms after the one before, or a call of a clone with a longer deadline.
+    /// * It becomes true when Redis runs a script within the deadline of these calls: a probe that
+    ///   would write, sent 100 ms after the one before, or a call of a clone with a longer deadline.
     ///
     /// Only calls can fail, so without traffic it stays true, whatever Redis does: to find out
     /// whether Redis answers now, call [`ping`](crate::RedisStore::ping). An error that Redis sends
@@ -59,8 +60,6 @@ pub struct Health {
 
 #[derive(Debug)]
 pub(super) struct Breaker {
-    /// Which node of a cluster it is about.
-    node: Option<String>,
     made: Instant,
     /// The time of the last answer, in microseconds since `made`, and how long it took.
     last_answer: AtomicU64,
@@ -72,6 +71,7 @@ pub(super) struct Breaker {
     probed: Mutex<Option<Instant>>,
     failures: Mutex<Failures>,
     counters: Arc<Counters>,
+    reports: Arc<Reports>,
 }
 
 /// The calls in a row without an answer.
@@ -135,7 +135,6 @@ impl Breaker {
     fn with(node: Option<String>, counters: Arc<Counters>) -> Self {
         let made = Instant::now();
         Self {
-            node,
             made,
             last_answer: AtomicU64::new(0),
             last_took: AtomicU64::new(0),
@@ -143,6 +142,7 @@ impl Breaker {
             probed: Mutex::new(None),
             failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             counters,
+            reports: Arc::new(Reports::new(node)),
         }
     }
 
@@ -169,17 +169,21 @@ impl Breaker {
         self.counters.skipped.fetch_add(1, Relaxed);
     }
 
-    /// Redis has answered a command after that long, if with an error.
+    /// Redis has answered a script after that long, if with an error. Answers to other commands prove less: a Redis
+    /// that may not write answers them.
     pub(super) fn answered(&self, took: Duration) {
         let took = micros(took);
-        self.counters.answers.fetch_add(1, Relaxed);
         self.last_took.store(took, Relaxed);
         self.last_answer.store(micros(self.made.elapsed()), Relaxed);
         // An answer that is too late for the callers proves nothing: they would time out again.
         if took < self.open_for.load(Relaxed) && self.open_for.swap(0, Relaxed) > 0 {
             let since = lock(&self.failures).since;
-            event::available(self.node.as_deref(), since.elapsed());
+            self.reports.change(State::Available(since.elapsed()));
         }
+    }
+
+    pub(super) fn count_answer(&self) {
+        self.counters.answers.fetch_add(1, Relaxed);
     }
 
     /// Counts a failure after which Redis may still answer callers in time: it sent an error, the
@@ -196,7 +200,7 @@ impl Breaker {
             && self.open_for.fetch_max(open_for, Relaxed) < open_for;
         if opens {
             self.counters.outages.fetch_add(1, Relaxed);
-            event::unavailable(self.node.as_deref(), error);
+            self.reports.change(State::Unavailable(error.clone()));
         }
         opens
     }
@@ -254,29 +258,6 @@ pub(super) enum Duty {
     Probe,
     /// Asks as if Redis were available: the probe's runtime does not run.
     Ask,
-}
-
-/// Told once per change, and not per request.
-mod event {
-    use std::time::Duration;
-
-    use super::StoreError;
-
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-    pub(super) fn unavailable(node: Option<&str>, error: &StoreError) {
-        #[cfg(feature = "tracing")]
-        tracing::warn!(
-            node,
-            error = error as &dyn std::error::Error,
-            "Redis does not answer, its decisions fail at once until it does"
-        );
-    }
-
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-    pub(super) fn available(node: Option<&str>, after: Duration) {
-        #[cfg(feature = "tracing")]
-        tracing::info!(node, ?after, "Redis answers again");
-    }
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use std::{
 };
 
 use redis::{
-    Arg, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, RedisError,
-    ServerErrorKind, Value,
+    Client, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, RedisError, ServerErrorKind,
+    Value,
 };
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
@@ -119,7 +119,7 @@ impl Cluster {
         deadline: Deadline,
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
-        let slot = slot_of(key_of(question.cmd()));
+        let slot = slot_of(question.key());
         let (mut node, mut is_asking) = (self.owner(slot), false);
         let mut hops = 0;
         Queue::resume(&node.link, || Route::Cluster(self.clone()));
@@ -336,18 +336,6 @@ fn owned(range: &[Value], teller: &str) -> Option<(RangeInclusive<usize>, Addres
         .then_some((slots, (host.to_owned(), u16::try_from(*port).ok()?)))
 }
 
-/// The first key of a command.
-fn key_of(cmd: &Cmd) -> &[u8] {
-    let place = match cmd.args_iter().next() {
-        Some(Arg::Simple(b"EVALSHA" | b"EVAL")) => 3,
-        _ => 1,
-    };
-    match cmd.args_iter().nth(place) {
-        Some(Arg::Simple(key)) => key,
-        _ => b"",
-    }
-}
-
 /// CRC-16/XMODEM of what is in the first pair of braces, if there is anything, else of the key.
 fn slot_of(key: &[u8]) -> usize {
     let tag = key.iter().position(|it| *it == b'{').and_then(|open| {
@@ -383,19 +371,6 @@ mod tests {
         ] {
             assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
         }
-    }
-
-    #[test]
-    fn the_key_of_a_command_is_found() {
-        let cmd = |words: &[&str]| {
-            let mut cmd = Cmd::new();
-            cmd.arg(words);
-            cmd
-        };
-        assert_eq!(key_of(&cmd(&["EVALSHA", "hash", "2", "a", "b", "c"])), b"a");
-        assert_eq!(key_of(&cmd(&["EVAL", "text", "1", "a"])), b"a");
-        assert_eq!(key_of(&cmd(&["DEL", "a", "b"])), b"a");
-        assert_eq!(key_of(&cmd(&["PING"])), b"");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::{
 };
 
 use redis::{
-    Cmd, ErrorKind, FromRedisValue, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+    Arg, Cmd, ErrorKind, FromRedisValue, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
     aio::SendError,
 };
 use tokio::{runtime::Handle, time::timeout};
@@ -53,8 +53,20 @@ impl<'a> Question<'a> {
         Self { is_asking, ..self }
     }
 
-    pub(super) fn cmd(self) -> &'a Cmd {
-        self.cmd
+    pub(super) fn is_script(self) -> bool {
+        self.text.is_some()
+    }
+
+    /// The first key.
+    pub(super) fn key(self) -> &'a [u8] {
+        let place = match self.cmd.args_iter().next() {
+            Some(Arg::Simple(b"EVALSHA" | b"EVAL")) => 3,
+            _ => 1,
+        };
+        match self.cmd.args_iter().nth(place) {
+            Some(Arg::Simple(key)) => key,
+            _ => b"",
+        }
     }
 }
 
@@ -144,19 +156,19 @@ impl Connection {
         question: Question<'_>,
     ) -> Result<T, RedisError> {
         self.asked = Instant::now();
-        let Question { cmd, text, is_asking } = question;
-        match (self.query(cmd, is_asking).await, text) {
+        let Question { cmd, text, .. } = question;
+        match (self.query(cmd, question).await, text) {
             (Err(error), Some(text))
                 if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) =>
             {
                 let mut by_text = redis::cmd("EVAL");
                 by_text.arg(text);
                 for arg in cmd.args_iter().skip(2) {
-                    if let redis::Arg::Simple(arg) = arg {
+                    if let Arg::Simple(arg) = arg {
                         by_text.arg(arg);
                     }
                 }
-                self.query(&by_text, is_asking).await
+                self.query(&by_text, question).await
             }
             (reply, _) => reply,
         }
@@ -165,15 +177,18 @@ impl Connection {
     async fn query<T: FromRedisValue>(
         &mut self,
         cmd: &Cmd,
-        is_asking: bool,
+        question: Question<'_>,
     ) -> Result<T, RedisError> {
         let sent = Instant::now();
         lock(&self.answers).unanswered.get_or_insert(sent);
-        let answer = read(self.send(cmd, is_asking).await);
+        let answer = read(self.send(cmd, question.is_asking).await);
         let error = answer.as_ref().err();
         if error.is_none_or(is_answer) {
             lock(&self.answers).unanswered = None;
-            self.breaker.answered(sent.elapsed());
+            self.breaker.count_answer();
+            if question.is_script() {
+                self.breaker.answered(sent.elapsed());
+            }
             if let Some(error) = error.filter(|it| !is_routine(it)) {
                 self.breaker.noticed(&StoreError::unavailable(error.clone()));
             }
@@ -252,5 +267,24 @@ impl Answers {
         // It was not before the question, whatever the server's clock does.
         let most = (now - asked).as_micros() as f64;
         (difference - self.least[0].min(self.least[1])).min(most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_of_a_command_is_found() {
+        let cmd = |words: &[&str]| {
+            let mut cmd = Cmd::new();
+            cmd.arg(words);
+            cmd
+        };
+        let key_of = |cmd: Cmd| Question::new(&cmd).key().to_vec();
+        assert_eq!(key_of(cmd(&["EVALSHA", "hash", "2", "a", "b", "c"])), b"a");
+        assert_eq!(key_of(cmd(&["EVAL", "text", "1", "a"])), b"a");
+        assert_eq!(key_of(cmd(&["DEL", "a", "b"])), b"a");
+        assert_eq!(key_of(cmd(&["PING"])), b"");
     }
 }

@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     breaker::{Breaker, Duty, Health},
     connection::{Connection, LONGEST_ATTEMPT, Question, connect, is_answer, is_of_the_connection},
+    probe::Probe,
     release::Queue,
     server::Server,
 };
@@ -44,6 +45,8 @@ pub(super) struct Link {
     /// The number of questions, which go round the slots.
     asked: AtomicUsize,
     breaker: Arc<Breaker>,
+    /// The key of the last script that got no answer.
+    failed_key: Mutex<Box<[u8]>>,
     /// What is to be returned in the background.
     releases: Queue,
 }
@@ -117,7 +120,7 @@ impl Link {
     pub(super) fn with(server: Arc<Server>, connections: usize, breaker: Arc<Breaker>) -> Self {
         let slots = (0..connections).map(|_| Slot::default()).collect();
         let (asked, releases) = (AtomicUsize::new(0), Queue::default());
-        Self { server, slots, asked, breaker, releases }
+        Self { server, slots, asked, breaker, failed_key: Mutex::default(), releases }
     }
 
     pub(super) fn releases(&self) -> &Queue {
@@ -208,8 +211,13 @@ impl Link {
         };
         if is_probe || deadline.is_background {
             self.breaker.noticed(&error);
-        } else if self.breaker.failed(asked, deadline.within, &error) {
-            self.find_out();
+        } else {
+            if question.is_script() {
+                *lock(&self.failed_key) = question.key().into();
+            }
+            if self.breaker.failed(asked, deadline.within, &error) {
+                self.find_out();
+            }
         }
         Err(if was_sent { error } else { error.unsent() })
     }
@@ -246,9 +254,9 @@ impl Link {
     /// Sees to it that somebody asks until Redis answers. Returns whether that is the caller.
     fn find_out(self: &Arc<Self>) -> bool {
         /// Also when its runtime ends meanwhile.
-        struct Probe(Arc<Link>);
+        struct Probing(Arc<Link>);
 
-        impl Drop for Probe {
+        impl Drop for Probing {
             fn drop(&mut self) {
                 self.0.breaker.end_probe();
             }
@@ -259,14 +267,14 @@ impl Link {
             Duty::Ask => return true,
             Duty::Probe => {}
         }
-        let probe = Probe(self.clone());
+        let probing = Probing(self.clone());
         tokio::spawn(async move {
-            let link = &probe.0;
+            let link = &probing.0;
             while link.breaker.is_open() && Arc::strong_count(link) > 1 {
                 link.breaker.probes();
-                let time = redis::cmd("TIME");
+                let probe = Probe::beside(&lock(&link.failed_key));
                 let deadline = Deadline::new(PROBE_DEADLINE);
-                let _ = link.ask_anyway::<()>(deadline, Question::new(&time), true).await;
+                let _ = link.ask_anyway::<()>(deadline, probe.question(), true).await;
                 sleep(PROBE_PAUSE).await;
             }
         });
