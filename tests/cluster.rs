@@ -3,16 +3,18 @@
 mod support;
 
 use std::{
+    net::TcpListener,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use support::{
     ALGORITHMS,
-    cluster::{Cluster, SLOTS},
+    cluster::{Cluster, SLOTS, free_port},
     load::{
         self, Load, Tasks, eventually, key, redis_key, turn, until, until_decided, until_server,
     },
+    server::RedisServer,
 };
 use tokio::{
     sync::Barrier,
@@ -379,6 +381,112 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
     }
     drop((stores, limiters, limiter, store));
     tasks.check().await;
+}
+
+/// A server that accepts connections and never answers.
+fn hung() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    (listener, url)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seeds_that_refuse_or_hang_fail_no_first_request_wherever_they_are_in_the_list() {
+    let _turn = turn().await;
+    let cluster = Cluster::start(3, false, &[]);
+    let (_listener, hung) = hung();
+    let refused = format!("redis://127.0.0.1:{}", free_port());
+    // Less than an attempt to connect to the one that hangs takes.
+    let deadline = Duration::from_millis(900);
+    for (number, bad) in [refused, hung].into_iter().enumerate() {
+        for place in 0..3 {
+            for round in 0..5 {
+                let mut urls = cluster.urls();
+                urls.insert(place, bad.clone());
+                let store = || RedisStore::cluster(&urls).unwrap().deadline(deadline);
+                let limiter = load::limiter(&store());
+                let user = format!("{number} {place} {round}");
+                assert!(limiter.check(&*user).await.unwrap().is_allowed());
+                store().ping().await.unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ping_of_a_cluster_is_one_of_all_its_masters() {
+    let _turn = turn().await;
+    let cluster = Cluster::start(3, false, &[]);
+    for master in &cluster.masters {
+        let _: () = master.ask(&["ACL", "SETUSER", "default", "-evalsha"]);
+        let error = RedisStore::cluster(cluster.urls()).unwrap().ping().await.unwrap_err();
+        assert!(format!("{error:?}").contains("evalsha"), "{error:?}");
+        let _: () = master.ask(&["ACL", "SETUSER", "default", "+evalsha"]);
+        RedisStore::cluster(cluster.urls()).unwrap().ping().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
+    let _turn = turn().await;
+    let cluster = Cluster::start(3, false, &[]);
+    let limiter = |name, store: &RedisStore| {
+        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10))
+    };
+    let store = patient(&cluster).await.deadline(Duration::from_secs(2));
+    let (one, other) = (limiter("one", &store), limiter("other", &store));
+    assert!(one.check("alice").await.unwrap().is_allowed());
+    let slot = cluster.slot("ratelimit:one:token-bucket:{alice}");
+    let from = cluster.place("ratelimit:one:token-bucket:{alice}");
+    let to = (from + 1) % 3;
+    cluster.begin_to_move(slot, from, to);
+
+    // This key is still there, the other one is made by the other node.
+    assert_eq!(one.check("alice").await.unwrap().remaining(), 8);
+    assert_eq!(other.check("alice").await.unwrap().remaining(), 9);
+    let reserved = other.check_within("alice", 10, HOUR).await.unwrap();
+    assert!(!reserved.delay().is_zero());
+    other.cancel("alice", reserved).await.unwrap();
+    assert_eq!(other.check("alice").await.unwrap().remaining(), 8);
+
+    let before = calls(&cluster);
+    let both = Charge::new(one, "alice").also(other);
+    let Err(Error::Store(error)) = both.check().await else { panic!("its keys are on two nodes") };
+    let text = std::error::Error::source(&error).unwrap().to_string();
+    assert!(text.contains(&format!("slot {slot} ")), "{text}");
+    assert!(text.contains("redis-cli --cluster fix"), "{text}");
+    let commands = calls(&cluster) - before;
+    assert!(commands <= 3, "{commands} commands for a decision");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
+    let _turn = turn().await;
+    let mut cluster = Cluster::start(3, true, &SETTINGS);
+    let store = RedisStore::cluster(cluster.urls()).unwrap();
+    let limiter = load::limiter(&store);
+    let (affected, _) = split(&cluster);
+    let _ = until_decided(std::slice::from_ref(&limiter), &users()).await;
+    cluster.masters[0].server.kill();
+    let port = cluster.masters[0].port.to_string();
+    let stranger =
+        block_in_place(|| RedisServer::start_with(&["--port", &port, "--bind", "127.0.0.1"]));
+    until_server("the replica is master", || cluster.replicas[0].is_master()).await;
+    let decided = || cluster.replicas[0].server.calls("getrange");
+    until("the new master decides", async || {
+        for user in &affected {
+            let _ = limiter.check(key(user)).await;
+        }
+        block_in_place(decided) > 0
+    })
+    .await;
+    let (on_stranger, on_master) = block_in_place(|| (stranger.calls("getrange"), decided()));
+    for user in &affected {
+        let _ = eventually(async || limiter.check(key(user)).await).await;
+    }
+    let (strange, right) = block_in_place(|| (stranger.calls("getrange"), decided()));
+    assert_eq!(strange, on_stranger, "it is counted on a stranger");
+    assert!(right >= on_master + affected.len() as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

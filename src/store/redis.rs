@@ -25,7 +25,6 @@ pub(crate) use self::link::Deadline;
 use self::{
     cluster::Cluster,
     connection::Question,
-    probe::Probe,
     release::{Job, Releases, Run},
     route::Route,
     server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
@@ -238,7 +237,8 @@ impl RedisStore {
         }
     }
 
-    /// Proves that decisions can be made: the server runs a script, and allows writes. It may take a second to connect.
+    /// Proves that decisions can be made: the server, or each master of a cluster that has slots, runs a script and
+    /// allows writes. It may take a second to connect.
     ///
     /// # Errors
     ///
@@ -250,9 +250,7 @@ impl RedisStore {
     /// The future can be dropped at any time.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Deadline::new(CONNECT_TIMEOUT.max(self.deadline));
-        let probe = Probe::beside(format!("{}:{{ping}}", self.prefix).as_bytes());
-        let ((), _) = self.route.ask(deadline, probe.question()).await?;
-        Ok(())
+        self.route.ping(deadline, &self.prefix).await
     }
 
     /// Returns how well Redis answers, without calling it.

@@ -5,11 +5,12 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    fmt,
     hash::{BuildHasher, RandomState},
     ops::RangeInclusive,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -18,12 +19,18 @@ use redis::{
     Client, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, RedisError, ServerErrorKind,
     Value,
 };
-use tokio::{runtime::Handle, task::JoinSet, time::sleep};
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use super::{
     breaker::{Breaker, Counters, Health},
     connection::{Connection, Question, is_answer},
     link::{Deadline, Link},
+    probe::Probe,
     release::Queue,
     route::Route,
     server::{CONNECT_TIMEOUT, Server},
@@ -32,13 +39,19 @@ use crate::{error::StoreError, store::lock};
 
 const SLOTS: usize = 1 << 14;
 
-/// So many nodes are asked at once who has which slots: the first answer counts.
+/// The nodes that are asked at once which node has which slots: the first answer counts.
 const ASKED_FOR_SLOTS: usize = 3;
+/// The same while no slot is known, or none of the known nodes could tell.
+const SEEDS_ASKED_FOR_SLOTS: usize = 16;
 /// The pause between two such questions.
 const LEARN_EVERY: Duration = Duration::from_millis(100);
-/// So often a request is sent on at once; then there is a pause, as when it is to try again.
-const MOST_HOPS: usize = 4;
+/// After this time, and up to a quarter more, the slots are read again, whatever the nodes answer.
+const LEARN_AFTER: Duration = Duration::from_secs(30);
+/// A request is sent to other nodes at once up to this number of times. Then it pauses each time.
+const MAX_HOPS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(5);
+/// The longest pause of a request whose keys are on two nodes.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Cluster {
     /// The nodes that were named, perhaps by names that the cluster does not use.
@@ -46,8 +59,12 @@ pub(super) struct Cluster {
     connections: usize,
     counters: Arc<Counters>,
     map: RwLock<Map>,
-    /// Not before then it is asked again who has which slots.
-    learn_after: Mutex<Instant>,
+    made: Instant,
+    learning: Mutex<Learning>,
+    /// The slots are read again after this time, in microseconds since the store was made.
+    outdated_at: AtomicU64,
+    /// Notified when the nodes have answered who has which slots, or none of them has.
+    learned: Notify,
     /// Whether those that are known could not tell.
     asks_seeds: AtomicBool,
 }
@@ -58,6 +75,15 @@ struct Map {
     /// Those that have slots; besides, the seeds, while nobody answers who could tell.
     nodes: HashMap<Address, Arc<Node>>,
     slots: Box<[Option<Arc<Node>>]>,
+    /// Whether a node has told which node has which slots.
+    has_owners: bool,
+}
+
+/// Whether a node is being asked which node has which slots.
+struct Learning {
+    is_running: bool,
+    /// No node is asked again before this instant.
+    next: Instant,
 }
 
 /// Host and port.
@@ -66,6 +92,8 @@ type Address = (String, u16);
 struct Node {
     address: Address,
     link: Arc<Link>,
+    /// The number of connections after which the slots were read.
+    connections_known: AtomicUsize,
 }
 
 impl Cluster {
@@ -84,13 +112,16 @@ impl Cluster {
     }
 
     fn with(seeds: Vec<ConnectionInfo>, connections: usize) -> Result<Self, RedisError> {
-        let map = Map { nodes: HashMap::new(), slots: vec![None; SLOTS].into() };
+        let map = Map { nodes: HashMap::new(), slots: vec![None; SLOTS].into(), has_owners: false };
         let cluster = Self {
             seeds,
             connections,
             counters: Arc::default(),
             map: RwLock::new(map),
-            learn_after: Mutex::new(Instant::now()),
+            made: Instant::now(),
+            learning: Mutex::new(Learning { is_running: false, next: Instant::now() }),
+            outdated_at: AtomicU64::new(u64::MAX),
+            learned: Notify::new(),
             asks_seeds: AtomicBool::new(false),
         };
         for seed in &cluster.seeds {
@@ -120,11 +151,14 @@ impl Cluster {
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
         let slot = slot_of(question.key());
+        self.know_slots(deadline).await;
         let (mut node, mut is_asking) = (self.owner(slot), false);
-        let mut hops = 0;
+        let (mut hops, mut pause) = (0, deadline.within() / 4);
         Queue::resume(&node.link, || Route::Cluster(self.clone()));
         loop {
-            let error = match node.link.ask(deadline, question.asking(is_asking)).await {
+            let answer = node.link.ask(deadline, question.asking(is_asking)).await;
+            self.learn_if_outdated(&node);
+            let error = match answer {
                 Err(error) => error,
                 answer => return answer,
             };
@@ -148,8 +182,12 @@ impl Cluster {
                 }
                 // The slot moves from one node to another, and some of the keys are here and some are there.
                 ServerErrorKind::TryAgain => {
+                    if deadline.left() <= pause {
+                        return Err(StoreError::unavailable(OpenSlot { slot, cause: error }));
+                    }
+                    sleep(pause).await;
+                    pause = (2 * pause).min(MAX_PAUSE);
                     (node, is_asking) = (self.owner(slot), false);
-                    sleep(PAUSE).await;
                 }
                 ServerErrorKind::ClusterDown => {
                     self.learn(Some(&node));
@@ -158,10 +196,41 @@ impl Cluster {
                 _ => return Err(error),
             }
             hops += 1;
-            if hops >= MOST_HOPS {
+            if hops >= MAX_HOPS {
                 sleep(PAUSE).await;
             }
         }
+    }
+
+    /// Proves that each node that has slots can decide, by a probe for a key beside one with this prefix.
+    pub(super) async fn ping(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        prefix: &str,
+    ) -> Result<(), StoreError> {
+        self.know_slots(deadline).await;
+        let mut probes: Vec<(Arc<Node>, Probe)> = vec![];
+        let nodes = self
+            .read(|map| map.slots.iter().flatten().map(Arc::as_ptr).collect::<HashSet<_>>().len());
+        // A node with one slot of 16,384 is found with all but certainty.
+        for number in 0..32 * SLOTS {
+            let key = format!("{prefix}:{{{number}}}");
+            let owner = self.owner(slot_of(key.as_bytes()));
+            if !probes.iter().any(|(node, _)| Arc::ptr_eq(node, &owner)) {
+                probes.push((owner, Probe::beside(key.as_bytes())));
+            }
+            if probes.len() >= nodes {
+                break;
+            }
+        }
+        let mut pings = JoinSet::new();
+        for (_, probe) in probes {
+            let cluster = self.clone();
+            pings.spawn(
+                async move { cluster.ask::<()>(deadline, probe.question()).await.map(drop) },
+            );
+        }
+        pings.join_all().await.into_iter().collect()
     }
 
     /// The connections to the node that has a key.
@@ -207,19 +276,21 @@ impl Cluster {
         let breaker = Breaker::of_node(format!("{host}:{port}"), self.counters.clone());
         let server = Server::One(Client::open(info.clone())?);
         let link = Arc::new(Link::with(Arc::new(server), self.connections, Arc::new(breaker)));
-        let node = Arc::new(Node { address: address.clone(), link });
+        let connections_known = AtomicUsize::new(0);
+        let node = Arc::new(Node { address: address.clone(), link, connections_known });
         Ok(self.change(|map| map.nodes.entry(address).or_insert(node).clone()))
     }
 
-    /// Asks who has which slots, if nobody does so already; not the one that is in doubt, if there are others.
-    fn learn(self: &Arc<Self>, doubted: Option<&Arc<Node>>) {
+    /// Asks which node has which slots, unless that was asked just now; not the node that is in doubt, if there are
+    /// others. Returns whether nodes are being asked.
+    fn learn(self: &Arc<Self>, doubted: Option<&Arc<Node>>) -> bool {
         {
-            let after = &mut *lock(&self.learn_after);
+            let learning = &mut *lock(&self.learning);
             let now = Instant::now();
-            if now < *after {
-                return;
+            if now < learning.next {
+                return learning.is_running;
             }
-            *after = now + CONNECT_TIMEOUT;
+            *learning = Learning { is_running: true, next: now + CONNECT_TIMEOUT };
         }
         let (cluster, doubted) = (self.clone(), doubted.cloned());
         tokio::spawn(async move {
@@ -229,8 +300,10 @@ impl Cluster {
             {
                 nodes.retain(|node| !Arc::ptr_eq(node, &doubted));
             }
+            let is_lost = cluster.asks_seeds.load(Relaxed) || !cluster.knows_slots();
+            let asked_nodes = if is_lost { SEEDS_ASKED_FOR_SLOTS } else { ASKED_FOR_SLOTS };
             let mut asked = JoinSet::new();
-            for node in nodes.into_iter().take(ASKED_FOR_SLOTS) {
+            for node in nodes.into_iter().take(asked_nodes) {
                 asked.spawn(async move { node.slots().await });
             }
             let mut owners = None;
@@ -244,8 +317,40 @@ impl Cluster {
             if let Some(owners) = owners {
                 cluster.adopt(owners);
             }
-            *lock(&cluster.learn_after) = Instant::now() + LEARN_EVERY;
+            let next = Instant::now() + LEARN_EVERY;
+            *lock(&cluster.learning) = Learning { is_running: false, next };
+            let part = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
+            let outdated_at = cluster.made.elapsed() + LEARN_AFTER.mul_f64(1.0 + part / 4.0);
+            cluster.outdated_at.store(outdated_at.as_micros() as u64, Relaxed);
+            cluster.learned.notify_waiters();
         });
+        true
+    }
+
+    /// Waits for the first answer which node has which slots, if no slot is known yet. Any node could redirect a request,
+    /// but a node that does not answer would fail it.
+    async fn know_slots(self: &Arc<Self>, deadline: Deadline) {
+        if self.knows_slots() {
+            return;
+        }
+        let learned = self.learned.notified();
+        if self.learn(None) {
+            let _ = timeout(deadline.left(), learned).await;
+        }
+    }
+
+    fn knows_slots(&self) -> bool {
+        self.read(|map| map.has_owners)
+    }
+
+    /// Reads the slots again after a new connection to a node, as another server may have its address now, and now
+    /// and then.
+    fn learn_if_outdated(self: &Arc<Self>, node: &Node) {
+        let connections = node.link.connections_made();
+        let is_new = node.connections_known.swap(connections, Relaxed) != connections;
+        if is_new || self.made.elapsed().as_micros() as u64 >= self.outdated_at.load(Relaxed) {
+            self.learn(None);
+        }
     }
 
     fn adopt(&self, owners: Vec<(RangeInclusive<usize>, Address)>) {
@@ -257,6 +362,7 @@ impl Cluster {
             for (slots, node) in owners {
                 map.slots[slots].fill(Some(node));
             }
+            map.has_owners = true;
             let owners: HashSet<_> = map.slots.iter().flatten().map(Arc::as_ptr).collect();
             map.nodes.extract_if(|_, node| !owners.contains(&Arc::as_ptr(node))).collect::<Vec<_>>()
         });
@@ -288,6 +394,30 @@ impl Cluster {
 
     fn change<T>(&self, change: impl FnOnce(&mut Map) -> T) -> T {
         change(&mut self.map.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A slot of which some keys are on one node and some on another.
+#[derive(Debug)]
+struct OpenSlot {
+    slot: usize,
+    cause: StoreError,
+}
+
+impl fmt::Display for OpenSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { slot, .. } = self;
+        write!(
+            f,
+            "slot {slot} of the cluster is open: some keys of the request have been moved to another node; if no \
+             move is under way, run redis-cli --cluster fix"
+        )
+    }
+}
+
+impl std::error::Error for OpenSlot {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.source()
     }
 }
 

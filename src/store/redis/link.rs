@@ -45,6 +45,7 @@ pub(super) struct Link {
     /// The number of questions, which go round the slots.
     asked: AtomicUsize,
     breaker: Arc<Breaker>,
+    connections_made: AtomicUsize,
     /// The key of the last script that got no answer.
     failed_key: Mutex<Box<[u8]>>,
     /// What is to be returned in the background.
@@ -89,7 +90,11 @@ impl Deadline {
         self.left().is_zero()
     }
 
-    fn left(self) -> Duration {
+    pub(super) fn within(self) -> Duration {
+        self.within
+    }
+
+    pub(super) fn left(self) -> Duration {
         self.within.saturating_sub(self.from.elapsed())
     }
 
@@ -120,7 +125,8 @@ impl Link {
     pub(super) fn with(server: Arc<Server>, connections: usize, breaker: Arc<Breaker>) -> Self {
         let slots = (0..connections).map(|_| Slot::default()).collect();
         let (asked, releases) = (AtomicUsize::new(0), Queue::default());
-        Self { server, slots, asked, breaker, failed_key: Mutex::default(), releases }
+        let (connections_made, failed_key) = (AtomicUsize::new(0), Mutex::default());
+        Self { server, slots, asked, breaker, connections_made, failed_key, releases }
     }
 
     pub(super) fn releases(&self) -> &Queue {
@@ -142,6 +148,11 @@ impl Link {
 
     pub(super) fn health(&self, deadline: Duration) -> Health {
         self.breaker.health(deadline)
+    }
+
+    /// The number of connections that were made so far.
+    pub(super) fn connections_made(&self) -> usize {
+        self.connections_made.load(Relaxed)
     }
 
     /// Where a connection was made.
@@ -247,6 +258,9 @@ impl Link {
             Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
         });
         attempts.running = None;
+        if result.is_ok() {
+            self.connections_made.fetch_add(1, Relaxed);
+        }
         attempts.failed = result.as_ref().err().map(|error| (error.clone(), Instant::now()));
         result
     }

@@ -8,6 +8,7 @@ use super::{
     cluster::Cluster,
     connection::{Connection, Question},
     link::{Deadline, Link},
+    probe::Probe,
     release::{Job, Queue},
     server::Server,
 };
@@ -64,6 +65,17 @@ impl Route {
         match self {
             Self::One(link) => link.clone(),
             Self::Cluster(cluster) => cluster.link_of(key.as_bytes()),
+        }
+    }
+
+    /// Proves that each server can decide.
+    pub(super) async fn ping(&self, deadline: Deadline, prefix: &str) -> Result<(), StoreError> {
+        match self {
+            Self::One(link) => {
+                let probe = Probe::beside(format!("{prefix}:{{ping}}").as_bytes());
+                link.ask(deadline, probe.question()).await.map(|((), _)| ())
+            }
+            Self::Cluster(cluster) => cluster.ping(deadline, prefix).await,
         }
     }
 
