@@ -1,4 +1,6 @@
-use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration};
+#[cfg(feature = "redis")]
+use std::sync::Arc;
+use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
 use crate::{algorithm::Algorithm, quota::Quota};
 
@@ -133,8 +135,28 @@ enum Kind {
     Timeout(Duration),
     Full(usize),
     Away,
+    #[cfg(feature = "redis")]
+    Redis(Arc<RedisCause>),
+    #[cfg(feature = "redis")]
     Unavailable(Arc<dyn StdError + Send + Sync>),
 }
+
+/// An error of the crate `redis`. It has no source: that of the crate has the same text once more.
+#[cfg(feature = "redis")]
+#[derive(Debug)]
+struct RedisCause(redis::RedisError);
+
+#[cfg(feature = "redis")]
+impl fmt::Display for RedisCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        let is_closed = text.eq_ignore_ascii_case("broken pipe");
+        f.write_str(if is_closed { "the server closed the connection" } else { &text })
+    }
+}
+
+#[cfg(feature = "redis")]
+impl StdError for RedisCause {}
 
 impl StoreError {
     fn new(kind: Kind) -> Self {
@@ -169,7 +191,14 @@ impl StoreError {
         Self::new(Kind::Away).unsent()
     }
 
-    /// The store cannot be reached, or answered with an error.
+    /// Redis cannot be reached, or answered with an error.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_redis(error: redis::RedisError) -> Self {
+        Self::new(Kind::Redis(Arc::new(RedisCause(error))))
+    }
+
+    /// The store cannot decide, for another reason.
+    #[cfg(feature = "redis")]
     pub(crate) fn unavailable(source: impl StdError + Send + Sync + 'static) -> Self {
         Self::new(Kind::Unavailable(Arc::new(source)))
     }
@@ -177,7 +206,10 @@ impl StoreError {
     /// What the crate `redis` said, if anything.
     #[cfg(feature = "redis")]
     pub(crate) fn redis(&self) -> Option<&redis::RedisError> {
-        self.source()?.downcast_ref()
+        match &self.kind {
+            Kind::Redis(cause) => Some(&cause.0),
+            _ => None,
+        }
     }
 
     /// The kind of error that Redis answered with, if it did.
@@ -219,11 +251,12 @@ impl fmt::Display for StoreError {
             ),
             Kind::Away => f.write_str("the store gives no answers, it is not asked until it does"),
             #[cfg(feature = "redis")]
-            Kind::Unavailable(_) if self.has_bad_address() => f.write_str(
+            Kind::Redis(_) if self.has_bad_address() => f.write_str(
                 "the address of the store cannot be used; a server's is redis://HOST:PORT/, unix:///PATH, or \
                  with the feature `tls-rustls` rediss://HOST:PORT/",
             ),
-            Kind::Unavailable(_) => f.write_str("the store is not available"),
+            #[cfg(feature = "redis")]
+            Kind::Redis(_) | Kind::Unavailable(_) => f.write_str("the store is not available"),
         }
     }
 }
@@ -231,7 +264,10 @@ impl fmt::Display for StoreError {
 impl StdError for StoreError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &self.kind {
-            Kind::Unavailable(source) => Some(source.as_ref()),
+            #[cfg(feature = "redis")]
+            Kind::Redis(cause) => Some(&**cause),
+            #[cfg(feature = "redis")]
+            Kind::Unavailable(source) => Some(&**source),
             _ => None,
         }
     }

@@ -220,11 +220,11 @@ impl RedisStore {
     }
 
     fn new(server: Result<Server, RedisError>) -> Result<Self, StoreError> {
-        Ok(Self::over(Route::to(server.map_err(StoreError::unavailable)?)))
+        Ok(Self::over(Route::to(server.map_err(StoreError::of_redis)?)))
     }
 
     fn of_cluster(seeds: Result<Vec<ConnectionInfo>, RedisError>) -> Result<Self, StoreError> {
-        let cluster = seeds.and_then(Cluster::new).map_err(StoreError::unavailable)?;
+        let cluster = seeds.and_then(Cluster::new).map_err(StoreError::of_redis)?;
         Ok(Self::over(Route::Cluster(Arc::new(cluster))))
     }
 
@@ -468,7 +468,7 @@ impl ScriptCall {
     async fn ask(&self, route: &Route, deadline: Deadline) -> Result<Decision, StoreError> {
         let question = Question::script(&self.by_hash, &self.script.text);
         let (reply, connection): (Vec<u64>, _) = route.ask(deadline, question).await?;
-        let (verdict, limit) = read(&reply, &self.limits).map_err(StoreError::unavailable)?;
+        let (verdict, limit) = read(&reply, &self.limits).map_err(StoreError::of_redis)?;
         let age = if verdict.admitted { connection.age(verdict) } else { 0.0 };
         Ok(Decision::new(limit, verdict, self.action, age))
     }

@@ -190,7 +190,7 @@ impl Connection {
                 self.breaker.answered(sent.elapsed());
             }
             if let Some(error) = error.filter(|it| !is_routine(it)) {
-                self.breaker.noticed(&StoreError::unavailable(error.clone()));
+                self.breaker.noticed(&StoreError::of_redis(error.clone()));
             }
         }
         answer

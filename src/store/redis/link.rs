@@ -214,9 +214,9 @@ impl Link {
                     slot.give_up(&connection);
                 }
                 if is_answer {
-                    return Err(StoreError::unavailable(error));
+                    return Err(StoreError::of_redis(error));
                 }
-                StoreError::unavailable(error)
+                StoreError::of_redis(error)
             }
             _ => StoreError::timeout(deadline.within),
         };

@@ -25,6 +25,7 @@ struct Report {
 }
 
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "tracing"), allow(dead_code))]
 pub(super) enum State {
     Unavailable(StoreError),
     /// After an outage of this length.
