@@ -594,5 +594,5 @@ async fn an_impatient_clone_shuts_nobody_out() {
         let _ = impatient.check("key").await;
     }
     let _ = patient.check("key").await.expect("the other one's deadline is not this one's");
-    assert_eq!(server.calls("evalsha"), 1, "nothing is sent when the deadline is over");
+    assert_eq!(server.calls("getrange"), 1, "nothing is sent when the deadline is over");
 }

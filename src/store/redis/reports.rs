@@ -35,6 +35,7 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Reports {
     /// Which node of a cluster it is about.
+    #[cfg_attr(not(feature = "tracing"), allow(dead_code))]
     node: Option<String>,
     period: Mutex<Option<Period>>,
 }
