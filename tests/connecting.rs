@@ -207,7 +207,7 @@ fn addresses_that_cannot_be_are_refused_at_once() {
     let cases = [
         (RedisStore::lazy("localhost"), "Redis URL did not parse"),
         (RedisStore::lazy("localhost"), "a server's is redis://HOST:PORT/"),
-        (RedisStore::sentinel(Vec::<String>::new(), "redis://mymaster"), "At least one sentinel"),
+        (RedisStore::sentinel(Vec::<String>::new(), "redis://mymaster"), "the URL of a Sentinel"),
         (RedisStore::sentinel(["redis://127.0.0.1:26379"], "unix:///a/socket"), "NAME[/DB]"),
         (RedisStore::cluster(Vec::<String>::new()), "a cluster needs the URL of a node"),
     ];

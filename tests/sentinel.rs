@@ -4,12 +4,29 @@ mod support;
 
 use std::{
     error::Error,
+    io,
+    net::TcpListener,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
 use support::{
+    cluster::free_port,
     load::{Load, Tasks, eventually, key, limiter, turn, until, until_decided, until_server},
-    sentinel::Watched,
+    sentinel::{
+        NAME, Watched,
+        fake::{Fake, array, map, push},
+    },
+    server::RedisServer,
+};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    runtime::Runtime,
+    task::{self, JoinSet},
+    time::{sleep, timeout},
 };
 use tower_ratelimit::{Limiter, RedisStore};
 
@@ -133,4 +150,276 @@ async fn a_wrong_name_is_told() {
     let none: [&str; 0] = [];
     assert!(RedisStore::sentinel(none, "redis://limits").is_err());
     assert!(RedisStore::sentinel(["redis://127.0.0.1"], "unix:///limits").is_err());
+}
+
+/// How many requests are in flight at once in a failover.
+const IN_FLIGHT: u64 = 8;
+
+/// Has a replica promoted while requests are decided. The new master decides before the Sentinels
+/// tell the old one that it is a replica, some seconds later, and from then on the old one decides
+/// nothing. Returns how many requests the old one was asked for after the announcement.
+async fn fail_over(watched: &Watched, limiter: &Limiter, fault: &str) -> u64 {
+    let failed = Arc::new(AtomicUsize::new(0));
+    let mut load = JoinSet::new();
+    for number in 0..IN_FLIGHT {
+        let (limiter, failed) = (limiter.clone(), failed.clone());
+        load.spawn(async move {
+            loop {
+                if limiter.check(key(&format!("user-{number}"))).await.is_err() {
+                    failed.fetch_add(1, SeqCst);
+                }
+                sleep(Duration::from_millis(2)).await;
+            }
+        });
+    }
+    let decisions = || task::block_in_place(|| watched.decisions());
+    until("the master decides", async || decisions()[0] > 0).await;
+    failed.store(0, SeqCst);
+    let announcement = watched.announcement();
+    task::block_in_place(|| watched.fail_over());
+    let started = Instant::now();
+    let mut at_announcement = None;
+    let followed = loop {
+        let now = decisions();
+        if at_announcement.is_none() && announcement.try_recv().is_ok() {
+            at_announcement = Some(now[0]);
+            println!("{fault}: announced after {:?}", started.elapsed());
+        }
+        if now[1..] != [0, 0] {
+            break now;
+        }
+        let is_master = task::block_in_place(|| watched.says_it_is_master(0));
+        assert!(is_master, "the old master is left only when it is a replica");
+        sleep(Duration::from_millis(2)).await;
+    };
+    println!("{fault}: followed after {:?}", started.elapsed());
+    until_server("the old master is a replica", || !watched.is_master(0)).await;
+    load.shutdown().await;
+    let [old, ..] = decisions();
+    let late = old - followed[0];
+    assert!(late <= IN_FLIGHT, "{late} decisions by the old master after the first of the new one");
+    let late = old - at_announcement.unwrap_or(followed[0]);
+    println!("{fault}: {late} decisions by the old master since, {failed:?} failed");
+    late
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_planned_failover_is_followed_when_it_is_announced() {
+    let _turn = turn().await;
+    let tasks = Tasks::count();
+    let mut watched = Watched::start(None);
+    watched.watch();
+    let urls = watched.sentinel_urls_as("listener");
+    let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+    // In a runtime that ends, and its watcher with it.
+    let earlier = store.clone();
+    let ping = move || Runtime::new().unwrap().block_on(earlier.ping());
+    task::spawn_blocking(ping).await.unwrap().unwrap();
+    until_server("it is subscribed nowhere", || watched.subscriptions() == [0; 3]).await;
+    until("it connects again", async || store.ping().await.is_ok()).await;
+    until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
+    let late = fail_over(&watched, &limiter(&store), "a planned failover").await;
+    // Far more are made in a second.
+    assert!(late <= 50 * IN_FLIGHT, "{late} decisions by the old master after the announcement");
+    assert_eq!(watched.refusals(), [0; 3], "the permissions are enough");
+    drop(store);
+    tasks.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_planned_failover_is_followed_after_all_subscriptions_have_ended() {
+    let _turn = turn().await;
+    let mut watched = Watched::start(None);
+    watched.watch();
+    let store = store(&watched);
+    store.ping().await.unwrap();
+    until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
+    assert_eq!(task::block_in_place(|| watched.kill_subscriptions()), 3);
+    fail_over(&watched, &limiter(&store), "a planned failover after the subscriptions").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_planned_failover_is_followed_without_the_permission_to_subscribe() {
+    let _turn = turn().await;
+    let mut watched = Watched::start(None);
+    watched.watch();
+    let urls = watched.sentinel_urls_as("asker");
+    let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+    fail_over(&watched, &limiter(&store), "a planned failover without subscriptions").await;
+    assert_eq!(watched.subscriptions(), [0; 3]);
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_missing_permission_to_subscribe_is_reported_once() {
+    let mut watched = Watched::start(None);
+    watched.watch();
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let urls = watched.sentinel_urls_as("asker");
+    let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+    store.ping().await.unwrap();
+    until("all have refused", async || watched.refusals() == [1; 3]).await;
+    let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(lines.matches("+subscribe").count(), 1, "{lines}");
+    assert_eq!(lines.lines().count(), 1, "{lines}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_other_sentinels_are_learnt() {
+    let _turn = turn().await;
+    let mut watched = Watched::start(None);
+    watched.watch();
+    let [first, ..] = watched.sentinel_urls();
+    let store = RedisStore::sentinel([first], &watched.master_url()).unwrap();
+    store.ping().await.unwrap();
+    until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
+    task::block_in_place(|| watched.end_the_first_sentinel());
+    fail_over(&watched, &limiter(&store), "a planned failover without the first Sentinel").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_lies_changes_nothing() {
+    let _turn = turn().await;
+    let mut watched = Watched::start(None);
+    watched.watch();
+    let port = free_port().to_string();
+    let decoy = RedisServer::start_with(&["--port", &port, "--bind", "127.0.0.1"]);
+    let questions = Arc::new(AtomicUsize::new(0));
+    let ghost = Arc::new(Fake::start(|_, _| "-ERR\r\n".to_owned()));
+    let (asked, of_ghost) = (questions.clone(), ghost.port().to_string());
+    let liar = Fake::start(move |_, words| {
+        let announcement = push(&[
+            "message",
+            "+switch-master",
+            &format!("{NAME} 127.0.0.1 {port} 127.0.0.1 {port}"),
+        ]);
+        match words {
+            ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _] => {
+                asked.fetch_add(1, SeqCst);
+                array(&["127.0.0.1", &port]) + &announcement
+            }
+            ["SENTINEL", "MASTER", _] => map(&[("config-epoch", "1000000")]),
+            ["SENTINEL", "MYID"] => "$4\r\nliar\r\n".to_owned(),
+            ["SENTINEL", "SENTINELS", _] => {
+                let entry = [("runid", "ghost"), ("ip", "127.0.0.1"), ("port", &of_ghost)];
+                "*1\r\n".to_owned() + &map(&entry)
+            }
+            ["SUBSCRIBE", channel] => {
+                format!(">3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len())
+            }
+            _ => "-ERR unknown\r\n".to_owned(),
+        }
+    });
+    let [first, second, _] = watched.sentinel_urls();
+    let store = RedisStore::sentinel([liar.url(), first, second], &watched.master_url()).unwrap();
+    store.ping().await.unwrap();
+    until("the liar is asked again and again", async || questions.load(SeqCst) > 20).await;
+    let limiter = limiter(&store);
+    fail_over(&watched, &limiter, "a planned failover with a Sentinel that lies").await;
+    assert_eq!(decoy.calls("evalsha"), 0);
+    assert_eq!(ghost.connections(), 0, "one Sentinel alone makes no others known");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_cannot_be_reached_keeps_no_store_from_starting() {
+    let _turn = turn().await;
+    let mut watched = Watched::start(None);
+    watched.watch();
+    let hung = TcpListener::bind("127.0.0.1:0").unwrap();
+    let full = TcpSocket::new_v4().unwrap();
+    full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let full = full.listen(1).unwrap();
+    // Those that wait to be accepted fill its queue; the next ones get no answer.
+    let mut waiting = vec![];
+    let connect = || TcpStream::connect(full.local_addr().unwrap());
+    while let Ok(stream) = timeout(Duration::from_secs(1), connect()).await {
+        waiting.push(stream.unwrap());
+    }
+    let refused = free_port();
+    let url = |port: u16| format!("redis://127.0.0.1:{port}");
+    let hung = url(hung.local_addr().unwrap().port());
+    let full = url(full.local_addr().unwrap().port());
+    let [live, ..] = watched.sentinel_urls();
+    for dead in [hung.clone(), full.clone(), url(refused)] {
+        for urls in [[&dead, &live], [&live, &dead]] {
+            let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+            store.ping().await.unwrap_or_else(|error| panic!("{urls:?}: {error:?}"));
+        }
+    }
+    let urls = [&hung, &full, &url(refused), &live];
+    let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+    store.ping().await.unwrap();
+    let master = watched.ask::<()>(0, &["CLIENT", "KILL", "TYPE", "normal"]);
+    assert!(master.is_ok());
+    until("it connects again", async || store.ping().await.is_ok()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_that_do_not_answer_are_named_in_the_error() {
+    let ports = [free_port(), free_port()];
+    let urls = ports.map(|port| format!("redis://127.0.0.1:{port}"));
+    let store = RedisStore::sentinel(urls, "redis://limits").unwrap();
+    let error = store.ping().await.unwrap_err();
+    let source = error.source().expect("a reason").to_string();
+    assert!(source.starts_with("no Sentinel names the master limits: "), "{source}");
+    for port in ports {
+        assert!(source.contains(&format!("127.0.0.1:{port} (Connection refused")), "{source}");
+    }
+    assert!(source.contains("; check"), "{source}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
+    let _turn = turn().await;
+    // About 30 s for the keys below, in which it answers that it loads.
+    let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+    let mut watched =
+        Watched::start_with(None, &[&slowly[..], &["--rdbcompression", "no"]].concat());
+    watched.watch();
+    let store = store(&watched);
+    let limiter = limiter(&store);
+    let _ = eventually(async || limiter.check(key("user")).await).await;
+    let fill = "for i = 1, 30000 do redis.call('SET', 'key' .. i, string.rep('v', 100)) end";
+    task::block_in_place(|| {
+        watched.ask::<()>(0, &["EVAL", fill, "0"]).unwrap();
+    });
+    until_server("the replicas have all", || watched.is_replicated()).await;
+    task::block_in_place(|| {
+        watched.ask::<()>(0, &["SAVE"]).unwrap();
+        watched.servers[0].0.kill();
+        watched.servers[0].0.restart();
+    });
+    until("it answers that it loads", async || {
+        let answer = limiter.check(key("user")).await;
+        answer.is_err_and(|error| format!("{error:?}").contains("loading"))
+    })
+    .await;
+    until_server("a replica can be promoted", || watched.try_fail_over()).await;
+    let promoted = || watched.decisions()[1..].iter().sum::<u64>();
+    let before = task::block_in_place(promoted);
+    until("a new master decides", async || {
+        limiter.check(key("user")).await.is_ok() && task::block_in_place(promoted) > before
+    })
+    .await;
+    assert!(task::block_in_place(|| watched.is_loading(0)), "the old one was waited for");
 }

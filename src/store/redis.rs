@@ -6,6 +6,7 @@ mod probe;
 mod release;
 mod reports;
 mod route;
+mod sentinel;
 mod server;
 
 use std::{

@@ -1,8 +1,12 @@
 //! A master with two replicas, and three Sentinels that watch them, on free ports.
 
+pub mod fake;
+
 use std::{
     fs,
     process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
 };
 
 use tempfile::TempDir;
@@ -13,6 +17,14 @@ use super::{
 };
 
 pub const NAME: &str = "limits";
+
+/// Users of the Sentinels, whose password is `secret`: one that may do what a store needs, and one
+/// that may not subscribe.
+const USERS: &str = "user listener on >secret resetchannels &+switch-master \
+    +sentinel|get-master-addr-by-name +sentinel|sentinels +sentinel|myid +sentinel|master \
+    +subscribe\n\
+    user asker on >secret resetchannels \
+    +sentinel|get-master-addr-by-name +sentinel|sentinels +sentinel|myid +sentinel|master\n";
 
 pub struct Watched {
     /// The master comes first, in the beginning.
@@ -37,6 +49,11 @@ impl Drop for Sentinel {
 impl Watched {
     /// Without the Sentinels, which [`watch`](Watched::watch) starts.
     pub fn start(password: Option<&'static str>) -> Self {
+        Self::start_with(password, &[])
+    }
+
+    /// With settings of the servers.
+    pub fn start_with(password: Option<&'static str>, more: &[&str]) -> Self {
         let mut servers = vec![];
         let mut master = None;
         for _ in 0..3 {
@@ -44,6 +61,7 @@ impl Watched {
             let text = port.to_string();
             let mut settings =
                 vec!["--port", &text, "--bind", "127.0.0.1", "--repl-diskless-sync-delay", "0"];
+            settings.extend(more);
             if let Some(password) = password {
                 settings.extend(["--requirepass", password, "--masterauth", password]);
             }
@@ -71,7 +89,7 @@ impl Watched {
                 "port {port}\nbind 127.0.0.1\ndir {}\n\
                  sentinel monitor {NAME} 127.0.0.1 {master} 2\n\
                  sentinel down-after-milliseconds {NAME} 1000\n\
-                 sentinel failover-timeout {NAME} 5000\n{}",
+                 sentinel failover-timeout {NAME} 5000\n{USERS}{}",
                 folder.path().display(),
                 auth.as_deref().unwrap_or_default(),
             );
@@ -86,7 +104,7 @@ impl Watched {
         }
         until("the Sentinels know all", || {
             self.ports.iter().all(|&port| {
-                let told = ask_sentinel(port, "MASTER").unwrap_or_default();
+                let told = sentinel(port, "MASTER").unwrap_or_default();
                 let is = |name: &str, value: &str| {
                     told.chunks(2).any(|it| it[0] == name && it[1] == value)
                 };
@@ -99,6 +117,11 @@ impl Watched {
         self.ports.map(|port| format!("redis://127.0.0.1:{port}"))
     }
 
+    /// As a user of the Sentinels.
+    pub fn sentinel_urls_as(&self, user: &str) -> [String; 3] {
+        self.ports.map(|port| format!("redis://{user}:secret@127.0.0.1:{port}"))
+    }
+
     pub fn master_url(&self) -> String {
         let password = self.password.map(|it| format!(":{it}@"));
         format!("redis://{}{NAME}", password.unwrap_or_default())
@@ -106,8 +129,85 @@ impl Watched {
 
     /// The port of the master that a Sentinel names.
     pub fn master(&self) -> Option<u16> {
-        let told = ask_sentinel(self.ports[0], "GET-MASTER-ADDR-BY-NAME").ok()?;
+        let told = sentinel(self.ports[0], "GET-MASTER-ADDR-BY-NAME").ok()?;
         told.get(1)?.parse().ok()
+    }
+
+    /// Has a replica promoted.
+    pub fn fail_over(&self) {
+        assert!(self.try_fail_over(), "a replica can be promoted");
+    }
+
+    /// Has a replica promoted, if there is one that can be.
+    pub fn try_fail_over(&self) -> bool {
+        let told: redis::RedisResult<redis::Value> =
+            ask_sentinel(self.ports[0], &["SENTINEL", "FAILOVER", NAME]);
+        told.is_ok()
+    }
+
+    /// Ends the connections to the Sentinels that are subscribed to their announcements. Returns
+    /// how many.
+    pub fn kill_subscriptions(&self) -> usize {
+        let kill = |port| -> usize {
+            ask_sentinel(port, &["CLIENT", "KILL", "TYPE", "pubsub"]).expect("the Sentinel runs")
+        };
+        self.ports.map(kill).iter().sum()
+    }
+
+    /// How many connections are subscribed to the announcements of each Sentinel.
+    pub fn subscriptions(&self) -> [usize; 3] {
+        self.ports.map(|port| {
+            let list: redis::RedisResult<String> =
+                ask_sentinel(port, &["CLIENT", "LIST", "TYPE", "pubsub"]);
+            list.map_or(0, |it| it.lines().count())
+        })
+    }
+
+    /// How often each Sentinel has refused a command to a user.
+    pub fn refusals(&self) -> [usize; 3] {
+        self.ports.map(|port| {
+            let log: redis::Value = ask_sentinel(port, &["ACL", "LOG"]).expect("it runs");
+            log.as_sequence().map_or(0, <[_]>::len)
+        })
+    }
+
+    /// What is told once a Sentinel has announced another master.
+    pub fn announcement(&self) -> mpsc::Receiver<()> {
+        let (sender, receiver) = mpsc::channel();
+        for port in self.ports {
+            let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+            let mut connection = client.get_connection().expect("the Sentinel runs");
+            let sender = sender.clone();
+            thread::spawn(move || {
+                let mut subscription = connection.as_pubsub();
+                subscription.subscribe("+switch-master")?;
+                subscription.get_message()?;
+                let _ = sender.send(());
+                Ok::<_, redis::RedisError>(())
+            });
+        }
+        receiver
+    }
+
+    /// Ends the first Sentinel. From then on the second one is asked.
+    pub fn end_the_first_sentinel(&mut self) {
+        self.sentinels.remove(0);
+        self.ports[0] = self.ports[1];
+    }
+
+    /// How many decisions each server was asked for.
+    pub fn decisions(&self) -> [u64; 3] {
+        [0, 1, 2].map(|place| {
+            let stats = loop {
+                // A Sentinel that changes its role closes its connections.
+                match self.ask::<String>(place, &["INFO", "commandstats"]) {
+                    Ok(stats) => break stats,
+                    Err(error) => assert!(error.is_io_error(), "{error}"),
+                }
+            };
+            let line = stats.lines().find_map(|it| it.strip_prefix("cmdstat_evalsha:calls="));
+            line.map_or(0, |it| it.split(',').next().unwrap().parse().unwrap())
+        })
     }
 
     /// Whether the replicas have all that the master has, in the beginning.
@@ -119,6 +219,17 @@ impl Watched {
         info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
     }
 
+    /// Whether a server says of itself that it is a master.
+    pub fn says_it_is_master(&self, place: usize) -> bool {
+        self.info(place).contains("role:master")
+    }
+
+    /// Whether a server still reads its data.
+    pub fn is_loading(&self, place: usize) -> bool {
+        let info: String = self.ask(place, &["INFO", "persistence"]).unwrap_or_default();
+        info.contains("loading:1")
+    }
+
     fn info(&self, place: usize) -> String {
         // A Sentinel that makes it a replica closes its connections.
         self.ask(place, &["INFO", "replication"]).unwrap_or_default()
@@ -128,7 +239,11 @@ impl Watched {
         !self.info(place).contains("role:slave")
     }
 
-    fn ask<T: redis::FromRedisValue>(&self, place: usize, words: &[&str]) -> redis::RedisResult<T> {
+    pub fn ask<T: redis::FromRedisValue>(
+        &self,
+        place: usize,
+        words: &[&str],
+    ) -> redis::RedisResult<T> {
         let client = redis::Client::open(self.servers[place].0.url()).unwrap();
         let info = client.get_connection_info().clone();
         let settings = info.redis_settings().clone();
@@ -142,7 +257,11 @@ impl Watched {
     }
 }
 
-fn ask_sentinel(port: u16, question: &str) -> redis::RedisResult<Vec<String>> {
+fn sentinel(port: u16, question: &str) -> redis::RedisResult<Vec<String>> {
+    ask_sentinel(port, &["SENTINEL", question, NAME])
+}
+
+fn ask_sentinel<T: redis::FromRedisValue>(port: u16, words: &[&str]) -> redis::RedisResult<T> {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
-    redis::cmd("SENTINEL").arg(question).arg(NAME).query(&mut client.get_connection()?)
+    redis::cmd(words[0]).arg(&words[1..]).query(&mut client.get_connection()?)
 }

@@ -23,6 +23,8 @@ pub(super) const LONGEST_ATTEMPT: Duration = Duration::from_secs(3);
 
 pub(super) struct Connection {
     wire: Box<dyn Wire>,
+    /// By which the server tells whether it leads to it.
+    number: u64,
     /// Where the connection was made.
     runtime: Handle,
     answers: Arc<Mutex<Answers>>,
@@ -87,8 +89,22 @@ pub(super) async fn connect(
     breaker: Arc<Breaker>,
     slot: Arc<Mutex<Option<Connection>>>,
 ) -> Result<Connection, RedisError> {
+    loop {
+        let connection = connect_once(&server, &breaker, &slot).await?;
+        if connection.leads_to(&server) {
+            *lock(&slot) = Some(connection.clone());
+            return Ok(connection);
+        }
+    }
+}
+
+async fn connect_once(
+    server: &Server,
+    breaker: &Arc<Breaker>,
+    slot: &Arc<Mutex<Option<Connection>>>,
+) -> Result<Connection, RedisError> {
     let answers = Arc::new(Mutex::new(Answers::new()));
-    let (weak_slot, broken) = (Arc::downgrade(&slot), Arc::downgrade(&answers));
+    let (weak_slot, broken) = (Arc::downgrade(slot), Arc::downgrade(&answers));
     let disconnected = move |push: PushInfo| {
         if push.kind == PushKind::Disconnection
             && let Some(slot) = weak_slot.upgrade()
@@ -98,11 +114,19 @@ pub(super) async fn connect(
         Ok::<(), SendError>(())
     };
     let attempt = timeout(LONGEST_ATTEMPT, server.connect(disconnected)).await;
-    let wire = attempt.map_err(|_| (ErrorKind::Io, "the attempt to connect took too long"))??;
+    let (wire, number) =
+        attempt.map_err(|_| (ErrorKind::Io, "the attempt to connect took too long"))??;
     let has_one_clock = server.has_one_clock();
-    let runtime = Handle::current();
-    let mut connection =
-        Connection { wire, runtime, answers, breaker, has_one_clock, asked: Instant::now() };
+    let (runtime, breaker) = (Handle::current(), breaker.clone());
+    let mut connection = Connection {
+        wire,
+        number,
+        runtime,
+        answers,
+        breaker,
+        has_one_clock,
+        asked: Instant::now(),
+    };
     if has_one_clock {
         // While nothing else is on the way, so that the clocks are compared well.
         let time = redis::cmd("TIME");
@@ -111,7 +135,6 @@ pub(super) async fn connect(
             lock(&connection.answers).age(connection.asked, seconds * 1e6 + micros);
         }
     }
-    *lock(&slot) = Some(connection.clone());
     Ok(connection)
 }
 
@@ -230,6 +253,11 @@ impl Connection {
         Arc::ptr_eq(&self.answers, &other.answers)
     }
 
+    /// Whether it leads to the server that new connections lead to.
+    pub(super) fn leads_to(&self, server: &Server) -> bool {
+        !server.is_void(self.number)
+    }
+
     pub(super) fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -239,6 +267,7 @@ impl Clone for Connection {
     fn clone(&self) -> Self {
         Self {
             wire: self.wire.boxed(),
+            number: self.number,
             runtime: self.runtime.clone(),
             answers: self.answers.clone(),
             breaker: self.breaker.clone(),

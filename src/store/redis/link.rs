@@ -234,11 +234,12 @@ impl Link {
     }
 
     async fn connection(&self, slot: &Slot) -> Result<Connection, RedisError> {
-        if let Some(connection) = slot.current() {
+        self.server.keep_watching();
+        if let Some(connection) = slot.current(&self.server) {
             return Ok(connection);
         }
         let attempts = &mut *slot.attempts.lock().await;
-        if let Some(connection) = slot.current() {
+        if let Some(connection) = slot.current(&self.server) {
             return Ok(connection);
         }
         if let Some((error, _)) = attempts.failed.as_ref().filter(|it| it.1.elapsed() < RETRY_AFTER)
@@ -297,12 +298,10 @@ impl Link {
 }
 
 impl Slot {
-    /// The connection, if it answers.
-    fn current(&self) -> Option<Connection> {
+    /// The connection, if it answers, and leads to the server.
+    fn current(&self, server: &Server) -> Option<Connection> {
         let current = &mut *lock(&self.current);
-        if current.as_ref().is_some_and(|it| it.silence() >= LONGEST_SILENCE) {
-            *current = None;
-        }
+        current.take_if(|it| it.silence() >= LONGEST_SILENCE || !it.leads_to(server));
         current.clone()
     }
 

@@ -1,25 +1,24 @@
 //! The ways to a server.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    ProtocolVersion, RedisError, TlsMode,
-    aio::{AsyncPushSender, ConnectionLike},
-    sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
+    ProtocolVersion, RedisError,
+    aio::{AsyncPushSender, ConnectionLike, MultiplexedConnection},
 };
+
+use super::sentinel::Sentinels;
 
 /// An attempt to connect may take longer than a decision.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What connections are made to.
+#[allow(clippy::large_enum_variant, reason = "there is one per store, or node of a cluster")]
 pub(super) enum Server {
     One(Client),
     /// The master that the Sentinels name.
-    Sentinel {
-        client: tokio::sync::Mutex<SentinelClient>,
-        name: String,
-    },
+    Sentinel(Sentinels),
     /// Somebody else's connection, which mends itself.
     Given(Box<dyn Wire>),
 }
@@ -47,64 +46,76 @@ impl Server {
     /// `url` is that of a master, with its name in place of a host.
     pub(super) fn sentinel(sentinels: Vec<String>, url: &str) -> Result<Self, RedisError> {
         let info = read_url(url)?;
-        let mut node = SentinelNodeConnectionInfo::default()
-            .set_tcp_settings(info.tcp_settings().clone())
-            .set_redis_connection_info(info.redis_settings().clone());
         let name = match info.addr() {
             ConnectionAddr::Tcp(name, _) => name.clone(),
-            ConnectionAddr::TcpTls { host, insecure, .. } => {
-                node =
-                    node.set_tls_mode(if *insecure { TlsMode::Insecure } else { TlsMode::Secure });
-                host.clone()
-            }
+            ConnectionAddr::TcpTls { host, .. } => host.clone(),
             _ => {
                 let text =
                     "the URL of a master behind Sentinels is redis://[[USER]:PASSWORD@]NAME[/DB]";
                 return Err((ErrorKind::InvalidClientConfig, text).into());
             }
         };
-        let sentinels = sentinels
-            .iter()
-            .map(|url| Ok(with_nodelay(url.as_str().into_connection_info()?)))
-            .collect::<Result<Vec<_>, RedisError>>()?;
-        let client =
-            SentinelClient::build(sentinels, name.clone(), Some(node), SentinelServerType::Master)?;
-        Ok(Self::Sentinel { client: client.into(), name })
+        let sentinels: Result<_, _> = sentinels.iter().map(|url| read_url(url)).collect();
+        let mapping = Arc::new(|host: &str, port| (host.to_owned(), port));
+        Ok(Self::Sentinel(Sentinels::new(sentinels?, name, info, mapping)?))
     }
 
-    /// Makes a connection; `disconnected` is told when it breaks, if it can be.
+    /// Makes a connection; `disconnected` is told when it breaks, if it can be. Returns it with the
+    /// number by which to ask whether it [is void](Self::is_void).
     pub(super) async fn connect(
         &self,
-        disconnected: impl AsyncPushSender,
-    ) -> Result<Box<dyn Wire>, RedisError> {
-        let client = match self {
-            Self::One(client) => client.clone(),
-            Self::Sentinel { client, name } => {
-                let client = client.lock().await.async_get_client().await;
-                client.map_err(|error| match error.kind() {
-                    kind @ ErrorKind::MasterNameNotFoundBySentinel => {
-                        (kind, "the Sentinels know no master that is up by the name", name.clone())
-                            .into()
-                    }
-                    _ => error,
-                })?
+        disconnected: impl AsyncPushSender + Clone,
+    ) -> Result<(Box<dyn Wire>, u64), RedisError> {
+        Ok(match self {
+            Self::One(client) => (Box::new(open(client, disconnected).await?), 0),
+            Self::Sentinel(sentinels) => {
+                let (connection, number) = sentinels.connect(disconnected).await?;
+                (Box::new(connection), number)
             }
-            Self::Given(wire) => return Ok(wire.boxed()),
-        };
-        let config = AsyncConnectionConfig::new()
-            .set_response_timeout(None)
-            .set_connection_timeout(Some(CONNECT_TIMEOUT));
-        let config = match client.get_connection_info().redis_settings().protocol() {
-            ProtocolVersion::RESP3 => config.set_push_sender(disconnected),
-            _ => config,
-        };
-        Ok(Box::new(client.get_multiplexed_async_connection_with_config(&config).await?))
+            Self::Given(wire) => (wire.boxed(), 0),
+        })
+    }
+
+    /// Whether a connection leads to another server than new ones do.
+    pub(super) fn is_void(&self, number: u64) -> bool {
+        matches!(self, Self::Sentinel(sentinels) if sentinels.is_void(number))
+    }
+
+    /// Sees to it that a change of the master is noticed.
+    pub(super) fn keep_watching(&self) {
+        if let Self::Sentinel(sentinels) = self {
+            sentinels.keep_watching();
+        }
     }
 
     /// Whether all answers come from one server, and so by one clock.
     pub(super) fn has_one_clock(&self) -> bool {
-        matches!(self, Self::One(_) | Self::Sentinel { .. })
+        matches!(self, Self::One(_) | Self::Sentinel(_))
     }
+}
+
+/// Connects to a server whose answers are waited for by deadlines of their own.
+pub(super) async fn open(
+    client: &Client,
+    pushed: impl AsyncPushSender,
+) -> Result<MultiplexedConnection, RedisError> {
+    open_with(client, pushed, CONNECT_TIMEOUT, None).await
+}
+
+pub(super) async fn open_with(
+    client: &Client,
+    pushed: impl AsyncPushSender,
+    connect_within: Duration,
+    answer_within: Option<Duration>,
+) -> Result<MultiplexedConnection, RedisError> {
+    let config = AsyncConnectionConfig::new()
+        .set_response_timeout(answer_within)
+        .set_connection_timeout(Some(connect_within));
+    let config = match client.get_connection_info().redis_settings().protocol() {
+        ProtocolVersion::RESP3 => config.set_push_sender(pushed),
+        _ => config,
+    };
+    client.get_multiplexed_async_connection_with_config(&config).await
 }
 
 /// With RESP3, unless the URL says otherwise: a broken connection is noticed at once then, not with the next
