@@ -423,3 +423,23 @@ async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
     .await;
     assert!(task::block_in_place(|| watched.is_loading(0)), "the old one was waited for");
 }
+
+/// As where the address leads to another server by now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_to_a_server_that_loads_its_data_is_made_anew() {
+    let server = Fake::start(|connection, words| match words[0] {
+        "TIME" => array(&["1700000000", "0"]),
+        "EVALSHA" if connection > 1 => {
+            "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned()
+        }
+        _ => "-LOADING Redis is loading the dataset in memory\r\n".to_owned(),
+    });
+    let limiter = limiter(&RedisStore::lazy(&server.url()).unwrap());
+    let mut answers = vec![];
+    while server.connections() < 2 && answers.len() < 100 {
+        answers.push(limiter.check(key("user")).await);
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert!(answers[0].is_err() && server.connections() == 2, "{answers:?}");
+    assert!(eventually(async || limiter.check(key("user")).await).await.is_allowed());
+}

@@ -160,7 +160,9 @@ fn is_routine(error: &RedisError) -> bool {
 
 /// Whether an error means that the connection is of no use, and not that the server refused a command.
 pub(super) fn is_of_the_connection(error: &RedisError) -> bool {
-    error.is_io_error() || error.is_unrecoverable_error() || is_of_a_replica(error)
+    // A server that loads its data may have been replaced as the master.
+    let is_loading = error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading);
+    error.is_io_error() || error.is_unrecoverable_error() || is_loading || is_of_a_replica(error)
 }
 
 /// Whether the server may not write: after a failover it may have become a replica.
