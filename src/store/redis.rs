@@ -129,8 +129,12 @@ impl RedisStore {
         Self::new(Server::one(url))
     }
 
-    /// Makes a store over the master that Sentinels name, and follows it when it changes. It connects when it is
-    /// first used.
+    /// Makes a store over the master that Sentinels name, and follows it when it changes. It connects
+    /// when it is first used.
+    ///
+    /// From then on the store keeps a connection to each Sentinel, also to those that it learns from
+    /// the given ones. It subscribes to their announcements, and asks them each second. The server
+    /// that most of them name counts, if its role is master.
     ///
     /// `sentinels` are the URLs of the Sentinels; `master` is that of the master, with its name in place of a host:
     /// `redis://[[USER]:PASSWORD@]NAME[/DB]`.

@@ -733,8 +733,8 @@ mod event {
         tracing::warn!(
             master,
             error = error as &dyn std::error::Error,
-            "a Redis Sentinel does not permit to subscribe: it is asked each second which server \
-             is the master; allow `+subscribe` and `&+switch-master`"
+            "cannot subscribe at a Redis Sentinel: it is asked each second which server is the \
+             master; allow `+subscribe` and `&+switch-master`, and RESP3"
         );
     }
 }
