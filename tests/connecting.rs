@@ -245,6 +245,42 @@ async fn with_tls(server: &RedisServer) -> (u16, String) {
 }
 
 #[tokio::test]
+async fn a_server_without_hello_is_spoken_to() {
+    let server = RedisServer::start_with(&["--rename-command", "HELLO", ""]);
+    limits(RedisStore::connect(&server.url()).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_the_server_closes_fails_no_later_request_with_any_constructor() {
+    let server = RedisServer::start();
+    let mut admin = server.connection();
+    let client = redis::Client::open(server.url()).unwrap();
+    let stores =
+        [RedisStore::from_client(&client).unwrap(), RedisStore::lazy(&server.url()).unwrap()];
+    for (number, store) in (0..).zip(stores) {
+        let quota = Quota::per_hour(1_000);
+        let limiter = Limiter::new(patient(store), Algorithm::FixedWindow, quota);
+        for _ in 0..20 {
+            let _ =
+                limiter.check("key").await.unwrap_or_else(|error| panic!("{number}: {error:?}"));
+            let kill = ["KILL", "TYPE", "normal", "SKIPME", "yes"];
+            let killed: u32 = redis::cmd("CLIENT").arg(&kill).query(&mut admin).unwrap();
+            assert_eq!(killed, 1);
+            let list = ["LIST", "TYPE", "normal"];
+            while redis::cmd("CLIENT")
+                .arg(&list)
+                .query::<String>(&mut admin)
+                .unwrap()
+                .lines()
+                .count()
+                > 1
+            {}
+            tokio::time::sleep(Duration::from_millis(5)).await; // the runtime reads that it is closed
+        }
+    }
+}
+
+#[tokio::test]
 async fn tls_is_spoken() {
     // The application chooses the cryptography.
     let _ = ring::default_provider().install_default();

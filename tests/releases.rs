@@ -448,10 +448,18 @@ async fn what_a_node_cannot_release_is_released_by_the_replica_that_takes_over()
     let mut cluster = block_in_place(|| Cluster::start(3, true, &settings));
     let store = RedisStore::cluster(cluster.urls()).unwrap();
     let limiter = limiter(&store, Algorithm::token_bucket());
-    let mut waiting = Waiting::start(limiter, &keys(60), 10).await;
+    let mut waiting = Waiting::start(limiter.clone(), &keys(60), 10).await;
     let is_replicated = async || block_in_place(|| cluster.masters[0].is_replicated());
     until("the replica has all", is_replicated).await;
     cluster.masters[0].server.kill();
+    // What is sent before the store has noticed counts as sent.
+    until("the store has noticed", async || {
+        for key in keys(60) {
+            let _ = limiter.check(&*key).await;
+        }
+        store.health().errors > 0
+    })
+    .await;
     waiting.tasks.abort_all();
     waiting.until_released().await;
 }

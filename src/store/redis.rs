@@ -28,7 +28,7 @@ use self::{
     connection::Question,
     release::{Job, Releases, Run},
     route::Route,
-    server::{CONNECT_TIMEOUT, Server, read_url, with_nodelay},
+    server::{CONNECT_TIMEOUT, Server, read_url, with_resp3},
 };
 use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store};
 use crate::{
@@ -192,7 +192,8 @@ impl RedisStore {
     }
 
     /// Makes a store that connects through a client, for what a URL cannot say, such as TLS certificates.
-    /// `TCP_NODELAY` is set.
+    /// `TCP_NODELAY` is set, and RESP3 is spoken where the server knows it: so a connection that the server closes fails
+    /// no later request.
     ///
     /// # Errors
     ///
@@ -208,7 +209,7 @@ impl RedisStore {
     ///
     /// If a client's address is not valid, or there is none.
     pub fn from_cluster_clients(clients: &[Client]) -> Result<Self, StoreError> {
-        let seeds = clients.iter().map(|it| with_nodelay(it.get_connection_info().clone()));
+        let seeds = clients.iter().map(|it| with_resp3(it.get_connection_info()));
         Self::of_cluster(Ok(seeds.collect()))
     }
 

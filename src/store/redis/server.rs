@@ -40,7 +40,7 @@ impl Server {
     }
 
     pub(super) fn client(client: &Client) -> Result<Self, RedisError> {
-        Ok(Self::One(Client::open(with_nodelay(client.get_connection_info().clone()))?))
+        Ok(Self::One(Client::open(with_resp3(client.get_connection_info()))?))
     }
 
     /// `url` is that of a master, with its name in place of a host.
@@ -111,11 +111,24 @@ pub(super) async fn open_with(
     let config = AsyncConnectionConfig::new()
         .set_response_timeout(answer_within)
         .set_connection_timeout(Some(connect_within));
-    let config = match client.get_connection_info().redis_settings().protocol() {
-        ProtocolVersion::RESP3 => config.set_push_sender(pushed),
-        _ => config,
-    };
-    client.get_multiplexed_async_connection_with_config(&config).await
+    if client.get_connection_info().redis_settings().protocol() != ProtocolVersion::RESP3 {
+        return client.get_multiplexed_async_connection_with_config(&config).await;
+    }
+    let with_pushes = config.clone().set_push_sender(pushed);
+    match client.get_multiplexed_async_connection_with_config(&with_pushes).await {
+        Err(error) if knows_no_hello(&error) => {
+            let info = with_protocol(client.get_connection_info(), ProtocolVersion::RESP2);
+            Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await
+        }
+        result => result,
+    }
+}
+
+/// Whether the server, or a proxy in front of it, speaks no RESP3.
+fn knows_no_hello(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::RESP3NotSupported
+        || error.code() == Some("NOPROTO")
+        || error.detail().is_some_and(|it| it.contains("unknown command") && it.contains("HELLO"))
 }
 
 /// With RESP3, unless the URL says otherwise: a broken connection is noticed at once then, not with the next
@@ -129,7 +142,17 @@ pub(super) fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
     Ok(info.set_redis_settings(settings))
 }
 
-pub(super) fn with_nodelay(info: ConnectionInfo) -> ConnectionInfo {
+/// With RESP3: a client has RESP2 by default, and does not tell whether it was asked for.
+pub(super) fn with_resp3(info: &ConnectionInfo) -> ConnectionInfo {
+    with_nodelay(with_protocol(info, ProtocolVersion::RESP3))
+}
+
+fn with_protocol(info: &ConnectionInfo, protocol: ProtocolVersion) -> ConnectionInfo {
+    let settings = info.redis_settings().clone().set_protocol(protocol);
+    info.clone().set_redis_settings(settings)
+}
+
+fn with_nodelay(info: ConnectionInfo) -> ConnectionInfo {
     let settings = info.tcp_settings().clone().set_nodelay(true);
     info.set_tcp_settings(settings)
 }
