@@ -192,7 +192,7 @@ impl<'a> Log<'a> {
 }
 
 fn is_release(call: &[Vec<u8>]) -> bool {
-    call[4] == b"release"
+    call.get(4).is_some_and(|action| action == b"release")
 }
 
 fn keys(count: usize) -> Vec<String> {

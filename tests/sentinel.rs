@@ -391,6 +391,9 @@ async fn sentinels_that_do_not_answer_are_named_in_the_error() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
     let _turn = turn().await;
+    if task::block_in_place(|| RedisServer::start().major_version()) < 7 {
+        return; // has no such interval, and answers nothing while it loads: the next test holds for it
+    }
     // About 30 s for the keys below, in which it answers that it loads.
     let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
     let mut watched =

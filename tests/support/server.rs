@@ -43,6 +43,14 @@ impl RedisServer {
         format!("unix://{}", self.socket().display())
     }
 
+    #[allow(dead_code)]
+    pub fn major_version(&self) -> u32 {
+        let info: redis::InfoDict =
+            redis::cmd("INFO").arg("server").query(&mut self.connection()).unwrap();
+        let version: String = info.get("redis_version").unwrap();
+        version.split('.').next().unwrap().parse().unwrap()
+    }
+
     /// Starts it again, after `kill`: without its data, unless its settings keep them.
     pub fn restart(&mut self) {
         let process = Command::new(program())
