@@ -20,7 +20,7 @@ use support::{proxy::Proxy, server::RedisServer};
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, Source, key,
+    Algorithm, FailurePolicy, Health, Limiter, Quota, RateLimitLayer, RedisStore, Source, key,
 };
 
 const IN_FLIGHT: usize = 300;
@@ -482,9 +482,16 @@ async fn while_redis_accepts_no_writes_it_stays_unavailable() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap().deadline(DEADLINE);
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
-    run(&server, &["CLIENT", "PAUSE", "1500", "WRITE"]);
+    run(&server, &["CLIENT", "PAUSE", "60000", "WRITE"]);
     until_unavailable(&store, &limiter).await;
-    let failed = store.health().consecutive_failures;
+    let Health { consecutive_failures: failed, timeouts, .. } = store.health();
+    let start = Instant::now();
+    while store.health().timeouts < timeouts + 2 {
+        assert!(start.elapsed() < PATIENCE, "nothing probes");
+        assert!(limiter.check("key").await.is_err());
+        sleep(Duration::from_millis(5)).await;
+    }
+    run(&server, &["CLIENT", "UNPAUSE"]);
     while !store.health().is_available {
         let _ = limiter.check("key").await;
         sleep(Duration::from_millis(5)).await;
