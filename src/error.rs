@@ -80,8 +80,8 @@ impl fmt::Display for Error {
                 )
             }
             Self::NotDecided => f.write_str(
-                "the charge cannot be settled: no decision has spent anything for it; pass an allowed decision to \
-                 `Charge::decided`, or use the charge in the extensions of the request",
+                "the charge cannot be settled: its decision was denied, or it has none; settle an allowed decision, by \
+                 `Charge::decided` or with the charge in the extensions of the request",
             ),
             Self::DifferentStores => f.write_str(
                 "limits that are charged together must be in one store, with one prefix, and not shared by \
@@ -96,6 +96,9 @@ impl fmt::Display for Error {
             }
             Self::Unsupported => f.write_str("a limiter that Redisson shares cannot do that"),
             Self::Config(_) => f.write_str("the rate limiter cannot be set up like that"),
+            Self::Store(error) if error.is_full() => {
+                f.write_str("the store of the rate limiter has no room for the key")
+            }
             Self::Store(_) => f.write_str("the store of the rate limiter gave no answer"),
         }
     }
@@ -124,7 +127,7 @@ impl From<StoreError> for Error {
 }
 
 /// Why a store gave no answer.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StoreError {
     kind: Kind,
     was_sent: bool,
@@ -237,6 +240,17 @@ impl StoreError {
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self.kind, Kind::Full(_))
+    }
+}
+
+/// With the cause, as this is what `main` prints.
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.source() {
+            Some(cause) => format!("{self}: {cause}"),
+            None => self.to_string(),
+        };
+        f.debug_tuple("StoreError").field(&text).finish()
     }
 }
 

@@ -143,7 +143,7 @@ async fn a_user_without_permissions_is_told_so() {
         user.exec(&mut admin).unwrap();
         redis::cmd("SCRIPT").arg("FLUSH").exec(&mut admin).unwrap();
         let error = with_sources(&RedisStore::connect(&url).await.unwrap_err());
-        let right = if missing == "~*" { "keys" } else { &missing[1..] };
+        let right = if missing == "~*" { "key" } else { &missing[1..] };
         assert!(error.to_lowercase().contains(right), "without {missing}: {error}");
     }
 
