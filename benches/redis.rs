@@ -474,8 +474,8 @@ impl Script {
 
     async fn run(&self, connection: &mut ConnectionManager, key: &str) -> bool {
         let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&self.sent[1]).arg(&self.sent[2]).arg(key).arg(format!("{key}:turns"));
-        for arg in &self.sent[5..] {
+        cmd.arg(&self.sent[1]).arg(&self.sent[2]).arg(key);
+        for arg in &self.sent[4..] {
             cmd.arg(arg);
         }
         let reply: (i64, u64, u64, u64, u64, u64) = query(connection, &cmd).await;

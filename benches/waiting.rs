@@ -44,7 +44,7 @@ const TRIPS_GOAL: f64 = 1.0;
 /// The shortest timeout: longer than anybody waits.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Where an EVALSHA has the timeout.
-const MAX_WAIT: usize = 8;
+const MAX_WAIT: usize = 6;
 /// How long the loop may take in a round.
 const PATIENCE: Duration = Duration::from_secs(6);
 
