@@ -1,6 +1,4 @@
-#[cfg(feature = "redis")]
-use std::sync::Arc;
-use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
+use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use crate::{algorithm::Algorithm, quota::Quota};
 
@@ -131,6 +129,8 @@ impl From<StoreError> for Error {
 pub struct StoreError {
     kind: Kind,
     was_sent: bool,
+    /// The name of the server that was asked.
+    server: Option<Arc<String>>,
 }
 
 #[derive(Clone, Debug)]
@@ -139,7 +139,11 @@ enum Kind {
     Full(usize),
     Away,
     #[cfg(feature = "redis")]
+    Config(Arc<str>),
+    #[cfg(feature = "redis")]
     Redis(Arc<RedisCause>),
+    #[cfg(feature = "redis")]
+    Interrupted(Arc<RedisCause>),
     #[cfg(feature = "redis")]
     Unavailable(Arc<dyn StdError + Send + Sync>),
 }
@@ -163,13 +167,18 @@ impl StdError for RedisCause {}
 
 impl StoreError {
     fn new(kind: Kind) -> Self {
-        Self { kind, was_sent: true }
+        Self { kind, was_sent: true, server: None }
     }
 
     /// The store was not asked at all.
     #[cfg(feature = "redis")]
     pub(crate) fn unsent(self) -> Self {
         Self { was_sent: false, ..self }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn at(self, server: Option<Arc<String>>) -> Self {
+        Self { server, ..self }
     }
 
     /// Whether the store may have been asked.
@@ -200,6 +209,18 @@ impl StoreError {
         Self::new(Kind::Redis(Arc::new(RedisCause(error))))
     }
 
+    /// The settings of the store cannot be used. The text says what to do.
+    #[cfg(feature = "redis")]
+    pub(crate) fn config(text: impl Into<Arc<str>>) -> Self {
+        Self::new(Kind::Config(text.into())).unsent()
+    }
+
+    /// The connection ended while the call was under way; whether the cost was spent is not known.
+    #[cfg(feature = "redis")]
+    pub(crate) fn interrupted(error: redis::RedisError) -> Self {
+        Self::new(Kind::Interrupted(Arc::new(RedisCause(error))))
+    }
+
     /// The store cannot decide, for another reason.
     #[cfg(feature = "redis")]
     pub(crate) fn unavailable(source: impl StdError + Send + Sync + 'static) -> Self {
@@ -210,7 +231,7 @@ impl StoreError {
     #[cfg(feature = "redis")]
     pub(crate) fn redis(&self) -> Option<&redis::RedisError> {
         match &self.kind {
-            Kind::Redis(cause) => Some(&cause.0),
+            Kind::Redis(cause) | Kind::Interrupted(cause) => Some(&cause.0),
             _ => None,
         }
     }
@@ -224,16 +245,20 @@ impl StoreError {
         }
     }
 
-    /// Whether the store's address cannot be used.
-    #[cfg(feature = "redis")]
-    fn has_bad_address(&self) -> bool {
-        self.redis().is_some_and(|error| error.kind() == redis::ErrorKind::InvalidClientConfig)
-    }
-
     /// Returns whether the deadline passed; the cost may have been spent.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self.kind, Kind::Timeout(_))
+    }
+
+    /// Returns whether the connection ended while the call was under way; the cost may have been
+    /// spent.
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
+        #[cfg(feature = "redis")]
+        return matches!(self.kind, Kind::Interrupted(_));
+        #[cfg(not(feature = "redis"))]
+        false
     }
 
     /// Returns whether the store has no room for another key.
@@ -257,20 +282,33 @@ impl fmt::Debug for StoreError {
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            Kind::Timeout(deadline) => write!(f, "no answer within {deadline:?}"),
+            Kind::Timeout(deadline) => match &self.server {
+                Some(server) => write!(f, "no answer from Redis at {server} within {deadline:?}"),
+                None => write!(f, "no answer within {deadline:?}"),
+            },
             Kind::Full(max_keys) => write!(
                 f,
                 "no room for a new key: the store holds {max_keys} keys that are in use; raise \
                  `max_keys`"
             ),
-            Kind::Away => f.write_str("the store gives no answers, it is not asked until it does"),
+            Kind::Away => match &self.server {
+                Some(server) => {
+                    write!(f, "Redis at {server} does not answer, and is not called until it does")
+                }
+                None => f.write_str("the store does not answer, and is not called until it does"),
+            },
             #[cfg(feature = "redis")]
-            Kind::Redis(_) if self.has_bad_address() => f.write_str(
-                "the address of the store cannot be used; a server's is redis://HOST:PORT/, unix:///PATH, or \
-                 with the feature `tls-rustls` rediss://HOST:PORT/",
+            Kind::Config(text) => f.write_str(text),
+            #[cfg(feature = "redis")]
+            Kind::Interrupted(_) => f.write_str(
+                "the connection to Redis ended while the call was under way, and it may have been \
+                 counted",
             ),
             #[cfg(feature = "redis")]
-            Kind::Redis(_) | Kind::Unavailable(_) => f.write_str("the store is not available"),
+            Kind::Redis(_) | Kind::Unavailable(_) => match &self.server {
+                Some(server) => write!(f, "Redis at {server} is not available"),
+                None => f.write_str("the store is not available"),
+            },
         }
     }
 }
@@ -279,7 +317,7 @@ impl StdError for StoreError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &self.kind {
             #[cfg(feature = "redis")]
-            Kind::Redis(cause) => Some(&**cause),
+            Kind::Redis(cause) | Kind::Interrupted(cause) => Some(&**cause),
             #[cfg(feature = "redis")]
             Kind::Unavailable(source) => Some(&**source),
             _ => None,

@@ -88,8 +88,10 @@ mod waiters;
 pub use config::{Limit, Limits};
 #[cfg(feature = "redis")]
 pub use redis;
+#[cfg(feature = "tls-rustls")]
+pub use store::Tls;
 #[cfg(feature = "redis")]
-pub use store::{Health, RedisStore};
+pub use store::{Health, RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
     body::ResponseBody,

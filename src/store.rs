@@ -15,8 +15,10 @@ use std::{
 pub use memory::{MemoryStore, WhenFull};
 #[cfg(feature = "redis")]
 pub(crate) use redis::Deadline;
+#[cfg(feature = "tls-rustls")]
+pub use redis::Tls;
 #[cfg(feature = "redis")]
-pub use redis::{Health, RedisStore};
+pub use redis::{Health, RedisConfig, RedisStore};
 
 use crate::{
     algorithm::{Action, Algorithm, Ask, Params, Release},

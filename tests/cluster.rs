@@ -22,7 +22,7 @@ use tokio::{
     time::sleep,
 };
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, Quota, RedisStore,
+    Algorithm, Charge, Error, Limiter, Quota, RedisConfig, RedisStore,
     redisson::{RateLimiter, RateType},
 };
 
@@ -304,12 +304,11 @@ async fn redisson_works(cluster: &Cluster) {
 
 async fn any_node_is_a_way_in(cluster: &Cluster) {
     let url = cluster.masters[2].url();
-    let clients = [redis::Client::open(&*url).unwrap()];
+    let three = RedisConfig::cluster([&*url]).unwrap().connections(3);
     let stores = [
         RedisStore::cluster([&*url]).unwrap(),
         RedisStore::cluster(["redis://127.0.0.1:1", &*url]).unwrap(),
-        RedisStore::cluster([&*url]).unwrap().connections(3),
-        RedisStore::from_cluster_clients(&clients).unwrap(),
+        RedisStore::new(three).unwrap(),
     ];
     for store in stores {
         let limiter = load::limiter(&store.deadline(Duration::from_secs(30)));
@@ -321,7 +320,6 @@ async fn any_node_is_a_way_in(cluster: &Cluster) {
     assert!(RedisStore::cluster(none).is_err());
     assert!(RedisStore::cluster(["not a url"]).is_err());
     assert!(RedisStore::cluster(["unix:///a/socket"]).is_err());
-    assert!(RedisStore::from_cluster_clients(&[]).is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

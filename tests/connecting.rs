@@ -2,20 +2,26 @@
 
 mod support;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
 
-use redis::{ClientTlsConfig, TlsCertificates, aio::ConnectionManager};
-use support::{ALGORITHMS, server::RedisServer};
-use tokio::{
-    io::copy_bidirectional,
-    net::{TcpListener, UnixStream},
+use redis::{
+    RedisResult,
+    aio::ConnectionManager,
+    auth::{BasicAuth, StreamingCredentialsProvider},
 };
-use tokio_rustls::{
-    TlsAcceptor,
-    rustls::{ServerConfig, crypto::ring, pki_types::PrivateKeyDer},
-};
+use support::{ALGORITHMS, limits, patient, server::RedisServer, with_sources};
+use tokio::{sync::watch, task, time::sleep};
+use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, Quota, RedisStore, StoreError,
+    Algorithm, Charge, Error, Limiter, Quota, RedisConfig, RedisStore,
     redisson::{self, RateType},
 };
 
@@ -24,27 +30,6 @@ fn documented_permissions(start: &str) -> Vec<String> {
     let page = include_str!("../docs/operation.md");
     let line = page.lines().find(|line| line.starts_with(start)).expect("the page has the line");
     line.split_whitespace().skip(1).map(String::from).collect()
-}
-
-fn patient(store: RedisStore) -> RedisStore {
-    store.deadline(Duration::from_secs(30))
-}
-
-async fn limits(store: RedisStore) {
-    let limiter = Limiter::new(patient(store), Algorithm::FixedWindow, Quota::per_hour(2));
-    for is_allowed in [true, true, false] {
-        assert_eq!(limiter.check("key").await.unwrap().is_allowed(), is_allowed);
-    }
-}
-
-fn with_sources(error: &StoreError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        text.push_str(&format!(": {error}"));
-        source = error.source();
-    }
-    text
 }
 
 #[tokio::test]
@@ -131,7 +116,7 @@ async fn a_user_without_permissions_is_told_so() {
     let url = format!("{}?user=nobody&pass=secret", server.url());
     let store = patient(RedisStore::connect(&url).await.unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(2));
-    let Err(tower_ratelimit::Error::Store(error)) = limiter.check("key").await else { panic!() };
+    let Err(Error::Store(error)) = limiter.check("key").await else { panic!() };
     let text = with_sources(&error);
     assert!(text.contains("user") || text.contains("permission"), "{text}");
     assert!(store.health().is_available, "it answers");
@@ -176,16 +161,14 @@ async fn resp2_is_spoken_where_it_is_asked_for() {
 async fn a_connection_of_ones_own_is_used() {
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).unwrap();
-    limits(RedisStore::from_client(&client).unwrap()).await;
-    let mut admin = server.connection();
-    redis::cmd("FLUSHALL").exec(&mut admin).unwrap();
     limits(RedisStore::from_connection(ConnectionManager::new(client).await.unwrap())).await;
 }
 
 #[tokio::test]
 async fn the_questions_go_round_the_connections() {
     let server = RedisServer::start();
-    let store = patient(RedisStore::lazy(&server.url()).unwrap().connections(3));
+    let config = RedisConfig::server(&server.url()).unwrap().connections(3);
+    let store = patient(RedisStore::new(config).unwrap());
     let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(100));
     for _ in 0..9 {
         let _ = limiter.check("key").await.unwrap();
@@ -197,51 +180,30 @@ async fn the_questions_go_round_the_connections() {
 }
 
 #[test]
-#[should_panic = "a store needs a connection"]
+#[should_panic = "a store needs at least one connection"]
 fn no_connection_is_too_few() {
-    let _ = RedisStore::lazy("redis://127.0.0.1").unwrap().connections(0);
+    let _ = RedisConfig::server("redis://127.0.0.1").unwrap().connections(0);
 }
 
 #[test]
 fn addresses_that_cannot_be_are_refused_at_once() {
     let cases = [
-        (RedisStore::lazy("localhost"), "Redis URL did not parse"),
-        (RedisStore::lazy("localhost"), "a server's is redis://HOST:PORT/"),
-        (RedisStore::sentinel(Vec::<String>::new(), "redis://mymaster"), "the URL of a Sentinel"),
+        (
+            RedisStore::lazy("localhost"),
+            "the Redis URL localhost: Redis URL did not parse; write redis://",
+        ),
+        (RedisStore::lazy("redis://:secret@host/x"), "redis://***@host/x: Invalid database number"),
+        (RedisStore::lazy("rediss://localhost/#insecure"), "`RedisConfig::tls`"),
+        (RedisStore::lazy("rediss://localhost"), "CryptoProvider::install_default"),
+        (RedisStore::sentinel(Vec::<String>::new(), "mymaster"), "redis://HOST:26379"),
         (RedisStore::sentinel(["redis://127.0.0.1:26379"], "unix:///a/socket"), "NAME[/DB]"),
-        (RedisStore::cluster(Vec::<String>::new()), "a cluster needs the URL of a node"),
+        (RedisStore::cluster(Vec::<String>::new()), "there is no URL"),
+        (RedisStore::cluster(["unix:///a/socket"]), "the nodes of a cluster have hosts"),
     ];
     for (store, text) in cases {
-        let error = store.unwrap_err();
-        assert!(with_sources(&error).contains(text), "{}", with_sources(&error));
+        let told = with_sources(&store.unwrap_err());
+        assert!(told.contains(text) && !told.contains("secret"), "{told}");
     }
-}
-
-/// A port that speaks TLS with a certificate for `localhost` and leads to the server, and that certificate.
-async fn with_tls(server: &RedisServer) -> (u16, String) {
-    let signed = rcgen::generate_simple_self_signed([String::from("localhost")]).unwrap();
-    let key = PrivateKeyDer::try_from(signed.signing_key.serialize_der()).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![signed.cert.der().clone()], key)
-        .unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let socket = server.socket();
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let (acceptor, socket) = (acceptor.clone(), socket.clone());
-            tokio::spawn(async move {
-                let mut client = acceptor.accept(client).await?;
-                copy_bidirectional(&mut client, &mut UnixStream::connect(socket).await?).await?;
-                io::Result::Ok(())
-            });
-        }
-    });
-    (port, signed.cert.pem())
 }
 
 #[tokio::test]
@@ -250,50 +212,118 @@ async fn a_server_without_hello_is_spoken_to() {
     limits(RedisStore::connect(&server.url()).await.unwrap()).await;
 }
 
+/// The connection that sends decisions, as long as it is there.
+fn is_connected(server: &RedisServer) -> bool {
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
+    clients.lines().any(|line| line.contains("cmd=evalsha"))
+}
+
+fn kill_connections_of(server: &RedisServer, user: &str) {
+    let kill = ["KILL", "USER", user, "SKIPME", "yes"];
+    let killed: u32 = redis::cmd("CLIENT").arg(&kill).query(&mut server.connection()).unwrap();
+    assert_eq!(killed, 1);
+}
+
+/// The runtime of the caller is blocked while the server closes the connection, so it has not read that when the next
+/// request comes.
 #[tokio::test]
-async fn a_connection_that_the_server_closes_fails_no_later_request_with_any_constructor() {
+async fn a_connection_that_the_server_closes_fails_no_later_request() {
     let server = RedisServer::start();
-    let mut admin = server.connection();
-    let client = redis::Client::open(server.url()).unwrap();
-    let stores =
-        [RedisStore::from_client(&client).unwrap(), RedisStore::lazy(&server.url()).unwrap()];
-    for (number, store) in (0..).zip(stores) {
-        let quota = Quota::per_hour(1_000);
-        let limiter = Limiter::new(patient(store), Algorithm::FixedWindow, quota);
+    for protocol in ["", "?protocol=resp2"] {
+        let store = patient(RedisStore::lazy(&(server.url() + protocol)).unwrap());
+        let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000));
+        let _ = limiter.check(protocol).await.unwrap();
         for _ in 0..20 {
-            let _ =
-                limiter.check("key").await.unwrap_or_else(|error| panic!("{number}: {error:?}"));
-            let kill = ["KILL", "TYPE", "normal", "SKIPME", "yes"];
-            let killed: u32 = redis::cmd("CLIENT").arg(&kill).query(&mut admin).unwrap();
-            assert_eq!(killed, 1);
-            let list = ["LIST", "TYPE", "normal"];
-            while redis::cmd("CLIENT")
-                .arg(&list)
-                .query::<String>(&mut admin)
-                .unwrap()
-                .lines()
-                .count()
-                > 1
-            {}
-            tokio::time::sleep(Duration::from_millis(5)).await; // the runtime reads that it is closed
+            kill_connections_of(&server, "default");
+            while is_connected(&server) {}
+            thread::sleep(Duration::from_millis(10));
+            let _ = limiter.check(protocol).await.unwrap();
         }
+        assert_eq!(limiter.peek(protocol).await.unwrap().remaining(), 979);
+        let health = store.health();
+        assert_eq!((health.errors, health.interrupted, health.timeouts), (0, 0, 0));
     }
 }
 
-#[tokio::test]
-async fn tls_is_spoken() {
-    // The application chooses the cryptography.
-    let _ = ring::default_provider().install_default();
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_requests_that_are_under_way_fail_with_their_connection_and_none_is_sent_twice() {
     let server = RedisServer::start();
-    let (port, certificate) = with_tls(&server).await;
-    let url = format!("rediss://localhost:{port}");
-    let certificates = TlsCertificates {
-        client_tls: None::<ClientTlsConfig>,
-        root_cert: Some(certificate.into()),
-    };
-    let client = redis::Client::build_with_tls(url.as_str(), certificates).unwrap();
-    limits(RedisStore::from_client(&client).unwrap()).await;
+    let store = patient(RedisStore::connect(&server.url()).await.unwrap());
+    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000_000));
+    let before = server.calls("evalsha");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let callers: Vec<_> = (0..8)
+        .map(|_| {
+            let (limiter, is_over) = (limiter.clone(), is_over.clone());
+            tokio::spawn(async move {
+                let (mut answers, mut interrupted) = (0, 0);
+                while !is_over.load(Relaxed) {
+                    match limiter.check("key").await {
+                        Ok(_) => answers += 1,
+                        Err(Error::Store(error)) if error.is_interrupted() => interrupted += 1,
+                        Err(error) => panic!("{error:?}"),
+                    }
+                }
+                (answers, interrupted)
+            })
+        })
+        .collect();
+    let mut admin = server.connection();
+    for _ in 0..60 {
+        sleep(Duration::from_millis(15)).await;
+        let kill = ["KILL", "TYPE", "normal", "SKIPME", "yes"];
+        task::block_in_place(|| redis::cmd("CLIENT").arg(&kill).exec(&mut admin)).unwrap();
+    }
+    is_over.store(true, Relaxed);
+    let (mut answers, mut interrupted) = (0, 0);
+    for caller in callers {
+        let (answered, ended) = caller.await.unwrap();
+        (answers, interrupted) = (answers + answered, interrupted + ended);
+    }
+    let counted = 1_000_000 - limiter.peek("key").await.unwrap().remaining();
+    assert!(counted >= answers && counted <= answers + interrupted, "{answers} {interrupted}");
+    let calls = server.calls("evalsha") - before;
+    assert!(calls <= answers + interrupted + 1, "{calls} calls for {answers} and {interrupted}");
+    let health = store.health();
+    assert_eq!(health.interrupted, interrupted);
+    assert_eq!((health.errors, health.timeouts), (0, 0), "{:?}", health.last_error);
+}
 
-    let error = RedisStore::connect(&url).await.unwrap_err();
-    assert!(with_sources(&error).contains("certificate"), "{}", with_sources(&error));
+#[tokio::test]
+async fn a_rotation_of_the_password_interrupts_no_request() {
+    let server = RedisServer::start();
+    let mut admin = server.connection();
+    let mut set = |password: &str| {
+        let user = ["SETUSER", "limiter", "reset", "on", password, "~*", "+@all"];
+        redis::cmd("ACL").arg(&user).exec(&mut admin).unwrap();
+    };
+    let credentials = |password: &str| BasicAuth::new("limiter".into(), password.into());
+    set(">first");
+    let (sender, receiver) = watch::channel(credentials("first"));
+    let config = RedisConfig::server(&server.url()).unwrap();
+    let store = patient(RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap());
+    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
+    let _ = limiter.check("key").await.unwrap();
+    let logins = server.calls("auth") + server.calls("hello");
+
+    set(">second");
+    sender.send(credentials("second")).unwrap();
+    while server.calls("auth") + server.calls("hello") == logins {
+        let _ = limiter.check("key").await.unwrap();
+    }
+    kill_connections_of(&server, "limiter");
+    while is_connected(&server) {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let _ = limiter.check("key").await.unwrap();
+    let health = store.health();
+    assert_eq!((health.errors, health.interrupted), (0, 0), "{:?}", health.last_error);
+}
+
+struct Watching(watch::Receiver<BasicAuth>);
+
+impl StreamingCredentialsProvider for Watching {
+    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send>> {
+        Box::pin(WatchStream::new(self.0.clone()).map(Ok))
+    }
 }

@@ -121,7 +121,8 @@ async fn a_store_connects_when_it_is_asked_to() {
     let url = server.url();
     server.kill();
     let error = RedisStore::connect(&url).await.unwrap_err();
-    assert_eq!(error.to_string(), "the store is not available");
+    let told = format!("Redis at {} is not available", server.socket().display());
+    assert_eq!(error.to_string(), told);
     let lazy = RedisStore::lazy(&url).unwrap();
     let limiter = Limiter::new(lazy, Algorithm::token_bucket(), Quota::per_hour(1));
     assert!(matches!(limiter.check("key").await, Err(Error::Store(_))));

@@ -383,7 +383,10 @@ async fn sentinels_that_do_not_answer_are_named_in_the_error() {
     let source = error.source().expect("a reason").to_string();
     assert!(source.starts_with("no Sentinel names the master limits: "), "{source}");
     for port in ports {
-        assert!(source.contains(&format!("127.0.0.1:{port} (Connection refused")), "{source}");
+        assert!(
+            source.contains(&format!("127.0.0.1:{port} (cannot connect: Connection refused")),
+            "{source}"
+        );
     }
     assert!(source.contains("; check"), "{source}");
 }

@@ -1,6 +1,8 @@
 mod breaker;
 mod cluster;
+mod config;
 mod connection;
+mod endpoint;
 mod link;
 mod probe;
 mod release;
@@ -8,6 +10,8 @@ mod reports;
 mod route;
 mod sentinel;
 mod server;
+#[cfg(feature = "tls-rustls")]
+mod tls;
 
 use std::{
     fmt, mem,
@@ -16,19 +20,18 @@ use std::{
     time::Duration,
 };
 
-use redis::{
-    Client, Cmd, ConnectionInfo, ErrorKind, FromRedisValue, RedisError, aio::ConnectionLike,
-};
+use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, aio::ConnectionLike};
 use tokio::{runtime::Handle, task::JoinSet};
 
-pub use self::breaker::Health;
 pub(crate) use self::link::Deadline;
+#[cfg(feature = "tls-rustls")]
+pub use self::tls::Tls;
+pub use self::{breaker::Health, config::RedisConfig};
 use self::{
-    cluster::Cluster,
     connection::Question,
     release::{Job, Releases, Run},
     route::Route,
-    server::{CONNECT_TIMEOUT, Server, read_url, with_resp3},
+    server::{ANSWER_TIMEOUT, Server},
 };
 use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store};
 use crate::{
@@ -45,9 +48,9 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
 ///
 /// It works with Redis from 6.2 on, and with Valkey: one server, a master behind [Sentinels](RedisStore::sentinel),
-/// or a [cluster](RedisStore::cluster). Clones share one multiplexed connection, or as many as
-/// [`connections`](RedisStore::connections) says; where one breaks, the store connects again by itself. The
-/// clock is that of the Redis server.
+/// or a [cluster](RedisStore::cluster). [`RedisConfig`] has further settings, such as TLS certificates. Clones share
+/// one multiplexed connection, or as many as [`connections`](RedisConfig::connections) says; if one breaks, the store
+/// connects again by itself. The clock is that of the Redis server.
 ///
 /// # Keys
 ///
@@ -103,6 +106,16 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
+    /// Makes a store from a description of where Redis is. It connects when it is first used.
+    ///
+    /// # Errors
+    ///
+    /// If the TLS settings cannot be used.
+    pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
+        let store = Self::over(config.route()?).prefix(&config.prefix);
+        Ok(store.deadline(config.deadline))
+    }
+
     /// Connects to the server at `url`: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or
     /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`; with a TLS feature also `rediss://`.
     ///
@@ -126,7 +139,7 @@ impl RedisStore {
     ///
     /// If the URL is wrong.
     pub fn lazy(url: &str) -> Result<Self, StoreError> {
-        Self::new(Server::one(url))
+        Self::new(RedisConfig::server(url)?)
     }
 
     /// Makes a store over the master that Sentinels name, and follows it when it changes. It connects
@@ -156,10 +169,10 @@ impl RedisStore {
     /// # }
     /// ```
     pub fn sentinel(
-        sentinels: impl IntoIterator<Item = impl Into<String>>,
+        sentinels: impl IntoIterator<Item = impl AsRef<str>>,
         master: &str,
     ) -> Result<Self, StoreError> {
-        Self::new(Server::sentinel(sentinels.into_iter().map(Into::into).collect(), master))
+        Self::new(RedisConfig::sentinels(sentinels, master)?)
     }
 
     /// Makes a store over a cluster, of which `urls` are some nodes. It connects when it is first used.
@@ -186,52 +199,20 @@ impl RedisStore {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn cluster(urls: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, StoreError> {
-        let seeds = urls.into_iter().map(|url| read_url(&url.into()));
-        Self::of_cluster(seeds.collect())
-    }
-
-    /// Makes a store that connects through a client, for what a URL cannot say, such as TLS certificates.
-    /// `TCP_NODELAY` is set, and RESP3 is spoken where the server knows it: so a connection that the server closes fails
-    /// no later request.
-    ///
-    /// # Errors
-    ///
-    /// If the client's address is not valid.
-    pub fn from_client(client: &Client) -> Result<Self, StoreError> {
-        Self::new(Server::client(client))
-    }
-
-    /// Makes a store over a cluster, of which the clients are those of some nodes, for what a URL cannot say. The
-    /// other nodes are connected to as the first one is. `TCP_NODELAY` is set.
-    ///
-    /// # Errors
-    ///
-    /// If a client's address is not valid, or there is none.
-    pub fn from_cluster_clients(clients: &[Client]) -> Result<Self, StoreError> {
-        let seeds = clients.iter().map(|it| with_resp3(it.get_connection_info()));
-        Self::of_cluster(Ok(seeds.collect()))
+    pub fn cluster(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, StoreError> {
+        Self::new(RedisConfig::cluster(urls)?)
     }
 
     /// Makes a store over a connection that mends itself when it breaks, such as
     /// `redis::aio::ConnectionManager`. It leads to one server: for a cluster there is
     /// [`cluster`](RedisStore::cluster). When to connect again is up to the connection: the manager does not when a
-    /// server hangs, or has become a replica. [`from_client`](RedisStore::from_client) does.
+    /// server hangs, or has become a replica, and requests that were not sent fail with the connection.
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Route::to(Server::Given(Box::new(connection))))
-    }
-
-    fn new(server: Result<Server, RedisError>) -> Result<Self, StoreError> {
-        Ok(Self::over(Route::to(server.map_err(StoreError::of_redis)?)))
-    }
-
-    fn of_cluster(seeds: Result<Vec<ConnectionInfo>, RedisError>) -> Result<Self, StoreError> {
-        let cluster = seeds.and_then(Cluster::new).map_err(StoreError::of_redis)?;
-        Ok(Self::over(Route::Cluster(Arc::new(cluster))))
+        Self::over(Route::to(Server::Given(Box::new(connection)), 1))
     }
 
     fn over(route: Route) -> Self {
@@ -255,7 +236,7 @@ impl RedisStore {
     ///
     /// The future can be dropped at any time.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let deadline = Deadline::new(CONNECT_TIMEOUT.max(self.deadline));
+        let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
         self.route.ping(deadline, &self.prefix).await
     }
 
@@ -286,20 +267,6 @@ impl RedisStore {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
-    }
-
-    /// Sets over how many connections the questions go, 1 by default. One carries what a core of Redis can decide;
-    /// more help where a proxy, or encryption, is slower than that.
-    ///
-    /// Clones that were made before keep theirs.
-    ///
-    /// # Panics
-    ///
-    /// If it is 0.
-    #[must_use]
-    pub fn connections(self, connections: usize) -> Self {
-        assert!(connections > 0, "a store needs a connection");
-        Self { route: self.route.with_connections(connections), ..self }
     }
 
     /// Starts the deadline of a call that takes several commands.

@@ -38,8 +38,9 @@ impl Node {
     fn start(settings: &[&str]) -> Self {
         let port = free_port();
         let text = port.to_string();
+        let is_by_tls = settings.contains(&"--tls-cluster");
         let own = [
-            "--port",
+            if is_by_tls { "--tls-port" } else { "--port" },
             &text,
             "--bind",
             "127.0.0.1",

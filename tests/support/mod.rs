@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod certificates;
 pub mod cluster;
 pub mod load;
 pub mod proxy;
@@ -25,7 +26,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use sfv::{BareItem, ListEntry, Parser};
 use tower::{Service, service_fn};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore, StoreError};
 
 use self::server::RedisServer;
 
@@ -41,10 +42,30 @@ pub fn in_memory(quota: Quota) -> Limiter {
     Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
 }
 
-/// A store with a deadline that a busy machine keeps, too.
 pub async fn redis_store(server: &RedisServer) -> RedisStore {
-    let store = RedisStore::connect(&server.url()).await.expect("the server runs");
+    patient(RedisStore::connect(&server.url()).await.expect("the server runs"))
+}
+
+/// With a deadline that a busy machine keeps, too.
+pub fn patient(store: RedisStore) -> RedisStore {
     store.deadline(Duration::from_secs(30))
+}
+
+pub async fn limits(store: RedisStore) {
+    let limiter = Limiter::new(patient(store), Algorithm::FixedWindow, Quota::per_hour(2));
+    for is_allowed in [true, true, false] {
+        assert_eq!(limiter.check("key").await.unwrap().is_allowed(), is_allowed);
+    }
+}
+
+pub fn with_sources(error: &StoreError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        text.push_str(&format!(": {error}"));
+        source = error.source();
+    }
+    text
 }
 
 /// A service that counts its calls.

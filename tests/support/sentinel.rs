@@ -12,6 +12,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
+    certificates::Certificates,
     cluster::{free_port, until},
     server::{RedisServer, program},
 };
@@ -32,6 +33,8 @@ pub struct Watched {
     ports: [u16; 3],
     sentinels: Vec<Sentinel>,
     password: Option<&'static str>,
+    /// The ports of the Sentinels for TLS, and their settings for it.
+    tls: Option<([u16; 3], String)>,
 }
 
 struct Sentinel {
@@ -52,15 +55,31 @@ impl Watched {
         Self::start_with(password, &[])
     }
 
+    /// By TLS alone, but for the commands of the test.
+    pub fn start_by_tls(certificates: &Certificates) -> Self {
+        let (mut settings, mut tls) = (vec!["--port".to_owned(), "0".to_owned()], String::new());
+        for (name, value) in certificates.settings() {
+            tls.push_str(&format!("{name} {value}\n"));
+            settings.extend([format!("--{name}"), value]);
+        }
+        let settings: Vec<_> = settings.iter().map(|it| &**it).collect();
+        let watched = Self::start_at("--tls-port", None, &settings);
+        Self { tls: Some(([free_port(), free_port(), free_port()], tls)), ..watched }
+    }
+
     /// With settings of the servers.
     pub fn start_with(password: Option<&'static str>, more: &[&str]) -> Self {
+        Self::start_at("--port", password, more)
+    }
+
+    fn start_at(port_setting: &str, password: Option<&'static str>, more: &[&str]) -> Self {
         let mut servers = vec![];
         let mut master = None;
         for _ in 0..3 {
             let port = free_port();
             let text = port.to_string();
             let mut settings =
-                vec!["--port", &text, "--bind", "127.0.0.1", "--repl-diskless-sync-delay", "0"];
+                vec![port_setting, &text, "--bind", "127.0.0.1", "--repl-diskless-sync-delay", "0"];
             settings.extend(more);
             if let Some(password) = password {
                 settings.extend(["--requirepass", password, "--masterauth", password]);
@@ -72,7 +91,7 @@ impl Watched {
             servers.push((RedisServer::start_with(&settings), port));
         }
         let ports = [free_port(), free_port(), free_port()];
-        Self { servers, ports, sentinels: vec![], password }
+        Self { servers, ports, sentinels: vec![], password, tls: None }
     }
 
     pub fn watch(&mut self) {
@@ -82,16 +101,19 @@ impl Watched {
                 && (1..3).all(|it| self.info(it).contains("master_link_status:up"))
         });
         let auth = self.password.map(|it| format!("sentinel auth-pass {NAME} {it}\n"));
-        for port in self.ports {
+        for (place, port) in self.ports.into_iter().enumerate() {
+            let tls = self.tls.as_ref();
+            let tls = tls.map(|(ports, settings)| format!("tls-port {}\n{settings}", ports[place]));
             let folder = tempfile::tempdir().expect("a folder for the Sentinel");
             let settings = folder.path().join("sentinel.conf");
             let text = format!(
                 "port {port}\nbind 127.0.0.1\ndir {}\n\
                  sentinel monitor {NAME} 127.0.0.1 {master} 2\n\
                  sentinel down-after-milliseconds {NAME} 1000\n\
-                 sentinel failover-timeout {NAME} 5000\n{USERS}{}",
+                 sentinel failover-timeout {NAME} 5000\n{USERS}{}{}",
                 folder.path().display(),
                 auth.as_deref().unwrap_or_default(),
+                tls.unwrap_or_default(),
             );
             fs::write(&settings, text).expect("settings of the Sentinel");
             let process = Command::new(program())
@@ -115,6 +137,11 @@ impl Watched {
 
     pub fn sentinel_urls(&self) -> [String; 3] {
         self.ports.map(|port| format!("redis://127.0.0.1:{port}"))
+    }
+
+    pub fn tls_sentinel_urls(&self) -> [String; 3] {
+        let (ports, _) = self.tls.as_ref().expect("they speak TLS");
+        ports.map(|port| format!("rediss://localhost:{port}"))
     }
 
     /// As a user of the Sentinels.

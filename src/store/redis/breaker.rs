@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use redis::RedisError;
+
 use super::reports::{Reports, State};
 use crate::{error::StoreError, store::lock};
 
@@ -42,15 +44,19 @@ pub struct Health {
     /// 5 or more, over at least a deadline, Redis becomes unavailable. In a cluster, those of the
     /// node with the most.
     pub consecutive_failures: u32,
-    /// The text of the last error that `timeouts` and `errors` count, if there was one. It stays
+    /// The text of the last error that `timeouts`, `interrupted` and `errors` count, if there was one. It stays
     /// when Redis answers again.
     pub last_error: Option<Arc<str>>,
     /// The number of answers from Redis, errors that it sent included.
     pub answers: u64,
-    /// The number of calls without an answer within their deadlines.
+    /// The number of calls without an answer within their deadlines, and of attempts to connect
+    /// that took too long.
     pub timeouts: u64,
-    /// The number of failed connections and of errors that Redis sent, redirections to other nodes
-    /// not included.
+    /// The number of calls whose connection ended while they were under way. Redis may have counted
+    /// them, so they are not repeated.
+    pub interrupted: u64,
+    /// The number of other attempts to connect that failed, and of errors that Redis sent, without
+    /// redirections to other nodes.
     pub errors: u64,
     /// The number of calls that failed at once because Redis was unavailable.
     pub skipped: u64,
@@ -89,6 +95,7 @@ struct Failures {
 pub(super) struct Counters {
     answers: AtomicU64,
     timeouts: AtomicU64,
+    interrupted: AtomicU64,
     errors: AtomicU64,
     skipped: AtomicU64,
     outages: AtomicU64,
@@ -104,6 +111,7 @@ impl Counters {
             last_error: last_error.map(|error| text_of(&error).into()),
             answers: self.answers.load(Relaxed),
             timeouts: self.timeouts.load(Relaxed),
+            interrupted: self.interrupted.load(Relaxed),
             errors: self.errors.load(Relaxed),
             skipped: self.skipped.load(Relaxed),
             outages: self.outages.load(Relaxed),
@@ -111,7 +119,13 @@ impl Counters {
     }
 
     fn failed(&self, error: &StoreError) {
-        if error.is_timeout() { &self.timeouts } else { &self.errors }.fetch_add(1, Relaxed);
+        let counter = match error {
+            error if error.is_timeout() => &self.timeouts,
+            error if error.redis().is_some_and(RedisError::is_timeout) => &self.timeouts,
+            error if error.is_interrupted() => &self.interrupted,
+            _ => &self.errors,
+        };
+        counter.fetch_add(1, Relaxed);
         *lock(&self.last_error) = Some(error.clone());
     }
 }

@@ -15,10 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{
-    Client, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, RedisError, ServerErrorKind,
-    Value,
-};
+use redis::{FromRedisValue, ServerErrorKind, Value};
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -28,12 +25,14 @@ use tokio::{
 
 use super::{
     breaker::{Breaker, Counters, Health},
+    config::Mapping,
     connection::{Connection, Question, is_answer},
+    endpoint::{Address, Endpoint, Place},
     link::{Deadline, Link},
     probe::Probe,
     release::Queue,
     route::Route,
-    server::{CONNECT_TIMEOUT, Server},
+    server::{ANSWER_TIMEOUT, Server},
 };
 use crate::{error::StoreError, store::lock};
 
@@ -55,7 +54,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Cluster {
     /// The nodes that were named, perhaps by names that the cluster does not use.
-    seeds: Vec<ConnectionInfo>,
+    seeds: Vec<Endpoint>,
+    mapping: Mapping,
     connections: usize,
     counters: Arc<Counters>,
     map: RwLock<Map>,
@@ -73,7 +73,7 @@ pub(super) struct Cluster {
 /// it.
 struct Map {
     /// Those that have slots; besides, the seeds, while nobody answers who could tell.
-    nodes: HashMap<Address, Arc<Node>>,
+    nodes: HashMap<Place, Arc<Node>>,
     slots: Box<[Option<Arc<Node>>]>,
     /// Whether a node has told which node has which slots.
     has_owners: bool,
@@ -86,35 +86,31 @@ struct Learning {
     next: Instant,
 }
 
-/// Host and port.
-type Address = (String, u16);
+/// What [`Cluster::learn`] found.
+#[derive(PartialEq, Eq)]
+enum Learn {
+    /// Nodes are asked from now on.
+    Begun,
+    /// They are being asked.
+    Running,
+    /// They were asked a moment ago.
+    Recent,
+}
 
 struct Node {
-    address: Address,
+    place: Place,
     link: Arc<Link>,
     /// The number of connections after which the slots were read.
     connections_known: AtomicUsize,
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<ConnectionInfo>) -> Result<Self, RedisError> {
-        if seeds.is_empty() {
-            return Err(
-                (ErrorKind::InvalidClientConfig, "a cluster needs the URL of a node").into()
-            );
-        }
-        Self::with(seeds, 1)
-    }
-
-    /// The same cluster over so many connections to each node.
-    pub(super) fn with_connections(&self, connections: usize) -> Self {
-        Self::with(self.seeds.clone(), connections).expect("they were good before")
-    }
-
-    fn with(seeds: Vec<ConnectionInfo>, connections: usize) -> Result<Self, RedisError> {
+    /// `seeds` are some of the nodes, at least one. `mapping` is for the addresses that nodes name.
+    pub(super) fn new(seeds: Vec<Endpoint>, connections: usize, mapping: Mapping) -> Self {
         let map = Map { nodes: HashMap::new(), slots: vec![None; SLOTS].into(), has_owners: false };
-        let cluster = Self {
+        Self {
             seeds,
+            mapping,
             connections,
             counters: Arc::default(),
             map: RwLock::new(map),
@@ -123,11 +119,7 @@ impl Cluster {
             outdated_at: AtomicU64::new(u64::MAX),
             learned: Notify::new(),
             asks_seeds: AtomicBool::new(false),
-        };
-        for seed in &cluster.seeds {
-            cluster.node(seed)?;
         }
-        Ok(cluster)
     }
 
     pub(super) fn health(&self, deadline: Duration) -> Health {
@@ -249,48 +241,39 @@ impl Cluster {
         let (host, port) = address.rsplit_once(':')?;
         let host = match host {
             "?" => return None, // not even the teller knows
-            "" => &teller.address.0,
+            "" => teller.host(),
             _ => host,
         };
-        self.node_at(host, port.parse().ok()?)
+        Some(self.node_at(host, port.parse().ok()?))
     }
 
-    fn node_at(&self, host: &str, port: u16) -> Option<Arc<Node>> {
-        let info = self.seeds[0].clone();
-        let host = host.to_owned();
-        let addr = match info.addr().clone() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        self.node(&info.set_addr(addr)).ok()
+    fn node_at(&self, host: &str, port: u16) -> Arc<Node> {
+        self.node(&self.seeds[0].at((self.mapping)(host, port)))
     }
 
-    fn node(&self, info: &ConnectionInfo) -> Result<Arc<Node>, RedisError> {
-        let address = address_of(info)?;
-        if let Some(node) = self.read(|map| map.nodes.get(&address).cloned()) {
-            return Ok(node);
+    fn node(&self, endpoint: &Endpoint) -> Arc<Node> {
+        let place = &endpoint.place;
+        if let Some(node) = self.read(|map| map.nodes.get(place).cloned()) {
+            return node;
         }
-        let (host, port) = &address;
-        let breaker = Breaker::of_node(format!("{host}:{port}"), self.counters.clone());
-        let server = Server::One(Client::open(info.clone())?);
-        let link = Arc::new(Link::with(Arc::new(server), self.connections, Arc::new(breaker)));
+        let breaker = Arc::new(Breaker::of_node(place.to_string(), self.counters.clone()));
+        let server = Arc::new(Server::One(endpoint.clone()));
+        let link = Arc::new(Link::with(server, self.connections, breaker));
         let connections_known = AtomicUsize::new(0);
-        let node = Arc::new(Node { address: address.clone(), link, connections_known });
-        Ok(self.change(|map| map.nodes.entry(address).or_insert(node).clone()))
+        let node = Arc::new(Node { place: place.clone(), link, connections_known });
+        self.change(|map| map.nodes.entry(place.clone()).or_insert(node).clone())
     }
 
     /// Asks which node has which slots, unless that was asked just now; not the node that is in doubt, if there are
-    /// others. Returns whether nodes are being asked.
-    fn learn(self: &Arc<Self>, doubted: Option<&Arc<Node>>) -> bool {
+    /// others.
+    fn learn(self: &Arc<Self>, doubted: Option<&Arc<Node>>) -> Learn {
         {
             let learning = &mut *lock(&self.learning);
             let now = Instant::now();
             if now < learning.next {
-                return learning.is_running;
+                return if learning.is_running { Learn::Running } else { Learn::Recent };
             }
-            *learning = Learning { is_running: true, next: now + CONNECT_TIMEOUT };
+            *learning = Learning { is_running: true, next: now + ANSWER_TIMEOUT };
         }
         let (cluster, doubted) = (self.clone(), doubted.cloned());
         tokio::spawn(async move {
@@ -324,7 +307,7 @@ impl Cluster {
             cluster.outdated_at.store(outdated_at.as_micros() as u64, Relaxed);
             cluster.learned.notify_waiters();
         });
-        true
+        Learn::Begun
     }
 
     /// Waits for the first answer which node has which slots, if no slot is known yet. Any node could redirect a request,
@@ -334,7 +317,7 @@ impl Cluster {
             return;
         }
         let learned = self.learned.notified();
-        if self.learn(None) {
+        if self.learn(None) != Learn::Recent {
             let _ = timeout(deadline.left(), learned).await;
         }
     }
@@ -347,16 +330,18 @@ impl Cluster {
     /// and then.
     fn learn_if_outdated(self: &Arc<Self>, node: &Node) {
         let connections = node.link.connections_made();
-        let is_new = node.connections_known.swap(connections, Relaxed) != connections;
-        if is_new || self.made.elapsed().as_micros() as u64 >= self.outdated_at.load(Relaxed) {
-            self.learn(None);
+        let is_new = node.connections_known.load(Relaxed) != connections;
+        let is_old = self.made.elapsed().as_micros() as u64 >= self.outdated_at.load(Relaxed);
+        // A question that was sent before the connection was made may have an old answer.
+        if (is_new || is_old) && self.learn(None) == Learn::Begun {
+            node.connections_known.store(connections, Relaxed);
         }
     }
 
     fn adopt(&self, owners: Vec<(RangeInclusive<usize>, Address)>) {
         let owners: Vec<_> = owners
             .into_iter()
-            .filter_map(|(slots, address)| Some((slots, self.node_at(&address.0, address.1)?)))
+            .map(|(slots, (host, port))| (slots, self.node_at(&host, port)))
             .collect();
         let gone = self.change(|map| {
             for (slots, node) in owners {
@@ -376,13 +361,12 @@ impl Cluster {
         nodes.retain(|node| node.link.is_available());
         let mut seeds = vec![];
         if nodes.is_empty() || self.asks_seeds.load(Relaxed) {
-            let seed = |seed| self.node(seed).expect("it was good before");
-            seeds.extend(self.seeds.iter().map(seed));
+            seeds.extend(self.seeds.iter().map(|seed| self.node(seed)));
             nodes.retain(|node| !seeds.iter().any(|seed| Arc::ptr_eq(seed, node)));
         }
         let random = RandomState::new();
         for part in [&mut seeds, &mut nodes] {
-            part.sort_by_cached_key(|node| random.hash_one(&node.address));
+            part.sort_by_cached_key(|node| random.hash_one(&node.place));
         }
         seeds.append(&mut nodes);
         seeds
@@ -422,26 +406,22 @@ impl std::error::Error for OpenSlot {
 }
 
 impl Node {
+    /// A node without a name of its own in an answer is the one that answers.
+    fn host(&self) -> &str {
+        match &self.place {
+            Place::Tcp((host, _)) => host,
+            Place::Unix(_) => "",
+        }
+    }
+
     /// Who has which slots, as far as the node knows.
     async fn slots(&self) -> Option<Vec<(RangeInclusive<usize>, Address)>> {
         let mut slots = redis::cmd("CLUSTER");
         slots.arg("SLOTS");
-        let answer = self.link.ask(Deadline::new(CONNECT_TIMEOUT), Question::new(&slots)).await;
+        let answer = self.link.ask(Deadline::new(ANSWER_TIMEOUT), Question::new(&slots)).await;
         let (ranges, _): (Vec<Vec<Value>>, _) = answer.ok()?;
-        let owners: Vec<_> = ranges.iter().filter_map(|it| owned(it, &self.address.0)).collect();
+        let owners: Vec<_> = ranges.iter().filter_map(|it| owned(it, self.host())).collect();
         (!owners.is_empty()).then_some(owners)
-    }
-}
-
-fn address_of(info: &ConnectionInfo) -> Result<Address, RedisError> {
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            Ok((host.clone(), *port))
-        }
-        _ => {
-            let text = "the URL of a node of a cluster is redis://[[USER]:PASSWORD@]HOST[:PORT]";
-            Err((ErrorKind::InvalidClientConfig, text).into())
-        }
     }
 }
 

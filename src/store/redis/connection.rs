@@ -1,17 +1,16 @@
 use std::{
+    mem,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use redis::{
-    Arg, Cmd, ErrorKind, FromRedisValue, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
-    aio::SendError,
-};
-use tokio::{runtime::Handle, time::timeout};
+use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, ServerErrorKind, Value};
+use tokio::{runtime::Handle, task::yield_now, time::timeout};
 
 use super::{
     breaker::Breaker,
-    server::{CONNECT_TIMEOUT, Server, Wire},
+    endpoint::Traffic,
+    server::{ANSWER_TIMEOUT, Connected, Server, Wire},
 };
 use crate::{algorithm::Verdict, error::StoreError, store::lock};
 
@@ -21,10 +20,16 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// An attempt to connect ends then, also where several servers are asked for the way.
 pub(super) const LONGEST_ATTEMPT: Duration = Duration::from_secs(3);
 
+/// A connection that was idle for this time may have been closed by the server before the runtime has read that.
+const IDLE: Duration = Duration::from_millis(10);
+
 pub(super) struct Connection {
     wire: Box<dyn Wire>,
+    traffic: Option<Arc<Traffic>>,
+    /// The bytes that had been written when the last command was handed over.
+    written_before: u64,
     /// By which the server tells whether it leads to it.
-    number: u64,
+    generation: u64,
     /// Where the connection was made.
     runtime: Handle,
     answers: Arc<Mutex<Answers>>,
@@ -75,6 +80,8 @@ impl<'a> Question<'a> {
 /// What is known of a connection from its answers.
 struct Answers {
     first: Instant,
+    /// When the last command was handed over.
+    asked: Instant,
     /// Since when there are questions and no answers.
     unanswered: Option<Instant>,
     /// The least difference of our clock and the server's, in microseconds, in this period and the one
@@ -90,7 +97,7 @@ pub(super) async fn connect(
     slot: Arc<Mutex<Option<Connection>>>,
 ) -> Result<Connection, RedisError> {
     loop {
-        let connection = connect_once(&server, &breaker, &slot).await?;
+        let connection = connect_once(&server, &breaker).await?;
         if connection.leads_to(&server) {
             *lock(&slot) = Some(connection.clone());
             return Ok(connection);
@@ -98,29 +105,18 @@ pub(super) async fn connect(
     }
 }
 
-async fn connect_once(
-    server: &Server,
-    breaker: &Arc<Breaker>,
-    slot: &Arc<Mutex<Option<Connection>>>,
-) -> Result<Connection, RedisError> {
+async fn connect_once(server: &Server, breaker: &Arc<Breaker>) -> Result<Connection, RedisError> {
     let answers = Arc::new(Mutex::new(Answers::new()));
-    let (weak_slot, broken) = (Arc::downgrade(slot), Arc::downgrade(&answers));
-    let disconnected = move |push: PushInfo| {
-        if push.kind == PushKind::Disconnection
-            && let Some(slot) = weak_slot.upgrade()
-        {
-            lock(&slot).take_if(|it| Arc::as_ptr(&it.answers) == broken.as_ptr());
-        }
-        Ok::<(), SendError>(())
-    };
-    let attempt = timeout(LONGEST_ATTEMPT, server.connect(disconnected)).await;
-    let (wire, number) =
+    let attempt = timeout(LONGEST_ATTEMPT, server.connect()).await;
+    let Connected { wire, traffic, generation } =
         attempt.map_err(|_| (ErrorKind::Io, "the attempt to connect took too long"))??;
     let has_one_clock = server.has_one_clock();
     let (runtime, breaker) = (Handle::current(), breaker.clone());
     let mut connection = Connection {
         wire,
-        number,
+        traffic,
+        written_before: 0,
+        generation,
         runtime,
         answers,
         breaker,
@@ -130,7 +126,7 @@ async fn connect_once(
     if has_one_clock {
         // While nothing else is on the way, so that the clocks are compared well.
         let time = redis::cmd("TIME");
-        if let Ok(time) = timeout(CONNECT_TIMEOUT, connection.send(&time, false)).await {
+        if let Ok(time) = timeout(ANSWER_TIMEOUT, connection.send(&time, false)).await {
             let (seconds, micros): (f64, f64) = read(time)?;
             lock(&connection.answers).age(connection.asked, seconds * 1e6 + micros);
         }
@@ -204,8 +200,10 @@ impl Connection {
         cmd: &Cmd,
         question: Question<'_>,
     ) -> Result<T, RedisError> {
+        self.read_what_came_while_idle().await;
         let sent = Instant::now();
         lock(&self.answers).unanswered.get_or_insert(sent);
+        self.written_before = self.traffic.as_ref().map_or(0, |it| it.written());
         let answer = read(self.send(cmd, question.is_asking).await);
         let error = answer.as_ref().err();
         if error.is_none_or(is_answer) {
@@ -219,6 +217,26 @@ impl Connection {
             }
         }
         answer
+    }
+
+    /// Lets the runtime read whether the server has closed the connection: it has not, if a task blocked it, or the
+    /// process was stopped.
+    async fn read_what_came_while_idle(&self) {
+        let now = Instant::now();
+        let idle = now - mem::replace(&mut lock(&self.answers).asked, now);
+        if idle >= IDLE {
+            yield_now().await;
+        }
+    }
+
+    /// Whether nothing of the last command was written before the connection ended.
+    pub(super) fn is_unsent(&self) -> bool {
+        let unsent = |it: &Arc<Traffic>| it.has_ended() && it.written() == self.written_before;
+        self.traffic.as_ref().is_some_and(unsent)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.traffic.as_ref().is_some_and(|it| it.has_ended())
     }
 
     async fn send(&mut self, cmd: &Cmd, is_asking: bool) -> Result<Value, RedisError> {
@@ -257,7 +275,7 @@ impl Connection {
 
     /// Whether it leads to the server that new connections lead to.
     pub(super) fn leads_to(&self, server: &Server) -> bool {
-        !server.is_void(self.number)
+        !server.is_void(self.generation)
     }
 
     pub(super) fn runtime(&self) -> &Handle {
@@ -269,7 +287,9 @@ impl Clone for Connection {
     fn clone(&self) -> Self {
         Self {
             wire: self.wire.boxed(),
-            number: self.number,
+            traffic: self.traffic.clone(),
+            written_before: self.written_before,
+            generation: self.generation,
             runtime: self.runtime.clone(),
             answers: self.answers.clone(),
             breaker: self.breaker.clone(),
@@ -282,7 +302,7 @@ impl Clone for Connection {
 impl Answers {
     fn new() -> Self {
         let now = Instant::now();
-        Self { first: now, unanswered: None, least: [f64::INFINITY; 2], period: now }
+        Self { first: now, asked: now, unanswered: None, least: [f64::INFINITY; 2], period: now }
     }
 
     /// How long ago the server decided, at an instant of its clock.

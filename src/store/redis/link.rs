@@ -41,6 +41,8 @@ const LONGEST_GRACE: Duration = Duration::from_millis(20);
 /// The connections to the server, and whether it answers.
 pub(super) struct Link {
     server: Arc<Server>,
+    /// The name of the server, for errors.
+    name: Option<Arc<String>>,
     slots: Box<[Slot]>,
     /// The number of questions, which go round the slots.
     asked: AtomicUsize,
@@ -113,20 +115,16 @@ impl Deadline {
 }
 
 impl Link {
-    pub(super) fn new(server: Server) -> Self {
-        Self::with(Arc::new(server), 1, Arc::new(Breaker::new()))
-    }
-
-    /// The same server over so many connections.
-    pub(super) fn with_connections(&self, connections: usize) -> Self {
-        Self::with(self.server.clone(), connections, Arc::new(Breaker::new()))
+    pub(super) fn new(server: Server, connections: usize) -> Self {
+        Self::with(Arc::new(server), connections, Arc::new(Breaker::new()))
     }
 
     pub(super) fn with(server: Arc<Server>, connections: usize, breaker: Arc<Breaker>) -> Self {
         let slots = (0..connections).map(|_| Slot::default()).collect();
         let (asked, releases) = (AtomicUsize::new(0), Queue::default());
         let (connections_made, failed_key) = (AtomicUsize::new(0), Mutex::default());
-        Self { server, slots, asked, breaker, connections_made, failed_key, releases }
+        let name = server.name().map(Arc::new);
+        Self { server, name, slots, asked, breaker, connections_made, failed_key, releases }
     }
 
     pub(super) fn releases(&self) -> &Queue {
@@ -168,15 +166,15 @@ impl Link {
     ) -> Result<(T, Connection), StoreError> {
         if deadline.is_background {
             if self.breaker.is_open() {
-                return Err(StoreError::away());
+                return Err(self.named(StoreError::away()));
             }
         } else if self.breaker.is_open_for(deadline.within) && !self.find_out() {
             self.breaker.skipped();
-            return Err(StoreError::away());
+            return Err(self.named(StoreError::away()));
         }
         if deadline.is_over() {
             // A command that is sent now would be counted, although its caller has failed already.
-            let error = StoreError::timeout(deadline.within);
+            let error = self.named(StoreError::timeout(deadline.within));
             self.breaker.noticed(&error);
             return Err(error);
         }
@@ -193,33 +191,44 @@ impl Link {
         let slot = &self.slots[self.asked.fetch_add(1, Relaxed) % self.slots.len()];
         let (mut used, mut was_sent) = (None, false);
         let answer = async {
-            let connection = match timeout(deadline.left(), self.connection(slot)).await.ok()? {
-                Ok(connection) => used.insert(connection),
-                Err(error) => return Some(Err(error)),
-            };
-            if deadline.is_over() {
-                return None;
+            loop {
+                let connection = match timeout(deadline.left(), self.connection(slot)).await.ok()? {
+                    Ok(connection) => used.insert(connection),
+                    Err(error) => return Some(Err(error)),
+                };
+                if deadline.is_over() {
+                    return None;
+                }
+                was_sent = true;
+                let answer = deadline.wait_for(connection.ask(question)).await?;
+                if answer.is_ok() || !connection.is_unsent() {
+                    return Some(answer);
+                }
+                was_sent = false;
+                slot.give_up(connection);
             }
-            was_sent = true;
-            deadline.wait_for(connection.ask(question)).await
         };
         let error = match (answer.await, used) {
             (Some(Ok(answer)), Some(connection)) => return Ok((answer, connection)),
             (Some(Err(error)), used) => {
                 let is_answer = used.is_some() && is_answer(&error);
                 let is_old = |it: &Connection| !is_answer || it.lifetime() >= RECONNECT_AFTER;
+                let is_interrupted =
+                    was_sent && !is_answer && used.as_ref().is_some_and(Connection::has_ended);
                 if let Some(connection) =
                     used.filter(|_| is_of_the_connection(&error)).filter(is_old)
                 {
                     slot.give_up(&connection);
                 }
-                if is_answer {
-                    return Err(StoreError::of_redis(error));
+                match is_interrupted {
+                    true => StoreError::interrupted(error),
+                    false if is_answer => return Err(self.named(StoreError::of_redis(error))),
+                    false => StoreError::of_redis(error),
                 }
-                StoreError::of_redis(error)
             }
             _ => StoreError::timeout(deadline.within),
         };
+        let error = self.named(error);
         if is_probe || deadline.is_background {
             self.breaker.noticed(&error);
         } else {
@@ -231,6 +240,10 @@ impl Link {
             }
         }
         Err(if was_sent { error } else { error.unsent() })
+    }
+
+    fn named(&self, error: StoreError) -> StoreError {
+        error.at(self.name.clone())
     }
 
     async fn connection(&self, slot: &Slot) -> Result<Connection, RedisError> {
@@ -298,10 +311,12 @@ impl Link {
 }
 
 impl Slot {
-    /// The connection, if it answers, and leads to the server.
+    /// The connection, if it is open, answers, and leads to the server.
     fn current(&self, server: &Server) -> Option<Connection> {
         let current = &mut *lock(&self.current);
-        current.take_if(|it| it.silence() >= LONGEST_SILENCE || !it.leads_to(server));
+        current.take_if(|it| {
+            it.has_ended() || it.silence() >= LONGEST_SILENCE || !it.leads_to(server)
+        });
         current.clone()
     }
 

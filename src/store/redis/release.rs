@@ -339,7 +339,10 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::{Algorithm, Quota, store::redis::server::Server};
+    use crate::{
+        Algorithm, Quota,
+        store::redis::{config::endpoint, server::Server},
+    };
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -398,8 +401,8 @@ mod tests {
 
     #[test]
     fn a_node_has_few_workers_which_are_replaced_if_they_stand_still() {
-        let client = redis::Client::open("redis://127.0.0.1:1/").unwrap();
-        let link = Arc::new(Link::new(Server::One(client)));
+        let server = Server::One(endpoint("redis://127.0.0.1:1/"));
+        let link = Arc::new(Link::new(server, 1));
         let queue = link.releases();
         (0..10).for_each(|_| lock(&queue.held).push(task(false)));
         let hire = || (0..10).map_while(|_| Worker::hire(&link)).collect::<Vec<_>>();

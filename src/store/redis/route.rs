@@ -22,22 +22,13 @@ pub(super) enum Route {
 }
 
 impl Route {
-    pub(super) fn to(server: Server) -> Self {
-        Self::One(Arc::new(Link::new(server)))
+    /// Makes the way to one server, over a number of connections.
+    pub(super) fn to(server: Server, connections: usize) -> Self {
+        Self::One(Arc::new(Link::new(server, connections)))
     }
 
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self, Self::Cluster(_))
-    }
-
-    /// The same over so many connections to each server.
-    pub(super) fn with_connections(&self, connections: usize) -> Self {
-        match self {
-            Self::One(link) => Self::One(Arc::new(link.with_connections(connections))),
-            Self::Cluster(cluster) => {
-                Self::Cluster(Arc::new(cluster.with_connections(connections)))
-            }
-        }
     }
 
     pub(super) fn health(&self, deadline: Duration) -> Health {

@@ -21,11 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{
-    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, Msg, PushInfo,
-    PushKind, RedisError, Value,
-    aio::{AsyncPushSender, MultiplexedConnection, SendError},
-};
+use redis::{Cmd, FromRedisValue, Msg, PushInfo, PushKind, RedisError, Value, aio::SendError};
 use tokio::{
     sync::{Notify, watch},
     task::AbortHandle,
@@ -33,8 +29,10 @@ use tokio::{
 };
 
 use super::{
+    config::Mapping,
     connection::is_answer,
-    server::{CONNECT_TIMEOUT, open, open_with},
+    endpoint::{Address, Channel, Endpoint, Place},
+    server::{ANSWER_TIMEOUT as ROLE_TIMEOUT, CONNECT_TIMEOUT},
 };
 use crate::{redisson::drawn_out, store::lock};
 
@@ -65,20 +63,13 @@ const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 
 const ANNOUNCEMENT: &str = "+switch-master";
 
-/// A host and a port.
-type Address = (String, u16);
-
-/// Makes of an address that a Sentinel names the one to connect to, as behind the address
-/// translation of a container.
-pub(super) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
-
 /// The Sentinels of a master. The watcher ends when this is dropped.
 pub(super) struct Sentinels(Arc<Shared>);
 
 struct Shared {
     name: String,
     /// How to connect to the master, but for its address.
-    template: ConnectionInfo,
+    template: Endpoint,
     mapping: Mapping,
     /// How many of the nodes were given; they come first. The others are learnt.
     given: usize,
@@ -105,7 +96,7 @@ struct Watcher {
 
 /// A Sentinel.
 struct Node {
-    info: ConnectionInfo,
+    endpoint: Endpoint,
     poke: Notify,
     state: Mutex<State>,
 }
@@ -113,7 +104,7 @@ struct Node {
 #[derive(Default)]
 struct State {
     report: Report,
-    connection: Option<MultiplexedConnection>,
+    connection: Option<Channel>,
     id: Option<String>,
     /// The others that it knows.
     peers: Option<Vec<Peer>>,
@@ -147,26 +138,21 @@ enum Wait {
 }
 
 impl Sentinels {
-    /// `given` are the Sentinels, each with its own credentials and TLS settings; `template` is the
-    /// connection to the master `name`, but for its address.
+    /// `given` are the Sentinels, at least one, each with its own credentials and TLS settings;
+    /// `template` is how to log in to the master `name`, without its address.
     pub(super) fn new(
-        given: Vec<ConnectionInfo>,
+        given: Vec<Endpoint>,
         name: String,
-        template: ConnectionInfo,
+        template: Endpoint,
         mapping: Mapping,
-    ) -> Result<Self, RedisError> {
+    ) -> Self {
         let mut nodes: Vec<Arc<Node>> = vec![];
-        for info in given {
-            if nodes.iter().all(|it| it.info.addr() != info.addr()) {
-                Client::open(info.clone())?;
-                nodes.push(Arc::new(Node::new(info)));
+        for endpoint in given {
+            if nodes.iter().all(|it| it.endpoint.place != endpoint.place) {
+                nodes.push(Arc::new(Node::new(endpoint)));
             }
         }
-        if nodes.is_empty() {
-            let text = "a master behind Sentinels needs the URL of a Sentinel";
-            return Err((ErrorKind::EmptySentinelList, text).into());
-        }
-        Ok(Self(Arc::new(Shared {
+        Self(Arc::new(Shared {
             name,
             template,
             mapping,
@@ -176,22 +162,24 @@ impl Sentinels {
             master: Mutex::default(),
             watcher: Mutex::default(),
             has_warned: AtomicBool::new(false),
-        })))
+        }))
+    }
+
+    /// Returns the name of the master.
+    pub(super) fn name(&self) -> &str {
+        &self.0.name
     }
 
     /// Connects to the master. Returns the connection with the number by which to ask whether it
     /// [is void](Self::is_void).
-    pub(super) async fn connect(
-        &self,
-        disconnected: impl AsyncPushSender + Clone,
-    ) -> Result<(MultiplexedConnection, u64), RedisError> {
+    pub(super) async fn connect(&self) -> Result<(Channel, u64), RedisError> {
         let shared = &self.0;
         let start = Instant::now();
         loop {
             let known = lock(&shared.master).generation;
             let mut failure = None;
             for address in shared.ask().await? {
-                let connection = shared.open_master(&address, disconnected.clone());
+                let connection = shared.open_master(&address);
                 match race(connection, shared.until_other(&address)).await {
                     Some(Ok(connection)) => {
                         if let Some(generation) = shared.follow(known, address) {
@@ -315,17 +303,11 @@ impl Shared {
     }
 
     /// Connects to a server, and returns an error if it is no master.
-    async fn open_master(
-        &self,
-        address: &Address,
-        disconnected: impl AsyncPushSender,
-    ) -> Result<MultiplexedConnection, RedisError> {
+    async fn open_master(&self, address: &Address) -> Result<Channel, RedisError> {
         let Self { name, .. } = self;
         let (host, port) = address;
-        let info = self.template.clone();
-        let addr = at(info.addr(), address);
-        let client = Client::open(info.set_addr(addr))?;
-        let connection = open(&client, disconnected).await;
+        let endpoint = self.template.at(address.clone());
+        let connection = endpoint.open(CONNECT_TIMEOUT, None, None).await;
         let mut connection = connection.map_err(|cause| match cause.is_io_error() {
             true => error(format!(
                 "the master {name} at {host}:{port} cannot be reached: {cause}; check that it \
@@ -334,7 +316,7 @@ impl Shared {
             false => cause,
         })?;
         let role = redis::cmd("ROLE");
-        let role = timeout(CONNECT_TIMEOUT, role.query_async::<Vec<Value>>(&mut connection)).await;
+        let role = timeout(ROLE_TIMEOUT, role.query_async::<Vec<Value>>(&mut connection)).await;
         let role = role.map_err(|_| {
             error(format!(
                 "the master {name} does not answer: {host}:{port}, no role; check that it runs"
@@ -394,7 +376,7 @@ impl Shared {
                     keepers.push(Keeper { node, task });
                 }
             }
-            let _ = timeout(CONNECT_TIMEOUT, self.look()).await;
+            let _ = timeout(2 * CONNECT_TIMEOUT, self.look()).await;
             let _ = timeout(QUESTION_PAUSE, news.changed()).await;
         }
     }
@@ -411,8 +393,7 @@ impl Shared {
             if candidate == address {
                 return;
             }
-            let ignore = |_: PushInfo| Ok::<(), SendError>(());
-            if self.open_master(&candidate, ignore).await.is_ok() {
+            if self.open_master(&candidate).await.is_ok() {
                 self.follow(known, candidate);
                 return;
             }
@@ -457,10 +438,7 @@ impl Shared {
         unreachable!("the numbers do not end")
     }
 
-    async fn reach(
-        self: &Arc<Self>,
-        node: &Arc<Node>,
-    ) -> Result<MultiplexedConnection, RedisError> {
+    async fn reach(self: &Arc<Self>, node: &Arc<Node>) -> Result<Channel, RedisError> {
         let (shared, weak_node) = (Arc::downgrade(self), Arc::downgrade(node));
         let pushed = move |push: PushInfo| {
             match push.kind {
@@ -481,15 +459,10 @@ impl Shared {
             }
             Ok::<(), SendError>(())
         };
-        let client = Client::open(node.info.clone())?;
-        open_with(&client, pushed, ANSWER_TIMEOUT, Some(ANSWER_TIMEOUT)).await
+        node.endpoint.open(ANSWER_TIMEOUT, Some(ANSWER_TIMEOUT), Some(Arc::new(pushed))).await
     }
 
-    async fn question(
-        &self,
-        node: &Node,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<(), RedisError> {
+    async fn question(&self, node: &Node, connection: &mut Channel) -> Result<(), RedisError> {
         let asked = Instant::now();
         let command = sentinel("GET-MASTER-ADDR-BY-NAME", Some(&self.name));
         let told: Option<Address> = command.query_async(connection).await?;
@@ -507,8 +480,8 @@ impl Shared {
     }
 
     /// Without the permission, the store asks each second.
-    async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-        let result = connection.subscribe(ANNOUNCEMENT).await;
+    async fn subscribe(&self, connection: &mut Channel) -> Result<(), RedisError> {
+        let result = connection.commands.subscribe(ANNOUNCEMENT).await;
         let Err(error) = result else { return Ok(()) };
         if error.is_io_error() || error.is_unrecoverable_error() {
             return Err(error);
@@ -524,7 +497,7 @@ impl Shared {
     async fn question_peers(
         &self,
         node: &Node,
-        connection: &mut MultiplexedConnection,
+        connection: &mut Channel,
     ) -> Result<(), RedisError> {
         let id = permitted(sentinel("MYID", None).query_async::<String>(connection).await)?;
         let command = sentinel("SENTINELS", Some(&self.name));
@@ -571,26 +544,26 @@ impl Shared {
         if lists == 0 {
             return;
         }
-        let template = nodes[0].info.clone();
-        if !matches!(template.addr(), ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. }) {
+        let template = nodes[0].endpoint.clone();
+        if matches!(template.place, Place::Unix(_)) {
             return;
         }
-        let mut addresses: Vec<_> = known_by
+        let mut endpoints: Vec<_> = known_by
             .into_iter()
             .filter(|((id, _), count)| {
                 let others = lists - usize::from(all_ids.contains(id)).min(lists - 1);
                 !given_ids.contains(id) && 2 * count > others
             })
-            .map(|((_, address), _)| at(template.addr(), &address))
-            .filter(|addr| nodes[..self.given].iter().all(|it| it.info.addr() != addr))
+            .map(|((_, address), _)| template.at(address))
+            .filter(|new| nodes[..self.given].iter().all(|it| it.endpoint.place != new.place))
             .collect();
-        addresses.sort_by_cached_key(ConnectionAddr::to_string);
-        addresses.dedup();
-        addresses.truncate(MAX_LEARNT);
+        endpoints.sort_by_cached_key(|it| it.place.to_string());
+        endpoints.dedup_by(|a, b| a.place == b.place);
+        endpoints.truncate(MAX_LEARNT);
         let learnt = nodes.split_off(self.given);
-        nodes.extend(addresses.into_iter().map(|addr| {
-            let known = learnt.iter().find(|it| *it.info.addr() == addr);
-            known.cloned().unwrap_or_else(|| Arc::new(Node::new(template.clone().set_addr(addr))))
+        nodes.extend(endpoints.into_iter().map(|endpoint| {
+            let known = learnt.iter().find(|it| it.endpoint.place == endpoint.place);
+            known.cloned().unwrap_or_else(|| Arc::new(Node::new(endpoint)))
         }));
     }
 
@@ -607,7 +580,7 @@ impl Shared {
                 }
             };
             let comma = if silent.is_empty() { "" } else { ", " };
-            let _ = write!(silent, "{comma}{} ({why})", node.info.addr());
+            let _ = write!(silent, "{comma}{} ({why})", node.endpoint.place);
         }
         error(match (is_unknown, silent.is_empty()) {
             (true, true) => format!("the Sentinels know no master named {name}; check the name"),
@@ -624,8 +597,8 @@ impl Shared {
 }
 
 impl Node {
-    fn new(info: ConnectionInfo) -> Self {
-        Self { info, poke: Notify::new(), state: Mutex::default() }
+    fn new(endpoint: Endpoint) -> Self {
+        Self { endpoint, poke: Notify::new(), state: Mutex::default() }
     }
 
     /// The number of the configuration that it knows: each failover has a higher one.
@@ -706,17 +679,6 @@ fn permitted<T>(result: Result<T, RedisError>) -> Result<Option<T>, RedisError> 
     match result {
         Err(error) if is_answer(&error) => Ok(None),
         result => result.map(Some),
-    }
-}
-
-/// The same kind of connection to another address.
-fn at(addr: &ConnectionAddr, (host, port): &Address) -> ConnectionAddr {
-    let (host, port) = (host.clone(), *port);
-    match addr.clone() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure, tls_params }
-        }
-        _ => ConnectionAddr::Tcp(host, port),
     }
 }
 

@@ -1,21 +1,15 @@
 //! Which answers count, and what follows from them. Real Sentinels: `tests/sentinel.rs`.
 
-use redis::IntoConnectionInfo;
-
 use self::fake::{Fake, array, map};
-use super::*;
+use super::{super::config::endpoint, *};
 
 #[allow(dead_code)]
 #[path = "../../../../tests/support/sentinel/fake.rs"]
 mod fake;
 
-fn info(url: &str) -> ConnectionInfo {
-    url.into_connection_info().unwrap()
-}
-
 fn sentinels(given: &[&str], mapping: Mapping) -> Sentinels {
-    let given = given.iter().map(|url| info(url)).collect();
-    Sentinels::new(given, "limits".to_owned(), info("redis://limits/3"), mapping).unwrap()
+    let given = given.iter().map(|url| endpoint(url)).collect();
+    Sentinels::new(given, "limits".to_owned(), endpoint("redis://limits/3"), mapping)
 }
 
 fn identity() -> Mapping {
@@ -47,7 +41,7 @@ fn peers(of: &Node, id: &str, peers: &[(&str, &str)]) {
 }
 
 fn addresses(sentinels: &Sentinels) -> Vec<String> {
-    sentinels.0.nodes().iter().map(|node| node.info.addr().to_string()).collect()
+    sentinels.0.nodes().iter().map(|node| node.endpoint.place.to_string()).collect()
 }
 
 const THREE: [&str; 3] = ["redis://a:6379", "redis://b:6379", "redis://c:6379"];
@@ -125,7 +119,7 @@ fn the_others_are_learnt_from_most_and_counted_once() {
     peers(&nodes[1], "B", &[("A", "10.0.0.1"), ("C", "c")]);
     learn(&["c"]);
     let learnt = sentinels.0.nodes().pop().unwrap();
-    assert_eq!(learnt.info.redis_settings().password(), Some("secret"));
+    assert_eq!(learnt.endpoint.login.password(), Some("secret"));
     peers(&learnt, "C", &[("A", "10.0.0.1"), ("B", "10.0.0.2")]);
     learn(&["c"]);
     assert!(Arc::ptr_eq(&learnt, sentinels.0.nodes().last().unwrap()));
@@ -176,17 +170,4 @@ async fn the_addresses_that_sentinels_tell_are_mapped() {
         sleep(LEAST_PAUSE).await;
     }
     assert_eq!(addresses(&sentinels)[1], "127.0.0.1:26380");
-}
-
-#[test]
-fn the_settings_of_a_connection_stay_with_another_address() {
-    let address = ("10.0.0.1".to_owned(), 7000);
-    let plain = at(info("redis://limits").addr(), &address);
-    assert_eq!(plain, ConnectionAddr::Tcp("10.0.0.1".to_owned(), 7000));
-    let tls = at(info("rediss://limits/#insecure").addr(), &address);
-    let is_insecure = |addr| {
-        matches!(addr, ConnectionAddr::TcpTls { host, port: 7000, insecure: true, .. }
-            if host == "10.0.0.1")
-    };
-    assert!(is_insecure(tls));
 }

@@ -1,0 +1,52 @@
+//! Certificates of a CA of one's own, in files: for a server at `localhost` and 127.0.0.1, and for a client.
+
+use std::fs;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+
+pub struct Certificates {
+    folder: TempDir,
+}
+
+impl Certificates {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder for the certificates");
+        let write = |name: &str, pem: String| fs::write(folder.path().join(name), pem).unwrap();
+        let mut params = CertificateParams::default();
+        // A certificate with the name of its issuer would be taken as signed by itself.
+        params.distinguished_name.push(DnType::CommonName, "CA");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        write("ca.pem", params.self_signed(&key).unwrap().pem());
+        let issuer = Issuer::new(params, key);
+        for (name, hosts) in [("server", &["localhost", "127.0.0.1"][..]), ("client", &["client"])]
+        {
+            let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
+            let key = KeyPair::generate().unwrap();
+            let params = CertificateParams::new(hosts).unwrap();
+            let certificate = params.signed_by(&key, &issuer).unwrap();
+            write(&format!("{name}.pem"), certificate.pem());
+            write(&format!("{name}.key"), key.serialize_pem());
+        }
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).expect("the certificate is there")
+    }
+
+    /// What a server with TLS is started with, but for its port. It accepts no client without a certificate.
+    pub fn settings(&self) -> [(&'static str, String); 4] {
+        [
+            ("tls-ca-cert-file", self.path("ca.pem")),
+            ("tls-cert-file", self.path("server.pem")),
+            ("tls-key-file", self.path("server.key")),
+            ("tls-replication", "yes".to_owned()),
+        ]
+    }
+}

@@ -1,0 +1,158 @@
+//! Redis by TLS, with client certificates: one server, Sentinels and a cluster. The servers are real ones, which are
+//! built with TLS.
+
+mod support;
+
+use std::time::Duration;
+
+use support::{
+    certificates::Certificates,
+    cluster::{Cluster, free_port},
+    limits,
+    load::eventually,
+    patient,
+    sentinel::Watched,
+    server::RedisServer,
+    with_sources,
+};
+use tokio::{task, time::sleep};
+use tokio_rustls::rustls::crypto::ring;
+use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore, Tls};
+
+fn tls(certificates: &Certificates) -> Tls {
+    // The application chooses the cryptography.
+    let _ = ring::default_provider().install_default();
+    let (certificate, key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    Tls::new()
+        .ca_certificates(certificates.read("ca.pem"))
+        .and_then(|tls| tls.client_certificate(certificate, key))
+        .unwrap()
+}
+
+fn start(certificates: &Certificates, more: &[&str]) -> (RedisServer, u16) {
+    let port = free_port();
+    let text = port.to_string();
+    let mut settings = vec!["--tls-port".to_owned(), text];
+    for (name, value) in certificates.settings() {
+        settings.extend([format!("--{name}"), value]);
+    }
+    let settings: Vec<_> = settings.iter().map(|it| &**it).chain(more.iter().copied()).collect();
+    (RedisServer::start_with(&settings), port)
+}
+
+fn store(config: RedisConfig) -> RedisStore {
+    patient(RedisStore::new(config).unwrap())
+}
+
+#[tokio::test]
+async fn one_server_by_tls() {
+    let certificates = Certificates::new();
+    let (server, port) = start(&certificates, &[]);
+    for url in [format!("rediss://localhost:{port}"), format!("redis://127.0.0.1:{port}")] {
+        limits(store(RedisConfig::server(&url).unwrap().tls(tls(&certificates)))).await;
+        redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_by_tls_is_told() {
+    let certificates = Certificates::new();
+    let (_server, port) = start(&certificates, &[]);
+    let good = tls(&certificates);
+    let ca_alone = Tls::new().ca_certificates(certificates.read("ca.pem")).unwrap();
+    let stranger = tls(&Certificates::new());
+    let rediss = format!("rediss://127.0.0.1:{port}");
+    let without_tls = RedisServer::start_with(&["--port", &free_port().to_string()]);
+    let mut admin = without_tls.connection();
+    let (_, plain_port): (String, u16) =
+        redis::cmd("CONFIG").arg(&["GET", "port"]).query(&mut admin).unwrap();
+    for (url, tls, text) in [
+        (&*rediss, Some(ca_alone), "ertificate"), // told by the server, after the handshake
+        (&rediss, Some(stranger), "check the host name, and the certificates of `Tls`"),
+        (&rediss, None, "certificate"),
+        (&format!("redis://127.0.0.1:{port}"), None, "write rediss:// instead of redis://"),
+        (&format!("rediss://127.0.0.1:{plain_port}"), Some(good), "write redis://"),
+    ] {
+        let config = RedisConfig::server(url).unwrap();
+        let config = match tls {
+            Some(tls) => config.tls(tls),
+            None => config,
+        };
+        let error = RedisStore::new(config).unwrap().ping().await.unwrap_err();
+        let told = with_sources(&error);
+        assert!(told.contains(text) && told.contains("127.0.0.1:"), "{url}: {told}");
+    }
+    let garbage = Tls::new().ca_certificates("garbage").unwrap_err();
+    assert!(garbage.to_string().contains("the CA certificates"), "{garbage}");
+    let (certificate, key) = (certificates.read("client.pem"), "garbage");
+    let garbage = Tls::new().client_certificate(certificate, key).unwrap_err();
+    assert!(garbage.to_string().contains("private key"), "{garbage}");
+}
+
+#[tokio::test]
+async fn a_connection_by_tls_that_the_server_closes_fails_no_later_request() {
+    let certificates = Certificates::new();
+    let (server, port) = start(&certificates, &["--timeout", "1"]);
+    let url = format!("rediss://127.0.0.1:{port}");
+    let store = store(RedisConfig::server(&url).unwrap().tls(tls(&certificates)));
+    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
+    for _ in 0..3 {
+        let _ = limiter.check("key").await.unwrap();
+        let mut admin = server.connection();
+        let mut is_open = || {
+            let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut admin).unwrap();
+            clients.lines().any(|line| line.contains("cmd=evalsha"))
+        };
+        while is_open() {
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 97);
+    assert_eq!(store.health().errors + store.health().interrupted, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_behind_sentinels_by_tls_is_followed() {
+    let certificates = Certificates::new();
+    let watched = task::block_in_place(|| {
+        let mut watched = Watched::start_by_tls(&certificates);
+        watched.watch();
+        watched
+    });
+    let sentinels = watched.tls_sentinel_urls();
+    let config = RedisConfig::sentinels(&sentinels, support::sentinel::NAME).unwrap();
+    let store = store(config.tls(tls(&certificates)));
+    limits(store.clone()).await;
+    let master = watched.master();
+    task::block_in_place(|| {
+        watched.fail_over();
+        support::cluster::until("there is another master", || watched.master() != master);
+    });
+    let limiter = Limiter::named("other", store, Algorithm::FixedWindow, Quota::per_hour(2));
+    let mut decisions = [0; 3];
+    while decisions[1] + decisions[2] == 0 {
+        let _ = eventually(async || limiter.peek("key").await).await;
+        decisions = task::block_in_place(|| watched.decisions());
+    }
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_by_tls() {
+    let certificates = Certificates::new();
+    let mut settings = vec!["--tls-cluster".to_owned(), "yes".to_owned()];
+    for (name, value) in certificates.settings() {
+        settings.extend([format!("--{name}"), value]);
+    }
+    let settings: Vec<_> = settings.iter().map(|it| &**it).collect();
+    let cluster = task::block_in_place(|| Cluster::start(3, false, &settings));
+    let seed = format!("rediss://localhost:{}", cluster.masters[0].port);
+    let store = store(RedisConfig::cluster([seed]).unwrap().tls(tls(&certificates)));
+    store.ping().await.unwrap();
+    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(2));
+    for user in 0..100 {
+        let _ = limiter.check(user).await.unwrap();
+    }
+    let decided = |node: &support::cluster::Node| node.server.calls("evalsha") > 0;
+    assert!(task::block_in_place(|| cluster.masters.iter().all(decided)));
+}
