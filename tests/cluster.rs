@@ -4,16 +4,20 @@ mod support;
 
 use std::{
     net::TcpListener,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, AtomicUsize, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
 use support::{
     ALGORITHMS,
-    cluster::{Cluster, SLOTS, free_port},
+    cluster::{self, Cluster, SLOTS, free_port},
     load::{
         self, Load, Tasks, eventually, key, redis_key, turn, until, until_decided, until_server,
     },
+    sentinel::fake::{Fake, array},
     server::RedisServer,
 };
 use tokio::{
@@ -487,6 +491,64 @@ async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
     let (strange, right) = block_in_place(|| (stranger.calls("getrange"), decided()));
     assert_eq!(strange, on_stranger, "it is counted on a stranger");
     assert!(right >= on_master + affected.len() as u64);
+}
+
+/// One that was asked for just before may have been answered by the server that had the address then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_slots_are_read_after_each_new_connection_also_if_they_were_read_just_before() {
+    let port = Arc::new(AtomicU16::new(0));
+    let (reads, decisions) = (Arc::new(AtomicUsize::new(0)), AtomicUsize::new(0));
+    let (read, own_port) = (reads.clone(), port.clone());
+    let node = Fake::start(move |_, words| match words[0] {
+        "CLUSTER" => {
+            read.fetch_add(1, SeqCst);
+            let port = own_port.load(SeqCst);
+            format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
+        }
+        "TIME" => array(&["1700000000", "0"]),
+        "EVALSHA" if decisions.fetch_add(1, SeqCst) == 1 => String::new(),
+        _ => "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned(),
+    });
+    port.store(node.port(), SeqCst);
+    let store = RedisStore::cluster([node.url()]).unwrap();
+    let limiter = load::limiter(&store.deadline(Duration::from_secs(30)));
+    let _ = limiter.check(key("user")).await.unwrap();
+    assert!(limiter.check(key("user")).await.is_err(), "the connection ends");
+    let _ = limiter.check(key("user")).await.unwrap();
+    assert_eq!(node.connections(), 2);
+    let before = reads.load(SeqCst);
+    for _ in 0..100 {
+        let _ = limiter.check(key("user")).await.unwrap();
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert!(reads.load(SeqCst) > before);
+}
+
+/// As behind port forwarding.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_addresses_that_the_nodes_name_are_mapped() {
+    let _turn = turn().await;
+    let cluster = Cluster::start(3, false, &SETTINGS);
+    let ports: Vec<_> = cluster.masters.iter().map(|node| node.port).collect();
+    block_in_place(|| {
+        for (number, node) in (1..).zip(&cluster.masters) {
+            let () = node.ask(&["CONFIG", "SET", "cluster-announce-port", &format!("{number}")]);
+        }
+        cluster::until("the nodes name the other ports", || {
+            let slots: String = cluster.masters[0].ask(&["CLUSTER", "NODES"]);
+            (1..=3).all(|number| slots.contains(&format!("127.0.0.1:{number}@")))
+        });
+    });
+    let map = move |host: &str, port| (host.to_owned(), ports[usize::from(port) - 1]);
+    let config = RedisConfig::cluster([cluster.masters[0].url()]).unwrap().map_addresses(map);
+    let store = RedisStore::new(config).unwrap();
+    store.ping().await.unwrap();
+    let limiter = load::limiter(&store.deadline(Duration::from_secs(30)));
+    for user in users() {
+        let _ = limiter.check(key(&user)).await.unwrap();
+    }
+    let calls = block_in_place(|| calls(&cluster));
+    assert!(calls >= users().len() as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -28,7 +28,7 @@ use tokio::{
     task::{self, JoinSet},
     time::{sleep, timeout},
 };
-use tower_ratelimit::{Limiter, RedisStore};
+use tower_ratelimit::{Limiter, RedisConfig, RedisStore};
 
 fn store(watched: &Watched) -> RedisStore {
     RedisStore::sentinel(watched.sentinel_urls(), &watched.master_url()).unwrap()
@@ -389,6 +389,31 @@ async fn sentinels_that_do_not_answer_are_named_in_the_error() {
         );
     }
     assert!(source.contains("; check"), "{source}");
+}
+
+/// As behind port forwarding. Without Sentinels, decisions go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_address_that_the_sentinels_name_is_mapped() {
+    let port = free_port();
+    let server = RedisServer::start_with(&["--port", &port.to_string(), "--bind", "127.0.0.1"]);
+    let sentinel = Fake::start(|_, words| match words {
+        ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _] => array(&["redis.invalid", "6379"]),
+        _ => "-ERR unknown\r\n".to_owned(),
+    });
+    let map = move |host: &str, _| match host {
+        "redis.invalid" => ("127.0.0.1".to_owned(), port),
+        other => panic!("{other}"),
+    };
+    let config = RedisConfig::sentinels([sentinel.url()], NAME).unwrap().map_addresses(map);
+    let store = RedisStore::new(config).unwrap();
+    store.ping().await.unwrap();
+    drop(sentinel);
+    let limiter = limiter(&store.deadline(Duration::from_secs(30)));
+    for _ in 0..4 {
+        assert!(limiter.check(key("user")).await.unwrap().is_allowed());
+        sleep(Duration::from_millis(500)).await;
+    }
+    assert!(server.calls("evalsha") >= 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

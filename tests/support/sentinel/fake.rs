@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, BufRead, BufReader, Write},
-    net::{TcpListener, TcpStream},
+    net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
@@ -10,7 +10,8 @@ use std::{
     thread,
 };
 
-/// Returns the reply to the words of a command. The first number is that of the connection.
+/// Returns the reply to the words of a command, or nothing to close the connection. The first number is that of the
+/// connection.
 type Answer = dyn Fn(usize, &[&str]) -> String + Send + Sync;
 
 /// Ends with its value.
@@ -72,7 +73,7 @@ impl Drop for Fake {
         self.shared.is_over.store(true, SeqCst);
         let _ = TcpStream::connect(("127.0.0.1", self.port)); // wakes it up
         for stream in self.shared.streams.lock().unwrap().drain(..) {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
+            let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
@@ -88,6 +89,9 @@ impl Shared {
                 "HELLO" => map(&[("server", "redis"), ("proto", "3")]),
                 _ => (self.answer)(number, &words),
             };
+            if reply.is_empty() {
+                return writer.shutdown(Shutdown::Both).ok();
+            }
             writer.write_all(reply.as_bytes()).ok()?;
         }
     }
