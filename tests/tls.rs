@@ -3,11 +3,11 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{net::TcpStream, time::Duration};
 
 use support::{
     certificates::Certificates,
-    cluster::{Cluster, free_port},
+    cluster::{self, Cluster, free_port},
     limits,
     load::eventually,
     patient,
@@ -37,7 +37,9 @@ fn start(certificates: &Certificates, more: &[&str]) -> (RedisServer, u16) {
         settings.extend([format!("--{name}"), value]);
     }
     let settings: Vec<_> = settings.iter().map(|it| &**it).chain(more.iter().copied()).collect();
-    (RedisServer::start_with(&settings), port)
+    let server = RedisServer::start_with(&settings);
+    cluster::until("the port is open", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    (server, port)
 }
 
 fn store(config: RedisConfig) -> RedisStore {
@@ -126,7 +128,7 @@ async fn a_master_behind_sentinels_by_tls_is_followed() {
     let master = watched.master();
     task::block_in_place(|| {
         watched.fail_over();
-        support::cluster::until("there is another master", || watched.master() != master);
+        cluster::until("there is another master", || watched.master() != master);
     });
     let limiter = Limiter::named("other", store, Algorithm::FixedWindow, Quota::per_hour(2));
     let mut decisions = [0; 3];
@@ -153,6 +155,6 @@ async fn a_cluster_by_tls() {
     for user in 0..100 {
         let _ = limiter.check(user).await.unwrap();
     }
-    let decided = |node: &support::cluster::Node| node.server.calls("evalsha") > 0;
+    let decided = |node: &cluster::Node| node.server.calls("evalsha") > 0;
     assert!(task::block_in_place(|| cluster.masters.iter().all(decided)));
 }

@@ -1,5 +1,5 @@
 use std::{
-    mem,
+    io, mem,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -9,7 +9,7 @@ use tokio::{runtime::Handle, task::yield_now, time::timeout};
 
 use super::{
     breaker::Breaker,
-    endpoint::Traffic,
+    endpoint::{Traffic, race},
     server::{ANSWER_TIMEOUT, Connected, Server, Wire},
 };
 use crate::{algorithm::Verdict, error::StoreError, store::lock};
@@ -240,14 +240,22 @@ impl Connection {
     }
 
     async fn send(&mut self, cmd: &Cmd, is_asking: bool) -> Result<Value, RedisError> {
-        if !is_asking {
-            return self.wire.req_packed_command(cmd).await;
-        }
-        // As one, because it holds for the next command on the connection, whoever sends that.
-        let mut both = redis::pipe();
-        both.cmd("ASKING").add_command(cmd.clone());
-        let mut replies = self.wire.req_packed_commands(&both, 1, 1).await?;
-        Ok(replies.pop().unwrap_or(Value::Nil))
+        let traffic = self.traffic.clone();
+        let wire = &mut self.wire;
+        let reply = async {
+            if !is_asking {
+                return wire.req_packed_command(cmd).await;
+            }
+            // As one, because it holds for the next command on the connection, whoever sends that.
+            let mut both = redis::pipe();
+            both.cmd("ASKING").add_command(cmd.clone());
+            let mut replies = wire.req_packed_commands(&both, 1, 1).await?;
+            Ok(replies.pop().unwrap_or(Value::Nil))
+        };
+        let Some(traffic) = traffic else { return reply.await };
+        // A command that is handed over while the connection ends can be forgotten in the queue to it.
+        let reply = race(reply, traffic.ended()).await;
+        reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::BrokenPipe).into()))
     }
 
     /// How long ago the server decided, in microseconds. It makes those whose answers have different ways

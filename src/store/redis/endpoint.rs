@@ -3,12 +3,17 @@
 //! try again.
 
 use std::{
-    fmt, io,
+    fmt,
+    future::poll_fn,
+    io,
     path::PathBuf,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -22,6 +27,7 @@ use redis::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
+    sync::Notify,
     task::{AbortHandle, JoinSet},
     time::{Instant, timeout_at},
 };
@@ -197,7 +203,7 @@ impl Endpoint {
         let addresses = before(ends, lookup_host((host, port))).await;
         let addresses =
             addresses.map_err(|it| cannot("resolve the name", &it, within, "; check it"))?;
-        let tcp = before(ends, race(addresses.collect())).await;
+        let tcp = before(ends, connect_first(addresses.collect())).await;
         let tcp = tcp.map_err(|it| cannot("connect", &it, within, ""))?;
         tcp.set_nodelay(true)?;
         match &self.tls {
@@ -226,8 +232,28 @@ impl Endpoint {
     }
 }
 
+/// Returns what the first future does, or nothing if the second one ends before.
+pub(super) async fn race<T>(
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> Option<T> {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = first.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        ready!(second.as_mut().poll(cx));
+        // It may have ended between the two.
+        Poll::Ready(match first.as_mut().poll(cx) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
 /// Returns the first connection of those to the addresses of a host.
-async fn race(addresses: Vec<std::net::SocketAddr>) -> io::Result<TcpStream> {
+async fn connect_first(addresses: Vec<std::net::SocketAddr>) -> io::Result<TcpStream> {
     let mut attempts: JoinSet<_> = addresses.into_iter().map(TcpStream::connect).collect();
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     while let Some(attempt) = attempts.join_next().await {
@@ -285,6 +311,7 @@ pub(super) struct Traffic {
     /// In bytes.
     written: AtomicU64,
     has_ended: AtomicBool,
+    end: Notify,
 }
 
 impl Traffic {
@@ -293,11 +320,21 @@ impl Traffic {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.has_ended.load(Relaxed)
+        self.has_ended.load(Acquire)
+    }
+
+    /// Waits until the connection has ended. All answers that were read have been passed on then.
+    pub(super) async fn ended(&self) {
+        let mut end = pin!(self.end.notified());
+        end.as_mut().enable();
+        if !self.has_ended() {
+            end.await;
+        }
     }
 
     fn end(&self) {
-        self.has_ended.store(true, Relaxed);
+        self.has_ended.store(true, Release);
+        self.end.notify_waiters();
     }
 }
 

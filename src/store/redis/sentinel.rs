@@ -10,14 +10,11 @@ use std::{
     collections::{HashMap, HashSet},
     convert::Infallible,
     fmt::Write,
-    future::poll_fn,
     io,
-    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -31,7 +28,7 @@ use tokio::{
 use super::{
     config::Mapping,
     connection::is_answer,
-    endpoint::{Address, Channel, Endpoint, Place},
+    endpoint::{Address, Channel, Endpoint, Place, race},
     server::{ANSWER_TIMEOUT as ROLE_TIMEOUT, CONNECT_TIMEOUT},
 };
 use crate::{redisson::drawn_out, store::lock};
@@ -656,16 +653,6 @@ fn wait(reports: &[Report], asked: impl Into<Option<Instant>>) -> Wait {
     } else {
         Wait::Needed
     }
-}
-
-/// Returns what the first future does, or nothing if the second one ends before.
-async fn race<T>(first: impl Future<Output = T>, second: impl Future<Output = ()>) -> Option<T> {
-    let (mut first, mut second) = (pin!(first), pin!(second));
-    poll_fn(|cx| match first.as_mut().poll(cx) {
-        Poll::Ready(value) => Poll::Ready(Some(value)),
-        Poll::Pending => second.as_mut().poll(cx).map(|()| None),
-    })
-    .await
 }
 
 fn sentinel(question: &str, name: Option<&str>) -> Cmd {
