@@ -1,0 +1,171 @@
+//! A master, its replicas, and the three Sentinels that watch them.
+
+use std::{error::Error, sync::mpsc, thread};
+
+use tower_ratelimit::RedisStore;
+
+use crate::{
+    instance::{Instance, Place},
+    load::{Moment, now, until},
+};
+
+const NAME: &str = "limits";
+/// A user that may not subscribe to announcements.
+const NO_SUBSCRIPTION: &str = "asker:secret@";
+const USERS: &str = "user asker on >secret resetchannels +sentinel|get-master-addr-by-name \
+    +sentinel|sentinels +sentinel|myid +sentinel|master +sentinel|masters +role +ping +hello\n";
+
+/// The places and settings of servers and Sentinels.
+pub struct Plan<'a> {
+    /// The master, and the replicas.
+    pub servers: Vec<(Place, Vec<(String, String)>)>,
+    pub sentinels: [Place; 3],
+    pub settings: &'a [&'a str],
+}
+
+impl Default for Plan<'_> {
+    fn default() -> Self {
+        let servers = [(); 3].map(|()| (Place::LOCAL, vec![]));
+        Self { servers: servers.into(), sentinels: [Place::LOCAL; 3], settings: &[] }
+    }
+}
+
+/// Running servers and Sentinels. They are killed when this is dropped.
+pub struct Deployment {
+    /// At the start, the first server is the master.
+    pub servers: Vec<Instance>,
+    pub sentinels: Vec<Instance>,
+}
+
+impl Deployment {
+    pub fn start(plan: &Plan<'_>) -> Result<Self, Box<dyn Error>> {
+        let mut servers: Vec<Instance> = vec![];
+        for (place, environment) in &plan.servers {
+            let master = servers.first().map(|it| (it.place.address, it.port.to_string()));
+            let mut settings = plan.settings.to_vec();
+            if let Some((address, port)) = &master {
+                settings.extend(["--replicaof", address, port]);
+            }
+            servers.push(Instance::server(place, &settings, environment)?);
+        }
+        let replicas = servers.len() - 1;
+        until("the replicas have all", || {
+            servers[0].info("replication", &format!("connected_slaves:{replicas}\r"))
+                && servers[1..].iter().all(|it| it.info("replication", "master_link_status:up"))
+        })?;
+        let lines = format!(
+            "sentinel monitor {NAME} {} {} 2\nsentinel down-after-milliseconds {NAME} 1000\n\
+             sentinel failover-timeout {NAME} 5000\n{USERS}",
+            servers[0].place.address, servers[0].port,
+        );
+        let sentinels = plan.sentinels.each_ref().map(|it| Instance::sentinel(it, &lines));
+        let sentinels = sentinels.into_iter().collect::<Result<_, _>>()?;
+        let deployment = Self { servers, sentinels };
+        let replicas = replicas.to_string();
+        until("the Sentinels know all", || {
+            deployment.sentinels.iter().all(|sentinel| {
+                let words = ["SENTINEL", "MASTER", NAME];
+                let told: Vec<String> = sentinel.ask(&words).unwrap_or_default();
+                let is = |name: &str, value: &str| {
+                    told.chunks(2).any(|it| it[0] == name && it[1] == value)
+                };
+                is("num-slaves", &replicas)
+                    && is("num-other-sentinels", "2")
+                    && is("flags", "master")
+            })
+        })?;
+        Ok(deployment)
+    }
+
+    pub fn sentinel_urls(&self) -> Vec<String> {
+        self.sentinels.iter().map(Instance::url).collect()
+    }
+
+    pub fn master_url() -> String {
+        format!("redis://{NAME}")
+    }
+
+    pub fn store(&self) -> Result<RedisStore, Box<dyn Error>> {
+        self.store_by(self.sentinel_urls())
+    }
+
+    /// Makes a store whose user may not subscribe.
+    pub fn store_without_subscription(&self) -> Result<RedisStore, Box<dyn Error>> {
+        self.store_by(self.sentinels.iter().map(|it| it.url_as(NO_SUBSCRIPTION)).collect())
+    }
+
+    pub fn store_by(&self, sentinels: Vec<String>) -> Result<RedisStore, Box<dyn Error>> {
+        Ok(RedisStore::sentinel(sentinels, &Self::master_url())?)
+    }
+
+    /// Commands a failover, as soon as the Sentinels accept it.
+    pub fn fail_over(&self) -> Result<(), Box<dyn Error>> {
+        let words = ["SENTINEL", "FAILOVER", NAME];
+        until("a replica can be promoted", || {
+            self.sentinels.iter().any(|it| it.ask::<redis::Value>(&words).is_ok())
+        })?;
+        Ok(())
+    }
+
+    /// Waits until a server other than these is a master.
+    pub fn until_promoted(&self, before: &[usize]) -> Result<(usize, Moment), Box<dyn Error>> {
+        let mut promoted = None;
+        let moment = until("a replica is promoted", || {
+            let mut others = (0..self.servers.len()).filter(|it| !before.contains(it));
+            promoted = others.find(|it| self.is_master(*it));
+            promoted.is_some()
+        })?;
+        Ok((promoted.unwrap_or_default(), moment))
+    }
+
+    /// Waits until a server is a replica.
+    pub fn until_demoted(&self, old: usize) -> Result<Moment, Box<dyn Error>> {
+        until("the old master is a replica", || self.servers[old].info("replication", "role:slave"))
+    }
+
+    pub fn is_master(&self, server: usize) -> bool {
+        self.servers[server].info("replication", "role:master")
+    }
+
+    /// Returns whether a server is a replica with a link to this master.
+    pub fn is_replica_of(&self, server: usize, master: usize) -> bool {
+        let port = format!("master_port:{}\r", self.servers[master].port);
+        let info = self.servers[server].ask::<String>(&["INFO", "replication"]);
+        info.is_ok_and(|it| it.contains(&port) && it.contains("master_link_status:up"))
+    }
+
+    /// Waits until the replicas have received all writes of the first server.
+    pub fn until_replicated(&self) -> Result<(), Box<dyn Error>> {
+        until("the replicas have all that the master has", || {
+            let info = self.servers[0].ask::<String>(&["INFO", "replication"]);
+            let info = info.unwrap_or_default();
+            let offset = info.lines().find_map(|it| it.strip_prefix("master_repl_offset:"));
+            let offset = format!("offset={},", offset.unwrap_or("none"));
+            info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
+        })?;
+        Ok(())
+    }
+
+    /// Receives the moment at which a Sentinel announces another master, and its port.
+    pub fn announcement(&self) -> Result<mpsc::Receiver<(Moment, u16)>, Box<dyn Error>> {
+        let (sender, receiver) = mpsc::channel();
+        for sentinel in &self.sentinels {
+            let Ok(mut connection) = sentinel.connection() else { continue };
+            connection.set_read_timeout(None)?;
+            let sender = sender.clone();
+            let (subscribed, is_subscribed) = mpsc::channel();
+            thread::spawn(move || {
+                let mut subscription = connection.as_pubsub();
+                subscription.subscribe("+switch-master")?;
+                let _ = subscribed.send(());
+                // The name, and the addresses and ports of the old master and of the new one.
+                let text: String = subscription.get_message()?.get_payload()?;
+                let port = text.split(' ').nth(4).and_then(|it| it.parse().ok());
+                let _ = sender.send((now(), port.unwrap_or_default()));
+                Ok::<_, redis::RedisError>(())
+            });
+            let _ = is_subscribed.recv();
+        }
+        Ok(receiver)
+    }
+}

@@ -1,0 +1,171 @@
+//! A Redis server or a Sentinel, in any network namespace and with any environment.
+
+use std::{
+    error::Error,
+    fs,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use redis::{FromRedisValue, RedisResult};
+use tempfile::TempDir;
+
+use crate::{cluster::free_port, load::until, server::program};
+
+/// An address, and the id of a process in its network namespace, if it is not that of the program.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub address: &'static str,
+    pub namespace: Option<String>,
+}
+
+impl Place {
+    pub const LOCAL: Self = Self { address: "127.0.0.1", namespace: None };
+
+    /// Returns a command that runs a program in the namespace.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let Some(id) = &self.namespace else { return Command::new(program) };
+        let mut command = Command::new("nsenter");
+        command.args(["--target", id, "--net", "--"]).arg(program);
+        command
+    }
+}
+
+/// A running server or Sentinel. It is killed when this is dropped.
+pub struct Instance {
+    process: Option<Child>,
+    pub place: Place,
+    pub port: u16,
+    folder: TempDir,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl Instance {
+    /// Starts a server with settings as on its command line.
+    pub fn server(
+        place: &Place,
+        settings: &[&str],
+        environment: &[(String, String)],
+    ) -> Result<Self, Box<dyn Error>> {
+        let (port, folder) = (free_port(), tempfile::tempdir()?);
+        let text = port.to_string();
+        let path = folder.path().display().to_string();
+        let own = ["--port", &text, "--bind", place.address, "--dir", &path, "--save", ""];
+        let other =
+            ["--appendonly", "no", "--repl-diskless-sync-delay", "0", "--protected-mode", "no"];
+        let all = own.iter().chain(&other).chain(settings);
+        let arguments = all.map(|&it| it.to_owned()).collect();
+        Self::start(place, port, folder, arguments, environment)
+    }
+
+    /// Starts a Sentinel with lines of its configuration.
+    pub fn sentinel(place: &Place, lines: &str) -> Result<Self, Box<dyn Error>> {
+        let (port, folder) = (free_port(), tempfile::tempdir()?);
+        let file = folder.path().join("sentinel.conf");
+        let text = format!(
+            "port {port}\nbind {}\ndir {}\nprotected-mode no\n{lines}",
+            place.address,
+            folder.path().display()
+        );
+        fs::write(&file, text)?;
+        let arguments = vec![file.display().to_string(), "--sentinel".to_owned()];
+        Self::start(place, port, folder, arguments, &[])
+    }
+
+    fn start(
+        place: &Place,
+        port: u16,
+        folder: TempDir,
+        arguments: Vec<String>,
+        environment: &[(String, String)],
+    ) -> Result<Self, Box<dyn Error>> {
+        let (place, environment) = (place.clone(), environment.to_vec());
+        let mut instance = Self { process: None, place, port, folder, arguments, environment };
+        instance.restart()?;
+        Ok(instance)
+    }
+
+    /// Starts the process, also after `kill`, and waits for an answer, which may be LOADING.
+    pub fn restart(&mut self) -> Result<(), Box<dyn Error>> {
+        let process = self
+            .place
+            .command(program())
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("redis-server cannot be run: {error}; install it"))?;
+        self.process = Some(process);
+        until("the server answers", || match self.ask::<String>(&["PING"]) {
+            Ok(_) => true,
+            Err(error) => error.code() == Some("LOADING"),
+        })?;
+        Ok(())
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    /// Suspends the process; its connections stay open.
+    pub fn stop(&self) -> Result<(), Box<dyn Error>> {
+        self.signal("-STOP")
+    }
+
+    pub fn resume(&self) -> Result<(), Box<dyn Error>> {
+        self.signal("-CONT")
+    }
+
+    fn signal(&self, signal: &str) -> Result<(), Box<dyn Error>> {
+        let process = self.process.as_ref().ok_or("the server does not run")?;
+        crate::namespace::run("kill", &[signal, &process.id().to_string()])
+    }
+
+    pub fn url(&self) -> String {
+        self.url_as("")
+    }
+
+    /// Returns the URL with a user and a password, for example `user:password@`.
+    pub fn url_as(&self, user: &str) -> String {
+        format!("redis://{user}{}:{}", self.place.address, self.port)
+    }
+
+    pub fn connection(&self) -> RedisResult<redis::Connection> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let client = redis::Client::open(self.url())?;
+        let connection = client.get_connection_with_timeout(PATIENCE)?;
+        connection.set_read_timeout(Some(PATIENCE))?;
+        Ok(connection)
+    }
+
+    pub fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        redis::cmd(words[0]).arg(&words[1..]).query(&mut self.connection()?)
+    }
+
+    /// Returns whether a section of `INFO` contains a text.
+    pub fn info(&self, section: &str, text: &str) -> bool {
+        self.ask::<String>(&["INFO", section]).is_ok_and(|it| it.contains(text))
+    }
+
+    /// Returns the number of script calls, if the server answers.
+    pub fn decisions(&self) -> Option<u64> {
+        let stats: String = self.ask(&["INFO", "commandstats"]).ok()?;
+        let calls = |command: &str| -> Option<u64> {
+            let line = stats.lines().find_map(|line| line.strip_prefix(command))?;
+            line.strip_prefix(":calls=")?.split(',').next()?.parse().ok()
+        };
+        Some(["cmdstat_evalsha", "cmdstat_eval"].iter().filter_map(|it| calls(it)).sum())
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
