@@ -1,4 +1,4 @@
-.PHONY: test test-servers lint bench redis-server
+.PHONY: test test-servers test-faults lint bench redis-server
 
 # rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
 export CARGO_INCREMENTAL = 0
@@ -9,6 +9,11 @@ test: redis-server
 # SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
 test-servers:
 	tests/servers.sh $(SERVERS)
+
+# FAULTS="kill,planned" selects rows; `cargo bench --bench faults -- list` prints their names. Rows that
+# need network namespaces are left out without root.
+test-faults: redis-server
+	cargo bench --bench faults
 
 lint:
 	cargo fmt --check
