@@ -2,7 +2,7 @@
 //! The exit code is not 0 if a row breaks its promise.
 //!
 //! ```text
-//! make test-faults                                  # some 8 minutes
+//! make test-faults                                  # some 9 minutes
 //! FAULTS=pause-write,planned make test-faults       # these rows
 //! cargo bench --bench faults -- pause-write planned # the same
 //! cargo bench --bench faults -- list                # the names of all rows

@@ -67,6 +67,7 @@ pub const ROWS: &[Run] = &[
     run("cluster-reshard", cluster::reshard),
     run("cluster-open-slot", cluster::open_slot),
     run("cluster-stranger", cluster::stranger),
+    run("cluster-stranger-partial-coverage", cluster::stranger_with_partial_coverage),
     run("cluster-full-coverage", cluster::full_coverage),
     run("cluster-partial-coverage", cluster::partial_coverage),
     with_clock("clock-behind", clock::behind),
