@@ -8,7 +8,7 @@ mod standalone;
 
 use std::error::Error;
 
-use crate::table::Row;
+use crate::{server::RedisServer, table::Row};
 
 pub type Rows = Result<Vec<Row>, Box<dyn Error>>;
 
@@ -73,3 +73,8 @@ pub const ROWS: &[Run] = &[
     with_clock("clock-behind", clock::behind),
     with_clock("clock-ahead", clock::ahead),
 ];
+
+/// Counts the states that scripts have read. Probes read none.
+fn decisions(server: &RedisServer) -> u64 {
+    server.calls("getrange") + server.calls("get")
+}

@@ -5,7 +5,7 @@ use std::{error::Error, time::Duration};
 use tokio::runtime::Handle;
 use tower_ratelimit::{Algorithm, Charge, Decision, Limiter, Quota, RedisStore};
 
-use super::{Rows, fresh::Fresh};
+use super::{Rows, decisions, fresh::Fresh};
 use crate::{
     cluster::{Cluster, free_port},
     load::{Key, Load, Loss, Report, Settings, now, until},
@@ -224,12 +224,12 @@ fn taken_address(fault: &str, is_full: &str) -> Rows {
     let stranger = RedisServer::start_with(&["--port", &port, "--bind", "127.0.0.1"]);
     let promoted = until("the replica is promoted", || cluster.replicas[0].is_master())?;
     let mut first = None;
-    let mut last = (stranger.calls("getrange"), now());
+    let mut last = (decisions(&stranger), now());
     while now() < last.1 + SECOND && now() < promoted + PATIENCE {
-        if first.is_none() && cluster.replicas[0].server.calls("getrange") > 0 {
+        if first.is_none() && decisions(&cluster.replicas[0].server) > 0 {
             first = Some(now().saturating_sub(promoted));
         }
-        let count = stranger.calls("getrange");
+        let count = decisions(&stranger);
         if count > last.0 {
             last = (count, now());
         }

@@ -5,7 +5,7 @@ use std::{error::Error, fs, thread, time::Duration};
 use redis::RedisResult;
 use tower_ratelimit::RedisStore;
 
-use super::Rows;
+use super::{Rows, decisions};
 use crate::{
     cluster::free_port,
     load::{Load, Moment, Report, Settings, now, until},
@@ -150,11 +150,11 @@ pub fn delay() -> Rows {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let trial = Trial::with(server, &proxy.url())?;
-    let before = trial.server.calls("getrange");
+    let before = decisions(&trial.server);
     proxy.delay_replies(Duration::from_millis(120));
     trial.load.run_for(Duration::from_secs(10));
     proxy.delay_replies(Duration::ZERO);
-    let (end, counted) = (now(), trial.server.calls("getrange") - before);
+    let (end, counted) = (now(), decisions(&trial.server) - before);
     let (mut row, _) = trial.row("replies 120 ms late for 10 s", end, 1)?;
     row.remark(format!("{counted} requests counted meanwhile"));
     Ok(vec![row])
