@@ -46,6 +46,10 @@ const SEEDS_ASKED_FOR_SLOTS: usize = 16;
 const LEARN_EVERY: Duration = Duration::from_millis(100);
 /// After this time, and up to a quarter more, the slots are read again, whatever the nodes answer.
 const LEARN_AFTER: Duration = Duration::from_secs(30);
+/// The same for a while after a connection was made anew: if another server has the address of a dead master, the
+/// cluster may not have promoted a replica yet.
+const LEARN_SOON: Duration = Duration::from_secs(2);
+const UNSETTLED: Duration = Duration::from_secs(60);
 /// A request is sent to other nodes at once up to this number of times. Then it pauses each time.
 const MAX_HOPS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(5);
@@ -63,6 +67,8 @@ pub(super) struct Cluster {
     learning: Mutex<Learning>,
     /// The slots are read again after this time, in microseconds since the store was made.
     outdated_at: AtomicU64,
+    /// Until then the slots are read often, in microseconds since the store was made.
+    unsettled_until: AtomicU64,
     /// Notified when the nodes have answered who has which slots, or none of them has.
     learned: Notify,
     /// Whether those that are known could not tell.
@@ -117,6 +123,7 @@ impl Cluster {
             made: Instant::now(),
             learning: Mutex::new(Learning { is_running: false, next: Instant::now() }),
             outdated_at: AtomicU64::new(u64::MAX),
+            unsettled_until: AtomicU64::new(0),
             learned: Notify::new(),
             asks_seeds: AtomicBool::new(false),
         }
@@ -303,8 +310,10 @@ impl Cluster {
             let next = Instant::now() + LEARN_EVERY;
             *lock(&cluster.learning) = Learning { is_running: false, next };
             let part = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
-            let outdated_at = cluster.made.elapsed() + LEARN_AFTER.mul_f64(1.0 + part / 4.0);
-            cluster.outdated_at.store(outdated_at.as_micros() as u64, Relaxed);
+            let is_unsettled = cluster.now() < cluster.unsettled_until.load(Relaxed);
+            let after = if is_unsettled { LEARN_SOON } else { LEARN_AFTER };
+            let after = after.mul_f64(1.0 + part / 4.0).as_micros() as u64;
+            cluster.outdated_at.store(cluster.now() + after, Relaxed);
             cluster.learned.notify_waiters();
         });
         Learn::Begun
@@ -331,11 +340,20 @@ impl Cluster {
     fn learn_if_outdated(self: &Arc<Self>, node: &Node) {
         let connections = node.link.connections_made();
         let is_new = node.connections_known.load(Relaxed) != connections;
-        let is_old = self.made.elapsed().as_micros() as u64 >= self.outdated_at.load(Relaxed);
+        let is_old = self.now() >= self.outdated_at.load(Relaxed);
+        if is_new && connections > self.connections {
+            let until = self.now() + UNSETTLED.as_micros() as u64;
+            self.unsettled_until.store(until, Relaxed);
+        }
         // A question that was sent before the connection was made may have an old answer.
         if (is_new || is_old) && self.learn(None) == Learn::Begun {
             node.connections_known.store(connections, Relaxed);
         }
+    }
+
+    /// In microseconds since the store was made.
+    fn now(&self) -> u64 {
+        self.made.elapsed().as_micros() as u64
     }
 
     fn adopt(&self, owners: Vec<(RangeInclusive<usize>, Address)>) {
