@@ -1,3 +1,5 @@
+//! Errors of limiters, stores, settings and requests.
+
 use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use crate::{algorithm::Algorithm, quota::Quota};
@@ -245,6 +247,13 @@ impl StoreError {
         }
     }
 
+    /// Whether Redis has answered with an error.
+    #[cfg(feature = "redis")]
+    fn is_answer(&self) -> bool {
+        use redis::ErrorKind::{Extension, Server};
+        self.redis().is_some_and(|error| matches!(error.kind(), Server(_) | Extension))
+    }
+
     /// Returns whether the deadline passed; the cost may have been spent.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
@@ -300,12 +309,19 @@ impl fmt::Display for StoreError {
             #[cfg(feature = "redis")]
             Kind::Config(text) => f.write_str(text),
             #[cfg(feature = "redis")]
-            Kind::Interrupted(_) => f.write_str(
-                "the connection to Redis ended while the call was under way, and it may have been \
-                 counted",
-            ),
+            Kind::Interrupted(_) => match &self.server {
+                Some(server) => write!(
+                    f,
+                    "the connection to Redis at {server} ended while the call was under way, and \
+                     the call may have been counted"
+                ),
+                None => f.write_str("the connection to Redis ended while the call was under way"),
+            },
             #[cfg(feature = "redis")]
             Kind::Redis(_) | Kind::Unavailable(_) => match &self.server {
+                Some(server) if self.is_answer() => {
+                    write!(f, "Redis at {server} answered with an error")
+                }
                 Some(server) => write!(f, "Redis at {server} is not available"),
                 None => f.write_str("the store is not available"),
             },

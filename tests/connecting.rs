@@ -199,6 +199,9 @@ fn addresses_that_cannot_be_are_refused_at_once() {
         (RedisStore::sentinel(["redis://127.0.0.1:26379"], "unix:///a/socket"), "NAME[/DB]"),
         (RedisStore::cluster(Vec::<String>::new()), "there is no URL"),
         (RedisStore::cluster(["unix:///a/socket"]), "the nodes of a cluster have hosts"),
+        (RedisStore::cluster(["redis://a", "rediss://b"]), "write rediss:// for all of them"),
+        (RedisStore::lazy("redis://limiter@a"), "cannot log in at a:6379 as limiter"),
+        (RedisStore::sentinel(["redis://limiter@a"], "mymaster"), "there is no password"),
     ];
     for (store, text) in cases {
         let told = with_sources(&store.unwrap_err());

@@ -73,7 +73,7 @@ async fn what_is_wrong_by_tls_is_told() {
         (&rediss, Some(stranger), "check the host name, and the certificates of `Tls`"),
         (&rediss, None, "certificate"),
         (&format!("redis://127.0.0.1:{port}"), None, "write rediss:// instead of redis://"),
-        (&format!("rediss://127.0.0.1:{plain_port}"), Some(good), "write redis://"),
+        (&format!("rediss://127.0.0.1:{plain_port}"), Some(good), "write redis:// and leave out"),
     ] {
         let config = RedisConfig::server(url).unwrap();
         let config = match tls {

@@ -1,3 +1,5 @@
+//! The store in Redis: keys, scripts and their replies. How commands reach a server is in the modules below.
+
 mod breaker;
 mod cluster;
 mod config;
@@ -28,6 +30,7 @@ pub(crate) use self::link::Deadline;
 pub use self::tls::Tls;
 pub use self::{breaker::Health, config::RedisConfig};
 use self::{
+    config::assert_prefix,
     connection::Question,
     release::{Job, Releases, Run},
     route::Route,
@@ -110,13 +113,14 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If the TLS settings cannot be used.
+    /// If the TLS settings cannot be used, or a user has no password.
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
         let store = Self::over(config.route()?).prefix(&config.prefix);
         Ok(store.deadline(config.deadline))
     }
 
-    /// Connects to the server at `url`: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or
+    /// Connects to the server at `url`, and proves by [`ping`](RedisStore::ping) that decisions can be made there with the
+    /// default prefix (for another one use [`lazy`](RedisStore::lazy)): `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or
     /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`; with a TLS feature also `rediss://`.
     ///
     /// # Errors
@@ -182,7 +186,7 @@ impl RedisStore {
     /// Each node has connections of its own, and is taken as unavailable by itself: the decisions about its keys
     /// fail, and the others go on. The store follows when a replica takes over, and when slots move. It needs the
     /// commands `CLUSTER SLOTS` and `ASKING` for that. While a slot is moved key by key, decisions about
-    /// several limits of one key wait within their deadline, as some of these may have been moved and others not.
+    /// several limits of one key wait within their deadline until all of these are on one node.
     ///
     /// # Errors
     ///
@@ -254,7 +258,7 @@ impl RedisStore {
     /// If the prefix holds a `{`, which would decide about the slots in a cluster.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
-        assert!(!prefix.contains('{'), "the prefix {prefix:?} holds a '{{'");
+        assert_prefix(prefix);
         Self { prefix: prefix.into(), names: self.names.scoped(prefix), ..self }
     }
 

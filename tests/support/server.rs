@@ -97,13 +97,17 @@ impl RedisServer {
         redis::Client::open(self.url()).and_then(|it| it.get_connection()).expect("the server runs")
     }
 
-    /// How often it was asked for a command.
+    /// How often it was asked for a command, also if it redirected that.
     pub fn calls(&self, command: &str) -> u64 {
         let stats: String =
             redis::cmd("INFO").arg("commandstats").query(&mut self.connection()).expect("it runs");
         let start = format!("cmdstat_{command}:calls=");
-        let line = stats.lines().find_map(|line| line.strip_prefix(&start));
-        line.map_or(0, |line| line.split(',').next().expect("a number").parse().expect("a number"))
+        let Some(line) = stats.lines().find_map(|line| line.strip_prefix(&start)) else { return 0 };
+        let rejected = line.split(',').find_map(|part| part.strip_prefix("rejected_calls="));
+        [line.split(',').next(), rejected]
+            .map(|number| number.map_or(0, |number| number.parse::<u64>().expect("a number")))
+            .iter()
+            .sum()
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -31,6 +31,7 @@ pub struct Health {
     ///   time.
     /// * It becomes true when Redis runs a script within the deadline of these calls: a probe that
     ///   would write, sent 100 ms after the one before, or a call of a clone with a longer deadline.
+    ///   Errors such as LOADING, BUSY or READONLY do not count.
     ///
     /// Only calls can fail, so without traffic it stays true, whatever Redis does: to find out
     /// whether Redis answers now, call [`ping`](crate::RedisStore::ping). An error that Redis sends
@@ -73,6 +74,8 @@ pub(super) struct Breaker {
     /// The deadline, in microseconds and 1 more, within which Redis does not answer; 0 while it
     /// does.
     open_for: AtomicU64,
+    /// The shortest deadline for which that was found out, in microseconds and 1 more.
+    open_from: AtomicU64,
     /// When the probe, if there is one, has asked last.
     probed: Mutex<Option<Instant>>,
     failures: Mutex<Failures>,
@@ -153,6 +156,7 @@ impl Breaker {
             last_answer: AtomicU64::new(0),
             last_took: AtomicU64::new(0),
             open_for: AtomicU64::new(0),
+            open_from: AtomicU64::new(u64::MAX),
             probed: Mutex::new(None),
             failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             counters,
@@ -183,16 +187,34 @@ impl Breaker {
         self.counters.skipped.fetch_add(1, Relaxed);
     }
 
-    /// Redis has answered a script after that long, if with an error. Answers to other commands prove less: a Redis
-    /// that may not write answers them.
-    pub(super) fn answered(&self, took: Duration) {
+    /// Records that Redis has answered a script after this time, and whether that proves that it
+    /// can decide. Answers to other commands prove less: a Redis that may not write answers them.
+    pub(super) fn answered(&self, took: Duration, proves: bool) {
         let took = micros(took);
         self.last_took.store(took, Relaxed);
         self.last_answer.store(micros(self.made.elapsed()), Relaxed);
         // An answer that is too late for the callers proves nothing: they would time out again.
-        if took < self.open_for.load(Relaxed) && self.open_for.swap(0, Relaxed) > 0 {
+        if !proves || took >= self.open_for.load(Relaxed) {
+            return;
+        }
+        if took >= self.open_from.load(Relaxed) {
+            self.open_for.store(took, Relaxed);
+        } else if self.close() {
             let since = lock(&self.failures).since;
             self.reports.change(State::Available(since.elapsed()));
+        }
+    }
+
+    /// Returns whether it was open.
+    fn close(&self) -> bool {
+        self.open_from.store(u64::MAX, Relaxed);
+        self.open_for.swap(0, Relaxed) > 0
+    }
+
+    /// Redis is not called any more.
+    pub(super) fn leave(&self) {
+        if self.close() {
+            self.reports.change(State::Left);
         }
     }
 
@@ -213,6 +235,7 @@ impl Breaker {
         let opens = self.count(asked, deadline) >= deadline
             && self.open_for.fetch_max(open_for, Relaxed) < open_for;
         if opens {
+            self.open_from.fetch_min(open_for, Relaxed);
             self.counters.outages.fetch_add(1, Relaxed);
             self.reports.change(State::Unavailable(error.clone()));
         }
@@ -301,10 +324,14 @@ mod tests {
         assert!(is_open(DEADLINE) && is_open(DEADLINE / 2) && !is_open(2 * DEADLINE));
         fail(&breaker, 2 * DEADLINE);
         assert!(is_open(2 * DEADLINE) && !is_open(3 * DEADLINE));
-        breaker.answered(3 * DEADLINE);
+        breaker.answered(3 * DEADLINE, true);
         assert!(is_open(2 * DEADLINE), "that answer was too late");
         assert_eq!(breaker.consecutive_failures(), 10);
-        breaker.answered(2 * DEADLINE);
+        breaker.answered(3 * DEADLINE / 2, true);
+        assert!(!is_open(2 * DEADLINE) && is_open(DEADLINE), "that answer was too late for some");
+        breaker.answered(DEADLINE, false);
+        assert!(is_open(DEADLINE), "that answer proved nothing");
+        breaker.answered(DEADLINE, true);
         assert!(!breaker.is_open());
         assert_eq!(breaker.consecutive_failures(), 0);
         assert_eq!(breaker.health(DEADLINE).outages, 2);
@@ -314,10 +341,10 @@ mod tests {
     fn an_answer_that_others_got_in_time_is_no_failure_in_a_row() {
         let breaker = an_hour_old();
         let asked = Instant::now() - DEADLINE;
-        breaker.answered(DEADLINE);
+        breaker.answered(DEADLINE, true);
         breaker.failed(asked, DEADLINE, &StoreError::timeout(DEADLINE));
         assert_eq!(breaker.consecutive_failures(), 0);
-        breaker.answered(2 * DEADLINE);
+        breaker.answered(2 * DEADLINE, true);
         breaker.failed(asked, DEADLINE, &StoreError::timeout(DEADLINE));
         assert_eq!(breaker.consecutive_failures(), 1, "that answer was too late");
         assert_eq!(breaker.health(DEADLINE).timeouts, 2);

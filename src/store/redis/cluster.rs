@@ -53,7 +53,9 @@ const UNSETTLED: Duration = Duration::from_secs(60);
 /// A request is sent to other nodes at once up to this number of times. Then it pauses each time.
 const MAX_HOPS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(5);
-/// The longest pause of a request whose keys are on two nodes.
+/// The first and the longest pause of a request whose keys are on two nodes. A quarter of the deadline is the most for
+/// the first one, so with the default deadline there are three commands.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Cluster {
@@ -105,6 +107,8 @@ enum Learn {
 
 struct Node {
     place: Place,
+    /// The host by which the cluster, or the URL, names it.
+    host: String,
     link: Arc<Link>,
     /// The number of connections after which the slots were read.
     connections_known: AtomicUsize,
@@ -150,9 +154,13 @@ impl Cluster {
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
         let slot = slot_of(question.key());
-        self.know_slots(deadline).await;
+        if self.owner(slot).link.is_available_for(deadline.within()) {
+            self.know_slots(deadline).await?;
+        }
         let (mut node, mut is_asking) = (self.owner(slot), false);
-        let (mut hops, mut pause) = (0, deadline.within() / 4);
+        let (mut hops, mut pause) = (0, (deadline.within() / 4).min(FIRST_PAUSE));
+        // The node from which the slot moves.
+        let mut source: Option<Arc<Node>> = None;
         Queue::resume(&node.link, || Route::Cluster(self.clone()));
         loop {
             let answer = node.link.ask(deadline, question.asking(is_asking)).await;
@@ -172,21 +180,29 @@ impl Cluster {
                 ServerErrorKind::Moved => {
                     self.learn(None);
                     let Some(next) = self.named(&error, &node) else { return Err(error) };
+                    if is_asking && source.is_some_and(|source| Arc::ptr_eq(&source, &next)) {
+                        return Err(OpenSlot::error(slot, error)); // the other node knows of no move
+                    }
+                    source = None;
                     self.change(|map| map.slots[slot] = Some(next.clone()));
                     (node, is_asking) = (next, false);
                 }
                 ServerErrorKind::Ask => {
                     let Some(next) = self.named(&error, &node) else { return Err(error) };
+                    source = Some(node);
+                    pause = 2 * pause; // this took a command, too
                     (node, is_asking) = (next, true);
                 }
-                // The slot moves from one node to another, and some of the keys are here and some are there.
+                // The slot moves from one node to another, and not all of the keys are here.
                 ServerErrorKind::TryAgain => {
                     if deadline.left() <= pause {
-                        return Err(StoreError::unavailable(OpenSlot { slot, cause: error }));
+                        return Err(OpenSlot::error(slot, error));
                     }
                     sleep(pause).await;
                     pause = (2 * pause).min(MAX_PAUSE);
-                    (node, is_asking) = (self.owner(slot), false);
+                    if !is_asking {
+                        node = self.owner(slot);
+                    }
                 }
                 ServerErrorKind::ClusterDown => {
                     self.learn(Some(&node));
@@ -207,7 +223,7 @@ impl Cluster {
         deadline: Deadline,
         prefix: &str,
     ) -> Result<(), StoreError> {
-        self.know_slots(deadline).await;
+        self.know_slots(deadline).await?;
         let mut probes: Vec<(Arc<Node>, Probe)> = vec![];
         let nodes = self
             .read(|map| map.slots.iter().flatten().map(Arc::as_ptr).collect::<HashSet<_>>().len());
@@ -248,17 +264,25 @@ impl Cluster {
         let (host, port) = address.rsplit_once(':')?;
         let host = match host {
             "?" => return None, // not even the teller knows
-            "" => teller.host(),
+            "" => &teller.host,
             _ => host,
         };
         Some(self.node_at(host, port.parse().ok()?))
     }
 
     fn node_at(&self, host: &str, port: u16) -> Arc<Node> {
-        self.node(&self.seeds[0].at((self.mapping)(host, port)))
+        self.node_named(host, &self.seeds[0].at((self.mapping)(host, port)))
     }
 
-    fn node(&self, endpoint: &Endpoint) -> Arc<Node> {
+    fn node(&self, seed: &Endpoint) -> Arc<Node> {
+        let host = match &seed.place {
+            Place::Tcp((host, _)) => host,
+            Place::Unix(_) => "",
+        };
+        self.node_named(host, seed)
+    }
+
+    fn node_named(&self, host: &str, endpoint: &Endpoint) -> Arc<Node> {
         let place = &endpoint.place;
         if let Some(node) = self.read(|map| map.nodes.get(place).cloned()) {
             return node;
@@ -267,7 +291,8 @@ impl Cluster {
         let server = Arc::new(Server::One(endpoint.clone()));
         let link = Arc::new(Link::with(server, self.connections, breaker));
         let connections_known = AtomicUsize::new(0);
-        let node = Arc::new(Node { place: place.clone(), link, connections_known });
+        let node =
+            Arc::new(Node { place: place.clone(), host: host.to_owned(), link, connections_known });
         self.change(|map| map.nodes.entry(place.clone()).or_insert(node).clone())
     }
 
@@ -321,14 +346,20 @@ impl Cluster {
 
     /// Waits for the first answer which node has which slots, if no slot is known yet. Any node could redirect a request,
     /// but a node that does not answer would fail it.
-    async fn know_slots(self: &Arc<Self>, deadline: Deadline) {
+    async fn know_slots(self: &Arc<Self>, deadline: Deadline) -> Result<(), StoreError> {
         if self.knows_slots() {
-            return;
+            return Ok(());
         }
+        let asked = Instant::now();
         let learned = self.learned.notified();
-        if self.learn(None) != Learn::Recent {
-            let _ = timeout(deadline.left(), learned).await;
+        if self.learn(None) == Learn::Recent || timeout(deadline.left(), learned).await.is_ok() {
+            return Ok(());
         }
+        let mut error = StoreError::timeout(deadline.within()).unsent();
+        for seed in &self.seeds {
+            error = self.node(seed).link.timed_out(asked, deadline);
+        }
+        Err(error)
     }
 
     fn knows_slots(&self) -> bool {
@@ -369,7 +400,9 @@ impl Cluster {
             let owners: HashSet<_> = map.slots.iter().flatten().map(Arc::as_ptr).collect();
             map.nodes.extract_if(|_, node| !owners.contains(&Arc::as_ptr(node))).collect::<Vec<_>>()
         });
-        drop(gone); // connections are closed with no lock held
+        for (_, node) in gone {
+            node.link.leave(); // connections are closed with no lock held
+        }
     }
 
     /// Those who can be asked about the whole, in random order: who answers; if nobody does, or none could tell,
@@ -399,11 +432,18 @@ impl Cluster {
     }
 }
 
-/// A slot of which some keys are on one node and some on another.
+/// A slot whose move from one node to another has begun and not ended.
 #[derive(Debug)]
 struct OpenSlot {
     slot: usize,
     cause: StoreError,
+}
+
+impl OpenSlot {
+    /// No node has run the command.
+    fn error(slot: usize, cause: StoreError) -> StoreError {
+        StoreError::unavailable(Self { slot, cause }).unsent()
+    }
 }
 
 impl fmt::Display for OpenSlot {
@@ -411,8 +451,8 @@ impl fmt::Display for OpenSlot {
         let Self { slot, .. } = self;
         write!(
             f,
-            "slot {slot} of the cluster is open: some keys of the request have been moved to another node; if no \
-             move is under way, run redis-cli --cluster fix"
+            "slot {slot} of the cluster is open: its move to another node has begun and not ended; if no move is \
+             under way, run redis-cli --cluster fix"
         )
     }
 }
@@ -424,21 +464,13 @@ impl std::error::Error for OpenSlot {
 }
 
 impl Node {
-    /// A node without a name of its own in an answer is the one that answers.
-    fn host(&self) -> &str {
-        match &self.place {
-            Place::Tcp((host, _)) => host,
-            Place::Unix(_) => "",
-        }
-    }
-
     /// Who has which slots, as far as the node knows.
     async fn slots(&self) -> Option<Vec<(RangeInclusive<usize>, Address)>> {
         let mut slots = redis::cmd("CLUSTER");
         slots.arg("SLOTS");
         let answer = self.link.ask(Deadline::new(ANSWER_TIMEOUT), Question::new(&slots)).await;
         let (ranges, _): (Vec<Vec<Value>>, _) = answer.ok()?;
-        let owners: Vec<_> = ranges.iter().filter_map(|it| owned(it, self.host())).collect();
+        let owners: Vec<_> = ranges.iter().filter_map(|it| owned(it, &self.host)).collect();
         (!owners.is_empty()).then_some(owners)
     }
 }

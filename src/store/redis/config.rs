@@ -20,10 +20,14 @@ use super::{
 };
 use crate::error::StoreError;
 
-/// Maps an address that a Sentinel or a node of a cluster names to the one to connect to.
+/// The address to connect to, for an address that a Sentinel or a node of a cluster names.
 pub(super) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
 
 /// Where Redis is, and how to log in there: one server, a master behind Sentinels, or a cluster.
+///
+/// A connection is opened within 900 ms, or counts as failed: resolving the name, connecting to all
+/// of its addresses at once, TLS and the login. This does not depend on the deadline of the
+/// decisions: an attempt goes on for later ones.
 ///
 /// # Examples
 ///
@@ -89,11 +93,12 @@ impl RedisConfig {
     ///
     /// `sentinels` are the URLs of the Sentinels, with the credentials for these; `master` is the
     /// name of the master, or a URL with the name in place of a host:
-    /// `redis://[[USER]:PASSWORD@]NAME[/DB]`.
+    /// `redis://[[USER]:PASSWORD@]NAME[/DB]`. The store learns other Sentinels from these, and logs
+    /// in there as at the first one.
     ///
     /// # Errors
     ///
-    /// If a URL cannot be used, or there is none.
+    /// If a URL cannot be used, there is none, or only some are `rediss://`.
     pub fn sentinels(
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
         master: &str,
@@ -118,7 +123,7 @@ impl RedisConfig {
     ///
     /// # Errors
     ///
-    /// If a URL cannot be used, or there is none.
+    /// If a URL cannot be used, there is none, or only some are `rediss://`.
     pub fn cluster(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, StoreError> {
         let form = "redis://[[USER]:PASSWORD@]HOST[:PORT] for some nodes of the cluster";
         let seeds = Url::read_all(urls, form)?;
@@ -165,7 +170,9 @@ impl RedisConfig {
     /// Takes the user and the password for the servers from a provider.
     ///
     /// Each new connection logs in with the latest credentials. If the provider has new ones, the open connections
-    /// authenticate again, so a rotation needs no new store and interrupts no request.
+    /// authenticate again, so a rotation needs no new store and interrupts no request. Change the password at the
+    /// server first: a connection that was refused once stays logged in as before. Sentinels do not use the provider.
+    /// The name of the user is `default` where only a password is set.
     ///
     /// # Examples
     ///
@@ -230,7 +237,8 @@ impl RedisConfig {
     /// Maps each address that a Sentinel, or a node of a cluster, names to the one to connect to,
     /// where these know each other by addresses that clients cannot use: behind port forwarding,
     /// in containers, or where a certificate is for another name. Addresses in the URLs are used
-    /// as they are.
+    /// as they are. A node that names no host of its own has the one by which it was asked. The
+    /// function must not block or panic.
     ///
     /// # Examples
     ///
@@ -258,6 +266,18 @@ impl RedisConfig {
         Self { mapping: Arc::new(map), ..self }
     }
 
+    /// Sets what the names of all keys in Redis begin with, `ratelimit` by default. See
+    /// [`RedisStore::prefix`](crate::RedisStore::prefix).
+    ///
+    /// # Panics
+    ///
+    /// If the prefix holds a `{`, which would decide about the slots in a cluster.
+    #[must_use]
+    pub fn prefix(self, prefix: &str) -> Self {
+        assert_prefix(prefix);
+        Self { prefix: prefix.into(), ..self }
+    }
+
     /// Sets the number of connections to each server, 1 by default. One carries as many decisions
     /// as a core of Redis can make; more help where a proxy or TLS is slower than that.
     ///
@@ -281,28 +301,32 @@ impl RedisConfig {
         let server = match &self.topology {
             Topology::Server(url) => {
                 let tls = self.security(slice::from_ref(url))?;
-                Server::One(self.server_endpoint(url, &tls))
+                Server::One(self.server_endpoint(url, &tls)?)
             }
             Topology::Sentinels { sentinels, name, master } => {
                 let (tls, sentinel_tls) =
                     (self.security(slice::from_ref(master))?, self.sentinel_security(sentinels)?);
-                let nodes = sentinels.iter().map(|url| url.endpoint(&sentinel_tls));
-                let template = self.server_endpoint(master, &tls);
+                let nodes: Result<_, _> = sentinels
+                    .iter()
+                    .map(|url| with_password(url.endpoint(&sentinel_tls)))
+                    .collect();
+                let template = self.server_endpoint(master, &tls)?;
                 let mapping = self.mapping.clone();
-                let sentinels = Sentinels::new(nodes.collect(), name.clone(), template, mapping);
+                let sentinels = Sentinels::new(nodes?, name.clone(), template, mapping);
                 Server::Sentinel(sentinels)
             }
             Topology::Cluster(urls) => {
                 let tls = self.security(urls)?;
-                let seeds = urls.iter().map(|url| self.server_endpoint(url, &tls)).collect();
-                let cluster = Cluster::new(seeds, self.connections, self.mapping.clone());
+                let seeds: Result<_, _> =
+                    urls.iter().map(|url| self.server_endpoint(url, &tls)).collect();
+                let cluster = Cluster::new(seeds?, self.connections, self.mapping.clone());
                 return Ok(Route::Cluster(Arc::new(cluster)));
             }
         };
         Ok(Route::to(server, self.connections))
     }
 
-    fn server_endpoint(&self, url: &Url, tls: &Security) -> Endpoint {
+    fn server_endpoint(&self, url: &Url, tls: &Security) -> Result<Endpoint, StoreError> {
         let mut endpoint = url.endpoint(tls);
         if let Some(user) = &self.user {
             endpoint.login = endpoint.login.set_username(user);
@@ -313,7 +337,8 @@ impl RedisConfig {
         if let Some(database) = self.database {
             endpoint.login = endpoint.login.set_db(database);
         }
-        Endpoint { credentials: self.credentials.clone(), ..endpoint }
+        endpoint.credentials = self.credentials.clone();
+        with_password(endpoint)
     }
 
     #[cfg(feature = "tls-rustls")]
@@ -334,6 +359,20 @@ impl RedisConfig {
     #[cfg(not(feature = "tls-rustls"))]
     fn sentinel_security(&self, urls: &[Url]) -> Result<Security, StoreError> {
         Security::new(urls)
+    }
+}
+
+/// Refuses a user without a password: Redis would take the login as one of the user `default`.
+fn with_password(endpoint: Endpoint) -> Result<Endpoint, StoreError> {
+    let Endpoint { place, login, credentials, .. } = &endpoint;
+    match login.username() {
+        Some(user) if login.password().is_none() && credentials.is_none() => {
+            Err(StoreError::config(format!(
+                "cannot log in at {place} as {user}: there is no password; add it to the URL or by \
+                 `RedisConfig::password` (any text for a user with `nopass`)"
+            )))
+        }
+        _ => Ok(endpoint),
     }
 }
 
@@ -386,6 +425,11 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
+/// Braces decide about the slot of a key.
+pub(super) fn assert_prefix(prefix: &str) {
+    assert!(!prefix.contains('{'), "the prefix {prefix:?} holds a '{{'");
+}
+
 /// A URL that was read.
 #[derive(Clone)]
 struct Url {
@@ -424,7 +468,7 @@ impl Url {
         };
         // Servers before 7.2 do not know CLIENT SETINFO, and a user may not be allowed to use it.
         let mut login = info.redis_settings().clone().set_skip_set_lib_name();
-        if !url.contains("protocol=") {
+        if !url.rsplit_once('?').is_some_and(|(_, query)| query.contains("protocol=")) {
             login = login.set_protocol(ProtocolVersion::RESP3);
         }
         Ok(Self { place, login, is_tls })
@@ -447,6 +491,12 @@ impl Url {
             Ok(urls) if urls.is_empty() => {
                 Err(StoreError::config(format!("cannot find Redis: there is no URL; write {form}")))
             }
+            Ok(urls) if urls.iter().any(|url| url.is_tls != urls[0].is_tls) => {
+                Err(StoreError::config(
+                    "cannot use redis:// and rediss:// URLs together: the nodes that are not \
+                     listed are connected to as the first one is; write rediss:// for all of them",
+                ))
+            }
             urls => urls,
         }
     }
@@ -454,14 +504,14 @@ impl Url {
 
 /// The URL without its user, its password and its query.
 fn masked(url: &str) -> String {
-    let end = url.find('?').unwrap_or(url.len());
-    let shown = &url[..end];
-    match (shown.find("://"), shown.rfind('@')) {
-        (Some(scheme), Some(at)) if at > scheme => {
-            [&shown[..scheme], "://***@", &shown[at + 1..]].concat()
-        }
-        (None, Some(at)) => ["***@", &shown[at + 1..]].concat(),
-        _ => shown.to_owned(),
+    let without_query = |url: &str| url.split('?').next().unwrap_or_default().to_owned();
+    if url.contains("unix://") {
+        return without_query(url); // it has the password in the query
+    }
+    let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
+    match url.rsplit_once('@') {
+        Some((_, rest)) => [scheme, "***@", &without_query(rest)].concat(),
+        None => without_query(url),
     }
 }
 
@@ -493,7 +543,9 @@ mod tests {
             ("redis://alice:secret@host:6379/0", "redis://***@host:6379/0"),
             ("redis://:se@cret@host", "redis://***@host"),
             ("alice:secret@host", "***@host"),
-            ("unix:///a/socket?pass=secret", "unix:///a/socket"),
+            ("redis://alice:sec?ret@host:6379/0", "redis://***@host:6379/0"),
+            ("redis://host?secret=1", "redis://host"),
+            ("unix:///a/socket?pass=sec@ret", "unix:///a/socket"),
             ("localhost", "localhost"),
         ] {
             assert_eq!(masked(url), shown);

@@ -1,3 +1,5 @@
+//! A connection to a server: it sends commands and reads what their answers say about the connection.
+
 use std::{
     io, mem,
     sync::{Arc, Mutex},
@@ -96,8 +98,13 @@ pub(super) async fn connect(
     breaker: Arc<Breaker>,
     slot: Arc<Mutex<Option<Connection>>>,
 ) -> Result<Connection, RedisError> {
+    let mut was_cut = false;
     loop {
         let connection = connect_once(&server, &breaker).await?;
+        // As where it is closed during the login: those who wait for it are not under way.
+        if connection.has_ended() && !mem::replace(&mut was_cut, true) {
+            continue;
+        }
         if connection.leads_to(&server) {
             *lock(&slot) = Some(connection.clone());
             return Ok(connection);
@@ -126,7 +133,10 @@ async fn connect_once(server: &Server, breaker: &Arc<Breaker>) -> Result<Connect
     if has_one_clock {
         // While nothing else is on the way, so that the clocks are compared well.
         let time = redis::cmd("TIME");
-        if let Ok(time) = timeout(ANSWER_TIMEOUT, connection.send(&time, false)).await {
+        let time = timeout(ANSWER_TIMEOUT, connection.send(&time, false)).await;
+        if let Ok(time) = time
+            && !connection.has_ended()
+        {
             let (seconds, micros): (f64, f64) = read(time)?;
             lock(&connection.answers).age(connection.asked, seconds * 1e6 + micros);
         }
@@ -152,6 +162,28 @@ pub(super) fn is_answer(error: &RedisError) -> bool {
 fn is_routine(error: &RedisError) -> bool {
     use ServerErrorKind::{Ask, Moved, NoScript, TryAgain};
     matches!(error.kind(), ErrorKind::Server(Ask | Moved | NoScript | TryAgain))
+}
+
+/// The codes by which a server answers that it changes nothing now, whatever the key is.
+const REFUSALS: [&str; 9] = [
+    "BUSY",
+    "CLUSTERDOWN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+];
+
+/// Whether the server has answered that it changes nothing now. A script ends at its first write then.
+pub(super) fn is_refusal(error: &RedisError) -> bool {
+    REFUSALS.iter().any(|code| {
+        // Redis 6.2 puts what stops a script into an `ERR`.
+        let in_detail = || error.detail().is_some_and(|it| it.contains(&format!(" -{code} ")));
+        error.code() == Some(code) || in_detail()
+    })
 }
 
 /// Whether an error means that the connection is of no use, and not that the server refused a command.
@@ -210,7 +242,7 @@ impl Connection {
             lock(&self.answers).unanswered = None;
             self.breaker.count_answer();
             if question.is_script() {
-                self.breaker.answered(sent.elapsed());
+                self.breaker.answered(sent.elapsed(), !error.is_some_and(is_refusal));
             }
             if let Some(error) = error.filter(|it| !is_routine(it)) {
                 self.breaker.noticed(&StoreError::of_redis(error.clone()));
@@ -222,11 +254,10 @@ impl Connection {
     /// Lets the runtime read whether the server has closed the connection: it has not, if a task blocked it, or the
     /// process was stopped.
     async fn read_what_came_while_idle(&self) {
-        let now = Instant::now();
-        let idle = now - mem::replace(&mut lock(&self.answers).asked, now);
-        if idle >= IDLE {
+        if lock(&self.answers).asked.elapsed() >= IDLE {
             yield_now().await;
         }
+        lock(&self.answers).asked = Instant::now();
     }
 
     /// Whether nothing of the last command was written before the connection ended.

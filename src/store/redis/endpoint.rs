@@ -6,6 +6,7 @@ use std::{
     fmt,
     future::poll_fn,
     io,
+    net::SocketAddr,
     path::PathBuf,
     pin::{Pin, pin},
     sync::{
@@ -158,52 +159,58 @@ impl Endpoint {
         within: Duration,
         ends: Instant,
     ) -> Result<Channel, Failure> {
-        let stream = match &self.place {
-            Place::Tcp((host, port)) => self.connect(host, *port, within, ends).await?,
+        let (host, port) = match &self.place {
+            Place::Tcp((host, port)) => (host, *port),
             #[cfg(unix)]
             Place::Unix(path) => {
-                let connect = tokio::net::UnixStream::connect(path);
-                boxed(before(ends, connect).await.map_err(|it| cannot("connect", &it, within, ""))?)
+                let stream = before(ends, tokio::net::UnixStream::connect(path)).await;
+                let stream = stream.map_err(|it| cannot("connect", &it, within, ""))?;
+                return log_in(boxed(stream), login, config, within, ends, "").await;
             }
             #[cfg(not(unix))]
             Place::Unix(_) => {
                 return Err(RedisError::from(io::Error::from(io::ErrorKind::Unsupported)).into());
             }
         };
-        let traffic = Arc::<Traffic>::default();
-        let stream = Watched { stream, traffic: traffic.clone() };
-        let login = MultiplexedConnection::new_with_config(login, stream, config);
-        let hint = match self.tls {
-            None => "; if the port expects TLS, write rediss:// instead of redis://",
-            Some(_) => "",
-        };
-        let cannot_log_in = |cause: io::Error| cannot("log in", &cause, within, hint);
-        let (commands, driver) = match timeout_at(ends, login).await {
-            Ok(Err(error)) if error.is_connection_dropped() => {
-                let error = cannot_log_in(io::Error::other("the server closed the connection"));
-                return Err(Failure { error, is_cut: true });
+        let addresses = before(ends, lookup_host((&**host, port))).await;
+        let addresses =
+            addresses.map_err(|it| cannot("resolve the name", &it, within, "; check it"))?;
+        // All addresses of the name at once: the first that lets us in counts.
+        let mut attempts = JoinSet::new();
+        for address in addresses {
+            let (endpoint, host, login, config) =
+                (self.clone(), host.clone(), login.clone(), config.clone());
+            attempts.spawn(async move {
+                let stream = endpoint.connect(address, &host, within, ends).await?;
+                let hint = match endpoint.tls {
+                    None => "; if the port expects TLS, write rediss:// instead of redis://",
+                    Some(_) => "",
+                };
+                log_in(stream, &login, config, within, ends, hint).await
+            });
+        }
+        let mut failure = None;
+        while let Some(attempt) = attempts.join_next().await {
+            match attempt
+                .unwrap_or_else(|error| Err(RedisError::from(io::Error::other(error)).into()))
+            {
+                Ok(channel) => return Ok(channel),
+                Err(error) => failure = Some(error),
             }
-            Ok(Err(error)) if error.kind() == ErrorKind::Parse => {
-                return Err(cannot_log_in(io::Error::other(error)).into());
-            }
-            Ok(result) => result?,
-            Err(_) => return Err(cannot_log_in(io::ErrorKind::TimedOut.into()).into()),
-        };
-        let driver = Driver(tokio::spawn(driver).abort_handle());
-        Ok(Channel { commands, traffic, _driver: Arc::new(driver) })
+        }
+        let none = || cannot("connect", &io::Error::other("the name has no address"), within, "");
+        Err(failure.unwrap_or_else(|| none().into()))
     }
 
+    #[cfg_attr(not(feature = "tls-rustls"), allow(unused_variables))]
     async fn connect(
         &self,
+        address: SocketAddr,
         host: &str,
-        port: u16,
         within: Duration,
         ends: Instant,
     ) -> Result<Pin<Box<dyn Stream>>, RedisError> {
-        let addresses = before(ends, lookup_host((host, port))).await;
-        let addresses =
-            addresses.map_err(|it| cannot("resolve the name", &it, within, "; check it"))?;
-        let tcp = before(ends, connect_first(addresses.collect())).await;
+        let tcp = before(ends, TcpStream::connect(address)).await;
         let tcp = tcp.map_err(|it| cannot("connect", &it, within, ""))?;
         tcp.set_nodelay(true)?;
         match &self.tls {
@@ -220,7 +227,10 @@ impl Endpoint {
                     });
                     let hint = match is_of_certificate {
                         true => "; check the host name, and the certificates of `Tls`",
-                        false => "; if the port does not expect TLS, write redis://",
+                        false => {
+                            "; if the port does not expect TLS, write redis:// and leave out \
+                             `RedisConfig::tls`"
+                        }
                     };
                     cannot("begin TLS", &error, within, hint)
                 })?;
@@ -230,6 +240,34 @@ impl Endpoint {
             Some(never) => match *never {},
         }
     }
+}
+
+/// Logs in over a stream. The hint is for a server that does not understand it.
+async fn log_in(
+    stream: Pin<Box<dyn Stream>>,
+    login: &RedisConnectionInfo,
+    config: AsyncConnectionConfig,
+    within: Duration,
+    ends: Instant,
+    hint: &str,
+) -> Result<Channel, Failure> {
+    let traffic = Arc::<Traffic>::default();
+    let stream = Watched { stream, traffic: traffic.clone() };
+    let login = MultiplexedConnection::new_with_config(login, stream, config);
+    let cannot_log_in = |cause: io::Error| cannot("log in", &cause, within, hint);
+    let (commands, driver) = match timeout_at(ends, login).await {
+        Ok(Err(error)) if error.is_connection_dropped() => {
+            let error = cannot_log_in(io::Error::other("the server closed the connection"));
+            return Err(Failure { error, is_cut: true });
+        }
+        Ok(Err(error)) if error.kind() == ErrorKind::Parse => {
+            return Err(cannot_log_in(io::Error::other(error)).into());
+        }
+        Ok(result) => result?,
+        Err(_) => return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into()),
+    };
+    let driver = Driver(tokio::spawn(driver).abort_handle());
+    Ok(Channel { commands, traffic, _driver: Arc::new(driver) })
 }
 
 /// Returns what the first future does, or nothing if the second one ends before.
@@ -250,19 +288,6 @@ pub(super) async fn race<T>(
         })
     })
     .await
-}
-
-/// Returns the first connection of those to the addresses of a host.
-async fn connect_first(addresses: Vec<std::net::SocketAddr>) -> io::Result<TcpStream> {
-    let mut attempts: JoinSet<_> = addresses.into_iter().map(TcpStream::connect).collect();
-    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    while let Some(attempt) = attempts.join_next().await {
-        match attempt.map_err(io::Error::other).and_then(|result| result) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => failure = error,
-        }
-    }
-    Err(failure)
 }
 
 async fn before<T>(ends: Instant, stage: impl Future<Output = io::Result<T>>) -> io::Result<T> {

@@ -1,4 +1,8 @@
+//! The connections to one server: made when they are needed, given up when they are of no use. Commands wait for
+//! them within the deadline, and fail at once while the breaker is open.
+
 use std::{
+    mem,
     pin::pin,
     sync::{
         Arc, Mutex,
@@ -10,7 +14,7 @@ use std::{
 use redis::{ErrorKind, FromRedisValue, RedisError};
 use tokio::{
     runtime::Handle,
-    task::JoinHandle,
+    task::{JoinError, JoinHandle},
     time::{sleep, timeout},
 };
 
@@ -47,7 +51,7 @@ pub(super) struct Link {
     /// The number of questions, which go round the slots.
     asked: AtomicUsize,
     breaker: Arc<Breaker>,
-    connections_made: AtomicUsize,
+    connections_made: Arc<AtomicUsize>,
     /// The key of the last script that got no answer.
     failed_key: Mutex<Box<[u8]>>,
     /// What is to be returned in the background.
@@ -65,8 +69,19 @@ struct Slot {
 #[derive(Default)]
 struct Attempts {
     /// A task of its own, so that it goes on if the deadline of who waits for it passes, and when it began.
-    running: Option<(JoinHandle<Result<Connection, RedisError>>, Instant)>,
-    failed: Option<(RedisError, Instant)>,
+    running: Option<(JoinHandle<Result<Connection, FailedAttempt>>, Instant)>,
+    failed: Option<FailedAttempt>,
+}
+
+struct FailedAttempt {
+    error: RedisError,
+    at: Instant,
+}
+
+impl FailedAttempt {
+    fn new(error: RedisError) -> Self {
+        Self { error, at: Instant::now() }
+    }
 }
 
 /// The time within which a call is answered, however many commands it takes.
@@ -122,7 +137,7 @@ impl Link {
     pub(super) fn with(server: Arc<Server>, connections: usize, breaker: Arc<Breaker>) -> Self {
         let slots = (0..connections).map(|_| Slot::default()).collect();
         let (asked, releases) = (AtomicUsize::new(0), Queue::default());
-        let (connections_made, failed_key) = (AtomicUsize::new(0), Mutex::default());
+        let (connections_made, failed_key) = (Arc::default(), Mutex::default());
         let name = server.name().map(Arc::new);
         Self { server, name, slots, asked, breaker, connections_made, failed_key, releases }
     }
@@ -146,6 +161,20 @@ impl Link {
 
     pub(super) fn health(&self, deadline: Duration) -> Health {
         self.breaker.health(deadline)
+    }
+
+    /// Counts a call that was asked then and got no answer, although nothing was sent here. Returns its error.
+    pub(super) fn timed_out(self: &Arc<Self>, asked: Instant, deadline: Deadline) -> StoreError {
+        let error = self.named(StoreError::timeout(deadline.within)).unsent();
+        if self.breaker.failed(asked, deadline.within, &error) {
+            self.find_out();
+        }
+        error
+    }
+
+    /// The server is not called any more.
+    pub(super) fn leave(&self) {
+        self.breaker.leave();
     }
 
     /// The number of connections that were made so far.
@@ -191,6 +220,7 @@ impl Link {
         let slot = &self.slots[self.asked.fetch_add(1, Relaxed) % self.slots.len()];
         let (mut used, mut was_sent) = (None, false);
         let answer = async {
+            let mut was_resent = false;
             loop {
                 let connection = match timeout(deadline.left(), self.connection(slot)).await.ok()? {
                     Ok(connection) => used.insert(connection),
@@ -206,6 +236,9 @@ impl Link {
                 }
                 was_sent = false;
                 slot.give_up(connection);
+                if mem::replace(&mut was_resent, true) {
+                    sleep(RETRY_AFTER).await;
+                }
             }
         };
         let error = match (answer.await, used) {
@@ -255,28 +288,35 @@ impl Link {
         if let Some(connection) = slot.current(&self.server) {
             return Ok(connection);
         }
-        if let Some((error, _)) = attempts.failed.as_ref().filter(|it| it.1.elapsed() < RETRY_AFTER)
-        {
-            return Err(error.clone());
+        // Its caller may have given up before it failed.
+        if let Some((ended, _)) = attempts.running.take_if(|(task, _)| task.is_finished()) {
+            attempts.failed = attempt_result(ended).await.err();
+        }
+        if let Some(failed) = attempts.failed.as_ref().filter(|it| it.at.elapsed() < RETRY_AFTER) {
+            return Err(failed.error.clone());
         }
         // One that takes longer is in a runtime that does not run; what one that is over has made is given up.
-        let is_running = |(task, began): &mut (JoinHandle<_>, Instant)| {
-            !task.is_finished() && began.elapsed() <= 2 * LONGEST_ATTEMPT
-        };
-        let running = attempts.running.take_if(is_running);
+        let running = attempts.running.take_if(|(_, began)| began.elapsed() <= 2 * LONGEST_ATTEMPT);
         let (task, _) = attempts.running.insert(running.unwrap_or_else(|| {
             let (server, breaker) = (self.server.clone(), self.breaker.clone());
-            (tokio::spawn(connect(server, breaker, slot.current.clone())), Instant::now())
+            let (current, made) = (slot.current.clone(), self.connections_made.clone());
+            let attempt = async move {
+                let connection = connect(server, breaker, current).await;
+                let connection = connection.map_err(FailedAttempt::new)?;
+                made.fetch_add(1, Relaxed);
+                Ok(connection)
+            };
+            (tokio::spawn(attempt), Instant::now())
         }));
-        let result = task.await.unwrap_or_else(|_| {
-            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was given up")))
-        });
+        let result = attempt_result(task).await;
         attempts.running = None;
-        if result.is_ok() {
-            self.connections_made.fetch_add(1, Relaxed);
+        match result {
+            Ok(connection) => {
+                attempts.failed = None;
+                Ok(connection)
+            }
+            Err(failed) => Err(attempts.failed.insert(failed).error.clone()),
         }
-        attempts.failed = result.as_ref().err().map(|error| (error.clone(), Instant::now()));
-        result
     }
 
     /// Sees to it that somebody asks until Redis answers. Returns whether that is the caller.
@@ -308,6 +348,15 @@ impl Link {
         });
         false
     }
+}
+
+async fn attempt_result(
+    task: impl Future<Output = Result<Result<Connection, FailedAttempt>, JoinError>>,
+) -> Result<Connection, FailedAttempt> {
+    task.await.unwrap_or_else(|_| {
+        let error = (ErrorKind::Io, "the attempt to connect was given up");
+        Err(FailedAttempt::new(error.into()))
+    })
 }
 
 impl Slot {

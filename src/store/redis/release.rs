@@ -13,11 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, RedisError};
+use redis::Cmd;
 use tokio::{runtime::Handle, time::sleep};
 
 use super::{
     Question, Script,
+    connection::is_refusal,
     link::{Deadline, Link},
     route::Route,
 };
@@ -82,27 +83,6 @@ impl Job {
         };
         result.err().is_none_or(|error| error.was_sent() && !error.redis().is_some_and(is_refusal))
     }
-}
-
-/// The codes by which a server answers that it changes nothing now.
-const REFUSALS: [&str; 8] = [
-    "CLUSTERDOWN",
-    "LOADING",
-    "MASTERDOWN",
-    "MISCONF",
-    "NOREPLICAS",
-    "OOM",
-    "READONLY",
-    "TRYAGAIN",
-];
-
-/// Whether the server has answered that it changes nothing now. A script ends at its first write then.
-fn is_refusal(error: &RedisError) -> bool {
-    REFUSALS.iter().any(|code| {
-        // Redis 6.2 puts what stops a script into an `ERR`.
-        let in_detail = || error.detail().is_some_and(|it| it.contains(&format!(" -{code} ")));
-        error.code() == Some(code) || in_detail()
-    })
 }
 
 impl Releases {

@@ -30,6 +30,8 @@ pub(super) enum State {
     Unavailable(StoreError),
     /// After an outage of this length.
     Available(Duration),
+    /// The node has no slots any more.
+    Left,
 }
 
 #[derive(Debug)]
@@ -52,8 +54,8 @@ struct Period {
 impl Period {
     /// One that begins with a report.
     fn new(now: Instant, first: &State) -> Self {
-        let has_available = matches!(first, State::Available(_));
-        let has_unavailable = !has_available;
+        let has_unavailable = matches!(first, State::Unavailable(_));
+        let has_available = !has_unavailable;
         Self { ends: now + PERIOD, has_unavailable, has_available, held_back: None }
     }
 
@@ -61,7 +63,7 @@ impl Period {
     fn change(&mut self, state: State) -> Option<Report> {
         let reported = match state {
             State::Unavailable(_) => &mut self.has_unavailable,
-            State::Available(_) => &mut self.has_available,
+            State::Available(_) | State::Left => &mut self.has_available,
         };
         if self.held_back.is_none() && !mem::replace(reported, true) {
             return Some(Report { state, changes: 1 });
@@ -138,6 +140,9 @@ impl Reports {
                 ),
                 State::Available(after) => {
                     tracing::info!(node, changes, ?after, "Redis answers again");
+                }
+                State::Left => {
+                    tracing::info!(node, changes, "the node of the cluster has no slots any more");
                 }
             }
         }

@@ -1,3 +1,5 @@
+//! From a key to the server that has it.
+
 use std::{sync::Arc, time::Duration};
 
 use redis::FromRedisValue;

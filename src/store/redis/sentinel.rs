@@ -38,12 +38,14 @@ const QUESTION_PAUSE: Duration = Duration::from_millis(900);
 /// The least pause: an announcement leads to a question, and a Sentinel may send any number of
 /// these.
 const LEAST_PAUSE: Duration = Duration::from_millis(5);
-/// A Sentinel that does not connect, or answer, within this time counts as failed.
+/// A Sentinel that does not answer within this time counts as failed.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// After the first answer, the other Sentinels have this time, or twice what the first took: less
 /// than the default deadline of a decision, because it delays the first one while a Sentinel is
 /// unreachable.
 const GRACE: Duration = Duration::from_millis(50);
+/// The same while fewer than half of the Sentinels have answered: one that lies may be the fastest.
+const LONG_GRACE: Duration = Duration::from_millis(250);
 /// The pause after an attempt that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// While the server that is named refuses connections or is no master, an attempt goes on for this
@@ -131,6 +133,8 @@ enum Wait {
     Over,
     /// For a moment.
     Grace,
+    /// For longer, because most Sentinels have not answered.
+    LongGrace,
     Needed,
 }
 
@@ -247,17 +251,18 @@ impl Shared {
         let asked = Instant::now();
         let mut news = self.news.subscribe();
         self.poke();
-        let mut grace: Option<Duration> = None; // since then
+        let mut first_took: Option<Duration> = None;
         loop {
-            let left = match wait(&self.reports(), asked) {
+            let until = match wait(&self.reports(), asked) {
                 Wait::Over => break,
-                Wait::Needed => ANSWER_TIMEOUT.saturating_mul(3).saturating_sub(asked.elapsed()),
-                Wait::Grace => {
-                    let took = asked.elapsed();
-                    let end = *grace.get_or_insert(took + GRACE.max(2 * took));
-                    end.saturating_sub(took)
+                Wait::Needed => ANSWER_TIMEOUT.saturating_mul(3),
+                wait => {
+                    let took = *first_took.get_or_insert_with(|| asked.elapsed());
+                    let grace = if wait == Wait::Grace { GRACE } else { LONG_GRACE };
+                    took + grace.max(2 * took)
                 }
             };
+            let left = until.saturating_sub(asked.elapsed());
             if timeout(left, news.changed()).await.is_err() {
                 break;
             }
@@ -366,7 +371,10 @@ impl Shared {
             *lock(&moved) = Instant::now();
             self.learn();
             let nodes = self.nodes();
-            keepers.retain(|keeper| nodes.iter().any(|node| Arc::ptr_eq(node, &keeper.node)));
+            keepers.retain(|keeper| {
+                let is_known = nodes.iter().any(|node| Arc::ptr_eq(node, &keeper.node));
+                is_known && !keeper.task.is_finished() // it ends if the mapping panics
+            });
             for node in nodes {
                 if !keepers.iter().any(|keeper| Arc::ptr_eq(&node, &keeper.node)) {
                     let task = tokio::spawn(self.clone().keep(node.clone())).abort_handle();
@@ -386,7 +394,13 @@ impl Shared {
         };
         // Whatever they said last: a keeper that gets no answer reports that.
         let (Some(address), Wait::Over) = (address, wait(&self.reports(), None)) else { return };
-        for candidate in self.candidates().await {
+        let candidates = self.candidates().await;
+        // Without a majority, a master that says that it is one is not left.
+        let is_open = candidates.len() > 1 && candidates.contains(&address);
+        if is_open && self.open_master(&address).await.is_ok() {
+            return;
+        }
+        for candidate in candidates {
             if candidate == address {
                 return;
             }
@@ -456,7 +470,7 @@ impl Shared {
             }
             Ok::<(), SendError>(())
         };
-        node.endpoint.open(ANSWER_TIMEOUT, Some(ANSWER_TIMEOUT), Some(Arc::new(pushed))).await
+        node.endpoint.open(CONNECT_TIMEOUT, Some(ANSWER_TIMEOUT), Some(Arc::new(pushed))).await
     }
 
     async fn question(&self, node: &Node, connection: &mut Channel) -> Result<(), RedisError> {
@@ -648,8 +662,10 @@ fn wait(reports: &[Report], asked: impl Into<Option<Instant>>) -> Wait {
     let is_over = awaited == 0 && (answers > 0 || failed_before == 0);
     if is_over || 2 * most > all + awaited {
         Wait::Over
-    } else if all > 0 {
+    } else if all > 0 && 2 * answers >= reports.len() {
         Wait::Grace
+    } else if all > 0 {
+        Wait::LongGrace
     } else {
         Wait::Needed
     }

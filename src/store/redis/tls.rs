@@ -98,7 +98,11 @@ impl Tls {
         };
         let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(|error| unusable("the crypto provider", error))?
+            .map_err(|error| {
+                StoreError::config(format!(
+                    "cannot use TLS: {error}; install a crypto provider with TLS 1.2 or 1.3"
+                ))
+            })?
             .with_root_certificates(roots);
         let config = match self.client.as_deref() {
             Some(Identity { chain, key }) => config

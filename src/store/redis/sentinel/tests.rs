@@ -54,12 +54,13 @@ fn answers_are_waited_for_while_they_can_change_the_result() {
     let unknown = Report::Unknown(Instant::now());
     for (reports, expected) in [
         (vec![Report::Awaited; 3], Wait::Needed),
-        (vec![named("x"), Report::Awaited, Report::Awaited], Wait::Grace),
+        (vec![named("x"), Report::Awaited, Report::Awaited], Wait::LongGrace),
+        (vec![named("x"), Report::Awaited], Wait::Grace),
         (vec![named("x"), named("y"), Report::Awaited], Wait::Grace),
         (vec![named("x"), named("x"), Report::Awaited], Wait::Over),
         (vec![named("x"), named("y"), named("z")], Wait::Over),
         // A hung Sentinel named one before, and may do so again.
-        (vec![named("x"), old_name.clone(), failed()], Wait::Grace),
+        (vec![named("x"), old_name.clone(), failed()], Wait::LongGrace),
         (vec![named("x"), old_failure.clone(), failed()], Wait::Over),
         (vec![unknown.clone(), Report::Awaited], Wait::Needed),
         (vec![unknown, old_failure.clone()], Wait::Over),
