@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicU16, AtomicUsize, Ordering::SeqCst},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -516,37 +517,58 @@ async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
 /// One that was asked for just before may have been answered by the server that had the address then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_slots_are_read_after_each_new_connection_also_if_they_were_read_just_before() {
-    let port = Arc::new(AtomicU16::new(0));
-    let (reads, decisions) = (Arc::new(AtomicUsize::new(0)), AtomicUsize::new(0));
-    let (read, own_port) = (reads.clone(), port.clone());
-    let node = Fake::start(move |_, words| match words[0] {
-        "CLUSTER" => {
-            read.fetch_add(1, SeqCst);
-            let port = own_port.load(SeqCst);
-            format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
+    // The second connection takes longer than the first request that waits for it.
+    for login in [0, 150] {
+        let port = Arc::new(AtomicU16::new(0));
+        let (reads, decisions) = (Arc::new(AtomicUsize::new(0)), AtomicUsize::new(0));
+        let (read, own_port) = (reads.clone(), port.clone());
+        let node = Fake::start(move |connection, words| match words[0] {
+            "CLUSTER" => {
+                read.fetch_add(1, SeqCst);
+                let port = own_port.load(SeqCst);
+                format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
+            }
+            "TIME" => {
+                if connection == 2 {
+                    thread::sleep(Duration::from_millis(login));
+                }
+                array(&["1700000000", "0"])
+            }
+            "EVALSHA" if decisions.fetch_add(1, SeqCst) == 1 => String::new(),
+            _ => "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned(),
+        });
+        port.store(node.port(), SeqCst);
+        let store = RedisStore::cluster([node.url()]).unwrap();
+        let limiter = load::limiter(&store.deadline(Duration::from_millis(100)));
+        let _ = eventually(async || limiter.check(key("user")).await).await;
+        assert!(limiter.check(key("user")).await.is_err(), "the connection ends");
+        let before = reads.load(SeqCst);
+        let _ = eventually(async || limiter.check(key("user")).await).await;
+        assert_eq!(node.connections(), 2);
+        let mut soon = 0;
+        for check in 0..350 {
+            let _ = eventually(async || limiter.check(key("user")).await).await;
+            sleep(Duration::from_millis(20)).await;
+            if check == 70 {
+                soon = reads.load(SeqCst);
+            }
         }
-        "TIME" => array(&["1700000000", "0"]),
-        "EVALSHA" if decisions.fetch_add(1, SeqCst) == 1 => String::new(),
-        _ => "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned(),
-    });
-    port.store(node.port(), SeqCst);
-    let store = RedisStore::cluster([node.url()]).unwrap();
-    let limiter = load::limiter(&store.deadline(Duration::from_secs(30)));
-    let _ = limiter.check(key("user")).await.unwrap();
-    assert!(limiter.check(key("user")).await.is_err(), "the connection ends");
-    let before = reads.load(SeqCst);
-    let _ = limiter.check(key("user")).await.unwrap();
-    assert_eq!(node.connections(), 2);
-    let mut soon = 0;
-    for check in 0..350 {
-        let _ = limiter.check(key("user")).await.unwrap();
-        sleep(Duration::from_millis(20)).await;
-        if check == 70 {
-            soon = reads.load(SeqCst);
-        }
+        assert!(soon > before);
+        assert!(reads.load(SeqCst) >= soon + 2, "and again, if no replica was promoted yet");
     }
-    assert!(soon > before);
-    assert!(reads.load(SeqCst) >= soon + 2, "and again, as no replica may have been promoted yet");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_whose_seeds_all_hang_keeps_only_the_first_requests_waiting() {
+    let hung = [hung(), hung(), hung()];
+    let store = RedisStore::cluster(hung.each_ref().map(|(_, url)| url)).unwrap();
+    let limiter = load::limiter(&store);
+    for _ in 0..20 {
+        assert!(limiter.check(key("user")).await.is_err());
+    }
+    let health = store.health();
+    assert!(!health.is_available);
+    assert!(health.skipped >= 10, "{health:?}");
 }
 
 /// As behind port forwarding.

@@ -8,7 +8,7 @@ use std::{
     net::TcpListener,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
@@ -389,6 +389,42 @@ async fn sentinels_that_do_not_answer_are_named_in_the_error() {
         );
     }
     assert!(source.contains("; check"), "{source}");
+}
+
+/// One of two says that another server is the master. Neither of them can be believed more than the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_majority_a_master_is_not_left() {
+    let masters = [(); 2].map(|()| {
+        Fake::start(|_, words| match words[0] {
+            "ROLE" => array(&["master"]),
+            "TIME" => array(&["1700000000", "0"]),
+            _ => "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned(),
+        })
+    });
+    let has_changed = Arc::new(AtomicBool::new(false));
+    let ports = masters.each_ref().map(|it| it.port().to_string());
+    let sentinels = [0, 1].map(|number| {
+        let (has_changed, ports) = (has_changed.clone(), ports.clone());
+        Fake::start(move |_, words| match words {
+            ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _] => {
+                let place = usize::from(number == 1 && has_changed.load(SeqCst));
+                array(&["127.0.0.1", &ports[place]])
+            }
+            ["SENTINEL", "MASTER", _] => map(&[("config-epoch", ["1", "9"][number])]),
+            _ => "-ERR unknown\r\n".to_owned(),
+        })
+    });
+    let store = RedisStore::sentinel(sentinels.each_ref().map(Fake::url), NAME).unwrap();
+    let limiter = limiter(&store.deadline(Duration::from_secs(30)));
+    let _ = limiter.check(key("user")).await.unwrap();
+    has_changed.store(true, SeqCst);
+    let [first, second] = &masters;
+    for _ in 0..100 {
+        let _ = limiter.check(key("user")).await.unwrap();
+        sleep(Duration::from_millis(25)).await;
+    }
+    assert_eq!(second.connections(), 0);
+    assert!(first.connections() > 1, "its role was asked for again");
 }
 
 /// As behind port forwarding. Without Sentinels, decisions go on.
