@@ -3,6 +3,7 @@
 mod support;
 
 use std::{
+    net::TcpStream,
     pin::Pin,
     sync::{
         Arc,
@@ -18,7 +19,9 @@ use redis::{
     auth::{BasicAuth, StreamingCredentialsProvider},
 };
 use support::{
-    ALGORITHMS, limits, patient,
+    ALGORITHMS,
+    cluster::{free_port, until},
+    limits, patient,
     sentinel::fake::{Fake, array},
     server::RedisServer,
     with_sources,
@@ -236,9 +239,12 @@ fn kill_connections_of(server: &RedisServer, user: &str) {
 /// request comes.
 #[tokio::test]
 async fn a_connection_that_the_server_closes_fails_no_later_request() {
-    let server = RedisServer::start();
+    let port = free_port().to_string();
+    let server = RedisServer::start_with(&["--port", &port, "--bind", "127.0.0.1"]);
+    let url = format!("redis://127.0.0.1:{port}");
+    until("the port is open", || TcpStream::connect(format!("127.0.0.1:{port}")).is_ok());
     for protocol in ["", "?protocol=resp2"] {
-        let store = patient(RedisStore::lazy(&(server.url() + protocol)).unwrap());
+        let store = patient(RedisStore::lazy(&(url.clone() + protocol)).unwrap());
         let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000));
         let _ = limiter.check(protocol).await.unwrap();
         for _ in 0..20 {

@@ -1,7 +1,7 @@
 //! A connection to a server: it sends commands and reads what their answers say about the connection.
 
 use std::{
-    io, mem,
+    io,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -98,13 +98,8 @@ pub(super) async fn connect(
     breaker: Arc<Breaker>,
     slot: Arc<Mutex<Option<Connection>>>,
 ) -> Result<Connection, RedisError> {
-    let mut was_cut = false;
     loop {
         let connection = connect_once(&server, &breaker).await?;
-        // As where it is closed during the login: those who wait for it are not under way.
-        if connection.has_ended() && !mem::replace(&mut was_cut, true) {
-            continue;
-        }
         if connection.leads_to(&server) {
             *lock(&slot) = Some(connection.clone());
             return Ok(connection);
@@ -134,8 +129,9 @@ async fn connect_once(server: &Server, breaker: &Arc<Breaker>) -> Result<Connect
         // While nothing else is on the way, so that the clocks are compared well.
         let time = redis::cmd("TIME");
         let time = timeout(ANSWER_TIMEOUT, connection.send(&time, false)).await;
-        if let Ok(time) = time
-            && !connection.has_ended()
+        // If the connection has ended, its callers have not sent anything, and take another one.
+        if !connection.has_ended()
+            && let Ok(time) = time
         {
             let (seconds, micros): (f64, f64) = read(time)?;
             lock(&connection.answers).age(connection.asked, seconds * 1e6 + micros);
