@@ -18,6 +18,7 @@ use support::{
     load::{
         self, Load, Tasks, eventually, key, redis_key, turn, until, until_decided, until_server,
     },
+    permissions,
     sentinel::fake::{Fake, array},
     server::RedisServer,
 };
@@ -354,17 +355,16 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
 
     // Of a slot whose keys are not there any more, the next node is asked, and only for this once. A user who may
     // do what the documentation says is enough.
-    let permissions = "on >secret ~ratelimit:* resetchannels -@all +evalsha +eval +time +getrange +set \
-                       +del +cluster|slots +asking";
+    let permissions = permissions("clustered").join(" ");
     for master in &cluster.masters {
-        let words = ["ACL", "SETUSER", "limiter"].into_iter().chain(permissions.split(' '));
+        let words = ["ACL"].into_iter().chain(permissions.split(' '));
         let () = master.ask(&words.collect::<Vec<_>>());
     }
     let slot = cluster.slot("ratelimit:ping");
     let from = usize::from(slot) * 3 / usize::from(SLOTS);
     let to = (from + 1) % 3;
     cluster.begin_to_move(slot, from, to);
-    let urls = cluster.urls().into_iter().map(|it| it.replace("//", "//limiter:secret@"));
+    let urls = cluster.urls().into_iter().map(|it| it.replace("//", "//clustered:secret@"));
     let store = RedisStore::cluster(urls).unwrap().deadline(Duration::from_secs(30));
     until("the store answers", async || store.ping().await.is_ok()).await;
     let mut pings = JoinSet::new();

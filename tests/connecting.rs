@@ -21,7 +21,7 @@ use redis::{
 use support::{
     ALGORITHMS,
     cluster::{free_port, until},
-    limits, patient,
+    limits, patient, permissions,
     sentinel::fake::{Fake, array},
     server::RedisServer,
     with_sources,
@@ -33,18 +33,11 @@ use tower_ratelimit::{
     redisson::{self, RateType},
 };
 
-/// What docs/operation.md lets a user do.
-fn documented_permissions(start: &str) -> Vec<String> {
-    let page = include_str!("../docs/operation.md");
-    let line = page.lines().find(|line| line.starts_with(start)).expect("the page has the line");
-    line.split_whitespace().skip(1).map(String::from).collect()
-}
-
 #[tokio::test]
 async fn a_user_with_the_documented_permissions_can_do_all() {
     let server = RedisServer::start();
     let mut admin = server.connection();
-    redis::cmd("ACL").arg(documented_permissions("ACL SETUSER limiter ")).exec(&mut admin).unwrap();
+    redis::cmd("ACL").arg(permissions("limiter")).exec(&mut admin).unwrap();
     let url = format!("{}?user=limiter&pass=secret", server.url());
     let store = patient(RedisStore::connect(&url).await.unwrap());
     for algorithm in ALGORITHMS {
@@ -74,7 +67,7 @@ async fn a_user_with_the_documented_permissions_can_do_all() {
     let charge = Charge::new(limiter("a"), "key").and(Charge::new(limiter("b"), "other"));
     let decision = charge.check().await.unwrap();
     charge.cancel(decision).await.unwrap();
-    for command in documented_permissions("ACL SETUSER limiter ") {
+    for command in permissions("limiter") {
         if let Some(command) = command.strip_prefix('+') {
             assert!(server.calls(command) > 0, "{command} is not needed");
         }
@@ -89,7 +82,7 @@ async fn a_user_with_the_documented_permissions_can_do_all() {
 async fn a_redisson_user_with_the_documented_permissions_can_do_all() {
     let server = RedisServer::start();
     let mut admin = server.connection();
-    redis::cmd("ACL").arg(documented_permissions("ACL SETUSER shared ")).exec(&mut admin).unwrap();
+    redis::cmd("ACL").arg(permissions("shared")).exec(&mut admin).unwrap();
     let url = format!("{}?user=shared&pass=secret", server.url());
     let limiter = redisson::RateLimiter::new(
         patient(RedisStore::connect(&url).await.unwrap()),

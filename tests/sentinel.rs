@@ -16,6 +16,7 @@ use std::{
 use support::{
     cluster::free_port,
     load::{Load, Tasks, eventually, key, limiter, turn, until, until_decided, until_server},
+    permissions,
     sentinel::{
         NAME, Watched,
         fake::{Fake, array, map, push},
@@ -282,6 +283,29 @@ async fn a_missing_permission_to_subscribe_is_reported_once() {
     let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     assert_eq!(lines.matches("+subscribe").count(), 1, "{lines}");
     assert_eq!(lines.lines().count(), 1, "{lines}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_with_the_documented_permissions_are_enough() {
+    let _turn = turn().await;
+    let mut watched = Watched::start(None);
+    let permissions = permissions("watched").join(" ");
+    let words: Vec<_> = ["ACL"].into_iter().chain(permissions.split(' ')).collect();
+    task::block_in_place(|| {
+        watched.watch();
+        let () = watched.ask(0, &words).unwrap();
+    });
+    let sentinels = watched.sentinel_urls_as("listener");
+    let store = RedisStore::sentinel(sentinels, &format!("redis://watched:secret@{NAME}")).unwrap();
+    store.ping().await.unwrap();
+    until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
+    let limiter = limiter(&store.deadline(Duration::from_secs(30)));
+    let _ = limiter.check(key("user")).await.unwrap();
+    task::block_in_place(|| {
+        let log: redis::Value = watched.ask(0, &["ACL", "LOG"]).unwrap();
+        assert!(log.as_sequence().is_some_and(<[_]>::is_empty), "{log:?}");
+        assert_eq!(watched.refusals(), [0; 3]);
+    });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

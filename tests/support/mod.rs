@@ -46,6 +46,14 @@ pub async fn redis_store(server: &RedisServer) -> RedisStore {
     patient(RedisStore::connect(&server.url()).await.expect("the server runs"))
 }
 
+/// What docs/operation.md lets a user do, as arguments of `ACL`.
+pub fn permissions(user: &str) -> Vec<String> {
+    let page = include_str!("../../docs/operation.md");
+    let start = format!("ACL SETUSER {user} ");
+    let line = page.lines().find(|line| line.starts_with(&start)).expect("the page has the line");
+    line.split_whitespace().skip(1).map(String::from).collect()
+}
+
 /// With a deadline that a busy machine keeps, too.
 pub fn patient(store: RedisStore) -> RedisStore {
     store.deadline(Duration::from_secs(30))

@@ -14,18 +14,18 @@ use tempfile::TempDir;
 use super::{
     certificates::Certificates,
     cluster::{free_port, until},
+    permissions,
     server::{RedisServer, program},
 };
 
 pub const NAME: &str = "limits";
 
-/// Users of the Sentinels, whose password is `secret`: one that may do what a store needs, and one
-/// that may not subscribe.
-const USERS: &str = "user listener on >secret resetchannels &+switch-master \
-    +sentinel|get-master-addr-by-name +sentinel|sentinels +sentinel|myid +sentinel|master \
-    +subscribe\n\
-    user asker on >secret resetchannels \
-    +sentinel|get-master-addr-by-name +sentinel|sentinels +sentinel|myid +sentinel|master\n";
+/// Users of the Sentinels, whose password is `secret`: the documented one, and one that may not subscribe.
+fn users() -> String {
+    let listener = permissions("listener")[2..].join(" ");
+    let asker = listener.replace("&+switch-master ", "").replace(" +subscribe", "");
+    format!("user listener {listener}\nuser asker {asker}\n")
+}
 
 pub struct Watched {
     /// The master comes first, in the beginning.
@@ -110,8 +110,9 @@ impl Watched {
                 "port {port}\nbind 127.0.0.1\ndir {}\n\
                  sentinel monitor {NAME} 127.0.0.1 {master} 2\n\
                  sentinel down-after-milliseconds {NAME} 1000\n\
-                 sentinel failover-timeout {NAME} 5000\n{USERS}{}{}",
+                 sentinel failover-timeout {NAME} 5000\n{}{}{}",
                 folder.path().display(),
+                users(),
                 auth.as_deref().unwrap_or_default(),
                 tls.unwrap_or_default(),
             );
