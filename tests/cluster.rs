@@ -14,7 +14,7 @@ use std::{
 
 use support::{
     ALGORITHMS,
-    cluster::{self, Cluster, SLOTS, free_port},
+    cluster::{ANNOUNCED, ANNOUNCED_BELOW, Cluster, SLOTS, free_port},
     load::{
         self, Load, Tasks, eventually, key, redis_key, turn, until, until_decided, until_server,
     },
@@ -575,18 +575,8 @@ async fn a_cluster_whose_seeds_all_hang_keeps_only_the_first_requests_waiting() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_addresses_that_the_nodes_name_are_mapped() {
     let _turn = turn().await;
-    let cluster = Cluster::start(3, false, &SETTINGS);
-    let ports: Vec<_> = cluster.masters.iter().map(|node| node.port).collect();
-    block_in_place(|| {
-        for (number, node) in (1..).zip(&cluster.masters) {
-            let () = node.ask(&["CONFIG", "SET", "cluster-announce-port", &format!("{number}")]);
-        }
-        cluster::until("the nodes name the other ports", || {
-            let slots: String = cluster.masters[0].ask(&["CLUSTER", "NODES"]);
-            (1..=3).all(|number| slots.contains(&format!("127.0.0.1:{number}@")))
-        });
-    });
-    let map = move |host: &str, port| (host.to_owned(), ports[usize::from(port) - 1]);
+    let cluster = Cluster::start(3, false, &["--cluster-announce-port", ANNOUNCED]);
+    let map = |host: &str, port| (host.to_owned(), port + ANNOUNCED_BELOW);
     let config = RedisConfig::cluster([cluster.masters[0].url()]).unwrap().map_addresses(map);
     let store = RedisStore::new(config).unwrap();
     store.ping().await.unwrap();

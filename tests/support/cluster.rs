@@ -12,6 +12,10 @@ use super::server::RedisServer;
 
 pub const SLOTS: u16 = 1 << 14;
 
+/// Stands in settings for a port by so much below that of the node, which nobody listens at.
+pub const ANNOUNCED: &str = "ANNOUNCED";
+pub const ANNOUNCED_BELOW: u16 = 9_999;
+
 /// A port that is free, as is the one 10,000 above it, where the nodes of a cluster talk. Neither is one that
 /// connections get by themselves.
 pub fn free_port() -> u16 {
@@ -39,6 +43,9 @@ impl Node {
         let port = free_port();
         let text = port.to_string();
         let is_by_tls = settings.contains(&"--tls-cluster");
+        let announced = (port - ANNOUNCED_BELOW).to_string();
+        let settings: Vec<_> =
+            settings.iter().map(|&it| if it == ANNOUNCED { &*announced } else { it }).collect();
         let own = [
             if is_by_tls { "--tls-port" } else { "--port" },
             &text,
@@ -49,7 +56,7 @@ impl Node {
             "--repl-diskless-sync-delay",
             "0",
         ];
-        let server = RedisServer::start_with(&[&own, settings].concat());
+        let server = RedisServer::start_with(&[&own, &*settings].concat());
         let mut node = Self { server, port, id: String::new() };
         node.id = node.ask(&["CLUSTER", "MYID"]);
         node
