@@ -176,7 +176,9 @@ impl Cluster {
                 return Err(error);
             };
             match kind {
-                _ if deadline.is_over() => return Err(error),
+                kind if deadline.is_over() && kind != ServerErrorKind::TryAgain => {
+                    return Err(error);
+                }
                 ServerErrorKind::Moved => {
                     self.learn(None);
                     let Some(next) = self.named(&error, &node) else { return Err(error) };
