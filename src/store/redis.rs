@@ -1,5 +1,6 @@
 //! The store in Redis: keys, scripts and their replies. How commands reach a server is in the modules below.
 
+mod answers;
 mod breaker;
 mod cluster;
 mod config;
@@ -30,11 +31,12 @@ pub(crate) use self::link::Deadline;
 pub use self::tls::Tls;
 pub use self::{breaker::Health, config::RedisConfig};
 use self::{
-    config::assert_prefix,
+    config::{DEFAULT_DEADLINE, DEFAULT_PREFIX, assert_prefix},
     connection::Question,
+    endpoint::ANSWER_TIMEOUT,
     release::{Job, Releases, Run},
     route::Route,
-    server::{ANSWER_TIMEOUT, Server},
+    server::Server,
 };
 use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store};
 use crate::{
@@ -43,10 +45,6 @@ use crate::{
     error::StoreError,
     key::Key,
 };
-
-const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
-
-const DEFAULT_PREFIX: &str = "ratelimit";
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
 ///

@@ -24,15 +24,15 @@ use tokio::{
 };
 
 use super::{
+    answers::is_answer,
     breaker::{Breaker, Counters, Health},
-    config::Mapping,
-    connection::{Connection, Question, is_answer},
-    endpoint::{Address, Endpoint, Place},
+    connection::{Connection, Question},
+    endpoint::{ANSWER_TIMEOUT, Address, Endpoint, Mapping, Place},
     link::{Deadline, Link},
     probe::Probe,
     release::Queue,
     route::Route,
-    server::{ANSWER_TIMEOUT, Server},
+    server::Server,
 };
 use crate::{error::StoreError, store::lock};
 

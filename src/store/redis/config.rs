@@ -1,27 +1,25 @@
 //! Where Redis is, and how to log in there. All constructors of a store are made from it.
 
-use std::{fmt, pin::Pin, slice, sync::Arc, time::Duration};
+use std::{fmt, slice, sync::Arc, time::Duration};
 
 use redis::{
     ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
-    RedisResult,
-    auth::{BasicAuth, StreamingCredentialsProvider},
+    auth::StreamingCredentialsProvider,
 };
 
 #[cfg(feature = "tls-rustls")]
 use super::tls::Tls;
 use super::{
-    DEFAULT_DEADLINE, DEFAULT_PREFIX,
     cluster::Cluster,
-    endpoint::{Address, Connector, Endpoint, Place},
+    endpoint::{Connector, Credentials, Endpoint, Mapping, Place},
     route::Route,
     sentinel::Sentinels,
     server::Server,
 };
 use crate::error::StoreError;
 
-/// The address to connect to, for an address that a Sentinel or a node of a cluster names.
-pub(super) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
+pub(super) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+pub(super) const DEFAULT_PREFIX: &str = "ratelimit";
 
 /// Where Redis is, and how to log in there: one server, a master behind Sentinels, or a cluster.
 ///
@@ -512,18 +510,6 @@ fn masked(url: &str) -> String {
     match url.rsplit_once('@') {
         Some((_, rest)) => [scheme, "***@", &without_query(rest)].concat(),
         None => without_query(url),
-    }
-}
-
-/// Where the user and the password come from.
-#[derive(Clone)]
-pub(super) struct Credentials(Arc<dyn StreamingCredentialsProvider>);
-
-impl StreamingCredentialsProvider for Credentials {
-    fn subscribe(
-        &self,
-    ) -> Pin<Box<dyn futures_core::Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
-        self.0.subscribe()
     }
 }
 

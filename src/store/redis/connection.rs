@@ -10,9 +10,10 @@ use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, ServerErrorKind, Va
 use tokio::{runtime::Handle, task::yield_now, time::timeout};
 
 use super::{
+    answers::{is_answer, is_refusal, is_routine},
     breaker::Breaker,
-    endpoint::{Traffic, race},
-    server::{ANSWER_TIMEOUT, Connected, Server, Wire},
+    endpoint::{ANSWER_TIMEOUT, Traffic, race},
+    server::{Connected, Server, Wire},
 };
 use crate::{algorithm::Verdict, error::StoreError, store::lock};
 
@@ -145,56 +146,6 @@ fn read<T: FromRedisValue>(reply: Result<Value, RedisError>) -> Result<T, RedisE
     T::from_redis_value(reply?.extract_error()?).map_err(|error| {
         (ErrorKind::UnexpectedReturnType, "no answer of ours", error.to_string()).into()
     })
-}
-
-/// Whether the server has answered, if with an error.
-pub(super) fn is_answer(error: &RedisError) -> bool {
-    // An extension is an error of a kind that the client has no name for.
-    let kind = error.kind();
-    matches!(kind, ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::UnexpectedReturnType)
-}
-
-/// Whether it says how to go on.
-fn is_routine(error: &RedisError) -> bool {
-    use ServerErrorKind::{Ask, Moved, NoScript, TryAgain};
-    matches!(error.kind(), ErrorKind::Server(Ask | Moved | NoScript | TryAgain))
-}
-
-/// The codes by which a server answers that it changes nothing now, whatever the key is.
-const REFUSALS: [&str; 9] = [
-    "BUSY",
-    "CLUSTERDOWN",
-    "LOADING",
-    "MASTERDOWN",
-    "MISCONF",
-    "NOREPLICAS",
-    "OOM",
-    "READONLY",
-    "TRYAGAIN",
-];
-
-/// Whether the server has answered that it changes nothing now. A script ends at its first write then.
-pub(super) fn is_refusal(error: &RedisError) -> bool {
-    REFUSALS.iter().any(|code| {
-        // Redis 6.2 puts what stops a script into an `ERR`.
-        let in_detail = || error.detail().is_some_and(|it| it.contains(&format!(" -{code} ")));
-        error.code() == Some(code) || in_detail()
-    })
-}
-
-/// Whether an error means that the connection is of no use, and not that the server refused a command.
-pub(super) fn is_of_the_connection(error: &RedisError) -> bool {
-    // A server that loads its data may have been replaced as the master.
-    let is_loading = error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading);
-    error.is_io_error() || error.is_unrecoverable_error() || is_loading || is_of_a_replica(error)
-}
-
-/// Whether the server may not write: after a failover it may have become a replica.
-pub(super) fn is_of_a_replica(error: &RedisError) -> bool {
-    use ServerErrorKind::{MasterDown, ReadOnly};
-    matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
-        // Redis 6.2 puts what stops a script into an `ERR`.
-        || error.detail().is_some_and(|detail| detail.contains(" -READONLY "))
 }
 
 impl Connection {

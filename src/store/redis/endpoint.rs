@@ -22,8 +22,9 @@ use std::{
 
 use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, ProtocolVersion, RedisConnectionInfo,
-    RedisError, RedisFuture, Value,
+    RedisError, RedisFuture, RedisResult, Value,
     aio::{AsyncPushSender, ConnectionLike, MultiplexedConnection},
+    auth::{BasicAuth, StreamingCredentialsProvider},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -33,10 +34,17 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::config::Credentials;
+/// The time in which a server must answer a command that is not a decision.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for opening a connection and logging in. It is less than that of a ping, whose error then tells the
+/// reason.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// A host and a port.
 pub(super) type Address = (String, u16);
+
+/// The address to connect to, for an address that a Sentinel or a node of a cluster names.
+pub(super) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
 
 pub(super) type Pushes = Arc<dyn AsyncPushSender>;
 
@@ -70,6 +78,18 @@ impl fmt::Display for Place {
             Self::Tcp((host, port)) => write!(f, "{host}:{port}"),
             Self::Unix(path) => path.display().fmt(f),
         }
+    }
+}
+
+/// Where the user and the password come from.
+#[derive(Clone)]
+pub(super) struct Credentials(pub(super) Arc<dyn StreamingCredentialsProvider>);
+
+impl StreamingCredentialsProvider for Credentials {
+    fn subscribe(
+        &self,
+    ) -> Pin<Box<dyn futures_core::Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+        self.0.subscribe()
     }
 }
 

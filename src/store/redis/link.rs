@@ -19,8 +19,9 @@ use tokio::{
 };
 
 use super::{
+    answers::{is_answer, is_of_the_connection},
     breaker::{Breaker, Duty, Health},
-    connection::{Connection, LONGEST_ATTEMPT, Question, connect, is_answer, is_of_the_connection},
+    connection::{Connection, LONGEST_ATTEMPT, Question, connect},
     probe::Probe,
     release::Queue,
     server::Server,

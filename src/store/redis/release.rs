@@ -18,7 +18,7 @@ use tokio::{runtime::Handle, time::sleep};
 
 use super::{
     Question, Script,
-    connection::is_refusal,
+    answers::is_refusal,
     link::{Deadline, Link},
     route::Route,
 };

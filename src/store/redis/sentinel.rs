@@ -26,10 +26,11 @@ use tokio::{
 };
 
 use super::{
-    config::Mapping,
-    connection::is_answer,
-    endpoint::{Address, Channel, Endpoint, Place, race},
-    server::{ANSWER_TIMEOUT as ROLE_TIMEOUT, CONNECT_TIMEOUT},
+    answers::is_answer,
+    endpoint::{
+        ANSWER_TIMEOUT as ROLE_TIMEOUT, Address, CONNECT_TIMEOUT, Channel, Endpoint, Mapping,
+        Place, race,
+    },
 };
 use crate::{redisson::drawn_out, store::lock};
 

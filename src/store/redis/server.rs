@@ -1,19 +1,13 @@
 //! The servers that connections are made to.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use redis::{RedisError, aio::ConnectionLike};
 
 use super::{
-    endpoint::{Endpoint, Traffic},
+    endpoint::{CONNECT_TIMEOUT, Endpoint, Traffic},
     sentinel::Sentinels,
 };
-
-/// The time in which a server must answer a command that is not a decision.
-pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time for opening a connection and logging in. It is less than that of a ping, whose error then tells the
-/// reason.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// What connections are made to.
 #[allow(clippy::large_enum_variant, reason = "there is one per store, or node of a cluster")]
