@@ -13,8 +13,8 @@ use tower_ratelimit::RedisStore;
 
 use crate::{
     deployment::Deployment,
-    instance::Place,
     load::{Load, Moment, Record, Settings},
+    namespace::Place,
 };
 
 /// The first argument of a client.

@@ -5,8 +5,9 @@ use std::{error::Error, sync::mpsc, thread};
 use tower_ratelimit::RedisStore;
 
 use crate::{
-    instance::{Instance, Place},
+    instance::Instance,
     load::{Moment, now, until},
+    namespace::Place,
 };
 
 const NAME: &str = "limits";

@@ -3,33 +3,19 @@
 use std::{
     error::Error,
     fs,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::Duration,
 };
 
 use redis::{FromRedisValue, RedisResult};
 use tempfile::TempDir;
 
-use crate::{cluster::free_port, load::until, server::program};
-
-/// An address, and the id of a process in its network namespace, if it is not that of the program.
-#[derive(Clone, Debug)]
-pub struct Place {
-    pub address: &'static str,
-    pub namespace: Option<String>,
-}
-
-impl Place {
-    pub const LOCAL: Self = Self { address: "127.0.0.1", namespace: None };
-
-    /// Returns a command that runs a program in the namespace.
-    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let Some(id) = &self.namespace else { return Command::new(program) };
-        let mut command = Command::new("nsenter");
-        command.args(["--target", id, "--net", "--"]).arg(program);
-        command
-    }
-}
+use crate::{
+    cluster::free_port,
+    load::until,
+    namespace::{Place, run},
+    server::program,
+};
 
 /// A running server or Sentinel. It is killed when this is dropped.
 pub struct Instance {
@@ -124,7 +110,7 @@ impl Instance {
 
     fn signal(&self, signal: &str) -> Result<(), Box<dyn Error>> {
         let process = self.process.as_ref().ok_or("the server does not run")?;
-        crate::namespace::run("kill", &[signal, &process.id().to_string()])
+        run("kill", &[signal, &process.id().to_string()])
     }
 
     pub fn url(&self) -> String {

@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use crate::{instance::Place, load::until};
+use crate::load::until;
 
 const LINK: &str = "faults0";
 const PEER: &str = "faults1";
@@ -83,6 +83,25 @@ impl Namespace {
     pub fn heal(&self) -> Result<(), Box<dyn Error>> {
         run("ip", &["neighbour", "delete", INSIDE, "dev", LINK])?;
         self.run(&["ip", "neighbour", "delete", OUTSIDE, "dev", PEER])
+    }
+}
+
+/// An address, and the id of a process in its network namespace, if it is not that of the program.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub address: &'static str,
+    pub namespace: Option<String>,
+}
+
+impl Place {
+    pub const LOCAL: Self = Self { address: "127.0.0.1", namespace: None };
+
+    /// Returns a command that runs a program in the namespace.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let Some(id) = &self.namespace else { return Command::new(program) };
+        let mut command = Command::new("nsenter");
+        command.args(["--target", id, "--net", "--"]).arg(program);
+        command
     }
 }
 

@@ -8,9 +8,9 @@ use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
 use super::Rows;
 use crate::{
     deployment::{Deployment, Plan},
-    instance::{Instance, Place},
+    instance::Instance,
     load::{Moment, now, reason, until},
-    namespace::run,
+    namespace::{Place, run},
     table::Row,
 };
 
