@@ -1,3 +1,5 @@
+//! The body of a response: that of the service, or the text of a rejection.
+
 use std::{
     pin::Pin,
     task::{Context, Poll},

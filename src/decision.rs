@@ -1,3 +1,5 @@
+//! The answer of a limiter: whether the request is allowed, what remains, and when to come back.
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{

@@ -1,3 +1,5 @@
+//! The Tower layer and its settings. What happens to a request is in `service.rs` and `future.rs`.
+
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;

@@ -1,3 +1,5 @@
+//! A limiter: a name, a quota and an algorithm over a store.
+
 use std::{
     sync::{Arc, OnceLock},
     time::Duration,

@@ -1,3 +1,5 @@
+//! A quota: the requests that a period allows, and the burst; also as text.
+
 use std::{fmt, str::FromStr, time::Duration};
 
 const MICROS_PER_DAY: u64 = 86_400_000_000;

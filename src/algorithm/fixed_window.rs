@@ -1,3 +1,5 @@
+//! The fixed window: one count for each window of the clock. Its Lua twin is `scripts/fixed_window.lua`.
+
 use super::{
     Ask, Compact, Outcome, Verdict, max,
     reservations::{Count, Release, Reservation, Reserved},

@@ -1,3 +1,5 @@
+//! The leaky bucket: requests leave at a steady rate, and the others queue. Its Lua twin is `scripts/leaky_bucket.lua`.
+
 use super::{
     Ask, Compact, Outcome, Rate, Verdict, ceil_div, convert, floor_div, max, min,
     reservations::{Count, Release, Reservation, Reserved},

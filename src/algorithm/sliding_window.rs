@@ -1,3 +1,6 @@
+//! The sliding window: counts of parts of a window, the oldest weighted by what is left of it. Its Lua twin is
+//! `scripts/sliding_window.lua`.
+
 use super::{
     Ask, Outcome, Verdict,
     reservations::{Count, Release, Reservation, Reserved},

@@ -1,3 +1,5 @@
+//! Several limits for one request: all of them admit it, or none. Its Lua twin is `scripts/together.lua`.
+
 use super::{Action, Ask, Outcome, Verdict};
 
 /// Asks several limits together, as `scripts/together.lua` does: a request is admitted by all of its limits

@@ -1,3 +1,5 @@
+//! The token bucket: a debt that is repaid at a steady rate, up to the burst. Its Lua twin is `scripts/token_bucket.lua`.
+
 use super::{
     Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, convert, floor_div, max, min,
     reservations::{Count, Release, Reservation, Reserved},

@@ -1,3 +1,5 @@
+//! One type for the limiters that a charge can have, ours and that of Redisson.
+
 use std::pin::Pin;
 
 #[cfg(feature = "redis")]

@@ -1,3 +1,5 @@
+//! Named limits and quotas from TOML, JSON and the like, with errors that name the field.
+
 use std::fmt;
 
 use serde::de::{

@@ -1,3 +1,5 @@
+//! Named limits and quotas to TOML, JSON and the like.
+
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use super::{Limit, Limits, refill_name};

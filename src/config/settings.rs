@@ -1,3 +1,5 @@
+//! The fields of one limit in a file: which there are, and whether they go together.
+
 use super::Limit;
 use crate::{
     algorithm::{Algorithm, Refill},

@@ -1,3 +1,5 @@
+//! The address of the client as a key, behind trusted proxies.
+
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,

@@ -1,3 +1,5 @@
+//! One key for all requests.
+
 use super::{Key, KeyExtractor};
 use crate::error::RequestError;
 

@@ -1,3 +1,5 @@
+//! The value of a header as a key.
+
 use http::{HeaderName, request::Parts};
 
 use super::{Key, KeyExtractor, Scope};

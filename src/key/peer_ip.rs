@@ -1,3 +1,5 @@
+//! The address of the peer as a key.
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use http::{Extensions, request::Parts};

@@ -1,3 +1,5 @@
+//! The route that axum matched as a key.
+
 use axum::extract::MatchedPath;
 use http::request::Parts;
 

@@ -1,3 +1,5 @@
+//! Text of a key, in place if it is short.
+
 /// The longest text that lies in place: with it, a key and its counts fill a cache line.
 const SHORT: usize = 30;
 

@@ -1,3 +1,5 @@
+//! Requests and responses of any type, rejected by a closure.
+
 use std::{fmt, sync::Arc};
 
 use super::{Charged, Charging, Exchange, Protocol, Rejection};

@@ -1,3 +1,5 @@
+//! HTTP and gRPC: which rejection each of them gets.
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;

@@ -1,3 +1,5 @@
+//! Taking permits of a limiter that is shared with Java, at once or in time.
+
 use std::{
     future::poll_fn,
     hash::{BuildHasher, RandomState},

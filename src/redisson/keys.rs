@@ -1,3 +1,5 @@
+//! The names of the keys that a limiter of Redisson has in Redis.
+
 use std::sync::OnceLock;
 
 use super::{id_of, random};

@@ -1,3 +1,5 @@
+//! A limiter of Redisson for each key, which copies a template's rate.
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},

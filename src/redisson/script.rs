@@ -1,3 +1,5 @@
+//! The scripts for Redisson's format, and what they return first.
+
 use std::sync::OnceLock;
 
 use redis::{Cmd, Script as Hashed};
