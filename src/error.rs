@@ -160,7 +160,17 @@ impl fmt::Display for RedisCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0.to_string();
         let is_closed = text.eq_ignore_ascii_case("broken pipe");
-        f.write_str(if is_closed { "the server closed the connection" } else { &text })
+        f.write_str(if is_closed { "the server closed the connection" } else { &text })?;
+        match self.0.code() {
+            Some("WRONGPASS" | "NOAUTH") => {
+                f.write_str("; check the user and the password in the URL or in `RedisConfig`")
+            }
+            Some("NOPERM") => f.write_str("; allow what docs/operation.md lists in Permissions"),
+            _ if text.contains("can't run this command") => {
+                f.write_str("; `RedisStore::ping` names the right that is missing")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -322,6 +332,7 @@ impl fmt::Display for StoreError {
                 Some(server) if self.is_answer() => {
                     write!(f, "Redis at {server} answered with an error")
                 }
+                None if self.is_answer() => f.write_str("Redis answered with an error"),
                 Some(server) => write!(f, "Redis at {server} is not available"),
                 None => f.write_str("the store is not available"),
             },

@@ -195,14 +195,21 @@ fn addresses_that_cannot_be_are_refused_at_once() {
         ),
         (RedisStore::lazy("redis://:secret@host/x"), "redis://***@host/x: Invalid database number"),
         (RedisStore::lazy("rediss://localhost/#insecure"), "`RedisConfig::tls`"),
+        (RedisStore::lazy("redis://:secret:localhost:1"), "the Redis URL redis://***: "),
+        (RedisStore::lazy("redis://secret@localhost"), "there is a user and no password"),
+        (RedisStore::lazy("redis://localhost/-1"), "a database has a number"),
+        (RedisStore::lazy("redis://localhost/?db=3"), "is the path of this URL"),
         (RedisStore::lazy("rediss://localhost"), "CryptoProvider::install_default"),
         (RedisStore::sentinel(Vec::<String>::new(), "mymaster"), "redis://HOST:26379"),
         (RedisStore::sentinel(["redis://127.0.0.1:26379"], "unix:///a/socket"), "NAME[/DB]"),
         (RedisStore::cluster(Vec::<String>::new()), "there is no URL"),
         (RedisStore::cluster(["unix:///a/socket"]), "the nodes of a cluster have hosts"),
         (RedisStore::cluster(["redis://a", "rediss://b"]), "write rediss:// for all of them"),
-        (RedisStore::lazy("redis://limiter@a"), "cannot log in at a:6379 as limiter"),
-        (RedisStore::sentinel(["redis://limiter@a"], "mymaster"), "there is no password"),
+        (RedisStore::lazy("redis://limiter@a"), "there is a user and no password"),
+        (
+            RedisStore::sentinel(["redis://limiter@a"], "mymaster"),
+            "there is a user and no password",
+        ),
     ];
     for (store, text) in cases {
         let told = with_sources(&store.unwrap_err());

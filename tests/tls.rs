@@ -69,8 +69,12 @@ async fn what_is_wrong_by_tls_is_told() {
     let (_, plain_port): (String, u16) =
         redis::cmd("CONFIG").arg(&["GET", "port"]).query(&mut admin).unwrap();
     for (url, tls, text) in [
-        (&*rediss, Some(ca_alone), "ertificate"), // told by the server, after the handshake
-        (&rediss, Some(stranger), "check the host name, and the certificates of `Tls`"),
+        (&*rediss, Some(ca_alone), "check the certificate of `Tls::client_certificate`"),
+        (
+            &rediss,
+            Some(stranger),
+            "give the CA that signed the certificate to `Tls::ca_certificates`",
+        ),
         (&rediss, None, "certificate"),
         (&format!("redis://127.0.0.1:{port}"), None, "write rediss:// instead of redis://"),
         (&format!("rediss://127.0.0.1:{plain_port}"), Some(good), "write redis:// and leave out"),

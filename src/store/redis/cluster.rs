@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{FromRedisValue, ServerErrorKind, Value};
+use redis::{Cmd, FromRedisValue, ServerErrorKind, Value};
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -226,6 +226,11 @@ impl Cluster {
         prefix: &str,
     ) -> Result<(), StoreError> {
         self.know_slots(deadline).await?;
+        if !self.knows_slots() {
+            let slots = slots_command();
+            let node = self.some_nodes().swap_remove(0);
+            let (_, _): (Value, _) = node.link.ask(deadline, Question::new(&slots)).await?;
+        }
         let mut probes: Vec<(Arc<Node>, Probe)> = vec![];
         let nodes = self
             .read(|map| map.slots.iter().flatten().map(Arc::as_ptr).collect::<HashSet<_>>().len());
@@ -243,9 +248,11 @@ impl Cluster {
         let mut pings = JoinSet::new();
         for (_, probe) in probes {
             let cluster = self.clone();
-            pings.spawn(
-                async move { cluster.ask::<()>(deadline, probe.question()).await.map(drop) },
-            );
+            pings.spawn(async move {
+                let by_text = probe.by_text();
+                let ((), _) = cluster.ask(deadline, Question::new(&by_text)).await?;
+                cluster.ask::<()>(deadline, probe.question()).await.map(drop)
+            });
         }
         pings.join_all().await.into_iter().collect()
     }
@@ -468,13 +475,18 @@ impl std::error::Error for OpenSlot {
 impl Node {
     /// Who has which slots, as far as the node knows.
     async fn slots(&self) -> Option<Vec<(RangeInclusive<usize>, Address)>> {
-        let mut slots = redis::cmd("CLUSTER");
-        slots.arg("SLOTS");
+        let slots = slots_command();
         let answer = self.link.ask(Deadline::new(ANSWER_TIMEOUT), Question::new(&slots)).await;
         let (ranges, _): (Vec<Vec<Value>>, _) = answer.ok()?;
         let owners: Vec<_> = ranges.iter().filter_map(|it| owned(it, &self.host)).collect();
         (!owners.is_empty()).then_some(owners)
     }
+}
+
+fn slots_command() -> Cmd {
+    let mut command = redis::cmd("CLUSTER");
+    command.arg("SLOTS");
+    command
 }
 
 /// A range of slots and its master, as the node at `teller` names it.

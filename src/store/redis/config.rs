@@ -364,10 +364,10 @@ impl RedisConfig {
 fn with_password(endpoint: Endpoint) -> Result<Endpoint, StoreError> {
     let Endpoint { place, login, credentials, .. } = &endpoint;
     match login.username() {
-        Some(user) if login.password().is_none() && credentials.is_none() => {
+        Some(_) if login.password().is_none() && credentials.is_none() => {
             Err(StoreError::config(format!(
-                "cannot log in at {place} as {user}: there is no password; add it to the URL or by \
-                 `RedisConfig::password` (any text for a user with `nopass`)"
+                "cannot log in at {place}: there is a user and no password; for a password alone \
+                 write redis://:PASSWORD@HOST, and for a user with `nopass` any password"
             )))
         }
         _ => Ok(endpoint),
@@ -440,8 +440,9 @@ impl Url {
     fn read(url: &str) -> Result<Self, StoreError> {
         let refused = |why: &str| {
             StoreError::config(format!(
-                "cannot use the Redis URL {}: {why}; write redis://HOST:PORT/, unix:///PATH, or \
-                 with the feature `tls-rustls` rediss://HOST:PORT/",
+                "cannot use the Redis URL {}: {why}; write redis://HOST:PORT/DB, unix:///PATH, or \
+                 with the feature `tls-rustls` rediss://HOST:PORT/DB, with special characters of a \
+                 password as in %2F for a slash",
                 masked(url)
             ))
         };
@@ -464,6 +465,12 @@ impl Url {
             ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
             other => return Err(refused(&format!("{other} is no address"))),
         };
+        if info.redis_settings().db() < 0 {
+            return Err(refused("a database has a number from 0 on"));
+        }
+        if matches!(place, Place::Tcp(_)) && url.contains("?db=") {
+            return Err(refused("the database is the path of this URL"));
+        }
         // Servers before 7.2 do not know CLIENT SETINFO, and a user may not be allowed to use it.
         let mut login = info.redis_settings().clone().set_skip_set_lib_name();
         if !url.rsplit_once('?').is_some_and(|(_, query)| query.contains("protocol=")) {
@@ -509,6 +516,8 @@ fn masked(url: &str) -> String {
     let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
     match url.rsplit_once('@') {
         Some((_, rest)) => [scheme, "***@", &without_query(rest)].concat(),
+        // A password that is followed by no '@' stands where the port should.
+        None if url[scheme.len()..].matches(':').count() > 1 => [scheme, "***"].concat(),
         None => without_query(url),
     }
 }
@@ -531,6 +540,7 @@ mod tests {
             ("alice:secret@host", "***@host"),
             ("redis://alice:sec?ret@host:6379/0", "redis://***@host:6379/0"),
             ("redis://host?secret=1", "redis://host"),
+            ("redis://alice:secret:host:6379", "redis://***"),
             ("unix:///a/socket?pass=sec@ret", "unix:///a/socket"),
             ("localhost", "localhost"),
         ] {

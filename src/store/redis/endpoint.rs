@@ -130,6 +130,11 @@ impl ConnectionLike for Channel {
 }
 
 impl Endpoint {
+    /// Returns the address, for errors.
+    pub(super) fn name(&self) -> Arc<String> {
+        Arc::new(self.place.to_string())
+    }
+
     /// Returns the same way to log in at another address.
     pub(super) fn at(&self, address: Address) -> Self {
         Self { place: Place::Tcp(address), ..self.clone() }
@@ -204,7 +209,10 @@ impl Endpoint {
                 let stream = endpoint.connect(address, &host, within, ends).await?;
                 let hint = match endpoint.tls {
                     None => "; if the port expects TLS, write rediss:// instead of redis://",
-                    Some(_) => "",
+                    Some(_) => {
+                        "; check the certificate of `Tls::client_certificate`, and that the server \
+                         trusts the CA that signed it"
+                    }
                 };
                 log_in(stream, &login, config, within, ends, hint).await
             });
@@ -237,17 +245,22 @@ impl Endpoint {
             None => Ok(boxed(tcp)),
             #[cfg(feature = "tls-rustls")]
             Some(connector) => {
-                use tokio_rustls::rustls::{Error, pki_types::ServerName};
+                use tokio_rustls::rustls::{CertificateError, Error, pki_types::ServerName};
 
                 let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
                 let handshake = connector.connect(name, tcp);
                 let stream = before(ends, handshake).await.map_err(|error| {
-                    let is_of_certificate = error.get_ref().is_some_and(|error| {
-                        matches!(error.downcast_ref(), Some(Error::InvalidCertificate(_)))
-                    });
-                    let hint = match is_of_certificate {
-                        true => "; check the host name, and the certificates of `Tls`",
-                        false => {
+                    use CertificateError::{NotValidForName, NotValidForNameContext};
+
+                    let cause = error.get_ref().and_then(|error| error.downcast_ref());
+                    let hint = match cause {
+                        Some(Error::InvalidCertificate(
+                            NotValidForName | NotValidForNameContext { .. },
+                        )) => "; connect by a name that is in the certificate",
+                        Some(Error::InvalidCertificate(_)) => {
+                            "; give the CA that signed the certificate to `Tls::ca_certificates`"
+                        }
+                        _ => {
                             "; if the port does not expect TLS, write redis:// and leave out \
                              `RedisConfig::tls`"
                         }
@@ -280,7 +293,7 @@ async fn log_in(
             let error = cannot_log_in(io::Error::other("the server closed the connection"));
             return Err(Failure { error, is_cut: true });
         }
-        Ok(Err(error)) if error.kind() == ErrorKind::Parse => {
+        Ok(Err(error)) if error.kind() == ErrorKind::Parse || error.is_io_error() => {
             return Err(cannot_log_in(io::Error::other(error)).into());
         }
         Ok(result) => result?,

@@ -46,8 +46,6 @@ const LONGEST_GRACE: Duration = Duration::from_millis(20);
 /// The connections to the server, and whether it answers.
 pub(super) struct Link {
     server: Arc<Server>,
-    /// The name of the server, for errors.
-    name: Option<Arc<String>>,
     slots: Box<[Slot]>,
     /// The number of questions, which go round the slots.
     asked: AtomicUsize,
@@ -139,8 +137,7 @@ impl Link {
         let slots = (0..connections).map(|_| Slot::default()).collect();
         let (asked, releases) = (AtomicUsize::new(0), Queue::default());
         let (connections_made, failed_key) = (Arc::default(), Mutex::default());
-        let name = server.name().map(Arc::new);
-        Self { server, name, slots, asked, breaker, connections_made, failed_key, releases }
+        Self { server, slots, asked, breaker, connections_made, failed_key, releases }
     }
 
     pub(super) fn releases(&self) -> &Queue {
@@ -277,7 +274,7 @@ impl Link {
     }
 
     fn named(&self, error: StoreError) -> StoreError {
-        error.at(self.name.clone())
+        error.at(self.server.name())
     }
 
     async fn connection(&self, slot: &Slot) -> Result<Connection, RedisError> {

@@ -31,6 +31,13 @@ impl Probe {
         Self(command)
     }
 
+    /// The same script by its text: both are needed, whatever the server knows already.
+    pub(super) fn by_text(&self) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(&SCRIPT.text).arg(1).arg(self.question().key());
+        command
+    }
+
     pub(super) fn question(&self) -> Question<'_> {
         Question::script(&self.0, &SCRIPT.text)
     }

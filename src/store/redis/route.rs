@@ -66,6 +66,7 @@ impl Route {
         match self {
             Self::One(link) => {
                 let probe = Probe::beside(format!("{prefix}:{{ping}}").as_bytes());
+                let ((), _) = link.ask(deadline, Question::new(&probe.by_text())).await?;
                 link.ask(deadline, probe.question()).await.map(|((), _)| ())
             }
             Self::Cluster(cluster) => cluster.ping(deadline, prefix).await,

@@ -79,12 +79,16 @@ struct Shared {
     master: Mutex<Master>,
     watcher: Mutex<Option<Watcher>>,
     has_warned: AtomicBool,
+    /// The last address that could not be followed.
+    refused: Mutex<Option<Address>>,
 }
 
 /// The server that decisions are sent to.
 #[derive(Default)]
 struct Master {
     address: Option<Address>,
+    /// Its name and its address, for errors.
+    named: Option<Arc<String>>,
     /// The number of changes. A connection is void if there was one since it was made.
     generation: u64,
 }
@@ -164,12 +168,14 @@ impl Sentinels {
             master: Mutex::default(),
             watcher: Mutex::default(),
             has_warned: AtomicBool::new(false),
+            refused: Mutex::default(),
         }))
     }
 
-    /// Returns the name of the master.
-    pub(super) fn name(&self) -> &str {
-        &self.0.name
+    /// Returns the name of the master, and its address if it is known.
+    pub(super) fn name(&self) -> Arc<String> {
+        let named = lock(&self.0.master).named.clone();
+        named.unwrap_or_else(|| Arc::new(self.0.name.clone()))
     }
 
     /// Connects to the master. Returns the connection with the number by which to ask whether it
@@ -360,7 +366,11 @@ impl Shared {
         if master.generation != known {
             return None;
         }
-        master.address = Some(address);
+        let place = Place::Tcp(address.clone());
+        if let Some(old) = master.address.replace(address) {
+            event::master_changed(&self.name, &Place::Tcp(old), &place);
+        }
+        master.named = Some(Arc::new(format!("{} ({place})", self.name)));
         master.generation += 1;
         Some(master.generation)
     }
@@ -405,10 +415,21 @@ impl Shared {
             if candidate == address {
                 return;
             }
-            if self.open_master(&candidate).await.is_ok() {
-                self.follow(known, candidate);
-                return;
+            match self.open_master(&candidate).await {
+                Ok(_) => {
+                    self.follow(known, candidate);
+                    return;
+                }
+                Err(error) => self.refused(candidate, &error),
             }
+        }
+    }
+
+    /// Reports once that a server cannot be followed that the Sentinels name.
+    fn refused(&self, address: Address, error: &RedisError) {
+        if lock(&self.refused).as_ref() != Some(&address) {
+            event::not_followed(&self.name, &Place::Tcp(address.clone()), error);
+            *lock(&self.refused) = Some(address);
         }
     }
 
@@ -692,6 +713,26 @@ fn error(text: String) -> RedisError {
 
 mod event {
     use redis::RedisError;
+
+    use super::Place;
+
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+    pub(super) fn master_changed(master: &str, old: &Place, new: &Place) {
+        #[cfg(feature = "tracing")]
+        tracing::info!(master, %old, %new, "the Redis Sentinels name another master");
+    }
+
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+    pub(super) fn not_followed(master: &str, address: &Place, error: &RedisError) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(
+            master,
+            %address,
+            error = error as &dyn std::error::Error,
+            "cannot use the master that the Redis Sentinels name: decisions stay with the old one \
+             until it is demoted, and are lost then"
+        );
+    }
 
     #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
     pub(super) fn not_subscribed(master: &str, error: &RedisError) {

@@ -53,10 +53,10 @@ impl Server {
     }
 
     /// Returns the address, or what stands for it, for errors.
-    pub(super) fn name(&self) -> Option<String> {
+    pub(super) fn name(&self) -> Option<Arc<String>> {
         match self {
-            Self::One(endpoint) => Some(endpoint.place.to_string()),
-            Self::Sentinel(sentinels) => Some(sentinels.name().to_owned()),
+            Self::One(endpoint) => Some(endpoint.name()),
+            Self::Sentinel(sentinels) => Some(sentinels.name()),
             Self::Given(_) => None,
         }
     }
