@@ -221,10 +221,12 @@ local function sliding_log(key, arg)
     end
   end
 
-  if not asks and not commits and length > 0 then
-    release()
-  elseif action == 'release' then
-    redis.call('DEL', key) -- it is over
+  if not asks and not commits then
+    if length > 0 then
+      release()
+    else
+      redis.call('DEL', key) -- it is over
+    end
   end
   if action == 'release' then
     return {}

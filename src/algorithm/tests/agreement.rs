@@ -284,6 +284,24 @@ fn a_clock_that_steps_back_admits_nothing_extra_and_locks_nobody_out() {
 }
 
 #[test]
+fn what_is_over_when_it_is_refunded_stays_over_if_the_clock_steps_back() {
+    let server = RedisServer::start();
+    let quota = Quota::new(1, std::time::Duration::from_micros(1_727));
+    for (algorithm, quota) in super::contract::all_with(quota) {
+        let mut scripted = Scripted::new(&server, "{key}");
+        scripted.forget();
+        let params = Params::new(algorithm, quota).unwrap();
+        let mut twin = State::NeverSeen;
+        let reset = twin.clone().ask(&params, check(1, 1.7e15)).reset;
+        let steps = [(Action::Check, 0.0), (Action::Refund, reset), (Action::Check, reset - 3.0)];
+        for (action, at) in steps {
+            let ask = Ask { action, ..check(1, 1.7e15 + at) };
+            assert_eq!(scripted.ask(&params, ask), twin.ask(&params, ask), "{algorithm} {ask:?}");
+        }
+    }
+}
+
+#[test]
 fn to_look_changes_nothing_even_if_all_is_over() {
     for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
         let params = Params::new(algorithm, quota).unwrap();
