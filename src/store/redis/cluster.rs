@@ -154,7 +154,7 @@ impl Cluster {
         question: Question<'_>,
     ) -> Result<(T, Connection), StoreError> {
         let slot = slot_of(question.key());
-        if self.owner(slot).link.is_available_for(deadline.within()) {
+        if !self.knows_slots() && self.owner(slot).link.is_available_for(deadline.within()) {
             self.know_slots(deadline).await?;
         }
         let (mut node, mut is_asking) = (self.owner(slot), false);
