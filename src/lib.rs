@@ -56,36 +56,25 @@
 struct Readme;
 
 mod algorithm;
-mod body;
-mod charge;
 #[cfg(feature = "serde")]
 mod config;
 mod decision;
 mod error;
-mod failure;
-mod future;
-mod grpc;
-pub mod key;
-mod layer;
+mod keys;
 mod limiter;
+mod middleware;
 #[cfg(doc)]
 #[doc = include_str!("../docs/operation.md")]
 pub mod operation {}
-mod protocol;
 mod quota;
 #[cfg(feature = "redis")]
 pub mod redisson;
-mod response;
-mod retry;
-mod rule;
-mod service;
-mod shared;
 mod store;
-mod turn;
-mod waiters;
 
 #[cfg(feature = "serde")]
 pub use config::{Limit, Limits};
+#[doc(inline)]
+pub use middleware::extractor as key;
 #[cfg(feature = "redis")]
 pub use redis;
 #[cfg(feature = "tls-rustls")]
@@ -94,19 +83,15 @@ pub use store::Tls;
 pub use store::{Health, RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
-    body::ResponseBody,
-    charge::{AnyLimiter, Charge},
     decision::{Decision, Source},
     error::{ConfigError, Error, RequestError, StoreError},
-    failure::FailurePolicy,
-    future::ResponseFuture,
-    key::{Key, KeyExtractor},
-    layer::RateLimitLayer,
-    limiter::Limiter,
-    protocol::{Custom, Exchange, Http, IntoCost, MissingKey, Protocol, Rejection},
+    keys::Key,
+    limiter::{AnyLimiter, Charge, Limiter},
+    middleware::{
+        Custom, Exchange, FailurePolicy, Headers, Http, IntoCharge, IntoCost, KeyExtractor,
+        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, Reset, ResponseBody,
+        ResponseFuture, Rule,
+    },
     quota::{Quota, QuotaError},
-    response::{Headers, Reset},
-    rule::{IntoCharge, Rule},
-    service::RateLimit,
     store::{MemoryStore, Store, WhenFull},
 };

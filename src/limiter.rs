@@ -1,16 +1,29 @@
 //! A limiter: a name, a quota and an algorithm over a store.
 
+mod acquire;
+mod charge;
+mod retry;
+mod target;
+mod wait_queue;
+
 use std::{
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
+pub(crate) use self::acquire::{DEFAULT_MAX_LATENESS, Turn};
+#[cfg(test)]
+pub(crate) use self::retry::Retry;
+pub use self::{charge::Charge, target::AnyLimiter};
+pub(crate) use self::{
+    retry::RetryQueues,
+    wait_queue::{Place, Waiters},
+};
 use crate::{
     algorithm::{Action, Algorithm, Params, Release, micros},
-    charge::Charge,
     decision::{Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
-    key::Key,
+    keys::Key,
     quota::Quota,
     store::{Answer, AnyStore, Call, Demand, Name, Settings, Store},
 };

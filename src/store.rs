@@ -24,9 +24,9 @@ use crate::{
     algorithm::{Action, Algorithm, Ask, Params, Release},
     decision::{Decision, Policy, Source},
     error::Error,
-    key::Key,
+    keys::Key,
+    limiter::RetryQueues,
     quota::Quota,
-    retry::RetryQueues,
 };
 
 /// A place for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.

@@ -213,7 +213,7 @@ impl Drop for Attempt<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Charge, RedisStore, retry::Retry};
+    use crate::{Charge, RedisStore, limiter::Retry};
 
     #[test]
     fn a_delay_is_drawn_out_at_random_and_never_by_much() {

@@ -10,7 +10,7 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Receipt},
     error::{ConfigError, Error},
-    key::Key,
+    keys::Key,
     store::{Answer, Deadline, lock},
 };
 

@@ -31,7 +31,7 @@ use crate::{
     algorithm::{Ask, Release, Verdict},
     decision::Decision,
     error::{Error, StoreError},
-    key::Key,
+    keys::Key,
 };
 
 const DEFAULT_MAX_KEYS: usize = 100_000;

@@ -1,20 +1,6 @@
 //! The store in Redis: keys, scripts and their replies. How commands reach a server is in the modules below.
 
-mod answers;
-mod breaker;
-mod cluster;
-mod config;
-mod connection;
-mod endpoint;
-mod link;
-mod probe;
-mod release;
-mod reports;
-mod route;
-mod sentinel;
-mod server;
-#[cfg(feature = "tls-rustls")]
-mod tls;
+mod transport;
 
 use std::{
     fmt, mem,
@@ -26,24 +12,20 @@ use std::{
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, aio::ConnectionLike};
 use tokio::{runtime::Handle, task::JoinSet};
 
-pub(crate) use self::link::Deadline;
+pub(crate) use self::transport::Deadline;
 #[cfg(feature = "tls-rustls")]
-pub use self::tls::Tls;
-pub use self::{breaker::Health, config::RedisConfig};
-use self::{
-    config::{DEFAULT_DEADLINE, DEFAULT_PREFIX, assert_prefix},
-    connection::Question,
-    endpoint::ANSWER_TIMEOUT,
-    release::{Job, Releases, Run},
-    route::Route,
-    server::Server,
+pub use self::transport::Tls;
+use self::transport::{
+    ANSWER_TIMEOUT, DEFAULT_DEADLINE, DEFAULT_PREFIX, Job, Question, Releases, Route, Run, Server,
+    assert_prefix,
 };
+pub use self::transport::{Health, RedisConfig};
 use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store};
 use crate::{
     algorithm::{self, Action, Params, Release, SCRIPTS, Verdict},
     decision::{Decision, Policy, Receipt},
     error::StoreError,
-    key::Key,
+    keys::Key,
 };
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     decision::Source,
-    key::Key,
+    keys::Key,
     quota::Quota,
     store::{Call, Demand, MemoryStore, Settings},
 };

@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use super::WhenFull;
 use crate::{
     algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, Release, State, Verdict},
-    key::Text,
+    keys::Text,
     store::Settings,
 };
 

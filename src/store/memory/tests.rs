@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::*;
-use crate::{algorithm::Algorithm, charge::Charge, limiter::Limiter, quota::Quota};
+use crate::{algorithm::Algorithm, limiter::Charge, limiter::Limiter, quota::Quota};
 
 fn limiter(name: &str, store: &MemoryStore, quota: Quota) -> Limiter {
     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)

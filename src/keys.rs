@@ -1,0 +1,251 @@
+//! `Key`: escaped text of bounded length, which counts are kept under.
+
+mod text;
+
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    io::Write,
+    net::IpAddr,
+    str,
+};
+
+use sha2::{Digest, Sha256};
+
+pub(crate) use text::Text;
+
+/// Longer keys are replaced by their hash, so that a client cannot fill the store with a few of them.
+const LONGEST: usize = 128;
+
+/// What precedes the hash. A scope and a value have one `=` between them, and escape their own, so no
+/// scope makes this text.
+const HASHED: &str = "sha256==";
+
+/// Who a request is charged to.
+///
+/// A key is text that a person can read: of the bytes that it is made from, all but printable ASCII, and
+/// the characters `% { } = |`, are written as `%XX`. A key of more than 128 bytes becomes
+/// `sha256==` and its hash, which no shorter key is equal to. So a key may come from a client as it
+/// is: whatever it holds, it cannot be taken for a [scoped](Key::scoped) key, and it cannot choose
+/// its slot in a Redis Cluster by braces. (By trying many values, a client can still find keys that
+/// share a slot.)
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::Key;
+///
+/// assert_eq!(Key::from("alice").as_str(), "alice");
+/// assert_eq!(Key::from("a b=c").as_str(), "a%20b%3Dc");
+///
+/// let ip = Key::from("192.0.2.1".parse::<std::net::IpAddr>().unwrap());
+/// assert_eq!(ip.as_str(), "ip=192.0.2.1");
+/// assert_ne!(ip, Key::from("ip=192.0.2.1"));
+/// ```
+#[derive(Clone)]
+pub struct Key<'a>(Repr<'a>);
+
+/// The bytes of a key, which are all ASCII.
+#[derive(Clone)]
+enum Repr<'a> {
+    Borrowed(&'a [u8]),
+    Owned(Text),
+}
+
+impl<'a> Key<'a> {
+    /// A key that no key of another scope is equal to: `scope=value`.
+    #[must_use]
+    pub fn scoped(scope: &str, value: impl AsRef<[u8]>) -> Key<'static> {
+        Scope::new(scope).key(value.as_ref())
+    }
+
+    /// A key for both together: `this|other`.
+    #[must_use]
+    pub fn and(self, other: &Key<'_>) -> Key<'static> {
+        bounded([self.as_bytes(), b"|", other.as_bytes()].concat())
+    }
+
+    /// The key as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        str::from_utf8(self.as_bytes()).expect("a key is ASCII")
+    }
+
+    #[inline]
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Borrowed(bytes) => bytes,
+            Repr::Owned(text) => text.as_bytes(),
+        }
+    }
+
+    /// The key with a copy of what it borrows.
+    #[must_use]
+    #[inline]
+    pub fn into_owned(self) -> Key<'static> {
+        match self.0 {
+            Repr::Borrowed(bytes) => Key(Repr::Owned(bytes.into())),
+            Repr::Owned(text) => Key(Repr::Owned(text)),
+        }
+    }
+}
+
+/// A scope, ready to be put in front of values.
+#[derive(Clone, Debug)]
+pub(crate) struct Scope(Box<str>);
+
+impl Scope {
+    pub(crate) fn new(scope: &str) -> Self {
+        Self((escaped(scope.as_bytes()) + "=").into())
+    }
+
+    #[inline]
+    pub(crate) fn key(&self, value: &[u8]) -> Key<'static> {
+        behind(&self.0, value)
+    }
+}
+
+/// The bytes that stand for themselves.
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = b'!';
+    while byte <= b'~' {
+        plain[byte as usize] = !matches!(byte, b'%' | b'{' | b'}' | b'=' | b'|');
+        byte += 1;
+    }
+    plain
+};
+
+fn is_plain(byte: u8) -> bool {
+    PLAIN[usize::from(byte)]
+}
+
+/// Most text is plain to its end, so that it would take longer to stop early.
+#[inline]
+fn all_plain(bytes: &[u8]) -> bool {
+    let (chunks, rest) = bytes.as_chunks::<4>();
+    let plain = chunks.iter().fold(true, |plain, &[a, b, c, d]| {
+        plain & is_plain(a) & is_plain(b) & is_plain(c) & is_plain(d)
+    });
+    rest.iter().fold(plain, |plain, &byte| plain & is_plain(byte))
+}
+
+fn escaped(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let mut text = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        if is_plain(byte) {
+            text.push(byte.into());
+        } else {
+            let [high, low] = [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)].into());
+            text.extend(['%', high, low]);
+        }
+    }
+    text
+}
+
+/// The key of a value, behind a prefix that needs no escaping.
+#[inline]
+fn behind(prefix: &str, value: &[u8]) -> Key<'static> {
+    if prefix.len() + value.len() <= LONGEST && all_plain(value) {
+        Key(Repr::Owned(Text::join(prefix.as_bytes(), value)))
+    } else {
+        bounded([prefix, &escaped(value)].concat())
+    }
+}
+
+/// As [`bounded`], of a short text.
+pub(crate) fn written(text: fmt::Arguments<'_>) -> Key<'static> {
+    let mut buffer = [0; LONGEST];
+    let mut rest = &mut buffer[..];
+    rest.write_fmt(text).expect("the text is short");
+    let length = LONGEST - rest.len();
+    Key(Repr::Owned(buffer[..length].into()))
+}
+
+/// The key of a text that needs no escaping.
+fn bounded(text: impl Into<Vec<u8>>) -> Key<'static> {
+    let mut text = text.into();
+    if text.len() > LONGEST {
+        let digits =
+            Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        text = [HASHED, &digits].concat().into();
+    }
+    Key(Repr::Owned(text.into()))
+}
+
+impl<'a> From<&'a str> for Key<'a> {
+    #[inline]
+    fn from(text: &'a str) -> Self {
+        if text.len() <= LONGEST && all_plain(text.as_bytes()) {
+            Key(Repr::Borrowed(text.as_bytes()))
+        } else {
+            Key::from(text.as_bytes())
+        }
+    }
+}
+
+impl From<&[u8]> for Key<'static> {
+    fn from(bytes: &[u8]) -> Self {
+        behind("", bytes)
+    }
+}
+
+impl<'a> From<&'a String> for Key<'a> {
+    #[inline]
+    fn from(text: &'a String) -> Self {
+        Key::from(text.as_str())
+    }
+}
+
+impl From<String> for Key<'static> {
+    fn from(text: String) -> Self {
+        if all_plain(text.as_bytes()) { bounded(text) } else { Key::from(text.as_bytes()) }
+    }
+}
+
+impl From<IpAddr> for Key<'static> {
+    /// An IPv4 address that is written as an IPv6 address is the IPv4 address.
+    fn from(address: IpAddr) -> Self {
+        written(format_args!("ip={}", address.to_canonical()))
+    }
+}
+
+impl From<u64> for Key<'static> {
+    fn from(number: u64) -> Self {
+        written(format_args!("{number}"))
+    }
+}
+
+impl<'a> From<&'a Key<'_>> for Key<'a> {
+    #[inline]
+    fn from(key: &'a Key<'_>) -> Self {
+        Key(Repr::Borrowed(key.as_bytes()))
+    }
+}
+
+impl PartialEq for Key<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key<'_> {}
+
+impl Hash for Key<'_> {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.as_bytes().hash(hasher);
+    }
+}
+
+impl fmt::Debug for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Key").field(&self.as_str()).finish()
+    }
+}
+
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

@@ -1,0 +1,54 @@
+//! The service that [`RateLimitLayer`](crate::RateLimitLayer) makes. What happens to a request is in
+//! `future.rs`.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tower_service::Service;
+
+use crate::{
+    middleware::admission::Shared,
+    middleware::future::ResponseFuture,
+    middleware::{http::Http, protocol::Exchange},
+};
+
+/// A service whose requests are limited. See [`RateLimitLayer`](crate::RateLimitLayer).
+///
+/// It is always ready: the response future asks the inner service for readiness, after the decision.
+#[derive(Debug)]
+pub struct RateLimit<S, P = Http> {
+    inner: S,
+    shared: Arc<Shared<P>>,
+}
+
+impl<S, P> RateLimit<S, P> {
+    pub(crate) fn new(inner: S, shared: Arc<Shared<P>>) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl<S: Clone, P> Clone for RateLimit<S, P> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: self.shared.clone() }
+    }
+}
+
+impl<S, P, Req> Service<Req> for RateLimit<S, P>
+where
+    S: Service<Req> + Clone,
+    P: Exchange<Req, S::Response>,
+{
+    type Response = P::Response;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, P, Req>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Req) -> Self::Future {
+        ResponseFuture::new(self.inner.clone(), self.shared.clone(), request)
+    }
+}

@@ -1,0 +1,451 @@
+//! One address of a Redis server or Sentinel, and how to open a connection to it: name resolution,
+//! TCP or a unix socket, TLS, and the login. It does not decide which address to use, nor when to
+//! try again.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use redis::{
+    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, ProtocolVersion, RedisConnectionInfo,
+    RedisError, RedisFuture, RedisResult, Value,
+    aio::{AsyncPushSender, ConnectionLike, MultiplexedConnection},
+    auth::{BasicAuth, StreamingCredentialsProvider},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, lookup_host},
+    sync::Notify,
+    task::{AbortHandle, JoinSet},
+    time::{Instant, timeout_at},
+};
+
+/// The time in which a server must answer a command that is not a decision.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for opening a connection and logging in. It is less than that of a ping, whose error then tells the
+/// reason.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(900);
+
+/// A host and a port.
+pub(crate) type Address = (String, u16);
+
+/// The address to connect to, for an address that a Sentinel or a node of a cluster names.
+pub(crate) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
+
+pub(crate) type Pushes = Arc<dyn AsyncPushSender>;
+
+#[cfg(feature = "tls-rustls")]
+pub(crate) type Connector = tokio_rustls::TlsConnector;
+/// There is none.
+#[cfg(not(feature = "tls-rustls"))]
+#[derive(Clone)]
+pub(crate) enum Connector {}
+
+/// An address, and how to log in there.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    pub(crate) place: Place,
+    pub(crate) login: RedisConnectionInfo,
+    /// These replace the user and the password of the login.
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) tls: Option<Connector>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    Tcp(Address),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp((host, port)) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp((host, port)) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Where the user and the password come from.
+#[derive(Clone)]
+pub(crate) struct Credentials(pub(super) Arc<dyn StreamingCredentialsProvider>);
+
+impl StreamingCredentialsProvider for Credentials {
+    fn subscribe(
+        &self,
+    ) -> Pin<Box<dyn futures_core::Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+        self.0.subscribe()
+    }
+}
+
+/// An open connection. The connection ends when all clones are dropped, even if an answer is
+/// missing.
+#[derive(Clone)]
+pub(crate) struct Channel {
+    pub(crate) commands: MultiplexedConnection,
+    pub(crate) traffic: Arc<Traffic>,
+    _driver: Arc<Driver>,
+}
+
+struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl ConnectionLike for Channel {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        self.commands.req_packed_command(command)
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.commands.req_packed_commands(commands, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.commands.get_db()
+    }
+}
+
+impl Endpoint {
+    /// Returns the address, for errors.
+    pub(crate) fn name(&self) -> Arc<String> {
+        Arc::new(self.place.to_string())
+    }
+
+    /// Returns the same way to log in at another address.
+    pub(crate) fn at(&self, address: Address) -> Self {
+        Self { place: Place::Tcp(address), ..self.clone() }
+    }
+
+    /// Opens a connection within a time. Its commands have no time limit, unless `answers_within`
+    /// says so; `pushes` receives what the server sends by itself.
+    pub(crate) async fn open(
+        &self,
+        within: Duration,
+        answers_within: Option<Duration>,
+        pushes: Option<Pushes>,
+    ) -> Result<Channel, RedisError> {
+        let ends = Instant::now() + within;
+        // The time limit of the connection is `ends`, that of the crate would hide the stage.
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(answers_within)
+            .set_connection_timeout(None);
+        let config = match &self.credentials {
+            Some(credentials) => config.set_credentials_provider(credentials.clone()),
+            None => config,
+        };
+        let mut login = self.login.clone();
+        let mut was_cut = false;
+        loop {
+            let config = match &pushes {
+                Some(pushes) if login.protocol() != ProtocolVersion::RESP2 => {
+                    config.clone().set_push_sender(pushes.clone())
+                }
+                _ => config.clone(),
+            };
+            match self.log_in(&login, config, within, ends).await {
+                Err(failure) if knows_no_hello(&failure.error) => {
+                    login = login.set_protocol(ProtocolVersion::RESP2);
+                }
+                // The callers that wait for it were not under way, and do not fail with it.
+                Err(failure) if failure.is_cut && !was_cut => was_cut = true,
+                result => return result.map_err(|failure| failure.error),
+            }
+        }
+    }
+
+    async fn log_in(
+        &self,
+        login: &RedisConnectionInfo,
+        config: AsyncConnectionConfig,
+        within: Duration,
+        ends: Instant,
+    ) -> Result<Channel, Failure> {
+        let (host, port) = match &self.place {
+            Place::Tcp((host, port)) => (host, *port),
+            #[cfg(unix)]
+            Place::Unix(path) => {
+                let stream = before(ends, tokio::net::UnixStream::connect(path)).await;
+                let stream = stream.map_err(|it| cannot("connect", &it, within, ""))?;
+                return log_in(boxed(stream), login, config, within, ends, "").await;
+            }
+            #[cfg(not(unix))]
+            Place::Unix(_) => {
+                return Err(RedisError::from(io::Error::from(io::ErrorKind::Unsupported)).into());
+            }
+        };
+        let addresses = before(ends, lookup_host((&**host, port))).await;
+        let addresses =
+            addresses.map_err(|it| cannot("resolve the name", &it, within, "; check it"))?;
+        // All addresses of the name at once: the first that lets us in counts.
+        let mut attempts = JoinSet::new();
+        for address in addresses {
+            let (endpoint, host, login, config) =
+                (self.clone(), host.clone(), login.clone(), config.clone());
+            attempts.spawn(async move {
+                let stream = endpoint.connect(address, &host, within, ends).await?;
+                let hint = match endpoint.tls {
+                    None => "; if the port expects TLS, write rediss:// instead of redis://",
+                    Some(_) => {
+                        "; check the certificate of `Tls::client_certificate`, and that the server \
+                         trusts the CA that signed it"
+                    }
+                };
+                log_in(stream, &login, config, within, ends, hint).await
+            });
+        }
+        let mut failure = None;
+        while let Some(attempt) = attempts.join_next().await {
+            match attempt
+                .unwrap_or_else(|error| Err(RedisError::from(io::Error::other(error)).into()))
+            {
+                Ok(channel) => return Ok(channel),
+                Err(error) => failure = Some(error),
+            }
+        }
+        let none = || cannot("connect", &io::Error::other("the name has no address"), within, "");
+        Err(failure.unwrap_or_else(|| none().into()))
+    }
+
+    #[cfg_attr(not(feature = "tls-rustls"), allow(unused_variables))]
+    async fn connect(
+        &self,
+        address: SocketAddr,
+        host: &str,
+        within: Duration,
+        ends: Instant,
+    ) -> Result<Pin<Box<dyn Stream>>, RedisError> {
+        let tcp = before(ends, TcpStream::connect(address)).await;
+        let tcp = tcp.map_err(|it| cannot("connect", &it, within, ""))?;
+        tcp.set_nodelay(true)?;
+        match &self.tls {
+            None => Ok(boxed(tcp)),
+            #[cfg(feature = "tls-rustls")]
+            Some(connector) => {
+                use tokio_rustls::rustls::{CertificateError, Error, pki_types::ServerName};
+
+                let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+                let handshake = connector.connect(name, tcp);
+                let stream = before(ends, handshake).await.map_err(|error| {
+                    use CertificateError::{NotValidForName, NotValidForNameContext};
+
+                    let cause = error.get_ref().and_then(|error| error.downcast_ref());
+                    let hint = match cause {
+                        Some(Error::InvalidCertificate(
+                            NotValidForName | NotValidForNameContext { .. },
+                        )) => "; connect by a name that is in the certificate",
+                        Some(Error::InvalidCertificate(_)) => {
+                            "; give the CA that signed the certificate to `Tls::ca_certificates`"
+                        }
+                        _ => {
+                            "; if the port does not expect TLS, write redis:// and leave out \
+                             `RedisConfig::tls`"
+                        }
+                    };
+                    cannot("begin TLS", &error, within, hint)
+                })?;
+                Ok(boxed(stream))
+            }
+            #[cfg(not(feature = "tls-rustls"))]
+            Some(never) => match *never {},
+        }
+    }
+}
+
+/// Logs in over a stream. The hint is for a server that does not understand it.
+async fn log_in(
+    stream: Pin<Box<dyn Stream>>,
+    login: &RedisConnectionInfo,
+    config: AsyncConnectionConfig,
+    within: Duration,
+    ends: Instant,
+    hint: &str,
+) -> Result<Channel, Failure> {
+    let traffic = Arc::<Traffic>::default();
+    let stream = Watched { stream, traffic: traffic.clone() };
+    let login = MultiplexedConnection::new_with_config(login, stream, config);
+    let cannot_log_in = |cause: io::Error| cannot("log in", &cause, within, hint);
+    let (commands, driver) = match timeout_at(ends, login).await {
+        Ok(Err(error)) if error.is_connection_dropped() => {
+            let error = cannot_log_in(io::Error::other("the server closed the connection"));
+            return Err(Failure { error, is_cut: true });
+        }
+        Ok(Err(error)) if error.kind() == ErrorKind::Parse || error.is_io_error() => {
+            return Err(cannot_log_in(io::Error::other(error)).into());
+        }
+        Ok(result) => result?,
+        Err(_) => return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into()),
+    };
+    let driver = Driver(tokio::spawn(driver).abort_handle());
+    Ok(Channel { commands, traffic, _driver: Arc::new(driver) })
+}
+
+/// Returns what the first future does, or nothing if the second one ends before.
+pub(crate) async fn race<T>(
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> Option<T> {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = first.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        ready!(second.as_mut().poll(cx));
+        // It may have ended between the two.
+        Poll::Ready(match first.as_mut().poll(cx) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+async fn before<T>(ends: Instant, stage: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout_at(ends, stage).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+fn cannot(do_what: &str, cause: &io::Error, within: Duration, hint: &str) -> RedisError {
+    let text = match cause.kind() {
+        io::ErrorKind::TimedOut => format!("cannot {do_what}: no answer within {within:?}{hint}"),
+        _ => format!("cannot {do_what}: {cause}{hint}"),
+    };
+    io::Error::new(cause.kind(), text).into()
+}
+
+/// Why an attempt failed.
+struct Failure {
+    error: RedisError,
+    /// Whether the server closed the connection during the login.
+    is_cut: bool,
+}
+
+impl From<RedisError> for Failure {
+    fn from(error: RedisError) -> Self {
+        Self { error, is_cut: false }
+    }
+}
+
+/// Returns whether the server, or a proxy in front of it, does not know RESP3.
+fn knows_no_hello(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::RESP3NotSupported
+        || error.code() == Some("NOPROTO")
+        || error.detail().is_some_and(|it| it.contains("unknown command") && it.contains("HELLO"))
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
+
+fn boxed(stream: impl Stream + 'static) -> Pin<Box<dyn Stream>> {
+    Box::pin(stream)
+}
+
+/// What went over a connection, and whether the connection has ended.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    /// In bytes.
+    written: AtomicU64,
+    has_ended: AtomicBool,
+    end: Notify,
+}
+
+impl Traffic {
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Relaxed)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Acquire)
+    }
+
+    /// Waits until the connection has ended. All answers that were read have been passed on then.
+    pub(crate) async fn ended(&self) {
+        let mut end = pin!(self.end.notified());
+        end.as_mut().enable();
+        if !self.has_ended() {
+            end.await;
+        }
+    }
+
+    fn end(&self) {
+        self.has_ended.store(true, Release);
+        self.end.notify_waiters();
+    }
+}
+
+/// A stream that writes nothing after its end was read: a command that fails without a byte
+/// written since was not sent.
+struct Watched {
+    stream: Pin<Box<dyn Stream>>,
+    traffic: Arc<Traffic>,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let result = ready!(self.stream.as_mut().poll_read(cx, buffer));
+        if result.is_err() || buffer.filled().len() == before {
+            self.traffic.end();
+        }
+        Poll::Ready(result)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.traffic.has_ended() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let result = ready!(self.stream.as_mut().poll_write(cx, bytes));
+        match &result {
+            Ok(count) => _ = self.traffic.written.fetch_add(*count as u64, Relaxed),
+            Err(_) => self.traffic.end(),
+        }
+        Poll::Ready(result)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_shutdown(cx)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.traffic.end();
+    }
+}

@@ -1,0 +1,225 @@
+//! Events about whether Redis answers: the first change at once, and few enough that a Redis that comes and goes does
+//! not flood the logs. It knows no reasons: when the state changes is decided in `breaker.rs`.
+
+use std::{
+    mem,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
+
+use crate::{error::StoreError, store::lock};
+
+/// There is at most one pair of events in this time: that Redis is unavailable, and that it is available again.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// A state of Redis, and how often it changed since the last report.
+#[derive(Clone, Debug)]
+struct Report {
+    state: State,
+    changes: u32,
+}
+
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "tracing"), allow(dead_code))]
+pub(crate) enum State {
+    Unavailable(StoreError),
+    /// After an outage of this length.
+    Available(Duration),
+    /// The node has no slots any more.
+    Left,
+}
+
+#[derive(Debug)]
+pub(crate) struct Reports {
+    /// Which node of a cluster it is about.
+    #[cfg_attr(not(feature = "tracing"), allow(dead_code))]
+    node: Option<String>,
+    period: Mutex<Option<Period>>,
+}
+
+/// What was reported in a period, and what is left for its end.
+#[derive(Debug)]
+struct Period {
+    ends: Instant,
+    has_unavailable: bool,
+    has_available: bool,
+    held_back: Option<Report>,
+}
+
+impl Period {
+    /// One that begins with a report.
+    fn new(now: Instant, first: &State) -> Self {
+        let has_unavailable = matches!(first, State::Unavailable(_));
+        let has_available = !has_unavailable;
+        Self { ends: now + PERIOD, has_unavailable, has_available, held_back: None }
+    }
+
+    /// Takes a change. Returns it if it is to be reported now; else it is held back.
+    fn change(&mut self, state: State) -> Option<Report> {
+        let reported = match state {
+            State::Unavailable(_) => &mut self.has_unavailable,
+            State::Available(_) | State::Left => &mut self.has_available,
+        };
+        if self.held_back.is_none() && !mem::replace(reported, true) {
+            return Some(Report { state, changes: 1 });
+        }
+        let changes = self.held_back.as_ref().map_or(0, |it| it.changes) + 1;
+        self.held_back = Some(Report { state, changes });
+        None
+    }
+}
+
+impl Reports {
+    pub(crate) fn new(node: Option<String>) -> Self {
+        Self { node, period: Mutex::new(None) }
+    }
+
+    /// Reports a change now, or by the end of the period.
+    pub(crate) fn change(self: &Arc<Self>, state: State) {
+        if !cfg!(feature = "tracing") {
+            return;
+        }
+        let (report, ends) = self.next(state, Instant::now());
+        if let Some(report) = report {
+            self.emit(&report);
+        }
+        if let (Some(ends), Ok(runtime)) = (ends, Handle::try_current()) {
+            let reports = self.clone();
+            runtime.spawn(async move {
+                sleep_until(ends).await;
+                if let Some(report) = reports.held_back(ends) {
+                    reports.emit(&report);
+                }
+            });
+        }
+    }
+
+    /// Returns what is to be reported now, and the end of the period if something was held back for the first time.
+    fn next(&self, state: State, now: Instant) -> (Option<Report>, Option<Instant>) {
+        let period = &mut *lock(&self.period);
+        match period {
+            Some(current) if now < current.ends => {
+                let is_first = current.held_back.is_none();
+                let report = current.change(state);
+                let is_first = is_first && current.held_back.is_some();
+                (report, is_first.then_some(current.ends))
+            }
+            _ => {
+                // Something is left if the runtime that was to report it did not run.
+                let left = period.take().and_then(|it| it.held_back).map_or(0, |it| it.changes);
+                *period = Some(Period::new(now, &state));
+                (Some(Report { state, changes: left + 1 }), None)
+            }
+        }
+    }
+
+    /// Returns what was held back in the period that ends then. It is the first report of the next one.
+    fn held_back(&self, ends: Instant) -> Option<Report> {
+        let period = &mut *lock(&self.period);
+        let report = period.as_mut().filter(|it| it.ends == ends)?.held_back.take()?;
+        *period = Some(Period::new(ends, &report.state));
+        Some(report)
+    }
+
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, clippy::unused_self))]
+    fn emit(&self, report: &Report) {
+        #[cfg(feature = "tracing")]
+        {
+            let (node, changes) = (self.node.as_deref(), report.changes);
+            match &report.state {
+                State::Unavailable(error) => tracing::warn!(
+                    node,
+                    changes,
+                    error = error as &dyn std::error::Error,
+                    "Redis does not answer, its decisions fail at once until it does"
+                ),
+                State::Available(after) => {
+                    tracing::info!(node, changes, ?after, "Redis answers again");
+                }
+                State::Left => {
+                    tracing::info!(node, changes, "the node of the cluster has no slots any more");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is reported of changes at these seconds: when, whether Redis is available, and how many changes it tells.
+    fn reported(changes: &[f64]) -> Vec<(f64, bool, u32)> {
+        let reports = Reports::new(None);
+        let start = Instant::now();
+        let mut all = vec![];
+        let mut add = |at: Instant, report: Option<Report>| {
+            if let Some(Report { state, changes }) = report {
+                let is_available = matches!(state, State::Available(_));
+                all.push(((at - start).as_secs_f64(), is_available, changes));
+            }
+        };
+        let mut timer = None;
+        let mut is_available = true;
+        for seconds in changes {
+            let now = start + Duration::from_secs_f64(*seconds);
+            if let Some(ends) = timer.take_if(|ends| *ends <= now) {
+                add(ends, reports.held_back(ends));
+            }
+            is_available = !is_available;
+            let state = match is_available {
+                true => State::Available(Duration::ZERO),
+                false => State::Unavailable(StoreError::away()),
+            };
+            let (report, ends) = reports.next(state, now);
+            timer = timer.or(ends);
+            add(now, report);
+        }
+        if let Some(ends) = timer {
+            add(ends, reports.held_back(ends));
+        }
+        all
+    }
+
+    #[test]
+    fn each_of_few_changes_is_reported_at_once() {
+        let outage = [(0.0, false, 1), (3.0, true, 1)];
+        assert_eq!(reported(&[0.0, 3.0]), outage);
+        assert_eq!(
+            reported(&[0.0, 3.0, 10.0, 12.0]),
+            [&outage[..], &[(10.0, false, 1), (12.0, true, 1)]].concat()
+        );
+    }
+
+    #[test]
+    fn of_many_changes_one_pair_is_reported_in_a_period_and_the_last_state_at_its_end() {
+        assert_eq!(
+            reported(&[0.0, 1.0, 2.0, 3.0, 4.0]),
+            [(0.0, false, 1), (1.0, true, 1), (10.0, false, 3)]
+        );
+        // The report at the end of a period is the first of the next one.
+        assert_eq!(
+            reported(&[0.0, 1.0, 2.0, 11.0, 12.0, 13.0]),
+            [(0.0, false, 1), (1.0, true, 1), (10.0, false, 1), (11.0, true, 1), (20.0, true, 2)]
+        );
+    }
+
+    #[test]
+    fn what_a_runtime_that_has_ended_did_not_report_is_in_the_next_report() {
+        let reports = Reports::new(None);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for (seconds, is_reported) in [(0, true), (1, false), (2, false), (15, true)] {
+            let (report, _) = reports.next(State::Unavailable(StoreError::away()), at(seconds));
+            assert_eq!(report.is_some(), is_reported);
+            if seconds == 15 {
+                assert_eq!(report.unwrap().changes, 3);
+            }
+        }
+    }
+}

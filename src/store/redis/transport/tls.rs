@@ -1,0 +1,157 @@
+//! Which certificates count for connections by TLS.
+
+use std::{fmt, sync::Arc};
+
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::CryptoProvider,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    },
+};
+
+use crate::error::StoreError;
+
+/// TLS settings of a [`RedisConfig`](crate::RedisConfig): which servers to trust, and the client's
+/// own certificate.
+///
+/// By default the root certificates of the system are trusted, or those of the crate `webpki-roots` with the
+/// feature `tls-rustls-webpki-roots`. The cryptography is that of rustls's default provider: the
+/// application calls `rustls::crypto::CryptoProvider::install_default` first.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::fs;
+/// use tower_ratelimit::{RedisConfig, RedisStore, Tls};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let tls = Tls::new()
+///     .ca_certificates(fs::read("ca.pem")?)?
+///     .client_certificate(fs::read("client.pem")?, fs::read("client.key")?)?;
+/// let store = RedisStore::new(RedisConfig::server("rediss://redis.internal")?.tls(tls))?;
+/// # let _ = store;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct Tls {
+    roots: Option<RootCertStore>,
+    client: Option<Arc<Identity>>,
+}
+
+/// A certificate, with those that signed it, and its key.
+struct Identity {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Tls {
+    /// Makes settings that trust the system's root certificates, without a client certificate.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts these root certificates, one or more in PEM format, and no others.
+    ///
+    /// # Errors
+    ///
+    /// If the text holds no certificate, or one that cannot be read.
+    pub fn ca_certificates(self, pem: impl AsRef<[u8]>) -> Result<Self, StoreError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(pem.as_ref(), "the CA certificates")? {
+            roots.add(certificate).map_err(|error| unusable("the CA certificates", error))?;
+        }
+        Ok(Self { roots: Some(roots), ..self })
+    }
+
+    /// Identifies the client by a certificate, which may be followed by those that signed it, and
+    /// its private key, both in PEM format.
+    ///
+    /// # Errors
+    ///
+    /// If one of them cannot be read.
+    pub fn client_certificate(
+        self,
+        chain_pem: impl AsRef<[u8]>,
+        key_pem: impl AsRef<[u8]>,
+    ) -> Result<Self, StoreError> {
+        let chain = certificates(chain_pem.as_ref(), "the client certificate")?;
+        let key = PrivateKeyDer::from_pem_slice(key_pem.as_ref())
+            .map_err(|error| unusable("the client's private key", error))?;
+        Ok(Self { client: Some(Arc::new(Identity { chain, key })), ..self })
+    }
+
+    pub(crate) fn connector(&self) -> Result<TlsConnector, StoreError> {
+        let provider = CryptoProvider::get_default().ok_or_else(|| {
+            StoreError::config(
+                "cannot use TLS: rustls has no crypto provider; call \
+                 `rustls::crypto::CryptoProvider::install_default` when the process starts, for \
+                 example of `rustls::crypto::ring::default_provider()`",
+            )
+        })?;
+        let roots = match &self.roots {
+            Some(roots) => roots.clone(),
+            None => default_roots()?,
+        };
+        let config = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| {
+                StoreError::config(format!(
+                    "cannot use TLS: {error}; install a crypto provider with TLS 1.2 or 1.3"
+                ))
+            })?
+            .with_root_certificates(roots);
+        let config = match self.client.as_deref() {
+            Some(Identity { chain, key }) => config
+                .with_client_auth_cert(chain.clone(), key.clone_key())
+                .map_err(|error| unusable("the client certificate", error))?,
+            None => config.with_no_client_auth(),
+        };
+        Ok(Arc::new(config).into())
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("has_ca_certificates", &self.roots.is_some())
+            .field("has_client_certificate", &self.client.is_some())
+            .finish()
+    }
+}
+
+fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, StoreError> {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let certificates = certificates.map_err(|error| unusable(what, error))?;
+    match certificates.is_empty() {
+        true => Err(unusable(what, "there is no certificate in it")),
+        false => Ok(certificates),
+    }
+}
+
+fn unusable(what: &str, why: impl fmt::Display) -> StoreError {
+    StoreError::config(format!("cannot use {what}: {why}; check the PEM file"))
+}
+
+#[cfg(feature = "tls-rustls-webpki-roots")]
+fn default_roots() -> Result<RootCertStore, StoreError> {
+    Ok(webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect())
+}
+
+#[cfg(not(feature = "tls-rustls-webpki-roots"))]
+fn default_roots() -> Result<RootCertStore, StoreError> {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
+        return Err(StoreError::config(format!(
+            "cannot find the system's root certificates{why}; install them, or give those of the \
+             server to `Tls::ca_certificates`"
+        )));
+    }
+    Ok(roots)
+}
