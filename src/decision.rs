@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    algorithm::{Action, Verdict},
+    algorithm::{Action, EngineReply},
     quota::Quota,
 };
 
@@ -100,7 +100,7 @@ pub enum Source {
 
 impl Decision {
     #[inline]
-    pub(crate) fn new(limit: Policy, verdict: Verdict, action: Action, age: f64) -> Self {
+    pub(crate) fn new(limit: Policy, verdict: EngineReply, action: Action, age: f64) -> Self {
         let spent = verdict.admitted && action.commits();
         let receipt = if spent { Receipt::At(verdict.instant) } else { Receipt::None };
         Self::with_receipt(limit, verdict, receipt, age)
@@ -109,12 +109,12 @@ impl Decision {
     #[inline]
     pub(crate) fn with_receipt(
         limit: Policy,
-        verdict: Verdict,
+        verdict: EngineReply,
         receipt: Receipt,
         age: f64,
     ) -> Self {
         let Policy { limiter, quota, cost, source } = limit;
-        let Verdict { admitted, wait, remaining, replenish, reset, .. } = verdict;
+        let EngineReply { admitted, wait, remaining, replenish, reset, .. } = verdict;
         Self {
             limiter,
             quota,
@@ -132,7 +132,7 @@ impl Decision {
 
     /// Of a request that goes on because nobody can decide.
     pub(crate) fn open(limit: Policy) -> Self {
-        let nothing = Verdict {
+        let nothing = EngineReply {
             admitted: true,
             wait: 0.0,
             remaining: 0.0,

@@ -63,9 +63,9 @@ struct Inner {
     taken: Arc<Name>,
     settings: Arc<Settings>,
     /// The wait of a check that names none, in microseconds.
-    own_wait: f64,
-    longest_wait: f64,
-    most: u32,
+    default_wait: f64,
+    max_reservable: f64,
+    max_cost: u32,
     /// A limiter with so large a share, once there is one.
     share: OnceLock<(f64, Limiter)>,
 }
@@ -200,20 +200,17 @@ impl Limiter {
     }
 
     fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {
-        let most = match settings.algorithm {
-            Algorithm::LeakyBucket => settings.quota.burst_size(),
-            Algorithm::TokenBucket { overdraft, .. } => settings.quota.burst_size() + overdraft,
-            _ => settings.quota.limit(),
-        };
-        let (own_wait, longest_wait) = (settings.params.own_wait(), settings.params.longest_wait());
+        let max_cost = settings.params.max_cost() as u32;
+        let (default_wait, max_reservable) =
+            (settings.params.default_wait(), settings.params.max_reservable());
         let settings = Arc::new(settings);
         Self(Arc::new(Inner {
             store,
             taken,
             settings,
-            own_wait,
-            longest_wait,
-            most,
+            default_wait,
+            max_reservable,
+            max_cost,
             share: OnceLock::new(),
         }))
     }
@@ -527,7 +524,7 @@ impl Limiter {
 
     /// The wait, in microseconds: not longer than the algorithm can book.
     pub(crate) fn cut(&self, max_wait: MaxWait) -> f64 {
-        max_wait.cut(self.0.own_wait, self.0.longest_wait)
+        max_wait.cut(self.0.default_wait, self.0.max_reservable)
     }
 
     /// What is asked of this limiter.
@@ -539,12 +536,12 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Demand<'a>, Error> {
-        let Inner { settings, most, .. } = &*self.0;
+        let Inner { settings, max_cost, .. } = &*self.0;
         if cost == 0 {
             return Err(Error::ZeroCost);
         }
-        if matches!(action, Action::Check | Action::Peek) && cost > *most {
-            return Err(Error::CostAboveQuota { limiter: settings.name, cost, most: *most });
+        if matches!(action, Action::Check | Action::Peek) && cost > *max_cost {
+            return Err(Error::CostAboveQuota { limiter: settings.name, cost, most: *max_cost });
         }
         Ok(Demand { settings, key, cost, max_wait: self.cut(max_wait) })
     }

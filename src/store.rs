@@ -17,11 +17,13 @@ pub use memory::{MemoryStore, WhenFull};
 pub(crate) use redis::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use redis::Tls;
+#[cfg(all(test, feature = "redis"))]
+pub(crate) use redis::script;
 #[cfg(feature = "redis")]
 pub use redis::{Health, RedisConfig, RedisStore};
 
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Params, Release},
+    algorithm::{Action, Algorithm, EngineRequest, Params, Release},
     decision::{Decision, Policy, Source},
     error::Error,
     keys::Key,
@@ -158,9 +160,9 @@ impl Demand<'_> {
 }
 
 impl Call<'_> {
-    fn ask(&self, demand: &Demand<'_>, now: f64) -> Ask {
+    fn ask(&self, demand: &Demand<'_>, now: f64) -> EngineRequest {
         let Demand { cost, max_wait, .. } = *demand;
-        Ask { action: self.action, cost: cost.into(), max_wait, now, outcome: None }
+        EngineRequest { action: self.action, cost: cost.into(), max_wait, now, admission: None }
     }
 }
 

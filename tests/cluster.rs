@@ -535,7 +535,7 @@ async fn the_slots_are_read_after_each_new_connection_also_if_they_were_read_jus
                 array(&["1700000000", "0"])
             }
             "EVALSHA" if decisions.fetch_add(1, SeqCst) == 1 => String::new(),
-            _ => "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned(),
+            _ => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
         });
         port.store(node.port(), SeqCst);
         let store = RedisStore::cluster([node.url()]).unwrap();

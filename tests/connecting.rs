@@ -309,7 +309,7 @@ async fn a_connection_that_is_closed_before_it_is_used_fails_no_request() {
     let server = Fake::start(|connection, words| match words[0] {
         _ if connection == 1 => String::new(),
         "TIME" => array(&["1700000000", "0"]),
-        _ => "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned(),
+        _ => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
     });
     let store = patient(RedisStore::lazy(&server.url()).unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));

@@ -422,7 +422,7 @@ async fn without_a_majority_a_master_is_not_left() {
         Fake::start(|_, words| match words[0] {
             "ROLE" => array(&["master"]),
             "TIME" => array(&["1700000000", "0"]),
-            _ => "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned(),
+            _ => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
         })
     });
     let has_changed = Arc::new(AtomicBool::new(false));
@@ -520,9 +520,7 @@ async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
 async fn a_connection_to_a_server_that_loads_its_data_is_made_anew() {
     let server = Fake::start(|connection, words| match words[0] {
         "TIME" => array(&["1700000000", "0"]),
-        "EVALSHA" if connection > 1 => {
-            "*6\r\n:1\r\n:0\r\n:9\r\n:1\r\n:1\r\n:1700000000000000\r\n".to_owned()
-        }
+        "EVALSHA" if connection > 1 => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
         _ => "-LOADING Redis is loading the dataset in memory\r\n".to_owned(),
     });
     let limiter = limiter(&RedisStore::lazy(&server.url()).unwrap());

@@ -1,12 +1,15 @@
-//! The fixed window: one count for each window of the clock. Its Lua twin is `scripts/fixed_window.lua`.
+//! The fixed window: at most `limit` in a window that opens at its first admitted request. Its Lua
+//! twin is `scripts/fixed_window.lua`.
 
 use super::{
-    Ask, Compact, Outcome, Verdict, max,
-    reservations::{Count, Release, Reservation, Reserved},
+    arithmetic::max,
+    model::{Earliest, Model, Report},
+    packed::Packed,
+    request::Release,
+    state_bytes::Reader,
 };
 use crate::quota::Quota;
 
-/// The parameters of `scripts/fixed_window.lua`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -15,46 +18,60 @@ pub(crate) struct Params {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct State {
+    /// The opening of the current window.
     pub(super) start: f64,
+    /// The windows between it and the newest one that a request has reserved.
     pub(super) ahead: f64,
+    /// Of that newest window.
     pub(super) count: f64,
+    /// The window that this was counted with.
     pub(super) length: f64,
 }
 
-impl Count for State {
-    type Params = ();
+impl Params {
+    pub(super) fn new(quota: Quota) -> Self {
+        Self { limit: quota.limit().into(), window: quota.window_us() as f64 }
+    }
+}
 
-    fn advance(&mut self, now: f64) {
-        let windows = ((now - self.start) / self.length).floor();
-        self.start += windows * self.length;
-        if windows > self.ahead {
-            (self.ahead, self.count) = (0.0, 0.0);
-        } else {
-            self.ahead -= windows;
-        }
+impl State {
+    fn index_of(&self, instant: f64) -> f64 {
+        ((instant - self.start) / self.length).floor()
     }
 
-    fn commit(&mut self, instant: f64, cost: f64) {
-        let index = ((instant - self.start) / self.length).floor();
-        if index > self.ahead {
-            (self.ahead, self.count) = (index, 0.0);
-        }
-        self.count += cost;
+    fn is_empty(&self) -> bool {
+        self.ahead == 0.0 && self.count == 0.0
+    }
+}
+
+impl Model for State {
+    type Params = Params;
+    type Saved = Self;
+
+    fn args(params: &Params) -> Vec<f64> {
+        vec![params.limit, params.window]
     }
 
-    fn refund(&mut self, _now: f64, release: &Release, (): &()) {
-        let Release { instant, units, .. } = *release;
-        let index = |instant: f64| ((instant - self.start) / self.length).floor();
-        if instant.is_none_or(|instant| index(instant) == self.ahead) {
-            self.count = max(self.count - units, 0.0);
-        }
+    fn max_cost(params: &Params) -> f64 {
+        params.limit
     }
 
-    fn reset_after(&self, now: f64) -> f64 {
-        match self.ahead > 0.0 || self.count > 0.0 {
-            true => self.start + (self.ahead + 1.0) * self.length - now,
-            false => 0.0,
-        }
+    fn initial(now: f64, params: &Params) -> Self {
+        Self { start: now, ahead: 0.0, count: 0.0, length: params.window }
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(bytes, b'F')?;
+        let [start, ahead, count, length] = reader.doubles()?;
+        Some(Self { start, ahead, count, length })
+    }
+
+    fn save(&self, _: f64, _: &Params) -> Self {
+        *self
+    }
+
+    fn restore(&mut self, saved: Self) {
+        *self = saved;
     }
 
     fn step_back(&mut self, now: f64) -> bool {
@@ -64,71 +81,73 @@ impl Count for State {
         }
         back
     }
-}
 
-impl Params {
-    pub(super) fn new(quota: Quota) -> Self {
-        Self { limit: quota.limit().into(), window: quota.window_us() as f64 }
+    fn advance(&mut self, now: f64) {
+        let windows = self.index_of(now);
+        self.start += windows * self.length;
+        if windows > self.ahead {
+            (self.ahead, self.count) = (0.0, 0.0);
+        } else {
+            self.ahead -= windows;
+        }
     }
 
-    pub(super) fn args(&self) -> Vec<f64> {
-        vec![self.limit, self.window]
+    fn adopt(&mut self, now: f64, params: &Params) -> bool {
+        let changed = self.length != params.window;
+        if changed {
+            self.length = params.window;
+            self.advance(now);
+        }
+        if self.is_empty() {
+            self.start = now;
+        }
+        changed
     }
 
-    pub(super) fn expand(&self, [start, count]: Compact) -> State {
-        State { start, ahead: 0.0, count, length: self.window }
+    fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
+        let full = self.count + needed > params.limit;
+        let index = if full { self.ahead + 1.0 } else { self.ahead };
+        max(self.start + index * self.length - now, 0.0).into()
     }
 
-    pub(super) fn compact(&self, reserved: &Reserved<State>, now: f64) -> Option<Compact> {
-        let state = reserved.state;
-        let own = state.length == self.window;
-        let over = reserved.waiting.is_over(now) && state.ahead == 0.0;
-        (own && over).then_some([state.start, state.count])
+    fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
+        let index = self.index_of(instant);
+        if index > self.ahead {
+            (self.ahead, self.count) = (index, 0.0);
+        }
+        self.count += cost;
     }
 
-    #[inline]
-    pub(super) fn step(&self, stored: &mut Option<Reserved<State>>, ask: &Ask) -> Verdict {
-        let Params { limit, window } = *self;
-        let Ask { action, cost, max_wait, now, .. } = *ask;
-
-        let mut state = State { start: now, ahead: 0.0, count: 0.0, length: window };
-        let mut stale = false;
-        if let Some(old) = stored {
-            state = old.state;
-            stale = state.step_back(now);
-            state.advance(now);
-            if state.length != window {
-                (state.length, stale) = (window, true);
-                state.advance(now);
-            }
-            if state.ahead == 0.0 && state.count == 0.0 {
-                state.start = now;
-            }
+    fn refund(&mut self, _: f64, release: &Release, _: &Params) {
+        let Release { instant, units, .. } = *release;
+        // An older window does not count any more.
+        if instant.is_none_or(|instant| self.index_of(instant) == self.ahead) {
+            self.count = max(self.count - units, 0.0);
         }
+    }
 
-        let full = state.count + ask.needed() > limit;
-        let index = if full { state.ahead + 1.0 } else { state.ahead };
-        let wait = max(state.start + index * window - now, 0.0);
-        let Outcome { admitted, wait } = ask.outcome(wait, max(wait - max_wait, 0.0));
-
-        let before = state;
-        if action.commits() && admitted {
-            state.commit(now + wait, cost);
+    fn reset_after(&self, now: f64) -> f64 {
+        match self.is_empty() {
+            true => 0.0,
+            false => self.start + (self.ahead + 1.0) * self.length - now,
         }
+    }
 
-        let State { start, ahead, count, .. } = state;
-        let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
-        if ahead > 0.0 || count > 0.0 {
-            remaining = if ahead == 0.0 { max(limit - count, 0.0) } else { 0.0 };
-            let opening = if ahead > 0.0 && count < limit { ahead } else { ahead + 1.0 };
-            replenish = start + opening * window - now;
-            reset = state.reset_after(now);
+    fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
+        let Self { start, ahead, count, length } = *self;
+        if reset == 0.0 {
+            return Report { remaining: params.limit, replenish: 0.0 };
         }
+        let remaining = if ahead == 0.0 { max(params.limit - count, 0.0) } else { 0.0 };
+        let opening = if ahead > 0.0 && count < params.limit { ahead } else { ahead + 1.0 };
+        Report { remaining, replenish: start + opening * length - now }
+    }
 
-        if action.commits() && (admitted || stale) {
-            let reserved = admitted.then_some((Reservation { instant: now + wait, cost }, before));
-            Reserved::write(stored, (reset > 0.0).then_some(state), stale, now, reserved);
-        }
-        Verdict { admitted, wait, remaining, replenish, reset, instant: now + wait }
+    fn pack(&self, _: f64, params: &Params) -> Option<Packed> {
+        (self.length == params.window && self.ahead == 0.0).then_some([self.start, self.count])
+    }
+
+    fn unpack([start, count]: Packed, params: &Params) -> Option<Self> {
+        Some(Self { start, ahead: 0.0, count, length: params.window })
     }
 }

@@ -1,9 +1,15 @@
-//! The sliding log: when each request that counts was admitted, and for what cost.
+//! The sliding log: at most `limit` in any interval of length `window`, open at its old end. Its
+//! Lua twin is `scripts/sliding_log.lua`.
 
-use std::{collections::VecDeque, mem};
+use std::collections::VecDeque;
 
-use super::{Ask, Outcome, Verdict, reservations::Release};
-use crate::quota::Quota;
+use super::{
+    arithmetic::max,
+    model::{Earliest, Model, Report},
+    request::Release,
+    state_bytes::Reader,
+};
+use crate::quota::{LONGEST_REFILL, Quota};
 
 /// The sum of all costs in a log is at most this.
 const MAX_SUM: f64 = (1_u64 << 52) as f64;
@@ -11,40 +17,59 @@ const MAX_SUM: f64 = (1_u64 << 52) as f64;
 /// An entry in Redis has four bytes for its cost.
 const MAX_COST: f64 = u32::MAX as f64;
 
-/// The parameters of `scripts/sliding_log.lua`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
     window: f64,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+/// When each request that counts was admitted, and for what cost.
+#[derive(Clone, Debug)]
 pub(crate) struct State {
+    /// The time of the log: that of the clock, and `skew`, which keeps it from following a clock
+    /// that stepped back.
     pub(super) at: f64,
     pub(super) skew: f64,
     pub(super) window: f64,
     /// Of the costs of all entries.
     pub(super) sum: f64,
-    /// The instant of each admitted request, and its cost.
+    /// The instant of each admitted request, and its cost, oldest first.
     pub(super) entries: VecDeque<(f64, f64)>,
+    /// The leading entries that do not count any more. Known from `advance` on.
+    first: usize,
+    /// The sum of the costs of the others.
+    live: f64,
+}
+
+/// Without what is known only during a decision.
+impl PartialEq for State {
+    fn eq(&self, other: &Self) -> bool {
+        let lasting = |it: &Self| (it.at, it.skew, it.window, it.sum);
+        lasting(self) == lasting(other) && self.entries == other.entries
+    }
+}
+
+impl Params {
+    pub(super) fn new(quota: Quota) -> Self {
+        Self { limit: quota.limit().into(), window: quota.window_us() as f64 }
+    }
 }
 
 impl State {
-    fn new(window: f64) -> Self {
-        Self { at: 0.0, skew: 0.0, window, sum: 0.0, entries: VecDeque::new() }
+    pub(super) fn new([at, skew, window]: [f64; 3], entries: VecDeque<(f64, f64)>) -> Self {
+        let sum = entries.iter().map(|&(_, cost)| cost).sum();
+        Self { at, skew, window, sum, entries, first: 0, live: sum }
     }
 
     fn last(&self) -> f64 {
         self.entries.back().map_or(0.0, |&(instant, _)| instant)
     }
 
-    /// Whether a request waits.
-    pub(super) fn is_waited_for(&self, now: f64) -> bool {
-        self.last() > now + self.skew
-    }
-
-    fn count_expired(&self, now: f64, window: f64) -> usize {
-        self.entries.partition_point(|&(instant, _)| instant <= now - window)
+    /// Finds the entries that count.
+    fn find_live(&mut self) {
+        let oldest = self.at - self.window;
+        self.first = self.entries.partition_point(|&(instant, _)| instant <= oldest);
+        self.live = self.sum_from(self.first);
     }
 
     /// The sum of the costs from `first` on, added up from the nearer end.
@@ -59,47 +84,43 @@ impl State {
         }
     }
 
-    /// The entry with which `units` of the `live` ones from `first` on have left, found from the nearer end.
-    fn leaving(&self, first: usize, live: f64, units: f64) -> f64 {
+    /// The instant of the entry with which `units` of the live ones have left, found from the
+    /// nearer end.
+    fn leaving(&self, units: f64) -> f64 {
         let mut sum = 0.0;
-        if units <= live / 2.0 {
-            for &(instant, cost) in self.entries.range(first..) {
+        if units <= self.live / 2.0 {
+            for &(instant, cost) in self.entries.range(self.first..) {
                 sum += cost;
                 if sum >= units {
                     return instant;
                 }
             }
         }
-        for &(instant, cost) in self.entries.range(first..).rev() {
+        for &(instant, cost) in self.entries.range(self.first..).rev() {
             sum += cost;
-            if sum > live - units {
+            if sum > self.live - units {
                 return instant;
             }
         }
         self.last()
     }
 
-    /// The first instant at which a request of `units` conforms, behind `live` ones from `first` on.
-    fn earliest(&self, now: f64, first: usize, live: f64, units: f64, params: Params) -> f64 {
-        let Params { limit, window } = params;
-        let excess = live + units - limit;
-        let instant = now.max(self.last());
-        match excess > 0.0 && first < self.entries.len() {
-            true => instant.max(self.leaving(first, live, excess) + window),
+    /// The first instant, by the time of the log, at which `needed` units are left.
+    fn first_instant(&self, needed: f64, params: &Params) -> f64 {
+        if self.first == self.entries.len() {
+            return self.at;
+        }
+        let excess = self.live + needed - params.limit;
+        let instant = max(self.at, self.last());
+        match excess > 0.0 {
+            true => max(instant, self.leaving(excess) + params.window),
             false => instant,
         }
     }
 
-    /// Follows the clock; returns the time of the log.
-    fn follow(&mut self, clock: f64) -> (f64, bool) {
-        let now = clock + self.skew;
-        match now < self.at {
-            true => {
-                self.skew = self.at - clock; // it stepped back
-                (self.at, true)
-            }
-            false => (now, false),
-        }
+    fn drop_expired(&mut self) {
+        self.entries.drain(..self.first);
+        (self.first, self.sum) = (0, self.live);
     }
 
     fn lower(&mut self, i: usize, units: f64) -> f64 {
@@ -109,120 +130,146 @@ impl State {
         back
     }
 
-    /// Returns what was spent at an instant, or is reserved for it, if that is still in the log.
-    fn release(&mut self, instant: f64, mut units: f64) {
-        let mut place = self.entries.partition_point(|&(other, _)| other < instant);
-        while units > 0.0 && self.entries.get(place).is_some_and(|&(other, _)| other == instant) {
-            units -= self.lower(place, units);
-            if self.entries[place].1 == 0.0 {
-                self.entries.remove(place);
+    /// Returns units that were spent at an instant, or are reserved for it, if they are still in
+    /// the log.
+    fn refund_at(&mut self, instant: f64, mut units: f64) {
+        let mut i = self.entries.partition_point(|&(other, _)| other < instant);
+        while units > 0.0 && self.entries.get(i).is_some_and(|&(other, _)| other == instant) {
+            units -= self.lower(i, units);
+            if self.entries[i].1 == 0.0 {
+                self.entries.remove(i);
             } else {
-                place += 1;
+                i += 1;
             }
         }
     }
 
-    /// Returns units, the oldest first: what is left then stays for as long as any of it could. Not those of requests
-    /// that wait.
-    fn refund(&mut self, now: f64, expired: usize, mut units: f64) {
-        let mut i = expired;
-        while units > 0.0 && self.entries.get(i).is_some_and(|&(instant, _)| instant <= now) {
+    /// Returns units of any requests, the oldest first: what is left then stays for as long as any
+    /// of it could. Not those of requests that wait.
+    fn refund_any(&mut self, mut units: f64) {
+        let mut i = 0;
+        while units > 0.0 && self.entries.get(i).is_some_and(|&(instant, _)| instant <= self.at) {
             units -= self.lower(i, units);
             if self.entries[i].1 == 0.0 {
                 i += 1;
             }
         }
-        self.entries.drain(expired..i);
+        self.entries.drain(..i);
     }
 }
 
-impl Params {
-    pub(super) fn new(quota: Quota) -> Self {
-        Self { limit: quota.limit().into(), window: quota.window_us() as f64 }
+impl Model for State {
+    type Params = Params;
+    type Saved = [f64; 3];
+
+    const RESERVES: bool = false;
+
+    fn args(params: &Params) -> Vec<f64> {
+        vec![params.limit, params.window]
     }
 
-    pub(super) fn args(&self) -> Vec<f64> {
-        vec![self.limit, self.window]
+    fn max_cost(params: &Params) -> f64 {
+        params.limit
     }
 
     /// The longest wait for which the sum of all costs in the log stays exact.
-    pub(super) fn longest_wait(&self) -> f64 {
-        (MAX_SUM / 2.0 / self.limit).floor() * self.window
+    fn max_reservable(params: &Params) -> f64 {
+        let exact = (MAX_SUM / 2.0 / params.limit).floor() * params.window;
+        exact.min(LONGEST_REFILL as f64)
     }
 
-    pub(super) fn release(stored: &mut Option<State>, clock: f64, releases: &[Release]) {
-        let Some(log) = stored else { return };
-        let (now, _) = log.follow(clock);
-        let expired = log.count_expired(now, log.window);
-        log.sum = log.sum_from(expired);
-        log.entries.drain(..expired);
-        for Release { instant, units, .. } in releases {
-            match instant {
-                Some(instant) => log.release(instant + log.skew, *units),
-                None => log.refund(now, 0, *units),
-            }
+    fn initial(now: f64, params: &Params) -> Self {
+        Self::new([now, 0.0, params.window], VecDeque::new())
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(bytes, b'S')?;
+        let head = reader.doubles()?;
+        let mut entries = VecDeque::new();
+        while !reader.is_at_end() {
+            let [instant, cost] = reader.doubles()?;
+            entries.push_back((instant, cost));
         }
-        log.at = now;
-        if log.entries.is_empty() {
-            *stored = None;
+        Some(Self::new(head, entries))
+    }
+
+    fn save(&self, _: f64, _: &Params) -> [f64; 3] {
+        [self.at, self.skew, self.window]
+    }
+
+    fn restore(&mut self, saved: [f64; 3]) {
+        [self.at, self.skew, self.window] = saved;
+    }
+
+    fn step_back(&mut self, now: f64) -> bool {
+        let back = now + self.skew < self.at;
+        if back {
+            self.skew = self.at - now;
+        }
+        back
+    }
+
+    fn advance(&mut self, now: f64) {
+        self.at = now + self.skew;
+        self.find_live();
+        if self.first == self.entries.len() {
+            (self.at, self.skew) = (now, 0.0); // it is over
         }
     }
 
-    pub(super) fn step(&self, stored: &mut Option<State>, ask: &Ask) -> Verdict {
-        let Params { limit, window } = *self;
-        let Ask { action, cost, max_wait, now: clock, .. } = *ask;
-
-        let (mut now, mut stale) = (clock, false);
-        let mut log = stored.take().unwrap_or_else(|| State::new(window));
-        let (at, skew) = (log.at, log.skew);
-        let mut over = None; // a log that is over, until something is written
-        if !log.entries.is_empty() {
-            (now, stale) = log.follow(clock);
-            if now < log.last() + log.window {
-                stale = stale || log.window != window;
-            } else {
-                log.skew = skew;
-                (now, stale) = (clock, false);
-                over = Some(mem::replace(&mut log, State::new(window)));
-            }
+    fn adopt(&mut self, _: f64, params: &Params) -> bool {
+        let changed = self.window != params.window;
+        let is_over = self.first == self.entries.len();
+        self.window = params.window;
+        if changed && !is_over {
+            self.find_live();
         }
+        changed && !is_over
+    }
 
-        // The entries that do not count any more.
-        let expired = log.count_expired(now, window);
-        let mut live = log.sum_from(expired);
-        let wait = log.earliest(now, expired, live, ask.needed(), *self) - now;
-        let Outcome { admitted, wait } = ask.outcome(wait, (wait - max_wait).max(0.0));
+    fn earliest(&self, _: f64, needed: f64, params: &Params) -> Earliest {
+        (self.first_instant(needed, params) - self.at).into()
+    }
 
-        if action.commits() && admitted {
-            let units = cost.min(MAX_SUM - live); // what is spent may be above the quota
-            match log.entries.back_mut() {
-                Some((instant, cost)) if *instant == now + wait && *cost + units <= MAX_COST => {
-                    *cost += units;
-                }
-                _ => log.entries.push_back((now + wait, units)),
-            }
-            log.sum += units;
-            live += units;
+    fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
+        self.drop_expired();
+        let instant = instant + self.skew;
+        let units = cost.min(MAX_SUM - self.sum); // what is spent may be above the quota
+        match self.entries.back_mut() {
+            Some((last, cost)) if *last == instant && *cost + units <= MAX_COST => *cost += units,
+            _ => self.entries.push_back((instant, units)),
         }
+        self.sum += units;
+        self.live = self.sum;
+    }
 
-        let (mut remaining, mut replenish, mut reset) = (limit, 0.0, 0.0);
-        if log.entries.len() > expired {
-            remaining = if log.last() <= now { (limit - live).max(0.0) } else { 0.0 };
-            replenish = log.earliest(now, expired, live, remaining + 1.0, *self) - now;
-            reset = log.last() + window - now;
+    fn refund(&mut self, _: f64, release: &Release, _: &Params) {
+        self.drop_expired();
+        match release.instant {
+            Some(instant) => self.refund_at(instant + self.skew, release.units),
+            None => self.refund_any(release.units),
         }
+        self.live = self.sum;
+    }
 
-        if action.commits() && (admitted || stale) {
-            over = None;
-            if admitted {
-                log.entries.drain(..expired);
-                log.sum = live;
-            }
-            (log.at, log.window) = (now, window);
-        } else {
-            (log.at, log.skew) = (at, skew);
+    fn reset_after(&self, _: f64) -> f64 {
+        match self.first < self.entries.len() {
+            true => self.last() + self.window - self.at,
+            false => 0.0,
         }
-        *stored = if log.entries.is_empty() { over } else { Some(log) };
-        Verdict { admitted, wait, remaining, replenish, reset, instant: clock + wait }
+    }
+
+    fn report(&self, _: f64, reset: f64, params: &Params) -> Report {
+        if reset == 0.0 {
+            return Report { remaining: params.limit, replenish: 0.0 };
+        }
+        let waits = self.last() > self.at;
+        let remaining = if waits { 0.0 } else { max(params.limit - self.live, 0.0) };
+        Report { remaining, replenish: self.first_instant(remaining + 1.0, params) - self.at }
+    }
+
+    fn waits_until(&self, now: f64) -> Option<f64> {
+        let last = self.last() - self.skew;
+        (last > now).then_some(last)
     }
 }

@@ -1,11 +1,11 @@
 //! The laws of `Algorithm`, for the twins and the scripts alike.
 
 mod agreement;
+mod backends;
+mod combine;
 mod contract;
-mod faces;
 mod memory;
+mod oracle;
 mod overshoot;
-mod promise;
 mod rates;
 mod settling;
-mod together;

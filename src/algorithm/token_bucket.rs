@@ -1,12 +1,22 @@
-//! The token bucket: a debt that is repaid at a steady rate, up to the burst. Its Lua twin is `scripts/token_bucket.lua`.
+//! The token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA,
+//! whose theoretical arrival time is `at` plus the time in which `debt` flows in. A request is
+//! admitted when the balance covers what of its cost may not be overdrawn. Its Lua twin is
+//! `scripts/token_bucket.lua`.
 
 use super::{
-    Action, Ask, Compact, Outcome, Rate, Refill, Verdict, ceil_div, convert, floor_div, max, min,
-    reservations::{Count, Release, Reservation, Reserved},
+    Refill,
+    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, max, max_debt, min},
+    model::{Earliest, Model, Report},
+    packed::Packed,
+    request::{Action, Admission, EngineReply, EngineRequest, Release},
+    state_bytes::Reader,
 };
-use crate::quota::Quota;
+use crate::{
+    error::ConfigError,
+    quota::{LONGEST_REFILL, Quota},
+};
 
-/// The parameters of `scripts/token_bucket.lua`.
+/// `debt` and `lump` are in parts of a token, `unit` parts to a token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
@@ -15,58 +25,227 @@ pub(crate) struct Params {
     period: f64,
     lump: f64,
     /// What flows in within the longest refill; a changed quota could make it more.
-    most_debt: f64,
+    max_debt: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct State {
     pub(super) at: f64,
+    /// What the bucket lacks at `at` to be full.
     pub(super) debt: f64,
     /// By how much `debt` was rounded up when the quota was changed, in 2^-24 parts.
     pub(super) excess: f64,
+    /// The rate that this was counted at.
     pub(super) unit: f64,
     pub(super) period: f64,
     pub(super) lump: f64,
+    /// The instant of the newest admitted request.
     pub(super) last: f64,
 }
 
-/// What comes of a check in the most common case. The rest of the verdict is computed when the key is not locked any
-/// more.
-pub(crate) struct Checked<'a> {
+impl Params {
+    pub(super) fn new(quota: Quota, refill: Refill, overdraft: u32) -> Result<Self, ConfigError> {
+        let size = u64::from(quota.burst_size()) + u64::from(overdraft);
+        if size > u32::MAX.into() || quota.refill_us(size.into()) > LONGEST_REFILL.into() {
+            return Err(ConfigError::Overdraft { overdraft, quota });
+        }
+        let (unit, period, lump) = match refill {
+            Refill::Continuous => {
+                let Rate { unit, tick } = Rate::new(quota, size);
+                (unit, 1.0, tick)
+            }
+            Refill::Interval => (1.0, quota.window_us() as f64, quota.limit().into()),
+        };
+        let max_debt = max_debt(period, lump);
+        let (burst, overdraft) = (quota.burst_size().into(), overdraft.into());
+        Ok(Self { burst, overdraft, unit, period, lump, max_debt })
+    }
+
+    fn rate(&self) -> [f64; 3] {
+        [self.unit, self.period, self.lump]
+    }
+
+    fn full(&self) -> f64 {
+        self.burst * self.unit
+    }
+
+    /// With an overdraft, a request of cost 1 is admitted to an empty bucket.
+    fn overdrawn(&self) -> f64 {
+        if self.overdraft > 0.0 { 1.0 } else { 0.0 }
+    }
+
+    /// Decides as the engine does in the most common case: a check that does not wait, of a bucket
+    /// that refills continuously and has no overdraft. None in others.
+    #[inline]
+    pub(super) fn check_fast(
+        &self,
+        packed: &mut Packed,
+        request: &EngineRequest,
+    ) -> Option<FastCheck<'_>> {
+        let Self { burst, overdraft, unit, period, lump, max_debt } = *self;
+        let EngineRequest { action, cost, max_wait, now, admission } = *request;
+        let [at, debt] = *packed;
+        let plain = period == 1.0 && overdraft == 0.0 && action == Action::Check;
+        if !plain || max_wait > 0.0 || admission.is_some() || now < at {
+            return None;
+        }
+        let mut debt = max(debt - (now - at) * lump, 0.0);
+        let after = debt + cost * unit;
+        if after >= max_debt {
+            return None;
+        }
+        let missing = after - burst * unit;
+        let mut admission = Admission { admitted: missing <= 0.0, wait: 0.0 };
+        if admission.admitted {
+            debt = after;
+            *packed = [now, debt];
+        } else {
+            admission.wait = ceil_div(missing, lump);
+        }
+        Some(FastCheck { params: self, admission, debt, now })
+    }
+}
+
+/// The outcome of the most common check. The rest of the reply is computed when the key is not
+/// locked any more.
+pub(crate) struct FastCheck<'a> {
     params: &'a Params,
-    pub(crate) outcome: Outcome,
+    pub(crate) admission: Admission,
     debt: f64,
     now: f64,
 }
 
-impl Checked<'_> {
+impl FastCheck<'_> {
     #[inline]
-    pub(crate) fn verdict(&self) -> Verdict {
-        let Self { params: Params { burst, unit, lump, .. }, outcome, debt, now } = *self;
-        let Outcome { admitted, wait } = outcome;
+    pub(crate) fn reply(&self) -> EngineReply {
+        let Self { params: Params { burst, unit, lump, .. }, admission, debt, now } = *self;
+        let Admission { admitted, wait } = admission;
         let room = burst * unit - debt;
         let remaining = max(floor_div(room, *unit), 0.0);
         let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
         let reset = ceil_div(debt, *lump);
-        Verdict { admitted, wait, remaining, replenish, reset, instant: now + wait }
+        EngineReply { admitted, wait, remaining, replenish, reset, instant: now + wait }
     }
 }
 
-impl Count for State {
-    type Params = Params;
+impl State {
+    fn rate(&self) -> [f64; 3] {
+        [self.unit, self.period, self.lump]
+    }
 
+    fn lower(&mut self, parts: f64) {
+        self.debt = max(self.debt - parts, 0.0);
+        if self.debt == 0.0 {
+            self.excess = 0.0;
+        }
+    }
+
+    /// Caps the queueing delay at the time in which the debt is refilled.
+    fn bound_last(&mut self) {
+        self.last = min(self.last, self.at + ceil_div(self.debt, self.lump) * self.period);
+    }
+
+    fn time_until(&self, parts: f64, now: f64) -> f64 {
+        max(ceil_div(parts, self.lump) * self.period - (now - self.at), 0.0)
+    }
+}
+
+impl Model for State {
+    type Params = Params;
+    type Saved = Self;
+
+    fn args(params: &Params) -> Vec<f64> {
+        let Params { burst, overdraft, unit, period, lump, max_debt } = *params;
+        vec![burst, overdraft, unit, period, lump, max_debt]
+    }
+
+    fn max_cost(params: &Params) -> f64 {
+        params.burst + params.overdraft
+    }
+
+    /// The longest wait for which `debt` stays exact.
+    fn max_reservable(params: &Params) -> f64 {
+        let full = (params.burst + params.overdraft) * params.unit;
+        min(LONGEST_REFILL as f64, floor_div(EXACT - full, params.lump) * params.period)
+    }
+
+    #[inline]
+    fn initial(now: f64, params: &Params) -> Self {
+        let Params { unit, period, lump, .. } = *params;
+        Self { at: now, debt: 0.0, excess: 0.0, unit, period, lump, last: 0.0 }
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(bytes, b'T')?;
+        let excess = reader.integer(3)?;
+        let [at, debt, unit, period, lump, last] = reader.doubles()?;
+        Some(Self { at, debt, excess, unit, period, lump, last })
+    }
+
+    #[inline]
+    fn save(&self, _: f64, _: &Params) -> Self {
+        *self
+    }
+
+    #[inline]
+    fn restore(&mut self, saved: Self) {
+        *self = saved;
+    }
+
+    #[inline]
+    fn step_back(&mut self, now: f64) -> bool {
+        let back = self.at - now;
+        if back > 0.0 {
+            self.last -= back;
+            self.at = now;
+        }
+        back > 0.0
+    }
+
+    #[inline]
     fn advance(&mut self, now: f64) {
         let periods = floor_div(now - self.at, self.period);
         self.at += periods * self.period;
         self.lower(periods * self.lump);
     }
 
-    fn commit(&mut self, instant: f64, cost: f64) {
+    #[inline]
+    fn adopt(&mut self, now: f64, params: &Params) -> bool {
+        let changed = self.rate() != params.rate();
+        if changed {
+            (self.debt, self.excess) =
+                convert([self.debt, self.excess], self.unit, params.unit, params.max_debt);
+            [self.unit, self.period, self.lump] = params.rate();
+            self.bound_last();
+            self.advance(now);
+        }
+        if self.debt == 0.0 {
+            self.at = now;
+        }
+        changed
+    }
+
+    #[inline]
+    fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
+        let mut wait = max(self.last - now, 0.0);
+        if needed > 0.0 {
+            let covered = max(needed - params.overdraft, 0.0);
+            let missing = covered * self.unit - (params.full() - self.debt);
+            wait = max(self.time_until(missing, now), wait);
+        }
+        wait.into()
+    }
+
+    #[inline]
+    fn commit(&mut self, instant: f64, cost: f64, params: &Params) {
         let refilled = floor_div(instant - self.at, self.period) * self.lump;
         if refilled > self.debt {
             (self.debt, self.excess) = (refilled, 0.0);
         }
         self.debt += cost * self.unit;
+        if self.rate() == params.rate() {
+            self.debt = min(self.debt, params.max_debt); // what is spent may be above the quota
+        }
         self.last = instant;
     }
 
@@ -74,7 +253,8 @@ impl Count for State {
         let Release { instant, units, kept } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
-            // What has been refilled since, up to `at`, is back already. It has repaid what is kept first.
+            // What has been refilled since, up to `at`, is back already. It has repaid what is kept
+            // first.
             let mut refilled = ceil_div(max(self.at - instant, 0.0), self.period) * self.lump;
             if self.rate() != params.rate() {
                 let lumps = floor_div(now - instant, params.period) + 1.0;
@@ -87,167 +267,32 @@ impl Count for State {
         self.bound_last();
     }
 
+    #[inline]
     fn reset_after(&self, now: f64) -> f64 {
-        match self.debt > 0.0 {
-            true => max(ceil_div(self.debt, self.lump) * self.period - (now - self.at), 0.0),
-            false => 0.0,
-        }
-    }
-
-    fn step_back(&mut self, now: f64) -> bool {
-        let back = self.at - now;
-        if back > 0.0 {
-            self.last -= back;
-            self.at = now;
-        }
-        back > 0.0
-    }
-}
-
-impl State {
-    fn lower(&mut self, parts: f64) {
-        self.debt = max(self.debt - parts, 0.0);
-        if self.debt == 0.0 {
-            self.excess = 0.0;
-        }
-    }
-
-    /// Caps the delay behind earlier requests at the time in which their debt is refilled.
-    fn bound_last(&mut self) {
-        self.last = min(self.last, self.at + ceil_div(self.debt, self.lump) * self.period);
-    }
-
-    fn rate(&self) -> [f64; 3] {
-        [self.unit, self.period, self.lump]
-    }
-}
-
-impl Params {
-    pub(super) fn new(quota: Quota, refill: Refill, overdraft: u32) -> Self {
-        let (unit, period, lump) = match refill {
-            Refill::Continuous => {
-                let size = u64::from(quota.burst_size()) + u64::from(overdraft);
-                let Rate { unit, tick } = Rate::new(quota, size);
-                (unit, 1.0, tick)
-            }
-            Refill::Interval => (1.0, quota.window_us() as f64, quota.limit().into()),
-        };
-        let most_debt = super::most_debt(period, lump);
-        let (burst, overdraft) = (quota.burst_size().into(), overdraft.into());
-        Self { burst, overdraft, unit, period, lump, most_debt }
-    }
-
-    fn rate(&self) -> [f64; 3] {
-        [self.unit, self.period, self.lump]
-    }
-
-    pub(super) fn args(&self) -> Vec<f64> {
-        vec![self.burst, self.overdraft, self.unit, self.period, self.lump, self.most_debt]
-    }
-
-    /// The longest wait for which `debt` stays exact.
-    pub(super) fn longest_wait(&self) -> f64 {
-        let full = (self.burst + self.overdraft) * self.unit;
-        floor_div(super::EXACT - full, self.lump) * self.period
-    }
-
-    pub(super) fn expand(&self, [at, debt]: Compact) -> State {
-        let Params { unit, period, lump, .. } = *self;
-        State { at, debt, excess: 0.0, unit, period, lump, last: at }
-    }
-
-    pub(super) fn compact(&self, reserved: &Reserved<State>, now: f64) -> Option<Compact> {
-        let state = reserved.state;
-        let own = state.rate() == self.rate() && state.excess == 0.0;
-        let over = reserved.waiting.is_over(now) && state.last <= now;
-        (own && over).then_some([state.at, state.debt])
-    }
-
-    /// Decides as [`step`](Params::step) does, in the most common case: a check that does not wait, of a bucket that
-    /// refills continuously and has no overdraft. None in others.
-    #[inline]
-    pub(super) fn check_quickly(&self, numbers: &mut Compact, ask: &Ask) -> Option<Checked<'_>> {
-        let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
-        let (Ask { action, cost, max_wait, now, outcome, .. }, [at, debt]) = (*ask, *numbers);
-        let plain = period == 1.0 && overdraft == 0.0 && action == Action::Check;
-        if !plain || max_wait > 0.0 || outcome.is_some() || now < at {
-            return None;
-        }
-        let mut debt = max(debt - (now - at) * lump, 0.0);
-        let after = debt + cost * unit;
-        if after >= most_debt {
-            return None;
-        }
-        let missing = after - burst * unit;
-        let mut outcome = Outcome { admitted: missing <= 0.0, wait: 0.0 };
-        if outcome.admitted {
-            debt = after;
-            *numbers = [now, debt];
-        } else {
-            outcome.wait = ceil_div(missing, lump);
-        }
-        Some(Checked { params: self, outcome, debt, now })
+        if self.debt > 0.0 { self.time_until(self.debt, now) } else { 0.0 }
     }
 
     #[inline]
-    pub(super) fn step(&self, stored: &mut Option<Reserved<State>>, ask: &Ask) -> Verdict {
-        let Params { burst, overdraft, unit, period, lump, most_debt } = *self;
-        let Ask { action, cost, max_wait, now, .. } = *ask;
-
-        let mut state = State { at: now, debt: 0.0, excess: 0.0, unit, period, lump, last: 0.0 };
-        let mut stale = false;
-        if let Some(old) = stored {
-            state = old.state;
-            stale = state.step_back(now);
-            state.advance(now);
-            if state.rate() != self.rate() {
-                stale = true;
-                (state.debt, state.excess) =
-                    convert([state.debt, state.excess], state.unit, unit, most_debt);
-                (state.unit, state.period, state.lump) = (unit, period, lump);
-                state.bound_last();
-                state.advance(now);
-            }
-            if state.debt == 0.0 {
-                state.at = now;
-            }
+    fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
+        let overdrawn = params.overdrawn();
+        if reset == 0.0 {
+            return Report { remaining: params.burst + overdrawn, replenish: 0.0 };
         }
-
-        let since = now - state.at;
-        let time_until = |parts: f64| max(ceil_div(parts, lump) * period - since, 0.0);
-
-        let full = burst * unit;
-        let mut wait = max(state.last - now, 0.0);
-        let needed = ask.needed();
-        if needed > 0.0 {
-            let covered = max(needed - overdraft, 0.0);
-            wait = max(time_until(covered * unit - (full - state.debt)), wait);
+        let room = params.full() - self.debt;
+        let mut remaining = 0.0;
+        if self.last <= now {
+            remaining = max(floor_div(room, self.unit) + overdrawn, 0.0);
         }
-        let Outcome { admitted, wait } = ask.outcome(wait, max(wait - max_wait, 0.0));
+        let missing = (remaining + 1.0 - overdrawn) * self.unit - room;
+        Report { remaining, replenish: max(self.time_until(missing, now), self.last - now) }
+    }
 
-        let before = state;
-        if action.commits() && admitted {
-            state.commit(now + wait, cost);
-            state.debt = min(state.debt, most_debt);
-        }
+    fn pack(&self, now: f64, params: &Params) -> Option<Packed> {
+        let own = self.rate() == params.rate() && self.excess == 0.0;
+        (own && self.last <= now).then_some([self.at, self.debt])
+    }
 
-        let State { debt, last, .. } = state;
-        let overdrawn = if overdraft > 0.0 { 1.0 } else { 0.0 };
-        let (mut remaining, mut replenish, mut reset) = (burst + overdrawn, 0.0, 0.0);
-        if debt > 0.0 {
-            remaining = 0.0;
-            if last <= now {
-                remaining = max(floor_div(full - debt, unit) + overdrawn, 0.0);
-            }
-            replenish = time_until((remaining + 1.0 - overdrawn) * unit - (full - debt));
-            replenish = max(replenish, last - now);
-            reset = state.reset_after(now);
-        }
-
-        if action.commits() && (admitted || stale) {
-            let reserved = admitted.then_some((Reservation { instant: now + wait, cost }, before));
-            Reserved::write(stored, (reset > 0.0).then_some(state), stale, now, reserved);
-        }
-        Verdict { admitted, wait, remaining, replenish, reset, instant: now + wait }
+    fn unpack([at, debt]: Packed, params: &Params) -> Option<Self> {
+        Some(Self { at, debt, last: at, ..Self::initial(at, params) })
     }
 }

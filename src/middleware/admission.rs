@@ -30,7 +30,7 @@ pub(crate) struct Shared<P> {
 /// How a request sets out.
 pub(crate) enum Start {
     Go,
-    Ask(Box<Turn>),
+    EngineRequest(Box<Turn>),
     Refused(Rejection),
 }
 
@@ -121,7 +121,7 @@ impl<P: Protocol> Shared<P> {
             Ok(Answer::Ready(Some(Ok(decision)))) if !decision.is_allowed() && place.is_none() => {
                 Start::Refused(Rejection::Denied(decision))
             }
-            Ok(answer) => Start::Ask(self.turn(charged.take(), answer, max_wait, place)),
+            Ok(answer) => Start::EngineRequest(self.turn(charged.take(), answer, max_wait, place)),
             Err(error) => Start::Refused(error.into()),
         }
     }
@@ -150,7 +150,7 @@ impl<P: Protocol> Shared<P> {
         match share.ask(max_wait) {
             Ok(answer) => {
                 drop(charged.take());
-                Start::Ask(self.turn(share, answer, max_wait, place))
+                Start::EngineRequest(self.turn(share, answer, max_wait, place))
             }
             // It is the share that is too small.
             Err(_) => Start::Refused(Rejection::Store(error)),

@@ -155,7 +155,7 @@ where
             };
             match start {
                 Start::Go => {}
-                Start::Ask(turn) => {
+                Start::EngineRequest(turn) => {
                     let request = Some(P::join(head, rest));
                     *this.turn = Some(turn);
                     this.state.set(State::Asking { request });

@@ -15,7 +15,7 @@ use super::{
     script::{ABOVE_RATE, ACQUIRE, AGAIN, DONE, NO_RATE},
 };
 use crate::{
-    algorithm::Verdict,
+    algorithm::EngineReply,
     decision::{Decision, Policy, Receipt, Source},
     error::Error,
     quota::Quota,
@@ -127,7 +127,7 @@ impl RateLimiter {
             }
             _ => {}
         }
-        let verdict = Verdict {
+        let verdict = EngineReply {
             admitted: status == DONE,
             wait: wait as f64,
             remaining: remaining as f64,

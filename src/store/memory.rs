@@ -1,12 +1,12 @@
 //! The store in process memory: its shards, its clock, and the way of a decision about one key.
-//! Several limits at once are in `held`, what is counted for a key is in `entry`.
+//! Several limits at once are in `transaction`, what is counted for a key is in `entry`.
 
 mod entry;
-mod held;
 mod shard;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod transaction;
 mod when_full;
 
 use std::{
@@ -28,7 +28,7 @@ use self::{
 };
 use super::{AnyStore, Call, Demand, Names, Settings, Store, lock};
 use crate::{
-    algorithm::{Ask, Release, Verdict},
+    algorithm::{EngineReply, EngineRequest, Release},
     decision::Decision,
     error::{Error, StoreError},
     keys::Key,
@@ -166,29 +166,29 @@ impl MemoryStore {
     /// Decides at once.
     pub(crate) fn decide(&self, call: &Call<'_>) -> Result<Decision, Error> {
         match call.demands {
-            [demand] => self.decide_alone(call, demand),
-            _ => Ok(self.decide_together(call)?),
+            [demand] => self.decide_single(call, demand),
+            _ => Ok(self.decide_combined(call)?),
         }
     }
 
-    fn decide_alone(&self, call: &Call<'_>, demand: &Demand<'_>) -> Result<Decision, Error> {
+    fn decide_single(&self, call: &Call<'_>, demand: &Demand<'_>) -> Result<Decision, Error> {
         let Demand { settings, key, .. } = *demand;
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
         let found = shard.find(hash, settings, key);
-        let ask = call.ask(demand, self.now());
-        let verdict = match found {
-            Some(entry) => match entry.check_quickly(settings, &ask) {
+        let request = call.ask(demand, self.now());
+        let reply = match found {
+            Some(entry) => match entry.check_fast(settings, &request) {
                 Some(checked) => {
                     drop(shard);
-                    checked.verdict()
+                    checked.reply()
                 }
-                None => entry.check(settings, &ask),
+                None => entry.check(settings, &request),
             },
-            None => self.decide_new(call, demand, hash, shard, &ask)?,
+            None => self.decide_new(call, demand, hash, shard, &request)?,
         };
-        Ok(Decision::new(demand.policy(), verdict, call.action, 0.0))
+        Ok(Decision::new(demand.policy(), reply, call.action, 0.0))
     }
 
     /// Returns units to a key.
@@ -210,40 +210,40 @@ impl MemoryStore {
         demand: &Demand<'_>,
         hash: u64,
         mut shard: MutexGuard<'_, Shard>,
-        ask: &Ask,
-    ) -> Result<Verdict, StoreError> {
+        request: &EngineRequest,
+    ) -> Result<EngineReply, StoreError> {
         let (settings, key) = (demand.settings, demand.key.as_bytes());
-        let fresh = |ask: &Ask| {
+        let fresh = |request: &EngineRequest| {
             let mut entry = Entry::new(settings, key);
-            let verdict = entry.check(settings, ask);
-            (entry, verdict)
+            let reply = entry.check(settings, request);
+            (entry, reply)
         };
-        let (entry, verdict) = fresh(ask);
-        if entry.is_never_seen() {
-            return Ok(verdict);
+        let (entry, reply) = fresh(request);
+        if entry.is_initial() {
+            return Ok(reply);
         }
         let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
         if let Some(slot) = slots.take() {
-            shard.sweep(ask.now, slots);
+            shard.sweep(request.now, slots);
             shard.insert(hash, entry, hasher, slot);
-            return Ok(verdict);
+            return Ok(reply);
         }
-        let mut search = self.search(ask.now, &[]);
+        let mut search = self.search(request.now, &[]);
         if let Some(slot) = shard.evict(&mut search, slots) {
             shard.insert(hash, entry, hasher, slot);
-            return Ok(verdict);
+            return Ok(reply);
         }
         drop(shard);
         let slot = self.evict_elsewhere(&[self.place(hash)], &mut search)?;
         let mut shard = self.shard(hash);
-        let ask = call.ask(demand, self.now());
+        let request = call.ask(demand, self.now());
         if let Some(entry) = shard.find(hash, settings, key) {
             // Another request inserted the key while the shard was not locked.
-            return Ok(entry.check(settings, &ask));
+            return Ok(entry.check(settings, &request));
         }
-        let (entry, verdict) = fresh(&ask);
+        let (entry, reply) = fresh(&request);
         shard.insert(hash, entry, hasher, slot);
-        Ok(verdict)
+        Ok(reply)
     }
 
     fn search<'a>(&self, now: f64, kept: &'a [Demand<'a>]) -> Search<'a> {

@@ -1,17 +1,14 @@
 //! The store in Redis: keys, scripts and their replies. How commands reach a server is in the modules below.
 
+pub(crate) mod script;
 mod transport;
 
-use std::{
-    fmt, mem,
-    pin::Pin,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, mem, pin::Pin, sync::Arc, time::Duration};
 
-use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, aio::ConnectionLike};
+use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
 use tokio::{runtime::Handle, task::JoinSet};
 
+use self::script::{Decided, Limit, Script};
 pub(crate) use self::transport::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::transport::Tls;
@@ -22,7 +19,7 @@ use self::transport::{
 pub use self::transport::{Health, RedisConfig};
 use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store};
 use crate::{
-    algorithm::{self, Action, Params, Release, SCRIPTS, Verdict},
+    algorithm::{Action, Release},
     decision::{Decision, Policy, Receipt},
     error::StoreError,
     keys::Key,
@@ -312,7 +309,7 @@ impl RedisStore {
         let apart = Apart::new(self, call);
         let action = call.action;
         Answer::Pending(Box::pin(async move {
-            Ok(match action.asks() {
+            Ok(match action.can_be_denied() {
                 true => apart.ask(deadline).await?,
                 false => apart.change(deadline).await?,
             })
@@ -357,77 +354,35 @@ impl RedisStore {
     }
 }
 
-struct Script {
-    text: String,
-    /// By which a server knows it.
-    hash: Box<str>,
-}
-
-impl Script {
-    fn of(demands: &[Demand<'_>]) -> &'static Self {
-        static TOGETHER: [OnceLock<Script>; 1 << SCRIPTS.len()] =
-            [const { OnceLock::new() }; 1 << SCRIPTS.len()];
-        match demands {
-            [demand] => Self::alone(&demand.settings.params),
-            _ => {
-                let places = demands.iter().map(|demand| demand.settings.params.place());
-                let all = places.fold(0, |all, place| all | 1 << place);
-                TOGETHER[all].get_or_init(|| Self::new(algorithm::script_together(all)))
-            }
-        }
-    }
-
-    fn alone(params: &Params) -> &'static Self {
-        static ALONE: [OnceLock<Script>; SCRIPTS.len()] =
-            [const { OnceLock::new() }; SCRIPTS.len()];
-        let place = params.place();
-        ALONE[place].get_or_init(|| Self::new(algorithm::script_alone(place)))
-    }
-
-    fn new(text: String) -> Self {
-        let hash = redis::Script::new(&text).get_hash().into();
-        Self { text, hash }
-    }
-}
-
 /// A script with its keys and arguments.
 struct ScriptCall {
     script: &'static Script,
-    by_hash: Cmd,
-    limits: Vec<Policy>,
+    command: Cmd,
     action: Action,
+    limits: Vec<Limit>,
+    policies: Vec<Policy>,
 }
 
 impl ScriptCall {
     fn new(store: &RedisStore, call: &Call<'_>) -> Self {
-        let script = Script::of(call.demands);
-        let mut by_hash = redis::cmd("EVALSHA");
-        by_hash.arg(&*script.hash).arg(call.demands.len());
-        for demand in call.demands {
-            by_hash.arg(store.key(demand.settings, demand.key));
-        }
-        by_hash.arg(call.action.name());
-        for demand in call.demands {
-            let params = &demand.settings.params;
-            let args = params.args();
-            if call.demands.len() > 1 {
-                by_hash.arg(SCRIPTS[params.place()].0).arg(args.len() + 2);
-            }
-            by_hash.arg(demand.cost).arg(demand.max_wait as u64);
-            for arg in args {
-                by_hash.arg(arg as u64);
-            }
-        }
-        let limits = call.demands.iter().map(Demand::policy).collect();
-        Self { script, by_hash, limits, action: call.action }
+        let limit = |demand: &Demand<'_>| {
+            let Demand { settings, key, cost, max_wait } = *demand;
+            let key = store.key(settings, key);
+            Limit { key, params: settings.params, cost, max_wait }
+        };
+        let limits: Vec<_> = call.demands.iter().map(limit).collect();
+        let (command, script) = script::decide(call.action, &limits);
+        let policies = call.demands.iter().map(Demand::policy).collect();
+        Self { script, command, action: call.action, limits, policies }
     }
 
     async fn ask(&self, route: &Route, deadline: Deadline) -> Result<Decision, StoreError> {
-        let question = Question::script(&self.by_hash, &self.script.text);
-        let (reply, connection): (Vec<u64>, _) = route.ask(deadline, question).await?;
-        let (verdict, limit) = read(&reply, &self.limits).map_err(StoreError::of_redis)?;
-        let age = if verdict.admitted { connection.age(verdict) } else { 0.0 };
-        Ok(Decision::new(limit, verdict, self.action, age))
+        let question = Question::script(&self.command, &self.script.text);
+        let (reply, connection) = route.ask(deadline, question).await?;
+        let decided = script::read(&reply, self.action, &self.limits);
+        let Decided { reply, limit, now } = decided.map_err(StoreError::of_redis)?;
+        let age = if reply.admitted { connection.age(now) } else { 0.0 };
+        Ok(Decision::new(self.policies[limit], reply, self.action, age))
     }
 }
 
@@ -545,23 +500,4 @@ fn instant_of(decision: &Decision) -> f64 {
 
 fn tighter(binding: Option<Decision>, other: Decision) -> Option<Decision> {
     Some(binding.filter(|it| it.remaining() <= other.remaining()).unwrap_or(other))
-}
-
-/// Reads what a script returns: the verdict, and of several limits the one that binds.
-fn read(reply: &[u64], limits: &[Policy]) -> Result<(Verdict, Policy), RedisError> {
-    let garbage = || RedisError::from((ErrorKind::UnexpectedReturnType, "not a verdict"));
-    let &[admitted, wait, remaining, replenish, reset, instant, ref binding @ ..] = reply else {
-        return Err(garbage());
-    };
-    let binding = binding.first().map_or(0, |&number| (number as usize).wrapping_sub(1));
-    let limit = *limits.get(binding).ok_or_else(garbage)?;
-    let verdict = Verdict {
-        admitted: admitted == 1,
-        wait: wait as f64,
-        remaining: remaining as f64,
-        replenish: replenish as f64,
-        reset: reset as f64,
-        instant: instant as f64,
-    };
-    Ok((verdict, limit))
 }

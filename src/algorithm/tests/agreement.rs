@@ -6,8 +6,8 @@ use std::cell::RefCell;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, Refill, Release, State, Verdict},
-    faces::{Face, RedisServer, Scripted, check, default_wait, settled},
+    super::{Action, Algorithm, EngineReply, EngineRequest, Params, Refill, Release, State},
+    backends::{Backend, RedisServer, Scripted, check, default_wait, settled},
 };
 use crate::quota::Quota;
 
@@ -51,7 +51,7 @@ impl Step {
         releases
     }
 
-    pub(super) fn ask(&self, params: &Params, now: f64) -> Ask {
+    pub(super) fn decide(&self, params: &Params, now: f64) -> EngineRequest {
         let (window, most) = window_and_most(params);
         let cost = match self.cost {
             Ok(cost) => f64::from(cost).min(most),
@@ -60,8 +60,8 @@ impl Step {
         let max_wait = self
             .max_wait
             .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
-            .min(params.longest_wait());
-        Ask { action: self.action, cost, max_wait, now, outcome: None }
+            .min(params.max_reservable());
+        EngineRequest { action: self.action, cost, max_wait, now, admission: None }
     }
 }
 
@@ -173,7 +173,7 @@ fn the_script_and_the_twin_agree() {
 
 /// With a `steady` clock and quota, all laws hold at every step.
 fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady: bool) {
-    let mut twin = State::NeverSeen;
+    let mut twin = State::Initial;
     let mut now = 1.7e15;
     let mut current = 0;
     let mut admitted = vec![];
@@ -188,7 +188,7 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
         let (bytes, expiry) = (scripted.bytes(), scripted.expiry());
         let expired = expiry.is_some_and(|expiry| expiry * 1e3 <= now);
         if expired {
-            twin = State::NeverSeen;
+            twin = State::Initial;
         }
         let before = twin.clone();
         let releases = step.releases(&mut admitted);
@@ -198,9 +198,8 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
             same_states(scripted, params, &twin, now, &format!("{before:?} {releases:?}"));
             continue;
         }
-        let ask = step.ask(params, now);
-        let verdict = twin.ask(params, ask);
-        assert_eq!(scripted.ask(params, ask), verdict, "{params:?} {ask:?} {before:?}");
+        let ask = step.decide(params, now);
+        let verdict = both(scripted, &mut twin, params, ask);
 
         if ask.action == Action::Check && verdict.admitted {
             admitted.push((verdict.instant, ask.cost));
@@ -220,47 +219,72 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
     }
 }
 
+/// Asserts that both reply the same. The script replies nothing to a refund: a peek behind it shows
+/// what it has done.
+fn both(
+    scripted: &mut Scripted,
+    twin: &mut State,
+    params: &Params,
+    request: EngineRequest,
+) -> EngineReply {
+    let before = twin.clone();
+    let mut request = request;
+    if request.action == Action::Refund {
+        scripted.decide(params, request);
+        let _ = twin.decide(params, request);
+        request.action = Action::Peek;
+    }
+    let reply = twin.decide(params, request);
+    assert_eq!(scripted.decide(params, request), reply, "{params:?} {request:?} {before:?}");
+    reply
+}
+
 fn same_states(scripted: &mut Scripted, params: &Params, twin: &State, now: f64, context: &str) {
     let state = scripted.state(params);
     let gone = |state: &State| {
-        let peek = Ask { action: Action::Peek, ..check(1, now) };
-        state.clone().ask(params, peek).reset == 0.0
+        let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+        state.clone().decide(params, peek).reset == 0.0
     };
-    if settled(state.clone(), now) != settled(twin.clone(), now) {
+    if settled(state.clone(), now, params) != settled(twin.clone(), now, params) {
         assert!(gone(&state) && gone(twin), "{params:?} {context}\n{state:?}\n{twin:?}");
     }
 }
 
-fn laws(params: &Params, after: &State, ask: Ask, verdict: Verdict) {
-    let later = |time: f64, ask: Ask| after.clone().ask(params, Ask { now: ask.now + time, ..ask });
-    let checking = Ask { action: Action::Check, ..ask };
+fn laws(params: &Params, after: &State, ask: EngineRequest, verdict: EngineReply) {
+    let later = |time: f64, ask: EngineRequest| {
+        after.clone().decide(params, EngineRequest { now: ask.now + time, ..ask })
+    };
+    let checking = EngineRequest { action: Action::Check, ..ask };
 
     if ask.action == Action::Check && !verdict.admitted {
         assert!(later(verdict.wait, checking).admitted, "retry_after is too short");
         assert!(!later(verdict.wait - 1.0, checking).admitted, "retry_after is too long");
     }
 
-    let one = Ask { cost: 1.0, max_wait: default_wait(params), ..checking };
+    let one = EngineRequest { cost: 1.0, max_wait: default_wait(params), ..checking };
     let mut state = after.clone();
     for _ in 0..verdict.remaining.min(40.0) as u32 {
-        assert!(state.ask(params, one).admitted, "remaining is too large");
+        assert!(state.decide(params, one).admitted, "remaining is too large");
     }
     if verdict.remaining <= 40.0 {
-        let next = state.ask(params, one);
+        let next = state.decide(params, one);
         assert!(!next.admitted, "remaining is too small");
     }
 
     if verdict.replenish > 0.0 {
-        let peek = Ask { action: Action::Peek, ..one };
+        let peek = EngineRequest { action: Action::Peek, ..one };
         assert!(later(verdict.replenish, peek).remaining > verdict.remaining);
         assert!(later(verdict.replenish - 1.0, peek).remaining <= verdict.remaining);
     }
 
-    let fresh = State::NeverSeen.ask(params, Ask { now: ask.now + verdict.reset, ..one });
+    let fresh =
+        State::Initial.decide(params, EngineRequest { now: ask.now + verdict.reset, ..one });
     let mut reset = after.clone();
-    assert_eq!(reset.ask(params, Ask { now: ask.now + verdict.reset, ..one }), fresh);
+    assert_eq!(reset.decide(params, EngineRequest { now: ask.now + verdict.reset, ..one }), fresh);
     if verdict.reset > 0.0 {
-        assert!(later(verdict.reset - 1.0, Ask { action: Action::Peek, ..one }).reset > 0.0);
+        assert!(
+            later(verdict.reset - 1.0, EngineRequest { action: Action::Peek, ..one }).reset > 0.0
+        );
     }
 }
 
@@ -269,15 +293,15 @@ fn a_clock_that_steps_back_admits_nothing_extra_and_locks_nobody_out() {
     for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
         let params = Params::new(algorithm, quota).unwrap();
         for back in [1.0, 1e3, 5e5, 1e6, 1e9] {
-            let mut state = State::NeverSeen;
+            let mut state = State::Initial;
             let start = 1.7e15;
-            while state.ask(&params, check(1, start)).admitted {}
-            let denied = state.ask(&params, check(1, start));
-            let after = state.ask(&params, check(1, start - back));
+            while state.decide(&params, check(1, start)).admitted {}
+            let denied = state.decide(&params, check(1, start));
+            let after = state.decide(&params, check(1, start - back));
             assert!(!after.admitted, "{algorithm} admits extra after a step of {back} us");
             assert_eq!(after.wait, denied.wait, "{algorithm} takes time as passed");
             assert!(after.wait <= 2e6, "{algorithm}");
-            let retry = state.ask(&params, check(1, start - back + after.wait));
+            let retry = state.decide(&params, check(1, start - back + after.wait));
             assert!(retry.admitted, "{algorithm} does not go on after a step of {back} us");
         }
     }
@@ -291,12 +315,12 @@ fn what_is_over_when_it_is_refunded_stays_over_if_the_clock_steps_back() {
         let mut scripted = Scripted::new(&server, "{key}");
         scripted.forget();
         let params = Params::new(algorithm, quota).unwrap();
-        let mut twin = State::NeverSeen;
-        let reset = twin.clone().ask(&params, check(1, 1.7e15)).reset;
+        let mut twin = State::Initial;
+        let reset = twin.clone().decide(&params, check(1, 1.7e15)).reset;
         let steps = [(Action::Check, 0.0), (Action::Refund, reset), (Action::Check, reset - 3.0)];
         for (action, at) in steps {
-            let ask = Ask { action, ..check(1, 1.7e15 + at) };
-            assert_eq!(scripted.ask(&params, ask), twin.ask(&params, ask), "{algorithm} {ask:?}");
+            let ask = EngineRequest { action, ..check(1, 1.7e15 + at) };
+            both(&mut scripted, &mut twin, &params, ask);
         }
     }
 }
@@ -305,11 +329,11 @@ fn what_is_over_when_it_is_refunded_stays_over_if_the_clock_steps_back() {
 fn to_look_changes_nothing_even_if_all_is_over() {
     for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
         let params = Params::new(algorithm, quota).unwrap();
-        let mut state = State::NeverSeen;
-        let reset = state.ask(&params, check(1, 1.7e15)).reset;
+        let mut state = State::Initial;
+        let reset = state.decide(&params, check(1, 1.7e15)).reset;
         let before = state.clone();
-        let peek = Ask { action: Action::Peek, ..check(1, 1.7e15 + reset) };
-        assert_eq!(state.ask(&params, peek).reset, 0.0, "{algorithm}");
+        let peek = EngineRequest { action: Action::Peek, ..check(1, 1.7e15 + reset) };
+        assert_eq!(state.decide(&params, peek).reset, 0.0, "{algorithm}");
         assert_eq!(state, before, "{algorithm}");
     }
 }

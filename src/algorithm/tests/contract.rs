@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    super::{Algorithm, Ask, Params, Refill, State, Verdict},
-    faces::{Face, RedisServer, Scripted, check, default_wait, verdict_of},
+    super::{Algorithm, EngineReply, EngineRequest, Params, Refill, State},
+    backends::{Backend, RedisServer, Scripted, check, default_wait, verdict_of},
 };
 use crate::{limiter::Limiter, quota::Quota, store::MemoryStore};
 
@@ -185,7 +185,7 @@ const TABLES: &[Table] = &[
     },
 ];
 
-fn for_each_row(mut ask: impl FnMut(&Table, f64, u32, Option<f64>) -> Verdict) {
+fn for_each_row(mut ask: impl FnMut(&Table, f64, u32, Option<f64>) -> EngineReply) {
     for table in TABLES {
         for (i, row) in table.rows.iter().enumerate() {
             let &(at, cost, max_wait, expected, remaining, reset) = row;
@@ -199,22 +199,22 @@ fn for_each_row(mut ask: impl FnMut(&Table, f64, u32, Option<f64>) -> Verdict) {
     }
 }
 
-fn run_on_face<F: Face>(mut face: impl FnMut(&Table) -> F) {
+fn run_on_face<F: Backend>(mut backend: impl FnMut(&Table) -> F) {
     let mut current: Option<(&str, F)> = None;
     for_each_row(|table, at, cost, max_wait| {
         if current.as_ref().is_none_or(|(name, _)| *name != table.name) {
-            current = Some((table.name, face(table)));
+            current = Some((table.name, backend(table)));
         }
         let params = Params::new(table.algorithm, table.quota).unwrap();
         let max_wait = max_wait.unwrap_or(default_wait(&params));
-        let ask = Ask { max_wait, ..check(cost, 1.7e15 + at) };
-        current.as_mut().unwrap().1.ask(&params, ask)
+        let ask = EngineRequest { max_wait, ..check(cost, 1.7e15 + at) };
+        current.as_mut().unwrap().1.decide(&params, ask)
     });
 }
 
 #[test]
 fn the_twins_keep_the_contract() {
-    run_on_face(|_| State::NeverSeen);
+    run_on_face(|_| State::Initial);
 }
 
 #[test]

@@ -6,10 +6,10 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use tokio::{runtime, time::advance};
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, State, Verdict},
+    super::{Action, Algorithm, EngineReply, EngineRequest, Params, State},
     agreement::{Step, params, steps},
+    backends::{Backend, check, verdict_of},
     contract::now_or_never,
-    faces::{Face, check, verdict_of},
 };
 use crate::{
     decision::Source,
@@ -67,8 +67,8 @@ fn history(params: [Params; 2], steps: &[Step]) {
             both.store.release(&settings, &Key::from("key"), &releases);
             continue;
         }
-        let ask = step.ask(params, now);
-        let verdict = both.ask(&settings, ask);
+        let ask = step.decide(params, now);
+        let verdict = both.decide(&settings, ask);
         if ask.action == Action::Check && verdict.admitted {
             admitted.push((verdict.instant, ask.cost));
         }
@@ -83,16 +83,17 @@ struct Both {
 
 impl Both {
     fn new() -> Self {
-        Self { store: MemoryStore::new(), twin: State::NeverSeen }
+        Self { store: MemoryStore::new(), twin: State::Initial }
     }
 
-    fn ask(&mut self, settings: &Arc<Settings>, ask: Ask) -> Verdict {
-        let verdict = self.twin.ask(&settings.params, ask);
+    fn decide(&mut self, settings: &Arc<Settings>, ask: EngineRequest) -> EngineReply {
+        let verdict = self.twin.decide(&settings.params, ask);
         let (cost, max_wait) = (ask.cost as u32, ask.max_wait);
         let demands = &[Demand { settings, key: &Key::from("key"), cost, max_wait }];
         let decision = self.store.decide(&Call { action: ask.action, demands });
         let spent = verdict.admitted && ask.action.commits();
-        let expected = Verdict { instant: if spent { verdict.instant } else { 0.0 }, ..verdict };
+        let expected =
+            EngineReply { instant: if spent { verdict.instant } else { 0.0 }, ..verdict };
         let decided = verdict_of(decision.unwrap());
         assert_eq!(decided, expected, "{settings:?} {ask:?} {:?}", self.twin);
         verdict
@@ -101,7 +102,7 @@ impl Both {
 
 #[tokio::test(start_paused = true)]
 async fn they_agree_about_the_largest_debts() {
-    let spend = |cost: u32| Ask { action: Action::Spend, ..check(cost, 0.0) };
+    let spend = |cost: u32| EngineRequest { action: Action::Spend, ..check(cost, 0.0) };
     let largest = Quota::per_day(7).burst(255_675); // refills in 100 years
     let fast = Quota::per_second(17).burst(35);
     for (quota, asks) in [
@@ -112,7 +113,7 @@ async fn they_agree_about_the_largest_debts() {
         let settings = settings(Params::new(Algorithm::token_bucket(), quota).unwrap());
         let mut both = Both::new();
         for ask in asks {
-            both.ask(&settings, ask);
+            both.decide(&settings, ask);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     super::{Algorithm, Params, State},
-    faces::{Face, check},
+    backends::{Backend, check},
 };
 use crate::quota::Quota;
 
@@ -12,11 +12,11 @@ const LIMIT: u32 = 1_000;
 fn overshoot(buckets: u32, times: impl Iterator<Item = f64>) -> f64 {
     let params =
         Params::new(Algorithm::SlidingWindow { buckets }, Quota::per_second(LIMIT)).unwrap();
-    let mut state = State::NeverSeen;
+    let mut state = State::Initial;
     let mut inside = std::collections::VecDeque::new();
     let mut most = 0;
     for now in times {
-        if state.ask(&params, check(1, now)).admitted {
+        if state.decide(&params, check(1, now)).admitted {
             inside.push_back(now);
             while inside.front().is_some_and(|instant| *instant <= now - 1e6) {
                 inside.pop_front();

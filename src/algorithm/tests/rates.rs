@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, Rate, State, Verdict},
-    faces::{Face, RedisServer, Scripted, check},
+    super::{Action, Algorithm, EngineReply, EngineRequest, Params, State, arithmetic::Rate},
+    backends::{Backend, RedisServer, Scripted, check},
 };
 use crate::quota::Quota;
 
@@ -18,23 +18,23 @@ fn quotas(step: usize) -> impl Iterator<Item = Quota> {
     })
 }
 
-fn peek(face: &mut impl Face, params: &Params, now: f64) -> Verdict {
-    face.ask(params, Ask { action: Action::Peek, ..check(1, now) })
+fn peek(backend: &mut impl Backend, params: &Params, now: f64) -> EngineReply {
+    backend.decide(params, EngineRequest { action: Action::Peek, ..check(1, now) })
 }
 
 /// Uses all of the quota at one instant; exactly one window later all of it is back, and not before.
-fn returns_after_a_window(face: &mut impl Face, algorithm: Algorithm, quota: Quota) {
+fn returns_after_a_window(backend: &mut impl Backend, algorithm: Algorithm, quota: Quota) {
     let params = Params::new(algorithm, quota).unwrap();
     let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
-    let max_wait = params.own_wait();
+    let max_wait = params.default_wait();
     let start = 1.7e15;
-    let all = face.ask(&params, Ask { max_wait, ..check(limit, start) });
+    let all = backend.decide(&params, EngineRequest { max_wait, ..check(limit, start) });
     assert_eq!((all.admitted, all.wait, all.remaining), (true, 0.0, 0.0), "{algorithm} {quota}");
     assert_eq!(all.reset, window, "{algorithm} {quota}");
-    let denied = face.ask(&params, Ask { max_wait: 0.0, ..check(limit, start) });
+    let denied = backend.decide(&params, EngineRequest { max_wait: 0.0, ..check(limit, start) });
     assert_eq!((denied.admitted, denied.wait), (false, window), "{algorithm} {quota}");
-    assert!(peek(face, &params, start + window - 1.0).reset > 0.0, "{algorithm} {quota}");
-    let after = peek(face, &params, start + window);
+    assert!(peek(backend, &params, start + window - 1.0).reset > 0.0, "{algorithm} {quota}");
+    let after = peek(backend, &params, start + window);
     assert_eq!((after.remaining, after.reset), (limit, 0.0), "{algorithm} {quota}");
 }
 
@@ -42,7 +42,7 @@ fn returns_after_a_window(face: &mut impl Face, algorithm: Algorithm, quota: Quo
 fn after_one_window_the_whole_limit_is_back_for_every_usual_rate() {
     for quota in quotas(1) {
         for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
-            returns_after_a_window(&mut State::NeverSeen, algorithm, quota);
+            returns_after_a_window(&mut State::Initial, algorithm, quota);
         }
     }
 }
@@ -63,10 +63,10 @@ fn after_one_window_the_whole_limit_is_back_in_redis_too() {
 fn three_per_second_are_three_in_each_second() {
     for limit in [3, 7, 60, 997] {
         let params = Params::new(Algorithm::token_bucket(), Quota::per_second(limit)).unwrap();
-        let mut state = State::NeverSeen;
+        let mut state = State::Initial;
         for second in 0..100 {
             let ask = check(1, 1.7e15 + f64::from(second) * 1e6);
-            let admitted = (0..=limit).filter(|_| state.ask(&params, ask).admitted).count();
+            let admitted = (0..=limit).filter(|_| state.decide(&params, ask).admitted).count();
             assert_eq!(admitted, limit as usize, "second {second}");
         }
     }
@@ -76,11 +76,11 @@ fn three_per_second_are_three_in_each_second() {
 fn the_departures_of_a_busy_period_are_the_exact_fractions_rounded_up() {
     for quota in quotas(13) {
         let params = Params::new(Algorithm::LeakyBucket, quota.burst(20)).unwrap();
-        let mut state = State::NeverSeen;
+        let mut state = State::Initial;
         let (limit, window) = (u64::from(quota.limit()), quota.window_us());
         for n in 0..20_u64 {
-            let ask = Ask { max_wait: params.own_wait(), ..check(1, 1.7e15) };
-            let verdict = state.ask(&params, ask);
+            let ask = EngineRequest { max_wait: params.default_wait(), ..check(1, 1.7e15) };
+            let verdict = state.decide(&params, ask);
             let departure = (n * window).div_ceil(limit);
             assert_eq!((verdict.admitted, verdict.wait), (true, departure as f64), "{quota}");
         }
@@ -114,7 +114,7 @@ fn a_rate_is_exact_or_slower_by_less_than_one_part_in_a_billion() {
 }
 
 /// Two quotas that alternate on one key, with denied checks at one instant.
-fn alternate(face: &mut impl Face, algorithm: Algorithm, times: u32) -> f64 {
+fn alternate(backend: &mut impl Backend, algorithm: Algorithm, times: u32) -> f64 {
     let all = |quota| Params::new(algorithm, quota).unwrap();
     let mut worst = 0.0;
     for (one, other) in [
@@ -124,19 +124,19 @@ fn alternate(face: &mut impl Face, algorithm: Algorithm, times: u32) -> f64 {
     ] {
         let (one, other) = (all(one), all(other));
         let start = 1.7e15;
-        let spend = Ask { action: Action::Spend, ..check(191, start) };
-        face.ask(&one, spend);
+        let spend = EngineRequest { action: Action::Spend, ..check(191, start) };
+        backend.decide(&one, spend);
         let now = start + 12_345.0;
-        face.ask(&other, check(1, now));
-        let first = face.ask(&one, check(1, now)).wait;
+        backend.decide(&other, check(1, now));
+        let first = backend.decide(&one, check(1, now)).wait;
         for _ in 0..times / 2 {
-            assert!(!face.ask(&other, check(1, now)).admitted);
-            assert!(!face.ask(&one, check(1, now)).admitted);
+            assert!(!backend.decide(&other, check(1, now)).admitted);
+            assert!(!backend.decide(&one, check(1, now)).admitted);
         }
-        let moved = (face.ask(&one, check(1, now)).wait - first).abs();
+        let moved = (backend.decide(&one, check(1, now)).wait - first).abs();
         worst = f64::max(worst, moved);
         let reset = 1e9 * 86_400.0;
-        assert!(face.ask(&one, check(1, now + reset)).admitted, "{algorithm}");
+        assert!(backend.decide(&one, check(1, now + reset)).admitted, "{algorithm}");
     }
     worst
 }
@@ -144,7 +144,7 @@ fn alternate(face: &mut impl Face, algorithm: Algorithm, times: u32) -> f64 {
 #[test]
 fn denied_checks_of_quotas_that_alternate_do_not_raise_the_debt() {
     for (algorithm, _) in super::contract::all_with(Quota::per_second(1)) {
-        let moved = alternate(&mut State::NeverSeen, algorithm, 200_000);
+        let moved = alternate(&mut State::Initial, algorithm, 200_000);
         assert!(moved <= 1.0, "{algorithm}: {moved} us");
     }
 }

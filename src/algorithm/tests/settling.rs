@@ -6,8 +6,8 @@ use std::{env, time::Duration};
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, Refill, Release, State},
-    faces::{Face, RedisServer, Scripted, check},
+    super::{Action, Algorithm, EngineRequest, Params, Refill, Release, State},
+    backends::{Backend, RedisServer, Scripted, check},
 };
 use crate::quota::Quota;
 
@@ -70,7 +70,7 @@ fn window_of(state: &State, instant: Option<f64>, length: f64) -> f64 {
     it.state.start + ahead * length
 }
 
-trait Lossy: Face {
+trait Lossy: Backend {
     fn lose(&mut self);
 
     fn state(&mut self, params: &Params) -> State;
@@ -78,7 +78,7 @@ trait Lossy: Face {
 
 impl Lossy for State {
     fn lose(&mut self) {
-        *self = Self::NeverSeen;
+        *self = Self::Initial;
     }
 
     fn state(&mut self, _: &Params) -> State {
@@ -100,7 +100,7 @@ impl Lossy for Scripted {
 type Oracle = fn([Quota; 2], &[Use]) -> bool;
 
 fn history(
-    face: &mut impl Lossy,
+    backend: &mut impl Lossy,
     algorithm: Algorithm,
     quotas: [Quota; 2],
     steps: &[Step],
@@ -117,26 +117,26 @@ fn history(
     let mut uses: Vec<Use> = vec![];
     // Of what is not settled yet: the place of its use, and by which quota it was charged.
     let mut open: Vec<(usize, usize)> = vec![];
-    face.lose();
+    backend.lose();
     for step in steps {
         let params = limiters[current_quota];
-        let admit = |face: &mut dyn Lossy, uses: &mut Vec<Use>, ask: Ask| {
-            let verdict = face.ask(&params, ask);
+        let admit = |backend: &mut dyn Lossy, uses: &mut Vec<Use>, ask: EngineRequest| {
+            let verdict = backend.decide(&params, ask);
             let is_check = ask.action == Action::Check;
-            let window = window_of(&face.state(&params), None, window);
+            let window = window_of(&backend.state(&params), None, window);
             if verdict.admitted {
                 let (instant, used) = (verdict.instant, ask.cost);
                 uses.push(Use { instant, used, is_check, losses, window });
             }
             verdict.admitted
         };
-        let window = window_of(&face.state(&params), Some(now), window);
+        let window = window_of(&backend.state(&params), Some(now), window);
         let current = Use { instant: now, used: 0.0, is_check: false, losses, window };
         match step {
             Step::Check(cost, max_wait) => {
                 let cost = f64::from(*cost.min(&max_cost));
-                let max_wait = if waits { part(*max_wait).max(params.own_wait()) } else { 0.0 };
-                if admit(face, &mut uses, Ask { max_wait, ..check(cost, now) }) {
+                let max_wait = if waits { part(*max_wait).max(params.default_wait()) } else { 0.0 };
+                if admit(backend, &mut uses, EngineRequest { max_wait, ..check(cost, now) }) {
                     open.push((uses.len() - 1, current_quota));
                 }
             }
@@ -148,11 +148,15 @@ fn history(
                 let used = (charged * quarters / 4.0).round();
                 if used > charged {
                     let action = Action::Spend;
-                    admit(face, &mut uses, Ask { action, ..check(used - charged, now) });
+                    admit(
+                        backend,
+                        &mut uses,
+                        EngineRequest { action, ..check(used - charged, now) },
+                    );
                 } else if used < charged {
                     let units = charged - used;
                     let release = Release { instant: Some(instant), units, kept: used };
-                    face.release(&limiters[charged_by], now, &[release]);
+                    backend.release(&limiters[charged_by], now, &[release]);
                     uses[place].used = used;
                     returned(&mut uses, place, Use { instant: now, used: -units, ..current });
                 }
@@ -171,16 +175,19 @@ fn history(
                 }
                 for (params, releases) in limiters.iter().zip(releases) {
                     if !releases.is_empty() {
-                        face.release(params, now, &releases);
+                        backend.release(params, now, &releases);
                     }
                 }
             }
             Step::Grant(units) if !matches!(algorithm, Algorithm::SlidingWindow { .. }) => {
-                face.ask(&params, Ask { action: Action::Refund, ..check(*units, now) });
+                backend.decide(
+                    &params,
+                    EngineRequest { action: Action::Refund, ..check(*units, now) },
+                );
                 uses.push(Use { used: -f64::from(*units), ..current });
             }
             Step::Lose => {
-                face.lose();
+                backend.lose();
                 losses += 1;
                 now += 1.0; // or what is lost cannot be told from what comes next
             }
@@ -213,7 +220,7 @@ fn histories(algorithm: Algorithm, quotas: impl Strategy<Value = [Quota; 2]>, or
     let config = |cases| ProptestConfig { cases, failure_persistence: None, ..Default::default() };
     let strategy = (quotas, steps());
     let result = TestRunner::new(config(histories)).run(&strategy, |(quotas, steps)| {
-        history(&mut State::NeverSeen, algorithm, quotas, &steps, oracle)
+        history(&mut State::Initial, algorithm, quotas, &steps, oracle)
     });
     result.unwrap_or_else(|failure| panic!("{failure}"));
     let server = RedisServer::start();
@@ -291,9 +298,9 @@ fn both_quotas() -> impl Strategy<Value = [Quota; 2]> {
 fn left_after(params: &Params, now: f64, history: impl Fn(&mut dyn Lossy)) -> [f64; 2] {
     let server = RedisServer::start();
     let mut scripted = Scripted::new(&server, "{key}");
-    [&mut State::NeverSeen as &mut dyn Lossy, &mut scripted].map(|face| {
-        history(face);
-        face.ask(params, Ask { action: Action::Peek, ..check(1, now) }).remaining
+    [&mut State::Initial as &mut dyn Lossy, &mut scripted].map(|backend| {
+        history(backend);
+        backend.decide(params, EngineRequest { action: Action::Peek, ..check(1, now) }).remaining
     })
 }
 
@@ -308,11 +315,11 @@ fn a_late_release_by_a_limiter_with_a_faster_quota_takes_nothing_from_others() {
         let params = |quota| Params::new(algorithm, quota).unwrap();
         let (fast, slow) = (params(Quota::per_second(10)), params(Quota::per_day(10)));
         let (then, now) = (1.7e15, 1.7e15 + 1.1e6);
-        let left = left_after(&slow, now, |face| {
-            assert!(face.ask(&fast, check(10, then)).admitted);
-            assert!(face.ask(&slow, check(10, now)).admitted);
+        let left = left_after(&slow, now, |backend| {
+            assert!(backend.decide(&fast, check(10, then)).admitted);
+            assert!(backend.decide(&slow, check(10, now)).admitted);
             let release = Release { instant: Some(then), units: 10.0, kept: 0.0 };
-            face.release(&fast, now, &[release]);
+            backend.release(&fast, now, &[release]);
         });
         assert_eq!(left, [0.0; 2], "{algorithm}");
     }
@@ -326,11 +333,11 @@ fn what_a_much_faster_quota_would_have_refilled_may_be_beyond_all_integers() {
     let slow = Quota::new(1, Duration::from_secs(61 * 86_400));
     let slow = Params::new(Algorithm::token_bucket(), slow).unwrap();
     let (then, now) = (1_807_820_001_979_996.0, 1_914_140_005_282_999.0);
-    let left = left_after(&slow, now, |face| {
-        let spend = Ask { action: Action::Spend, ..check(770_946_643.0, then) };
-        assert!(face.ask(&slow, spend).admitted);
+    let left = left_after(&slow, now, |backend| {
+        let spend = EngineRequest { action: Action::Spend, ..check(770_946_643.0, then) };
+        assert!(backend.decide(&slow, spend).admitted);
         let release = Release { instant: Some(then), units: 192_736_661.0, kept: 578_209_982.0 };
-        face.release(&fast, now, &[release]);
+        backend.release(&fast, now, &[release]);
     });
     assert_eq!(left, [0.0; 2]);
 }
@@ -343,12 +350,12 @@ fn a_sliding_window_returns_nothing_that_a_change_of_its_quota_has_moved() {
     };
     let (before, after) = (params(60), params(40));
     let at = |us: f64| 1.7e15 + us;
-    let left = left_after(&after, at(60e6), |face| {
-        assert!(face.ask(&before, check(1, at(0.0))).admitted);
-        assert!(face.ask(&before, check(5, at(59e6))).admitted);
-        assert!(face.ask(&after, check(4, at(59.5e6))).admitted);
+    let left = left_after(&after, at(60e6), |backend| {
+        assert!(backend.decide(&before, check(1, at(0.0))).admitted);
+        assert!(backend.decide(&before, check(5, at(59e6))).admitted);
+        assert!(backend.decide(&after, check(4, at(59.5e6))).admitted);
         let release = Release { instant: Some(at(59e6)), units: 5.0, kept: 0.0 };
-        face.release(&before, at(60e6), &[release]);
+        backend.release(&before, at(60e6), &[release]);
     });
     assert_eq!(left, [3.0; 2]);
 }
@@ -359,13 +366,13 @@ fn what_is_kept_of_a_charge_to_a_bucket_is_refilled_before_what_is_returned() {
         let params = Params::new(algorithm, Quota::new(1_000, Duration::from_secs(60))).unwrap();
         let (then, now) = (1.7e15, 1.7e15 + 10e6);
         let left = |charged: f64, settled: &'static [f64]| {
-            left_after(&params, now, move |face| {
-                assert!(face.ask(&params, check(charged, then)).admitted);
+            left_after(&params, now, move |backend| {
+                assert!(backend.decide(&params, check(charged, then)).admitted);
                 let mut charged = charged;
                 for kept in settled {
                     let units = charged - kept;
                     let release = Release { instant: Some(then), units, kept: *kept };
-                    face.release(&params, now, &[release]);
+                    backend.release(&params, now, &[release]);
                     charged = *kept;
                 }
             })
@@ -447,15 +454,15 @@ fn requests_of_one_instant_that_need_several_entries_of_a_log_are_all_released()
     let params = Params::new(Algorithm::SlidingLog, quota).unwrap();
     let (now, all) = (1.7e15, f64::from(u32::MAX));
     let mut scripted = Scripted::new(&server, "{key}");
-    for face in [&mut State::NeverSeen as &mut dyn Lossy, &mut scripted] {
-        assert!(face.ask(&params, check(7, now)).admitted);
+    for backend in [&mut State::Initial as &mut dyn Lossy, &mut scripted] {
+        assert!(backend.decide(&params, check(7, now)).admitted);
         // More than the four bytes of an entry hold.
-        face.ask(&params, Ask { action: Action::Spend, ..check(all, now) });
+        backend.decide(&params, EngineRequest { action: Action::Spend, ..check(all, now) });
         for units in [7.0, all - 9.0, 9.0] {
             let release = Release { instant: Some(now), units, kept: 0.0 };
-            face.release(&params, now, &[release]);
+            backend.release(&params, now, &[release]);
         }
-        let peek = Ask { action: Action::Peek, ..check(1, now) };
-        assert_eq!(face.ask(&params, peek).remaining, all);
+        let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+        assert_eq!(backend.decide(&params, peek).remaining, all);
     }
 }

@@ -6,7 +6,7 @@ use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{Action, Ask, Checked, Compact, NEVER_SEEN, Release, State, Verdict},
+    algorithm::{Action, EngineReply, EngineRequest, FastCheck, INITIAL, Packed, Release, State},
     keys::Text,
     store::Settings,
 };
@@ -27,11 +27,11 @@ const _: () = assert!(size_of::<Entry>() == 64);
 
 /// What is counted, and the second until which a request like one that was seen would be denied.
 enum Counts {
-    Compact { denied_until: u32, numbers: Compact },
+    Packed { denied_until: u32, packed: Packed },
     Whole { denied_until: u32, whole: Box<Whole> },
 }
 
-/// A state that two numbers do not tell, and what a sweep asks of it, which would take long to find out.
+/// A state that two packed do not tell, and what a sweep requests of it, which would take long to find out.
 struct Whole {
     state: State,
     /// The part of the quota that was left.
@@ -57,7 +57,7 @@ pub(super) struct Usage {
 
 impl Entry {
     pub(super) fn new(settings: &Arc<Settings>, key: &[u8]) -> Self {
-        let counts = Counts::Compact { denied_until: 0, numbers: NEVER_SEEN };
+        let counts = Counts::Packed { denied_until: 0, packed: INITIAL };
         Self { settings: settings.clone(), key: key.into(), counts }
     }
 
@@ -72,22 +72,22 @@ impl Entry {
         hash(hasher, &self.settings, self.key.as_bytes())
     }
 
-    pub(super) fn is_never_seen(&self) -> bool {
-        matches!(self.counts, Counts::Compact { numbers: NEVER_SEEN, .. })
+    pub(super) fn is_initial(&self) -> bool {
+        matches!(self.counts, Counts::Packed { packed: INITIAL, .. })
     }
 
     /// Like [`check`](Entry::check), in the most common case of all; None in others.
     #[inline]
-    pub(super) fn check_quickly<'a>(
+    pub(super) fn check_fast<'a>(
         &mut self,
         settings: &'a Arc<Settings>,
-        ask: &Ask,
-    ) -> Option<Checked<'a>> {
+        request: &EngineRequest,
+    ) -> Option<FastCheck<'a>> {
         match &mut self.counts {
-            Counts::Compact { numbers, .. } if Arc::ptr_eq(&self.settings, settings) => {
-                let checked = settings.params.check_quickly(numbers, ask)?;
-                if !checked.outcome.admitted {
-                    self.note_denial(ask.now + checked.outcome.wait);
+            Counts::Packed { packed, .. } if Arc::ptr_eq(&self.settings, settings) => {
+                let checked = settings.params.check_fast(packed, request)?;
+                if !checked.admission.admitted {
+                    self.note_denial(request.now + checked.admission.wait);
                 }
                 Some(checked)
             }
@@ -96,20 +96,28 @@ impl Entry {
     }
 
     /// Decides about a limit that is asked alone.
-    pub(super) fn check(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
-        let verdict = self.step(settings, ask);
-        if !verdict.admitted && ask.action == Action::Check {
-            self.note_denial(ask.now + verdict.wait);
+    pub(super) fn check(
+        &mut self,
+        settings: &Arc<Settings>,
+        request: &EngineRequest,
+    ) -> EngineReply {
+        let reply = self.step(settings, request);
+        if !reply.admitted && request.action == Action::Check {
+            self.note_denial(request.now + reply.wait);
         }
-        verdict
+        reply
     }
 
-    pub(super) fn step(&mut self, settings: &Arc<Settings>, ask: &Ask) -> Verdict {
-        let verdict = self.counts.step(&self.settings, settings, ask);
-        if ask.action.commits() && !Arc::ptr_eq(&self.settings, settings) {
+    pub(super) fn step(
+        &mut self,
+        settings: &Arc<Settings>,
+        request: &EngineRequest,
+    ) -> EngineReply {
+        let reply = self.counts.step(&self.settings, settings, request);
+        if request.action.commits() && !Arc::ptr_eq(&self.settings, settings) {
             self.settings = settings.clone();
         }
-        verdict
+        reply
     }
 
     /// Returns units, as the settings count them by which the state was counted.
@@ -137,61 +145,66 @@ impl Entry {
 impl Counts {
     fn denied_until(&mut self) -> &mut u32 {
         match self {
-            Self::Compact { denied_until, .. } | Self::Whole { denied_until, .. } => denied_until,
+            Self::Packed { denied_until, .. } | Self::Whole { denied_until, .. } => denied_until,
         }
     }
 
     /// Asks by settings that need not be those by which the state was `counted`.
-    fn step(&mut self, counted: &Settings, settings: &Settings, ask: &Ask) -> Verdict {
-        if ask.action == Action::Peek {
+    fn step(
+        &mut self,
+        counted: &Settings,
+        settings: &Settings,
+        request: &EngineRequest,
+    ) -> EngineReply {
+        if request.action == Action::Peek {
             return match self {
-                Self::Compact { numbers, .. } => {
-                    settings.params.step(&mut counted.params.expand(*numbers), ask)
+                Self::Packed { packed, .. } => {
+                    settings.params.step(&mut counted.params.unpack(*packed), request)
                 }
-                Self::Whole { whole, .. } => settings.params.step(&mut whole.state, ask),
+                Self::Whole { whole, .. } => settings.params.step(&mut whole.state, request),
             };
         }
         let mut state = self.take(counted);
-        let waited_until = state.waited_until(ask.now);
-        let verdict = settings.params.step(&mut state, ask);
+        let waited_until = state.waited_until(request.now);
+        let reply = settings.params.step(&mut state, request);
         if let (Self::Whole { whole, .. }, Some(instant)) = (&mut *self, waited_until)
-            && state.waited_until(ask.now).is_none_or(|known| known < instant)
+            && state.waited_until(request.now).is_none_or(|known| known < instant)
         {
             whole.forgotten_until = whole.forgotten_until.max(instant);
         }
-        match ask.action.commits() {
-            true => self.put(state, settings, ask.now, Some(verdict)),
-            false => self.put(state, counted, ask.now, None),
+        match request.action.commits() {
+            true => self.put(state, settings, request.now, Some(reply)),
+            false => self.put(state, counted, request.now, None),
         }
-        verdict
+        reply
     }
 
     fn take(&mut self, counted: &Settings) -> State {
         match self {
-            Self::Compact { numbers, .. } => counted.params.expand(*numbers),
+            Self::Packed { packed, .. } => counted.params.unpack(*packed),
             Self::Whole { whole, .. } => mem::take(&mut whole.state),
         }
     }
 
-    /// Holds a state, as two numbers if these tell it; `verdict` is what was decided just now, if that is known.
-    fn put(&mut self, mut state: State, counted: &Settings, now: f64, verdict: Option<Verdict>) {
+    /// Holds a state, as two packed if these tell it; `reply` is what was decided just now, if that is known.
+    fn put(&mut self, mut state: State, counted: &Settings, now: f64, reply: Option<EngineReply>) {
         let denied_until = *self.denied_until();
         if !self.has_forgotten(now)
-            && let Some(numbers) = counted.params.compact(&state, now)
+            && let Some(packed) = counted.params.pack(&state, now)
         {
-            *self = Self::Compact { denied_until, numbers };
+            *self = Self::Packed { denied_until, packed };
             return;
         }
         state.forget_reservations(now);
-        let verdict = verdict.unwrap_or_else(|| counted.params.step(&mut state, &peek(now)));
+        let reply = reply.unwrap_or_else(|| counted.params.step(&mut state, &peek(now)));
         match self {
             Self::Whole { whole, .. } => whole.state = state,
-            Self::Compact { .. } => {
+            Self::Packed { .. } => {
                 let whole = Box::new(Whole { state, left: 0.0, reset: 0.0, forgotten_until: 0.0 });
                 *self = Self::Whole { denied_until, whole };
             }
         }
-        self.note_usage(counted, now, verdict);
+        self.note_usage(counted, now, reply);
     }
 
     /// Whether a request may wait whose reservation the state has forgotten.
@@ -199,21 +212,22 @@ impl Counts {
         matches!(self, Self::Whole { whole, .. } if whole.forgotten_until > now)
     }
 
-    fn note_usage(&mut self, settings: &Settings, now: f64, verdict: Verdict) {
+    fn note_usage(&mut self, settings: &Settings, now: f64, reply: EngineReply) {
         if let Self::Whole { denied_until, whole } = self {
-            whole.left = left(verdict.remaining, settings);
-            whole.reset = now + verdict.reset;
-            if verdict.remaining == 0.0 {
-                *denied_until = second(now + verdict.replenish).max(*denied_until);
+            whole.left = left(reply.remaining, settings);
+            whole.reset = now + reply.reset;
+            if reply.remaining == 0.0 {
+                *denied_until = second(now + reply.replenish).max(*denied_until);
             }
         }
     }
 
     fn usage(&self, settings: &Settings, now: f64) -> Usage {
         match self {
-            Self::Compact { denied_until, numbers } => {
-                let mut state = settings.params.expand(*numbers);
-                let Verdict { remaining, reset, .. } = settings.params.step(&mut state, &peek(now));
+            Self::Packed { denied_until, packed } => {
+                let mut state = settings.params.unpack(*packed);
+                let EngineReply { remaining, reset, .. } =
+                    settings.params.step(&mut state, &peek(now));
                 let in_use = remaining == 0.0 || *denied_until >= second(now);
                 let (left, reset) = (left(remaining, settings), now + reset);
                 // States in which a request waits are not compact.
@@ -228,8 +242,8 @@ impl Counts {
     }
 }
 
-fn peek(now: f64) -> Ask {
-    Ask { action: Action::Peek, cost: 1.0, max_wait: 0.0, now, outcome: None }
+fn peek(now: f64) -> EngineRequest {
+    EngineRequest { action: Action::Peek, cost: 1.0, max_wait: 0.0, now, admission: None }
 }
 
 /// The part of the quota that is left.

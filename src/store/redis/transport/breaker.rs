@@ -268,7 +268,7 @@ impl Breaker {
         let probed = &mut *lock(&self.probed);
         let duty = match probed {
             None => Duty::Probe,
-            Some(at) if at.elapsed() > LONGEST_PROBE => Duty::Ask,
+            Some(at) if at.elapsed() > LONGEST_PROBE => Duty::EngineRequest,
             Some(_) => return Duty::Nothing,
         };
         *probed = Some(Instant::now());
@@ -294,7 +294,7 @@ pub(crate) enum Duty {
     /// Begins to probe, and says when that has [ended](Breaker::end_probe).
     Probe,
     /// Asks as if Redis were available: the probe's runtime does not run.
-    Ask,
+    EngineRequest,
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::{
     endpoint::{ANSWER_TIMEOUT, Traffic, race},
     server::{Connected, Server, Wire},
 };
-use crate::{algorithm::Verdict, error::StoreError, store::lock};
+use crate::{error::StoreError, store::lock};
 
 /// So long the difference of two clocks is taken as steady.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -238,12 +238,8 @@ impl Connection {
 
     /// How long ago the server decided, in microseconds. It makes those whose answers have different ways
     /// go on in the order of their turns.
-    pub(crate) fn age(&self, verdict: Verdict) -> f64 {
-        if self.has_one_clock {
-            lock(&self.answers).age(self.asked, verdict.instant - verdict.wait)
-        } else {
-            0.0
-        }
+    pub(crate) fn age(&self, decided: f64) -> f64 {
+        if self.has_one_clock { lock(&self.answers).age(self.asked, decided) } else { 0.0 }
     }
 
     pub(crate) fn lifetime(&self) -> Duration {

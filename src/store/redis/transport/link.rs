@@ -330,7 +330,7 @@ impl Link {
 
         match self.breaker.duty() {
             Duty::Nothing => return false,
-            Duty::Ask => return true,
+            Duty::EngineRequest => return true,
             Duty::Probe => {}
         }
         let probing = Probing(self.clone());

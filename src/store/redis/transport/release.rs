@@ -13,11 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::Cmd;
 use tokio::{runtime::Handle, time::sleep};
 
 use super::{
-    super::Script,
+    super::script,
     Question,
     answers::is_refusal,
     link::{Deadline, Link},
@@ -92,26 +91,11 @@ impl Releases {
     }
 
     pub(crate) async fn send(&self, route: &Route, deadline: Deadline) -> Result<(), StoreError> {
-        let script = Script::alone(&self.params);
-        let question = self.command(script);
-        let (_, _): (Vec<u64>, _) =
-            route.ask(deadline, Question::script(&question, &script.text)).await?;
+        let releases = self.all.iter().map(|(release, _)| release);
+        let (command, script) = script::release(&self.key, &self.params, releases);
+        let (_, _): (redis::Value, _) =
+            route.ask(deadline, Question::script(&command, &script.text)).await?;
         Ok(())
-    }
-
-    fn command(&self, script: &Script) -> Cmd {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(&*script.hash).arg(1).arg(&self.key).arg("release").arg(0).arg(0);
-        for arg in self.params.args() {
-            command.arg(arg as u64);
-        }
-        let packed = |(release, _): &(Release, _)| {
-            let Release { instant, units, kept } = *release;
-            let instant = instant.expect("a release names the request");
-            [instant, units, kept].map(f64::to_le_bytes).concat()
-        };
-        command.arg(self.all.iter().flat_map(packed).collect::<Vec<_>>());
-        command
     }
 
     /// What is equal for releases that can be made by one call.

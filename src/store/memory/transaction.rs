@@ -1,28 +1,29 @@
-//! Several limits at once: their shards are locked together, and all of their keys find room, or
+//! Several limits at once: their shards are locked combine, and all of their keys find room, or
 //! none.
 
 use std::sync::MutexGuard;
 
 use super::{Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
-    algorithm::{Action, Ask, Verdict, together},
+    algorithm::{Action, EngineReply, EngineRequest, combine},
     decision::Decision,
     error::StoreError,
     store::{Call, Demand, lock},
 };
 
 impl MemoryStore {
-    pub(super) fn decide_together(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
+    pub(super) fn decide_combined(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
         let demands = call.demands;
         let mut slots = vec![];
         loop {
             let mut held = Held::new(self, demands);
             let now = self.now();
-            let asks: Vec<Ask> = demands.iter().map(|demand| call.ask(demand, now)).collect();
+            let requests: Vec<EngineRequest> =
+                demands.iter().map(|demand| call.ask(demand, now)).collect();
             if call.action.commits() && !held.take_slots(&mut slots) {
                 // A denied request needs no room.
                 if call.action == Action::Check
-                    && let Some(denial) = held.denial(&asks)
+                    && let Some(denial) = held.denial(&requests)
                 {
                     return Ok(denial);
                 }
@@ -35,12 +36,12 @@ impl MemoryStore {
                     continue;
                 }
             }
-            let (verdict, binding) = together(&asks, |place, ask| match call.action {
-                Action::Check => held.ask(place, ask),
-                _ => held.step(place, ask),
+            let (reply, binding) = combine(&requests, |place, request| match call.action {
+                Action::Check => held.ask(place, request),
+                _ => held.step(place, request),
             });
             held.insert_fresh(slots, now);
-            return Ok(Decision::new(demands[binding].policy(), verdict, call.action, 0.0));
+            return Ok(Decision::new(demands[binding].policy(), reply, call.action, 0.0));
         }
     }
 }
@@ -94,26 +95,26 @@ impl<'a> Held<'a> {
     }
 
     /// Steps for a check, and remembers a denial by this limit itself.
-    fn ask(&mut self, demand: usize, ask: &Ask) -> Verdict {
-        let verdict = self.step(demand, ask);
-        if ask.outcome.is_none() && !verdict.admitted {
-            self.entry(demand).note_denial(ask.now + verdict.wait);
+    fn ask(&mut self, demand: usize, request: &EngineRequest) -> EngineReply {
+        let reply = self.step(demand, request);
+        if request.admission.is_none() && !reply.admitted {
+            self.entry(demand).note_denial(request.now + reply.wait);
         }
-        verdict
+        reply
     }
 
-    fn step(&mut self, demand: usize, ask: &Ask) -> Verdict {
+    fn step(&mut self, demand: usize, request: &EngineRequest) -> EngineReply {
         let settings = self.demands[demand].settings;
-        self.entry(demand).step(settings, ask)
+        self.entry(demand).step(settings, request)
     }
 
     /// Decides without committing. Returns the decision, if it is a denial.
-    fn denial(&mut self, asks: &[Ask]) -> Option<Decision> {
-        let peek = |ask: &Ask| Ask { action: Action::Peek, ..*ask };
-        let peeks: Vec<Ask> = asks.iter().map(peek).collect();
-        let (verdict, binding) = together(&peeks, |place, ask| self.ask(place, ask));
-        let denied = !verdict.admitted;
-        denied.then(|| Decision::new(self.demands[binding].policy(), verdict, Action::Check, 0.0))
+    fn denial(&mut self, requests: &[EngineRequest]) -> Option<Decision> {
+        let peek = |request: &EngineRequest| EngineRequest { action: Action::Peek, ..*request };
+        let peeks: Vec<EngineRequest> = requests.iter().map(peek).collect();
+        let (reply, binding) = combine(&peeks, |place, request| self.ask(place, request));
+        let denied = !reply.admitted;
+        denied.then(|| Decision::new(self.demands[binding].policy(), reply, Action::Check, 0.0))
     }
 
     fn fresh_count(&self) -> usize {
@@ -151,7 +152,7 @@ impl<'a> Held<'a> {
 
     fn insert_fresh(&mut self, mut slots: Vec<Slot<'_>>, now: f64) {
         for i in 0..self.demands.len() {
-            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_never_seen())
+            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_initial())
                 && let Some(slot) = slots.pop()
             {
                 let shard = self.shard_of(i);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, Refill, Release, State},
-    faces::{Face, RedisServer, Scripted, check, default_wait},
+    super::{Action, Algorithm, EngineRequest, Params, Refill, Release, State},
+    backends::{Backend, RedisServer, Scripted, check, default_wait},
 };
 use crate::quota::Quota;
 
@@ -38,7 +38,7 @@ fn quotas() -> impl Strategy<Value = Quota> {
 type Outcome = (Vec<Admitted>, Vec<Result<Admitted, Admitted>>);
 
 fn admitted(
-    face: &mut impl Face,
+    backend: &mut impl Backend,
     algorithm: Algorithm,
     quota: Quota,
     requests: &[Request],
@@ -56,13 +56,13 @@ fn admitted(
         let passed = admitted.partition_point(is_past);
         if let Some(which) = gives_up.filter(|_| passed < admitted.len()) {
             let it = admitted.remove(passed + which.index(admitted.len() - passed));
-            face.release(&params, now, &[release(it.cost as f64, it.instant as f64)]);
+            backend.release(&params, now, &[release(it.cost as f64, it.instant as f64)]);
             history.push(Err(it));
         }
         let cost = cost.min(quota.limit());
         let max_wait = max_wait.map_or(default_wait(&params), part);
-        let ask = Ask { max_wait, ..check(cost, now) };
-        let verdict = face.ask(&params, ask);
+        let ask = EngineRequest { max_wait, ..check(cost, now) };
+        let verdict = backend.decide(&params, ask);
         if verdict.admitted {
             let instant = (now + verdict.wait) as u128;
             admitted.push(Admitted { asked: now as u128, instant, cost: cost.into() });
@@ -85,14 +85,14 @@ fn always_in_history(
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
         .run(&(quotas(), requests(), 0..10), |(quota, requests, scripted)| {
-            let twin = admitted(&mut State::NeverSeen, algorithm, quota, &requests);
+            let twin = admitted(&mut State::Initial, algorithm, quota, &requests);
             let (went, history) = &twin;
             prop_assert!(holds(quota, went, history), "{algorithm} {quota}: {history:?}");
             prop_assert!(went.is_sorted_by_key(|it| it.instant), "not in order: {went:?}");
             if scripted == 0 {
-                let mut face = Scripted::new(&server, "{key}");
-                face.forget();
-                prop_assert_eq!(admitted(&mut face, algorithm, quota, &requests), twin);
+                let mut backend = Scripted::new(&server, "{key}");
+                backend.forget();
+                prop_assert_eq!(admitted(&mut backend, algorithm, quota, &requests), twin);
             }
             Ok(())
         })
@@ -112,16 +112,17 @@ fn turns_that_are_given_back_leave_no_trace() {
             for (algorithm, quota) in super::contract::all_with(quota) {
                 let params = Params::new(algorithm, quota).unwrap();
                 let mut now = 1.7e15;
-                let mut state = State::NeverSeen;
-                while state.ask(&params, check(1, now)).admitted {}
+                let mut state = State::Initial;
+                while state.decide(&params, check(1, now)).admitted {}
                 now += (quota.window_us() as f64 / f64::from(quota.limit()) / 2.0).floor();
                 let before = state.clone();
 
                 let mut booked = vec![];
                 for cost in &costs {
                     let cost = f64::from(*cost.min(&quota.limit()));
-                    let max_wait = params.longest_wait();
-                    let verdict = state.ask(&params, Ask { max_wait, ..check(cost, now) });
+                    let max_wait = params.max_reservable();
+                    let verdict =
+                        state.decide(&params, EngineRequest { max_wait, ..check(cost, now) });
                     if verdict.admitted {
                         booked.push((cost, verdict.instant));
                     }
@@ -132,9 +133,15 @@ fn turns_that_are_given_back_leave_no_trace() {
                     state.release(&params, now, &[release(cost, instant)]);
                 }
                 for later in [0.0, 1e3, 1e6, 1e9] {
-                    let peek = Ask { action: Action::Peek, ..check(1, now + later) };
-                    let expected = before.clone().ask(&params, peek);
-                    prop_assert_eq!(state.ask(&params, peek), expected, "{} {}", algorithm, quota);
+                    let peek = EngineRequest { action: Action::Peek, ..check(1, now + later) };
+                    let expected = before.clone().decide(&params, peek);
+                    prop_assert_eq!(
+                        state.decide(&params, peek),
+                        expected,
+                        "{} {}",
+                        algorithm,
+                        quota
+                    );
                 }
             }
             Ok(())
@@ -260,12 +267,12 @@ fn a_leaky_bucket_lets_go_at_its_rate() {
 /// allows in the time that it took.
 fn long_run(algorithm: Algorithm, quota: Quota, cost: u32, denials: u32) -> (f64, f64) {
     let params = Params::new(algorithm, quota).unwrap();
-    let mut state = State::NeverSeen;
+    let mut state = State::Initial;
     let start = 1.7e15;
     let (mut now, mut spent) = (start, 0.0);
     for _ in 0..denials {
         loop {
-            let verdict = state.ask(&params, check(cost, now));
+            let verdict = state.decide(&params, check(cost, now));
             if !verdict.admitted {
                 now += verdict.wait;
                 break;
@@ -332,13 +339,13 @@ fn a_shaper_does_not_drift() {
         Quota::per_day(7),
     ] {
         let params = Params::new(Algorithm::LeakyBucket, quota).unwrap();
-        let mut state = State::NeverSeen;
+        let mut state = State::Initial;
         let mut now = 1.7e15;
         let start = now;
         let departures = 1_000_000;
         for _ in 0..departures {
-            let max_wait = params.longest_wait();
-            let verdict = state.ask(&params, Ask { max_wait, ..check(1.0, now) });
+            let max_wait = params.max_reservable();
+            let verdict = state.decide(&params, EngineRequest { max_wait, ..check(1.0, now) });
             now += if verdict.admitted { verdict.wait } else { panic!("{quota}: {verdict:?}") };
         }
         let allowed = f64::from(quota.limit()) * (now - start) / quota.window_us() as f64;
@@ -359,9 +366,9 @@ fn a_burst_at_one_instant_admits_exactly_the_burst() {
         for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
             let params = Params::new(algorithm, quota).unwrap();
             let max_wait = default_wait(&params);
-            let ask = Ask { max_wait, ..check(1.0, 1.7e15) };
-            let mut state = State::NeverSeen;
-            let count = (0..).take_while(|_| state.ask(&params, ask).admitted).count();
+            let ask = EngineRequest { max_wait, ..check(1.0, 1.7e15) };
+            let mut state = State::Initial;
+            let count = (0..).take_while(|_| state.decide(&params, ask).admitted).count();
             assert_eq!(count, quota.burst_size() as usize, "{algorithm} {quota}");
         }
     }
@@ -372,7 +379,7 @@ fn a_quota_that_is_changed_keeps_what_was_used() {
     let all = |quota| super::contract::all_with(quota).into_iter();
     let check = |params: &Params, state: &mut State, cost: u32, now: f64| {
         let max_wait = default_wait(params);
-        state.ask(params, Ask { max_wait, ..check(cost, now) })
+        state.decide(params, EngineRequest { max_wait, ..check(cost, now) })
     };
     let (slow, fast) = (Quota::per_hour(10), Quota::per_second(10));
     for ((algorithm, slow), (_, fast)) in all(slow).zip(all(fast)) {
@@ -380,12 +387,12 @@ fn a_quota_that_is_changed_keeps_what_was_used() {
         let fast = Params::new(algorithm, fast).unwrap();
         let now = 1.7e15;
 
-        let mut state = State::NeverSeen;
+        let mut state = State::Initial;
         assert!(check(&slow, &mut state, 10, now).admitted);
         let raised = check(&fast, &mut state, 10, now + 60e6);
         assert!(raised.admitted || raised.wait <= 2e6, "{algorithm}: {raised:?}");
 
-        let mut state = State::NeverSeen;
+        let mut state = State::Initial;
         assert!(check(&fast, &mut state, 10, now).admitted);
         let lowered = check(&slow, &mut state, 1, now + 1e3);
         assert!(!lowered.admitted && lowered.wait > 300e6, "{algorithm}: {lowered:?}");
@@ -401,11 +408,11 @@ fn replicas_with_different_quotas_lock_nobody_out() {
     for other in [Quota::per_second(20), Quota::new(10, Duration::from_secs(2))] {
         for ((algorithm, quota), (_, other)) in one.clone().zip(super::contract::all_with(other)) {
             let params = [quota, other].map(|quota| Params::new(algorithm, quota).unwrap());
-            let mut state = State::NeverSeen;
+            let mut state = State::Initial;
             let checks = 600;
             let admitted = (0..checks).filter(|i| {
                 let now = 1.7e15 + f64::from(*i) * 1e5;
-                state.ask(&params[*i as usize % 2], check(1, now)).admitted
+                state.decide(&params[*i as usize % 2], check(1, now)).admitted
             });
             // At the least half of what the stricter quota allows in a minute.
             let admitted = admitted.count();
@@ -423,10 +430,10 @@ fn a_quota_that_is_lowered_as_far_as_can_be_keeps_what_was_used_in_bounds() {
         for ((algorithm, high), (_, low)) in pairs.zip(super::contract::all_with(lowest)) {
             let high = Params::new(algorithm, high).unwrap();
             let low = Params::new(algorithm, low).unwrap();
-            let mut state = State::NeverSeen;
-            let spent = state.ask(&high, check(highest.limit(), 1.7e15));
+            let mut state = State::Initial;
+            let spent = state.decide(&high, check(highest.limit(), 1.7e15));
             assert!(spent.admitted);
-            let denied = state.ask(&low, check(1, 1.7e15 + 1.0));
+            let denied = state.decide(&low, check(1, 1.7e15 + 1.0));
             assert!(!denied.admitted && denied.wait <= century, "{algorithm}: {denied:?}");
             assert!(denied.reset <= century, "{algorithm}: {denied:?}");
         }
@@ -436,10 +443,10 @@ fn a_quota_that_is_lowered_as_far_as_can_be_keeps_what_was_used_in_bounds() {
 #[test]
 fn a_refund_gives_back_the_oldest_so_that_the_log_keeps_its_promise() {
     let params = Params::new(Algorithm::SlidingLog, Quota::per_second(10)).unwrap();
-    let mut state = State::NeverSeen;
+    let mut state = State::Initial;
     let mut ask = |action, cost, ms: f64| {
-        let ask = Ask { action, ..check(cost, 1.7e15 + ms * 1e3) };
-        state.ask(&params, ask)
+        let ask = EngineRequest { action, ..check(cost, 1.7e15 + ms * 1e3) };
+        state.decide(&params, ask)
     };
     assert!(ask(Action::Check, 5.0, 0.0).admitted);
     assert!(ask(Action::Check, 5.0, 900.0).admitted);
@@ -460,14 +467,14 @@ fn turns_that_are_booked_stay_ahead_when_the_quota_is_changed() {
         }
         let params = Params::new(algorithm, quota).unwrap();
         let now = 1.7e15;
-        let mut state = State::NeverSeen;
+        let mut state = State::Initial;
         let mut last = 0.0;
         for _ in 0..6 {
-            let ask = Ask { max_wait: 60e6, ..check(10, now) };
-            last = state.ask(&params, ask).wait;
+            let ask = EngineRequest { max_wait: 60e6, ..check(10, now) };
+            last = state.decide(&params, ask).wait;
         }
         let other = Params::new(algorithm, other).unwrap();
-        let denied = state.ask(&other, check(1, now));
+        let denied = state.decide(&other, check(1, now));
         assert!(denied.wait > last, "{algorithm}: {} after {last}", denied.wait);
     }
 }
@@ -478,31 +485,31 @@ fn turns_are_counted_no_longer_than_what_they_spent() {
     let [slow, fast] =
         [slow, fast].map(|quota| Params::new(Algorithm::token_bucket(), quota).unwrap());
     let now = 1.7e15;
-    let mut state = State::NeverSeen;
+    let mut state = State::Initial;
     for _ in 0..6 {
-        let ask = Ask { max_wait: 60e6, ..check(1, now) };
-        assert!(state.ask(&slow, ask).admitted);
+        let ask = EngineRequest { max_wait: 60e6, ..check(1, now) };
+        assert!(state.decide(&slow, ask).admitted);
     }
-    assert!(state.clone().ask(&slow, check(1, now)).wait > 5e6);
+    assert!(state.clone().decide(&slow, check(1, now)).wait > 5e6);
 
-    let raised = state.clone().ask(&fast, check(1, now + 1e6));
+    let raised = state.clone().decide(&fast, check(1, now + 1e6));
     assert_eq!((raised.admitted, raised.wait), (false, 5e3), "{raised:?}");
 
     // The turns are forgotten, and what was spent is given back.
-    state.ask(&slow, check(1, now - 1.0));
-    let refund = Ask { action: Action::Refund, ..check(6, now) };
-    assert_eq!(state.ask(&slow, refund).reset, 0.0);
-    assert!(state.ask(&slow, check(1, now)).admitted);
+    state.decide(&slow, check(1, now - 1.0));
+    let refund = EngineRequest { action: Action::Refund, ..check(6, now) };
+    assert_eq!(state.decide(&slow, refund).reset, 0.0);
+    assert!(state.decide(&slow, check(1, now)).admitted);
 }
 
 #[test]
 fn a_refund_gives_back_what_still_counts() {
     for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 2 }] {
         let params = Params::new(algorithm, Quota::per_second(10)).unwrap();
-        let mut state = State::NeverSeen;
+        let mut state = State::Initial;
         let mut ask = |action, cost, ms: f64| {
-            let ask = Ask { action, ..check(cost, 1.7e15 + ms * 1e3) };
-            state.ask(&params, ask)
+            let ask = EngineRequest { action, ..check(cost, 1.7e15 + ms * 1e3) };
+            state.decide(&params, ask)
         };
         assert!(ask(Action::Check, 4.0, 0.0).admitted);
         assert!(ask(Action::Check, 3.0, 1000.0).admitted);

@@ -5,15 +5,15 @@ use std::{cell::RefCell, time::Duration};
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, Ask, Params, State, Verdict, together},
+    super::{Action, Algorithm, EngineReply, EngineRequest, Params, State, combine},
     agreement::{Step, params, steps, window_and_most},
-    faces::{Face, RedisServer, Scripted, check, eval, settled},
+    backends::{Backend, RedisServer, Scripted, check, eval, settled},
 };
 use crate::quota::Quota;
 
-fn ask(limits: &[Params], states: &mut [State], ask: Ask) -> (Verdict, usize) {
+fn decide(limits: &[Params], states: &mut [State], ask: EngineRequest) -> (EngineReply, usize) {
     let asks = vec![ask; limits.len()];
-    together(&asks, |place, ask| states[place].ask(&limits[place], *ask))
+    combine(&asks, |place, ask| states[place].decide(&limits[place], *ask))
 }
 
 /// What every limit could grant.
@@ -21,12 +21,12 @@ fn most(limits: &[Params]) -> f64 {
     limits.iter().map(|params| window_and_most(params).1).fold(f64::INFINITY, f64::min)
 }
 
-fn longest_wait(limits: &[Params]) -> f64 {
-    limits.iter().map(Params::longest_wait).fold(f64::INFINITY, f64::min)
+fn max_reservable(limits: &[Params]) -> f64 {
+    limits.iter().map(Params::max_reservable).fold(f64::INFINITY, f64::min)
 }
 
 /// The questions of a history. Turns are given back one limit at a time in the test of the algorithms.
-fn asks(limits: &[Params], steps: &[Step]) -> Vec<Ask> {
+fn requests(limits: &[Params], steps: &[Step]) -> Vec<EngineRequest> {
     let (window, _) = window_and_most(&limits[0]);
     let part = |thousandths: f64| (window * thousandths / 1e3).floor();
     let most = most(limits);
@@ -38,8 +38,8 @@ fn asks(limits: &[Params], steps: &[Step]) -> Vec<Ask> {
             Err(part) => (most * f64::from(part) / 1e3).ceil(),
         };
         let max_wait = step.max_wait.map_or(0.0, |wait| part(f64::from(wait)));
-        let max_wait = max_wait.min(longest_wait(limits));
-        Ask { action: step.action, max_wait, ..check(cost, now) }
+        let max_wait = max_wait.min(max_reservable(limits));
+        EngineRequest { action: step.action, max_wait, ..check(cost, now) }
     };
     steps.iter().map(ask).collect()
 }
@@ -60,18 +60,25 @@ fn the_script_and_the_twin_agree() {
                 scripted[..limits.len()].iter().map(RefCell::borrow_mut).collect();
             scripted.iter_mut().for_each(|it| it.forget());
             let keys: Vec<String> = scripted.iter().map(|it| it.key().to_owned()).collect();
-            let mut states = vec![State::NeverSeen; limits.len()];
-            for asked in asks(&limits, &steps) {
+            let mut states = vec![State::Initial; limits.len()];
+            for asked in requests(&limits, &steps) {
                 for (state, scripted) in states.iter_mut().zip(&mut scripted) {
                     if scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= asked.now) {
-                        *state = State::NeverSeen;
+                        *state = State::Initial;
                     }
                 }
-                let twin = ask(&limits, &mut states, asked);
-                let script = eval(&mut scripted[0].connection, &keys, &limits, asked);
+                let mut asked = asked;
+                let mut twin = decide(&limits, &mut states, asked);
+                let mut script = eval(&mut scripted[0].connection, &keys, &limits, asked);
+                if asked.action == Action::Refund {
+                    // The script replies nothing: a peek shows what it has done.
+                    asked.action = Action::Peek;
+                    twin = decide(&limits, &mut states, asked);
+                    script = eval(&mut scripted[0].connection, &keys, &limits, asked);
+                }
                 prop_assert_eq!(script, twin, "{:?} {:?}", limits, asked);
                 for ((state, scripted), params) in states.iter().zip(&mut scripted).zip(&limits) {
-                    let clean = |state: State| settled(state, asked.now);
+                    let clean = |state: State| settled(state, asked.now, params);
                     let (script, twin) = (clean(scripted.state(params)), clean(state.clone()));
                     prop_assert!(
                         script == twin
@@ -92,8 +99,8 @@ fn the_script_and_the_twin_agree() {
 
 /// Whether the key is as if never seen.
 fn is_gone(params: &Params, state: &State, now: f64) -> bool {
-    let peek = Ask { action: Action::Peek, ..check(1, now) };
-    state.clone().ask(params, peek).reset == 0.0
+    let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+    state.clone().decide(params, peek).reset == 0.0
 }
 
 #[test]
@@ -101,16 +108,16 @@ fn all_are_charged_or_none_and_the_decision_is_exact() {
     let config = ProptestConfig { cases: 1_000, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
         .run(&(limits(), steps()), |(limits, steps)| {
-            let mut states = vec![State::NeverSeen; limits.len()];
-            for asked in asks(&limits, &steps) {
+            let mut states = vec![State::Initial; limits.len()];
+            for asked in requests(&limits, &steps) {
                 let before = states.clone();
-                let (verdict, binding) = ask(&limits, &mut states, asked);
+                let (verdict, binding) = decide(&limits, &mut states, asked);
                 if asked.action != Action::Check {
                     continue;
                 }
                 let later = |time: f64| {
-                    let asked = Ask { now: asked.now + time, ..asked };
-                    ask(&limits, &mut states.clone(), asked).0.admitted
+                    let asked = EngineRequest { now: asked.now + time, ..asked };
+                    decide(&limits, &mut states.clone(), asked).0.admitted
                 };
                 if verdict.admitted {
                     let remaining = remaining(&limits, &states, asked.now);
@@ -128,8 +135,8 @@ fn all_are_charged_or_none_and_the_decision_is_exact() {
                 }
                 prop_assert!(later(verdict.wait), "retry_after is too short");
                 prop_assert!(!later(verdict.wait - 1.0), "retry_after is too long");
-                let alone = Ask { now: asked.now + verdict.wait - 1.0, ..asked };
-                let denies = !states[binding].clone().ask(&limits[binding], alone).admitted;
+                let alone = EngineRequest { now: asked.now + verdict.wait - 1.0, ..asked };
+                let denies = !states[binding].clone().decide(&limits[binding], alone).admitted;
                 prop_assert!(denies, "another limit binds");
             }
             Ok(())
@@ -140,7 +147,7 @@ fn all_are_charged_or_none_and_the_decision_is_exact() {
 /// How many requests of cost 1 all limits admit right now, up to 40.
 fn remaining(limits: &[Params], states: &[State], now: f64) -> f64 {
     let mut states = states.to_vec();
-    let admitted = (0..40).take_while(|_| ask(limits, &mut states, check(1, now)).0.admitted);
+    let admitted = (0..40).take_while(|_| decide(limits, &mut states, check(1, now)).0.admitted);
     admitted.count() as f64
 }
 
@@ -157,14 +164,15 @@ fn limits_that_book_together_keep_their_promises() {
                 Params::new(Algorithm::SlidingWindow { buckets: 4 }, quota(window, 9_000_000))
                     .unwrap(),
             ];
-            let mut states = vec![State::NeverSeen; 3];
+            let mut states = vec![State::Initial; 3];
             let mut now = 1.7e15;
             let mut went: Vec<(f64, f64)> = vec![];
             for (ahead, cost, max_wait) in requests {
                 now += f64::from(ahead) * 1e3;
                 let cost = cost.min(rate).min(log).min(window);
                 let max_wait = f64::from(max_wait) * 1e3;
-                let (verdict, _) = ask(&limits, &mut states, Ask { max_wait, ..check(cost, now) });
+                let (verdict, _) =
+                    decide(&limits, &mut states, EngineRequest { max_wait, ..check(cost, now) });
                 if verdict.admitted {
                     went.push((now + verdict.wait, cost.into()));
                 }

@@ -1,0 +1,22 @@
+-- Combine: several limits for one request. All of them admit it or none, and it proceeds when the last of them
+-- lets it. ARGV has parameters for each limit.
+local limits, wait, excess = {}, 0, 0
+for i, key in ipairs(KEYS) do
+  local params = ARGV[i + 2]
+  local cost, max_wait = struct.unpack('<dd', ARGV[2], 16 * i - 15)
+  local own_wait, own_excess, finish = algorithms[string.byte(params)](key, params, cost, max_wait)
+  if finish then
+    limits[i] = {finish = finish, wait = own_wait}
+    wait, excess = math.max(wait, own_wait), math.max(excess, own_excess)
+  end
+end
+
+local reply = {now}
+for i, limit in ipairs(limits) do
+  if can_be_denied then
+    reply[i + 1] = limit.finish(excess == 0, wait)
+  else -- what is spent for one limit does not wait for another
+    reply[i + 1] = limit.finish(true, limit.wait)
+  end
+end
+return reply

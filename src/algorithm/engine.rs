@@ -1,0 +1,91 @@
+//! The engine: decides about one limit with the functions of a [`Model`]. Its Lua twin is
+//! `scripts/engine.lua`.
+
+use super::{
+    arithmetic::max,
+    model::{Earliest, Model, Report},
+    request::{Admission, EngineReply, EngineRequest, Release},
+    reservations::{Reservation, Reserved},
+};
+
+/// Decides, and stores what the decision leaves.
+#[inline]
+pub(super) fn step<M: Model>(
+    stored: &mut Option<Reserved<M>>,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> EngineReply {
+    let EngineRequest { action, cost, max_wait, now, .. } = *request;
+    let found = stored.is_some();
+    let mut reserved = stored.take().unwrap_or_else(|| Reserved::new(M::initial(now, params)));
+    let state = &mut reserved.state;
+    let saved = state.save(now, params);
+    let mut stale = false;
+    if found {
+        stale = state.step_back(now);
+        state.advance(now);
+        stale |= state.adopt(now, params);
+    }
+
+    let Earliest { wait, blocked } = state.earliest(now, request.needed(), params);
+    let Admission { admitted, wait } = request.admission(wait, max(wait - max_wait, blocked));
+    let instant = now + wait;
+    let admits = action.commits() && admitted;
+    let before = (admits && wait > 0.0 && M::RESERVES).then(|| state.clone());
+    if admits {
+        state.commit(instant, cost, params);
+    }
+
+    let reset = state.reset_after(now);
+    let Report { remaining, replenish } = state.report(now, reset, params);
+    if admits || action.commits() && stale {
+        let reservation = admits.then_some(Reservation { instant, cost });
+        reserved.waiting.update(stale, now, reservation, before, params);
+        *stored = (reset > 0.0).then_some(reserved);
+    } else {
+        state.restore(saved);
+        *stored = found.then_some(reserved);
+    }
+    EngineReply { admitted, wait, remaining, replenish, reset, instant }
+}
+
+/// Returns units to the state. Units of an instant to come are only returned if their reservation
+/// is found: the state may have been lost, and other requests may have spent since. Reservations
+/// that stay keep their instants.
+pub(super) fn release<M: Model>(
+    stored: &mut Option<Reserved<M>>,
+    now: f64,
+    releases: &[Release],
+    params: &M::Params,
+) {
+    let Some(Reserved { state, waiting }) = stored else { return };
+    if state.step_back(now) {
+        waiting.0 = None;
+    }
+    waiting.0.take_if(|it| it.are_over(now));
+    match &mut waiting.0 {
+        Some(reservations) => {
+            reservations.fold(now, usize::MAX, params);
+            reservations.base.advance(now);
+            for release in releases {
+                reservations.release(now, release, params);
+            }
+            *state = reservations.base.clone();
+            for it in &reservations.entries {
+                state.commit(it.instant, it.cost, params);
+            }
+            waiting.0.take_if(|it| it.entries.is_empty());
+        }
+        None => {
+            state.advance(now);
+            for release in releases {
+                if !M::RESERVES || release.instant.is_none_or(|instant| instant <= now) {
+                    state.refund(now, release, params);
+                }
+            }
+        }
+    }
+    if state.reset_after(now) == 0.0 {
+        *stored = None;
+    }
+}

@@ -1,0 +1,111 @@
+//! The model of an algorithm: its state, and what time, a request and a release do to it. Its Lua
+//! twin is the text of `scripts/NAME.lua`, which has the same functions in the same order.
+
+use std::fmt;
+
+use super::{packed::Packed, request::Release};
+use crate::quota::LONGEST_REFILL;
+
+/// The state of a key under one algorithm. [`engine`](super::engine) decides with it.
+///
+/// All times are in microseconds.
+pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
+    /// The algorithm with a quota.
+    type Params: Copy + fmt::Debug;
+
+    /// What a check changes before it decides. It is restored if nothing is written.
+    type Saved;
+
+    /// Whether the engine keeps the reservations of waiting requests. A log contains them itself.
+    const RESERVES: bool = true;
+
+    /// The parameters of the script.
+    fn args(params: &Self::Params) -> Vec<f64>;
+
+    /// The largest cost that a check can be granted.
+    fn max_cost(params: &Self::Params) -> f64;
+
+    /// The longest wait of a check that does not specify one.
+    fn default_wait(_: &Self::Params) -> f64 {
+        0.0
+    }
+
+    /// The longest wait that can be reserved.
+    fn max_reservable(_: &Self::Params) -> f64 {
+        LONGEST_REFILL as f64
+    }
+
+    /// The state of a key without requests.
+    fn initial(now: f64, params: &Self::Params) -> Self;
+
+    /// Reads the state that a script has found.
+    fn decode(bytes: &[u8]) -> Option<Self>;
+
+    fn save(&self, now: f64, params: &Self::Params) -> Self::Saved;
+
+    fn restore(&mut self, saved: Self::Saved);
+
+    /// Follows a clock that stepped back. Returns whether it did.
+    fn step_back(&mut self, now: f64) -> bool;
+
+    /// Lets time pass until `now`.
+    fn advance(&mut self, now: f64);
+
+    /// Converts a state of other parameters. Returns whether they were others.
+    fn adopt(&mut self, now: f64, params: &Self::Params) -> bool;
+
+    /// The wait until `needed` units are left.
+    fn earliest(&self, now: f64, needed: f64, params: &Self::Params) -> Earliest;
+
+    /// Counts a request that proceeds at `instant`.
+    fn commit(&mut self, instant: f64, cost: f64, params: &Self::Params);
+
+    /// Returns units that still count: those of one request, or of any.
+    fn refund(&mut self, now: f64, release: &Release, params: &Self::Params);
+
+    /// The time until the state is the initial one; 0 if it is.
+    fn reset_after(&self, now: f64) -> f64;
+
+    /// What is left, and the time until more is; `reset` is that of
+    /// [`reset_after`](Model::reset_after).
+    fn report(&self, now: f64, reset: f64, params: &Self::Params) -> Report;
+
+    /// The instant of the last waiting request, if the state itself contains it.
+    fn waits_until(&self, _now: f64) -> Option<f64> {
+        None
+    }
+
+    /// The two numbers that represent the state under these parameters, if two do.
+    fn pack(&self, _now: f64, _params: &Self::Params) -> Option<Packed> {
+        None
+    }
+
+    /// The state that two numbers represent.
+    fn unpack(_: Packed, _: &Self::Params) -> Option<Self> {
+        None
+    }
+}
+
+/// When a request can proceed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Earliest {
+    /// The time until it can.
+    pub(crate) wait: f64,
+    /// The time until it may begin to wait, if its room is bounded.
+    pub(crate) blocked: f64,
+}
+
+impl From<f64> for Earliest {
+    /// A wait that may begin at once.
+    #[inline]
+    fn from(wait: f64) -> Self {
+        Self { wait, blocked: 0.0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report {
+    pub(crate) remaining: f64,
+    /// The time until `remaining` grows; 0 when it cannot.
+    pub(crate) replenish: f64,
+}

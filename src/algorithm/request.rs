@@ -1,0 +1,96 @@
+//! What an algorithm is asked, and what it replies. Times are in microseconds.
+
+/// What is done with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Check,
+    Peek,
+    Refund,
+    /// Spends units that are not left, too.
+    Spend,
+}
+
+impl Action {
+    /// Returns whether it can be denied.
+    pub(crate) fn can_be_denied(self) -> bool {
+        matches!(self, Self::Check | Self::Peek)
+    }
+
+    pub(crate) fn commits(self) -> bool {
+        matches!(self, Self::Check | Self::Spend)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Check => "check",
+            Self::Peek => "peek",
+            Self::Refund => "refund",
+            Self::Spend => "spend",
+        }
+    }
+}
+
+/// A request to one limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineRequest {
+    pub(crate) action: Action,
+    pub(crate) cost: f64,
+    pub(crate) max_wait: f64,
+    pub(crate) now: f64,
+    /// The admission by all limits of the request, once it is resolved.
+    pub(crate) admission: Option<Admission>,
+}
+
+/// Whether a request is admitted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Admission {
+    pub(crate) admitted: bool,
+    /// The delay of an admitted request, the retry-after of a denied one.
+    pub(crate) wait: f64,
+}
+
+impl EngineRequest {
+    /// The units that must be left.
+    pub(super) fn needed(&self) -> f64 {
+        if self.action.can_be_denied() { self.cost } else { f64::NEG_INFINITY }
+    }
+
+    /// Resolves the admission of a request whose wait exceeds the longest one by `excess`.
+    pub(super) fn admission(&self, wait: f64, excess: f64) -> Admission {
+        self.admission.unwrap_or_else(|| {
+            let admitted = excess == 0.0 || !self.action.can_be_denied();
+            Admission { admitted, wait: if admitted { wait } else { excess } }
+        })
+    }
+}
+
+/// The reply of one limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct EngineReply {
+    pub(crate) admitted: bool,
+    /// The delay of an admitted request, the retry-after of a denied one.
+    pub(crate) wait: f64,
+    pub(crate) remaining: f64,
+    /// The time until `remaining` grows; 0 when it cannot.
+    pub(crate) replenish: f64,
+    pub(crate) reset: f64,
+    /// The instant at which the request proceeds, or could, by the clock of the store.
+    pub(crate) instant: f64,
+}
+
+/// Units to return of what a request has spent or reserved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Release {
+    /// The instant at which the request proceeded, or would have; none for units of any request.
+    pub(crate) instant: Option<f64>,
+    pub(crate) units: f64,
+    /// The units that the request has used, of those that it has spent.
+    pub(crate) kept: f64,
+}
+
+impl Release {
+    /// Units of any request.
+    pub(crate) fn grant(units: f64) -> Self {
+        Self { instant: None, units, kept: 0.0 }
+    }
+}

@@ -1,0 +1,33 @@
+//! Reads the bytes of a state, as the scripts pack it.
+
+/// Reads numbers from the front of a text.
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// Begins behind the letter of the form; `None` if the text has another form.
+    pub(super) fn new(bytes: &'a [u8], form: u8) -> Option<Self> {
+        let (first, rest) = bytes.split_first()?;
+        (*first == form).then_some(Self(rest))
+    }
+
+    /// An unsigned integer of `size` bytes.
+    pub(super) fn integer(&mut self, size: usize) -> Option<f64> {
+        let (bytes, rest) = self.0.split_at_checked(size)?;
+        self.0 = rest;
+        Some(bytes.iter().rev().fold(0.0, |sum, byte| sum * 256.0 + f64::from(*byte)))
+    }
+
+    pub(super) fn doubles<const N: usize>(&mut self) -> Option<[f64; N]> {
+        let mut all = [0.0; N];
+        for number in &mut all {
+            let (bytes, rest) = self.0.split_first_chunk()?;
+            self.0 = rest;
+            *number = f64::from_le_bytes(*bytes);
+        }
+        Some(all)
+    }
+
+    pub(super) fn is_at_end(&self) -> bool {
+        self.0.is_empty()
+    }
+}

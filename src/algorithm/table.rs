@@ -1,0 +1,228 @@
+//! The table of the algorithms: the one place that lists their models and scripts.
+
+use super::{
+    Algorithm, engine, fixed_window, leaky_bucket,
+    model::Model,
+    packed::{INITIAL, Packed},
+    request::{Action, EngineReply, EngineRequest, Release},
+    reservations::Reserved,
+    sliding_log, sliding_window, token_bucket,
+    token_bucket::FastCheck,
+};
+use crate::{error::ConfigError, quota::Quota};
+
+/// The Lua function that decides by one algorithm.
+pub(crate) struct Source {
+    pub(crate) name: &'static str,
+    /// The letter that the parameters and the states of the algorithm begin with.
+    pub(crate) form: u8,
+    /// The body: the model, how its state is stored, and the engine.
+    pub(crate) body: &'static str,
+}
+
+macro_rules! algorithms {
+    ($($variant:ident $module:ident $form:literal $storage:literal),* $(,)?) => {
+        /// The state of one key.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub(crate) enum State {
+            /// That of a key without requests, under any algorithm.
+            #[default]
+            Initial,
+            $($variant(Option<Reserved<$module::State>>),)*
+        }
+
+        /// An algorithm with a quota, ready to decide.
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) enum Params {
+            $($variant($module::Params),)*
+        }
+
+        pub(crate) const SOURCES: &[Source] = &[$(Source {
+            name: stringify!($module),
+            form: $form,
+            body: concat!(
+                include_str!(concat!("../../scripts/", stringify!($module), ".lua")),
+                include_str!(concat!("../../scripts/", $storage, ".lua")),
+                include_str!("../../scripts/engine.lua"),
+            ),
+        },)*];
+
+        impl State {
+            pub(crate) fn is_initial(&self) -> bool {
+                match self {
+                    Self::Initial => true,
+                    $(Self::$variant(stored) => stored.is_none(),)*
+                }
+            }
+
+            /// The instant of the last request that waits, of those with a known reservation.
+            pub(crate) fn waited_until(&self, now: f64) -> Option<f64> {
+                let instant = match self {
+                    Self::Initial => None,
+                    $(Self::$variant(stored) => {
+                        let Reserved { state, waiting } = stored.as_ref()?;
+                        waiting.until().or_else(|| state.waits_until(now))
+                    })*
+                };
+                instant.filter(|instant| *instant > now)
+            }
+
+            /// Forgets reservations that are over, by a clock that never steps back.
+            pub(crate) fn forget_reservations(&mut self, now: f64) {
+                match self {
+                    $(Self::$variant(Some(Reserved { waiting, .. })) if waiting.is_over(now) => {
+                        waiting.0 = None;
+                    })*
+                    _ => {}
+                }
+            }
+        }
+
+        impl Params {
+            /// The index of the algorithm in [`SOURCES`].
+            pub(crate) fn index(&self) -> usize {
+                enum Index {
+                    $($variant,)*
+                }
+                match self {
+                    $(Self::$variant(_) => Index::$variant as usize,)*
+                }
+            }
+
+            /// The parameters of the script.
+            pub(crate) fn args(&self) -> Vec<f64> {
+                match self {
+                    $(Self::$variant(params) => <$module::State as Model>::args(params),)*
+                }
+            }
+
+            /// The largest cost that a check can be granted.
+            pub(crate) fn max_cost(&self) -> f64 {
+                match self {
+                    $(Self::$variant(params) => <$module::State as Model>::max_cost(params),)*
+                }
+            }
+
+            /// The longest wait, in microseconds, of a check that does not specify one.
+            pub(crate) fn default_wait(&self) -> f64 {
+                match self {
+                    $(Self::$variant(params) => <$module::State as Model>::default_wait(params),)*
+                }
+            }
+
+            /// The longest wait, in microseconds, that can be reserved.
+            pub(crate) fn max_reservable(&self) -> f64 {
+                match self {
+                    $(Self::$variant(params) => <$module::State as Model>::max_reservable(params),)*
+                }
+            }
+
+            /// Reads the state that a script has found; `None` if it is malformed.
+            pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
+                if bytes.is_empty() {
+                    return Some(State::Initial);
+                }
+                Some(match self {
+                    $(Self::$variant(_) => {
+                        let state = <$module::State as Model>::decode(bytes)?;
+                        State::$variant(Some(Reserved::new(state)))
+                    })*
+                })
+            }
+
+            /// Decides, and changes the state. A state of another algorithm counts as initial.
+            pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+                if request.action == Action::Refund {
+                    self.release(state, request.now, &[Release::grant(request.cost)]);
+                }
+                match self {
+                    $(Self::$variant(params) => {
+                        if !matches!(state, State::$variant(_)) {
+                            if !request.action.commits() {
+                                return engine::step::<$module::State>(&mut None, request, params);
+                            }
+                            *state = State::$variant(None);
+                        }
+                        let State::$variant(stored) = state else { unreachable!() };
+                        engine::step(stored, request, params)
+                    })*
+                }
+            }
+
+            /// Returns units to the state, as the algorithm counted them.
+            pub(crate) fn release(&self, state: &mut State, now: f64, releases: &[Release]) {
+                match (self, state) {
+                    $((Self::$variant(params), State::$variant(stored)) => {
+                        engine::release(stored, now, releases, params);
+                    })*
+                    _ => {} // of another algorithm, or the initial state
+                }
+            }
+
+            /// Represents the state by two numbers for later requests. `None` if these do not
+            /// suffice: because requests wait, or other parameters counted it.
+            pub(crate) fn pack(&self, state: &State, now: f64) -> Option<Packed> {
+                match (self, state) {
+                    $((Self::$variant(params), State::$variant(Some(it))) => {
+                        if it.waiting.is_over(now) { it.state.pack(now, params) } else { None }
+                    })*
+                    _ => state.is_initial().then_some(INITIAL),
+                }
+            }
+
+            /// The state that the numbers represent.
+            pub(crate) fn unpack(&self, packed: Packed) -> State {
+                if packed == INITIAL {
+                    return State::Initial;
+                }
+                match self {
+                    $(Self::$variant(params) => {
+                        let state = <$module::State as Model>::unpack(packed, params);
+                        State::$variant(state.map(Reserved::new))
+                    })*
+                }
+            }
+        }
+    };
+}
+
+algorithms! {
+    FixedWindow fixed_window b'F' "reservations",
+    SlidingLog sliding_log b'S' "log",
+    SlidingWindow sliding_window b'W' "reservations",
+    TokenBucket token_bucket b'T' "reservations",
+    LeakyBucket leaky_bucket b'L' "reservations",
+}
+
+impl Params {
+    pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
+        let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
+        if !bucket && quota.burst_size() != quota.limit() {
+            return Err(ConfigError::BurstWithoutBucket { algorithm, quota });
+        }
+        Ok(match algorithm {
+            Algorithm::FixedWindow => Self::FixedWindow(fixed_window::Params::new(quota)),
+            Algorithm::SlidingLog => Self::SlidingLog(sliding_log::Params::new(quota)),
+            Algorithm::SlidingWindow { buckets } => {
+                Self::SlidingWindow(sliding_window::Params::new(quota, buckets)?)
+            }
+            Algorithm::TokenBucket { refill, overdraft } => {
+                Self::TokenBucket(token_bucket::Params::new(quota, refill, overdraft)?)
+            }
+            Algorithm::LeakyBucket => Self::LeakyBucket(leaky_bucket::Params::new(quota)),
+        })
+    }
+
+    /// Decides as [`step`](Params::step) does, in the most common case; `None` in others.
+    #[inline]
+    pub(crate) fn check_fast(
+        &self,
+        packed: &mut Packed,
+        request: &EngineRequest,
+    ) -> Option<FastCheck<'_>> {
+        match self {
+            Self::TokenBucket(params) => params.check_fast(packed, request),
+            _ => None,
+        }
+    }
+}

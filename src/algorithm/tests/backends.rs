@@ -1,0 +1,268 @@
+//! An algorithm behind one question, wherever its state is; time is part of the question.
+
+use std::time::Duration;
+
+use super::super::{
+    Action, EngineReply, EngineRequest, Params, Release, State,
+    model::Model,
+    reservations::{Reservation, Reservations, Reserved, Waiting},
+    sliding_log,
+};
+use crate::{
+    decision::{Decision, Receipt},
+    store::script::{self, Limit, Script},
+};
+
+#[path = "../../../tests/support/server.rs"]
+#[allow(dead_code, unreachable_pub, missing_debug_implementations)]
+mod server;
+
+pub(super) use server::RedisServer;
+
+pub(super) trait Backend {
+    fn decide(&mut self, params: &Params, ask: EngineRequest) -> EngineReply;
+
+    fn release(&mut self, params: &Params, now: f64, releases: &[Release]);
+}
+
+/// The twin.
+impl Backend for State {
+    fn decide(&mut self, params: &Params, ask: EngineRequest) -> EngineReply {
+        params.step(self, &ask)
+    }
+
+    fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
+        params.release(self, now, releases);
+    }
+}
+
+/// The script, in front of which a few lines take the place of the server's clock: `TIME` and the
+/// expiry of keys. The expiry is kept as a value, in milliseconds.
+pub(super) struct Scripted {
+    pub(super) connection: redis::Connection,
+    key: String,
+}
+
+const CLOCK: &str = r"
+local redis = (function()
+  local real, now = redis, tonumber(table.remove(ARGV))
+  for _, key in ipairs(KEYS) do
+    local ends = real.call('GET', key .. ':expiry')
+    if ends and ends * 1000 <= now then
+      real.call('DEL', key, key .. ':expiry')
+    end
+  end
+  return {call = function(name, key, ...)
+    local rest, expiry = {...}, key and key .. ':expiry'
+    if name == 'TIME' then
+      return {string.format('%.0f', math.floor(now / 1e6)), string.format('%.0f', now % 1e6)}
+    elseif name == 'SET' then
+      assert(rest[2] == 'PXAT')
+      real.call('SET', expiry, rest[3])
+      return real.call('SET', key, rest[1])
+    elseif name == 'PEXPIREAT' then
+      return real.call('SET', expiry, rest[1])
+    elseif name == 'DEL' then
+      for _, key in ipairs({key, ...}) do
+        real.call('DEL', key, key .. ':expiry')
+      end
+      return
+    end
+    return real.call(name, key, ...)
+  end}
+end)()
+";
+
+impl Scripted {
+    pub(super) fn new(server: &RedisServer, key: &str) -> Self {
+        Self { connection: server.connection(), key: key.to_owned() }
+    }
+
+    pub(super) fn forget(&mut self) {
+        let keys = [self.key.clone(), format!("{}:expiry", self.key)];
+        redis::cmd("DEL").arg(&keys).exec(&mut self.connection).unwrap();
+    }
+
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// When the key expires, in milliseconds.
+    pub(super) fn expiry(&mut self) -> Option<f64> {
+        let expiry = format!("{}:expiry", self.key);
+        redis::cmd("GET").arg(expiry).query(&mut self.connection).unwrap()
+    }
+
+    /// The bytes of the state: one text, or the elements of the list.
+    pub(super) fn bytes(&mut self) -> Vec<Vec<u8>> {
+        let key = self.key.clone();
+        let kind: String = redis::cmd("TYPE").arg(&key).query(&mut self.connection).unwrap();
+        let mut read = match &*kind {
+            "none" => return vec![],
+            "list" => redis::cmd("LRANGE"),
+            _ => redis::cmd("GETRANGE"),
+        };
+        let value: redis::Value =
+            read.arg(&key).arg(0).arg(-1).query(&mut self.connection).unwrap();
+        match value {
+            redis::Value::BulkString(text) => vec![text],
+            list => redis::from_redis_value(list).unwrap(),
+        }
+    }
+
+    /// The state, as the twin would hold it.
+    pub(super) fn state(&mut self, params: &Params) -> State {
+        let bytes = self.bytes();
+        let Some(text) = bytes.first() else { return State::Initial };
+        match params {
+            Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 33))),
+            Params::TokenBucket(_) => State::TokenBucket(Some(reserved(text, 52))),
+            Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 36))),
+            Params::SlidingWindow(_) => {
+                let size = 4 * usize::from(text[1]) + 38;
+                State::SlidingWindow(Some(reserved(text, size)))
+            }
+            Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(&bytes)))),
+        }
+    }
+}
+
+fn log(elements: &[Vec<u8>]) -> sliding_log::State {
+    let (summary, entries) = elements.split_last().unwrap();
+    assert_eq!(summary[0], b'S');
+    let number = |i: usize| integer(&summary[1 + 7 * i..][..7]);
+    let entry = |bytes: &Vec<u8>| (integer(&bytes[..7]), integer(&bytes[7..]));
+    let entries: Vec<_> = entries.iter().map(entry).collect();
+    let dead = entries.iter().filter(|(_, cost)| *cost == 0.0).count();
+    assert_eq!((dead as f64, summary.len()), (number(4), 36), "dead entries");
+    assert_ne!(entries.last().unwrap().1, 0.0, "a dead entry at the end");
+    // The twin drops dead entries at once.
+    let entries = entries.into_iter().filter(|(_, cost)| *cost > 0.0).collect();
+    let state = sliding_log::State::new([0, 1, 2].map(number), entries);
+    assert_eq!(state.sum, number(3), "the sum");
+    state
+}
+
+/// The state with all that has passed made part of the base, and without reservations of which none waits: script and
+/// twin do both, at different times.
+pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
+    fn settle<S: Model>(
+        Reserved { state, waiting }: &mut Reserved<S>,
+        now: f64,
+        params: &S::Params,
+    ) {
+        // Of a clock that stepped back, both drop them with what they do next.
+        if waiting.is_over(now) || state.clone().step_back(now) {
+            waiting.0 = None;
+        }
+        if let Some(reservations) = &mut waiting.0 {
+            reservations.fold(now, usize::MAX, params);
+            reservations.base.advance(now);
+        }
+    }
+    match (&mut state, params) {
+        (State::FixedWindow(Some(it)), Params::FixedWindow(params)) => settle(it, now, params),
+        (State::SlidingWindow(Some(it)), Params::SlidingWindow(params)) => settle(it, now, params),
+        (State::TokenBucket(Some(it)), Params::TokenBucket(params)) => settle(it, now, params),
+        (State::LeakyBucket(Some(it)), Params::LeakyBucket(params)) => settle(it, now, params),
+        _ => {}
+    }
+    state
+}
+
+fn integer(bytes: &[u8]) -> f64 {
+    bytes.iter().rev().fold(0.0, |sum, byte| sum * 256.0 + f64::from(*byte))
+}
+
+/// A head of this size, and what may be behind it.
+fn reserved<S: Model>(text: &[u8], size: usize) -> Reserved<S> {
+    let (head, tail) = text.split_at(size);
+    let read = |bytes| S::decode(bytes).expect("a state");
+    let waiting = (!tail.is_empty()).then(|| {
+        let (base, entries) = tail.split_at(size);
+        let entry = |bytes: &[u8]| {
+            let number = |i: usize| f64::from_le_bytes(bytes[8 * i..][..8].try_into().unwrap());
+            Reservation { instant: number(0), cost: number(1) }
+        };
+        assert!(!entries.is_empty() && entries.len() % 16 == 0, "{} bytes", entries.len());
+        let entries = entries.chunks(16).map(entry).collect();
+        Box::new(Reservations { base: read(base), entries })
+    });
+    Reserved { state: read(head), waiting: Waiting(waiting) }
+}
+
+impl Backend for Scripted {
+    fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply {
+        let keys = [self.key.clone()];
+        eval(&mut self.connection, &keys, &[*params], request).0
+    }
+
+    fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
+        let (command, script) = script::release(&self.key, params, releases.iter());
+        let reply = eval_at(&mut self.connection, command, script, now);
+        assert_eq!(reply.len(), 1);
+    }
+}
+
+/// Runs the script about limits with these parameters, each with the same request. Returns the
+/// reply of the limit that binds, and its index.
+pub(super) fn eval(
+    connection: &mut redis::Connection,
+    keys: &[String],
+    limits: &[Params],
+    request: EngineRequest,
+) -> (EngineReply, usize) {
+    let EngineRequest { action, cost, max_wait, now, .. } = request;
+    let limit = |(key, params): (&String, &Params)| Limit {
+        key: key.clone(),
+        params: *params,
+        cost: cost as u32,
+        max_wait,
+    };
+    let limits: Vec<_> = keys.iter().zip(limits).map(limit).collect();
+    let (command, script) = script::decide(action, &limits);
+    let reply = eval_at(connection, command, script, now);
+    let decided = script::read(&reply, action, &limits).unwrap();
+    assert_eq!(decided.now, now);
+    (decided.reply, decided.limit)
+}
+
+/// Runs the command with the text of its script, at this time.
+fn eval_at(
+    connection: &mut redis::Connection,
+    command: redis::Cmd,
+    script: &Script,
+    now: f64,
+) -> script::Reply {
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(CLOCK.to_owned() + &script.text);
+    for arg in command.args_iter().skip(2) {
+        let redis::Arg::Simple(arg) = arg else { unreachable!("no cursor") };
+        eval.arg(arg);
+    }
+    eval.arg(now as u64).query(connection).unwrap()
+}
+
+pub(super) fn check(cost: impl Into<f64>, now: f64) -> EngineRequest {
+    EngineRequest { action: Action::Check, cost: cost.into(), max_wait: 0.0, now, admission: None }
+}
+
+pub(super) fn verdict_of(decision: Decision) -> EngineReply {
+    let micros = |time: Duration| time.as_micros() as f64;
+    EngineReply {
+        admitted: decision.is_allowed(),
+        wait: micros(decision.retry_after().unwrap_or(decision.delay())),
+        remaining: decision.remaining() as f64,
+        replenish: micros(decision.replenish_after()),
+        reset: micros(decision.reset_after()),
+        instant: match decision.receipt() {
+            Receipt::At(instant) => *instant,
+            _ => 0.0,
+        },
+    }
+}
+
+/// Like the limiter, which lets a leaky bucket delay.
+pub(super) fn default_wait(params: &Params) -> f64 {
+    if matches!(params, Params::LeakyBucket(_)) { params.max_reservable() } else { 0.0 }
+}

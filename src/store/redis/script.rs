@@ -1,0 +1,165 @@
+//! The script interface: texts, arguments and replies. `scripts/prelude.lua` describes its other
+//! side. Nothing else knows either.
+
+use std::sync::OnceLock;
+
+use redis::{Cmd, ErrorKind, RedisError};
+
+use crate::algorithm::{Action, EngineReply, EngineRequest, Params, Release, SOURCES, combine};
+
+const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
+const EACH: &str = include_str!("../../../scripts/each.lua");
+const COMBINE: &str = include_str!("../../../scripts/combine.lua");
+
+/// The text of a script, and the hash by which a server knows it.
+pub(crate) struct Script {
+    pub(crate) text: String,
+    pub(crate) hash: Box<str>,
+}
+
+impl Script {
+    pub(crate) fn new(text: String) -> Self {
+        let hash = redis::Script::new(&text).get_hash().into();
+        Self { text, hash }
+    }
+
+    /// The script for limits with these parameters: all of them admit a request, or none.
+    fn of(limits: impl ExactSizeIterator<Item = usize>) -> &'static Self {
+        const SETS: usize = 1 << SOURCES.len();
+        static SCRIPTS: [OnceLock<Script>; SETS] = [const { OnceLock::new() }; SETS];
+        static SINGLE: [OnceLock<Script>; SOURCES.len()] =
+            [const { OnceLock::new() }; SOURCES.len()];
+        let is_single = limits.len() == 1;
+        let set: usize = limits.fold(0, |set, index| set | 1 << index);
+        let index = set.trailing_zeros() as usize;
+        match is_single {
+            true => SINGLE[index].get_or_init(|| Self::new(each(index))),
+            false => SCRIPTS[set].get_or_init(|| Self::new(combined(set))),
+        }
+    }
+}
+
+/// The script for keys of one limiter, by the index of its algorithm.
+fn each(index: usize) -> String {
+    [PRELUDE, &function("decide", SOURCES[index].body), EACH].concat()
+}
+
+/// The script for several limits of these algorithms, a bit for the index of each.
+fn combined(set: usize) -> String {
+    let used = SOURCES.iter().enumerate().filter(|(index, _)| set & 1 << index != 0);
+    let (mut functions, mut table) = (String::new(), String::new());
+    for (_, source) in used {
+        functions.push_str(&function(source.name, source.body));
+        table.push_str(&format!("[{}] = {}, ", source.form, source.name));
+    }
+    [PRELUDE, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
+}
+
+fn function(name: &str, body: &str) -> String {
+    format!("local function {name}(key, params, cost, max_wait)\n{body}end\n")
+}
+
+/// A limit of a call: its key in Redis, its parameters, and what is asked of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Limit {
+    pub(crate) key: String,
+    pub(crate) params: Params,
+    pub(crate) cost: u32,
+    /// In microseconds.
+    pub(crate) max_wait: f64,
+}
+
+/// Makes the command that decides about these limits, and the script that it runs.
+pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script) {
+    let script = Script::of(limits.iter().map(|limit| limit.params.index()));
+    let mut command = command(script, limits.iter().map(|limit| &*limit.key), action.name());
+    let item = |limit: &Limit| [limit.cost.into(), limit.max_wait].map(f64::to_le_bytes).concat();
+    command.arg(limits.iter().flat_map(item).collect::<Vec<_>>());
+    for limit in limits {
+        command.arg(packed(&limit.params));
+    }
+    (command, script)
+}
+
+/// Makes the command that returns units to a key.
+pub(crate) fn release<'a>(
+    key: &str,
+    params: &Params,
+    releases: impl Iterator<Item = &'a Release>,
+) -> (Cmd, &'static Script) {
+    let script = Script::of([params.index()].into_iter());
+    let mut command = command(script, [key].into_iter(), "release");
+    let item = |release: &Release| {
+        let Release { instant, units, kept } = *release;
+        let instant = instant.expect("a release names the request");
+        [instant, units, kept].map(f64::to_le_bytes).concat()
+    };
+    command.arg(releases.flat_map(item).collect::<Vec<_>>()).arg(packed(params));
+    (command, script)
+}
+
+fn command<'a>(script: &Script, keys: impl ExactSizeIterator<Item = &'a str>, action: &str) -> Cmd {
+    let mut command = redis::cmd("EVALSHA");
+    command.arg(&*script.hash).arg(keys.len());
+    for key in keys {
+        command.arg(key);
+    }
+    command.arg(action);
+    command
+}
+
+fn packed(params: &Params) -> Vec<u8> {
+    let mut bytes = vec![SOURCES[params.index()].form];
+    bytes.extend(params.args().into_iter().flat_map(f64::to_le_bytes));
+    bytes
+}
+
+/// What a script replies: the time, and the states that it has found.
+pub(crate) type Reply = Vec<redis::Value>;
+
+/// The reply of the limit that binds, its index, and the time of the decision.
+#[derive(Debug)]
+pub(crate) struct Decided {
+    pub(crate) reply: EngineReply,
+    pub(crate) limit: usize,
+    pub(crate) now: f64,
+}
+
+/// Computes from the states that the script has found what it has decided. A refund has no states,
+/// and is always admitted.
+pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<Decided, RedisError> {
+    let malformed = || RedisError::from((ErrorKind::UnexpectedReturnType, "not a reply"));
+    let (now, found) = match reply.split_first() {
+        Some((redis::Value::Int(now), found)) => (*now as f64, found),
+        _ => return Err(malformed()),
+    };
+    if action == Action::Refund {
+        let reply = EngineReply {
+            admitted: true,
+            wait: 0.0,
+            remaining: 0.0,
+            replenish: 0.0,
+            reset: 0.0,
+            instant: now,
+        };
+        return Ok(Decided { reply, limit: 0, now });
+    }
+    let decode = |(limit, found): (&Limit, &redis::Value)| match found {
+        redis::Value::BulkString(bytes) => limit.params.decode(bytes),
+        _ => None,
+    };
+    let states = limits.iter().zip(found).map(decode).collect::<Option<Vec<_>>>();
+    let mut states = states.filter(|all| all.len() == limits.len()).ok_or_else(malformed)?;
+    let request = |limit: &Limit| {
+        let Limit { cost, max_wait, .. } = *limit;
+        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
+    };
+    let mut step = |limit: usize, request: &EngineRequest| {
+        limits[limit].params.step(&mut states[limit], request)
+    };
+    let (reply, limit) = match limits {
+        [limit] => (step(0, &request(limit)), 0),
+        _ => combine(&limits.iter().map(request).collect::<Vec<_>>(), step),
+    };
+    Ok(Decided { reply, limit, now })
+}
