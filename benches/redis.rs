@@ -478,8 +478,10 @@ impl Script {
         for arg in &self.sent[4..] {
             cmd.arg(arg);
         }
-        let reply: (i64, u64, u64, u64, u64, u64) = query(connection, &cmd).await;
-        reply.0 == 1
+        let (_, found): (u64, Vec<u8>) = query(connection, &cmd).await;
+        // It was admitted if the bucket that was found had a token: its debt stands behind 12 bytes.
+        let debt = found.get(12..20).map_or(0.0, |it| f64::from_le_bytes(it.try_into().unwrap()));
+        debt < f64::from(PLENTY.limit())
     }
 }
 

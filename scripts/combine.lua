@@ -1,14 +1,12 @@
--- Combine: several limits for one request. All of them admit it or none, and it proceeds when the last of them
--- lets it. ARGV has parameters for each limit.
+-- Combine: several limits for one request. All of them admit it or none, and it proceeds when the last of them lets it.
+-- `algorithms` has for the letter of each algorithm its function; see algorithm.lua.
 local limits, wait, excess = {}, 0, 0
 for i, key in ipairs(KEYS) do
-  local params = ARGV[i + 2]
-  local cost, max_wait = struct.unpack('<dd', ARGV[2], 16 * i - 15)
+  local params = ARGV[i + 1]
+  local cost, max_wait = struct.unpack('<dd', items, 16 * i - 15)
   local own_wait, own_excess, finish = algorithms[string.byte(params)](key, params, cost, max_wait)
-  if finish then
-    limits[i] = {finish = finish, wait = own_wait}
-    wait, excess = math.max(wait, own_wait), math.max(excess, own_excess)
-  end
+  limits[i] = {finish = finish, wait = own_wait}
+  wait, excess = math.max(wait, own_wait), math.max(excess, own_excess)
 end
 
 local reply = {now}

@@ -1,10 +1,12 @@
--- Each: several keys of one limiter, each decided by itself.
+-- Each: several keys of one limiter, each decided by itself. The text of the algorithm, model to engine, replaces BODY,
+-- and finish.lua FINISH.
 local reply = {now}
-for i, key in ipairs(KEYS) do
-  local cost, max_wait = struct.unpack('<dd', ARGV[2], 16 * i - 15)
-  local wait, excess, finish = decide(key, ARGV[3], cost, max_wait)
-  if finish then
-    reply[i + 1] = finish(excess == 0 or not can_be_denied, wait)
-  end
+for i = 1, #KEYS do
+  local key, params = KEYS[i], ARGV[2]
+  local cost, max_wait = struct.unpack('<dd', items, 16 * i - 15)
+-- BODY
+  local admitted, state = excess == 0 or not can_be_denied
+-- FINISH
+  reply[i + 1] = state
 end
 return reply

@@ -69,9 +69,12 @@ local function commit(instant, units)
   count = count + units
 end
 
-local function refund(instant, units)
-  if not instant or math.floor((instant - start) / length) == ahead then -- an older window does not count any more
-    count = math.max(count - units, 0)
+local refund
+if returns then
+  function refund(instant, units)
+    if not instant or math.floor((instant - start) / length) == ahead then -- an older window does not count any more
+      count = math.max(count - units, 0)
+    end
   end
 end
 

@@ -78,18 +78,21 @@ local function commit(instant, units)
   end
 end
 
-local function refund(instant, units, kept)
-  local back = units * unit
-  if instant then
-    -- What has flowed out since is back already. What is kept was the first to flow out.
-    local flowed_out = (now - instant) * tick
-    if is_foreign() then
-      local other = (now - instant) * new_tick / new_unit * unit
-      flowed_out = math.max(flowed_out, math.ceil(other))
+local refund
+if returns then
+  function refund(instant, units, kept)
+    local back = units * unit
+    if instant then
+      -- What has flowed out since is back already. What is kept was the first to flow out.
+      local flowed_out = (now - instant) * tick
+      if is_foreign() then
+        local other = (now - instant) * new_tick / new_unit * unit
+        flowed_out = math.max(flowed_out, math.ceil(other))
+      end
+      back = math.max(back - math.max(flowed_out - kept * unit, 0), 0)
     end
-    back = math.max(back - math.max(flowed_out - kept * unit, 0), 0)
+    lower(back)
   end
-  lower(back)
 end
 
 local function reset_after()

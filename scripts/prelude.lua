@@ -1,20 +1,20 @@
--- Prelude: what a call asks for, and the clock. This text stands in front of every script; behind it stand the
--- algorithms that the script decides by, then each.lua or combine.lua. An algorithm is its own text, the model,
--- between prelude and engine.lua; see there.
+-- Prelude: what a call asks for, and the clock. This text stands in front of every script; behind it stands each.lua, or
+-- for several limits a function for each algorithm, see algorithm.lua, and combine.lua.
 -- KEYS     for each limit: the key of its state
--- ARGV     action (check, peek, spend, refund, release); items; parameters
---          items: for each key {cost, max_wait}, doubles; to release, of one key, for each request that returns
---          units of what it has spent and keeps others: {instant, units, kept}, doubles
+-- ARGV     action (check, peek, spend, refund, release); parameters, of several limits for each; items
 --          parameters: the letter of the algorithm, then doubles
--- Returns  {now}, then for each key the state that was found, without reservations, from which the reply is
---          computed; nothing for refund and release
+--          items: for each key {cost, max_wait}, doubles; to release, of one key, for each request that returns units
+--          of what it has spent and keeps others: {instant, units, kept}, doubles
+-- Returns  {now}, then for each key the state that was found, from which the reply is computed; none for refund and
+--          release
 -- Times are in microseconds; all numbers are integers below 2^53.
-local action = ARGV[1]
+local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
 local returns = action == 'refund' or action == 'release'
 
-local time = redis.call('TIME')
+local call = redis.call
+local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 -- Another program wrote to the key, or another form of the state.

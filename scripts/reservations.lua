@@ -3,16 +3,10 @@
 -- key  the state, in which all reservations are counted (the head); while requests wait, behind it the state
 --      before the first of them (the base), then in the order of their instants {instant, cost}, doubles
 -- A check reads the head alone, and one byte that shows whether anything stands behind it.
-local function load()
-  local state = redis.call('GETRANGE', key, '0', size)
-  if state ~= '' then
-    return decode(state)
-  end
-end
-
-local function report(found)
-  return found or ''
-end
+local found = call('GETRANGE', key, '0', size)
+found = found ~= '' and decode(found) or nil
+local stale = false
+local report -- none: what was read is the state
 
 -- What few calls need.
 local function reservations()
@@ -20,7 +14,7 @@ local function reservations()
 
   -- The base and what stands behind it, if a request waits.
   local function read_tail(size)
-    local tail = redis.call('GETRANGE', key, size, -1)
+    local tail = call('GETRANGE', key, size, -1)
     if #tail >= size + ENTRY and struct.unpack('<d', tail, #tail - ENTRY + 1) > now then
       return tail
     end
@@ -73,7 +67,7 @@ local function reservations()
   -- Reserves among others that wait: half of them are over, or one waits for another limit for longer.
   local function insert(head, instant, cost, reset)
     local size = #head
-    local tail = redis.call('GETRANGE', key, size, -1)
+    local tail = call('GETRANGE', key, size, -1)
     local first, behind = fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
       behind = behind - ENTRY
@@ -87,34 +81,34 @@ local function reservations()
     end
     local entry = struct.pack('<dd', instant, cost)
     local rest = string.sub(tail, first, ahead - 1) .. entry .. string.sub(tail, behind)
-    redis.call('SET', key, head .. encode() .. rest, 'PXAT', expire_at(now + reset))
+    call('SET', key, head .. encode() .. rest, 'PXAT', expire_at(now + reset))
   end
 
   -- Stores the state behind a reservation; `before` is the state before it.
   local function reserve(head, before, instant, cost, reset)
     local size, entry = #head, struct.pack('<dd', instant, cost)
-    local length = redis.call('STRLEN', key)
+    local length = call('STRLEN', key)
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
-      newest, newest_cost = struct.unpack('<dd', redis.call('GETRANGE', key, length - ENTRY, -1))
+      newest, newest_cost = struct.unpack('<dd', call('GETRANGE', key, length - ENTRY, -1))
     end
     if newest <= now then -- none waits
-      redis.call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
+      call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
       return
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
-    local oldest = struct.unpack('<d', redis.call('GETRANGE', key, middle, middle + 7))
+    local oldest = struct.unpack('<d', call('GETRANGE', key, middle, middle + 7))
     if oldest <= now or instant < newest then
       insert(head, instant, cost, reset)
       return
     end
     if newest == instant then
-      redis.call('SETRANGE', key, length - ENTRY, struct.pack('<dd', instant, newest_cost + cost))
+      call('SETRANGE', key, length - ENTRY, struct.pack('<dd', instant, newest_cost + cost))
     else
-      redis.call('APPEND', key, entry)
+      call('APPEND', key, entry)
     end
-    redis.call('SETRANGE', key, 0, head)
-    redis.call('PEXPIREAT', key, expire_at(now + reset))
+    call('SETRANGE', key, 0, head)
+    call('PEXPIREAT', key, expire_at(now + reset))
   end
 
   -- Stores what a check left that proceeds before those that wait for another limit.
@@ -126,7 +120,7 @@ local function reservations()
       commit(now, cost)
       behind = encode() .. string.sub(tail, position)
     end
-    redis.call('SET', key, head .. behind, 'PXAT', expire_at(now + reset))
+    call('SET', key, head .. behind, 'PXAT', expire_at(now + reset))
   end
 
   return {
@@ -135,49 +129,53 @@ local function reservations()
   }
 end
 
--- Returns units to the state. Units of an instant to come are only returned if their reservation is found: the
--- state may have been lost, and other requests may have spent since. Reservations that stay keep their instants.
-local function release(stale, releases)
-  local of, entries = reservations(), {}
-  local size = #encode()
-  local tail = not stale and of.read_tail(size)
-  if tail then
-    for position = of.fold(tail, size), #tail, 16 do
-      entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
-    end
-  else
-    advance(now)
-  end
-  for _, release in ipairs(releases) do
-    local instant, units = release[1], release[2]
-    if instant and instant > now then
-      of.lower(entries, instant, units)
+local release
+if returns then
+  -- Returns units to the state. Units of an instant to come are only returned if their reservation is found: the
+  -- state may have been lost, and other requests may have spent since. Reservations that stay keep their instants.
+  function release(stale, releases)
+    local of, entries = reservations(), {}
+    local size = #encode()
+    local tail = not stale and of.read_tail(size)
+    if tail then
+      for position = of.fold(tail, size), #tail, 16 do
+        entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
+      end
     else
-      refund(instant, units, release[3])
+      advance(now)
     end
-  end
-  local behind, reset = of.recount(entries), reset_after()
-  if reset == 0 then
-    redis.call('DEL', key)
-  else
-    redis.call('SET', key, encode() .. behind, 'PXAT', expire_at(now + reset))
+    for _, release in ipairs(releases) do
+      local instant, units = release[1], release[2]
+      if instant and instant > now then
+        of.lower(entries, instant, units)
+      else
+        refund(instant, units, release[3])
+      end
+    end
+    local behind, reset = of.recount(entries), reset_after()
+    if reset == 0 then
+      call('DEL', key)
+    else
+      call('SET', key, encode() .. behind, 'PXAT', expire_at(now + reset))
+    end
   end
 end
 
 -- Stores what a decision leaves. Reservations by another clock or quota (`stale`) stay counted, and cannot be
 -- released.
-local function store(found, stale, before, instant)
+local function store(before, instant)
   local head, reset = encode(), reset_after()
   if before and not stale then
     reservations().reserve(head, before, instant, cost, reset)
   elseif before then
     local entry = struct.pack('<dd', instant, cost)
-    redis.call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
+    call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
   elseif reset == 0 then
-    redis.call('DEL', key)
+    call('DEL', key)
   elseif found and #found > #head and not stale then
     reservations().write_before(head, cost, reset)
   else
-    redis.call('SET', key, head, 'PXAT', expire_at(now + reset))
+    call('SET', key, head, 'PXAT', expire_at(now + reset))
   end
 end
+

@@ -3,30 +3,21 @@
 --         its last element is 'S', then integers of seven bytes: {at, skew, window, sum, dead}: `sum` of all costs,
 --         and how many entries have a cost of 0, as they were released
 -- params  'S', then doubles: {limit, window}
--- found   'S', then doubles: {at, skew, window}, then {instant, cost} of few entries, which stand for all that count:
---         the reply to this request is the same
 -- When the clock steps back, `skew` keeps the times of the log from following it: `at` is the time of the log.
 local limit, new_window = struct.unpack('<dd', params, 2)
-local MAX_SUM, MAX_COST = 2 ^ 52, 2 ^ 32 - 1
+local MAX_SUM, MAX_COST, ENTRY = 2 ^ 52, 2 ^ 32 - 1, '<I7I4'
 local at, skew, window, sum, dead
 local length, last, last_cost = 0, 0, 0
 local first, live, live_dead = 0, 0, 0 -- the leading entries that do not count any more; the sum of the others
 local instants, costs = {}, {}
-local found_live, found_last, marks
+local found_at, found_skew, found_window, found_live, found_last, mark, mark_total
 local committed, merges = false, false
 local encode -- none: a log contains its reservations
 
-local function unpacked(entry)
-  return struct.unpack('<I7I4', entry)
-end
-
-local function packed(instant, units)
-  return struct.pack('<I7I4', instant, units)
-end
-
 local function instant_of(i)
   if not instants[i] then
-    instants[i], costs[i] = unpacked(redis.call('LINDEX', key, i))
+    -- A number takes longer to print than the rest takes.
+    instants[i], costs[i] = struct.unpack(ENTRY, call('LINDEX', key, i == 0 and '0' or i))
   end
   return instants[i]
 end
@@ -49,25 +40,24 @@ local function leading(time)
   return low
 end
 
--- Reads the entries from `i` on towards `last` that are in one page, of those that are not known yet.
-local function read_page(i, last, page)
-  local other = i <= last and math.min(i + page - 1, last) or math.max(i - page + 1, last)
-  local low = math.min(i, other)
-  for j, entry in ipairs(redis.call('LRANGE', key, low, math.max(i, other))) do
-    if not costs[low + j - 1] then -- which is not in the list yet
-      instants[low + j - 1], costs[low + j - 1] = unpacked(entry)
+-- Calls `visit` with the index of each entry from `from` to `to`, forwards or backwards, until it returns true; reads
+-- them in pages that double.
+local function scan(from, to, visit)
+  local step, page = from <= to and 1 or -1, 1
+  local function read(i)
+    local other = i + step * (page - 1)
+    other = step > 0 and math.min(other, to) or math.max(other, to)
+    local low = math.min(i, other)
+    for j, entry in ipairs(call('LRANGE', key, low, math.max(i, other))) do
+      if not costs[low + j - 1] then -- which is not in the list yet
+        instants[low + j - 1], costs[low + j - 1] = struct.unpack(ENTRY, entry)
+      end
     end
+    page = math.min(page * 2, 512)
   end
-end
-
--- Calls `visit` with the index of each entry from `first` to `last`, forwards or backwards, until it returns true;
--- reads them in pages that double.
-local function scan(first, last, visit)
-  local page = 1
-  for i = first, last, first <= last and 1 or -1 do
+  for i = from, to, step do
     if not costs[i] then
-      read_page(i, last, page)
-      page = math.min(page * 2, 512)
+      read(i)
     end
     if visit(i) then
       return i
@@ -77,40 +67,48 @@ end
 
 -- Finds the entries that count, and adds up their costs from the nearer end.
 local function find_live()
-  first, live, live_dead = leading(at - window), 0, 0
+  first, live, live_dead = 0, sum, dead
+  if instant_of(0) > at - window then
+    return
+  end
+  first = leading(at - window)
+  local units, zeros = 0, 0
   local function add(i)
-    live = live + costs[i]
-    live_dead = live_dead + (costs[i] == 0 and 1 or 0)
+    units = units + costs[i]
+    zeros = zeros + (costs[i] == 0 and 1 or 0)
   end
   if first <= length / 2 then
-    if first > 0 then
-      scan(0, first - 1, add)
-    end
-    live, live_dead = sum - live, dead - live_dead
-  elseif first < length then
+    scan(0, first - 1, add)
+    live, live_dead = sum - units, dead - zeros
+    return
+  end
+  if first < length then
     scan(length - 1, first, add)
   end
+  live, live_dead = units, zeros
 end
 
--- The instant of the entry with which `units` of the live ones have left, found from the nearer end. Marks it.
+-- The instant of the entry with which `units` of the live ones have left, found from the nearer end, and the sum of
+-- those up to it.
 local function leaving(units)
-  local total, found = 0
-  if units <= live / 2 then
-    found = scan(first, length - 1, function(i)
+  local total, i = 0, first
+  if instant_of(first) and costs[first] >= units then
+    return instants[first], costs[first]
+  elseif units <= live / 2 then
+    i = scan(first, length - 1, function(i)
       total = total + costs[i]
       return total >= units
     end)
-  else
-    found = scan(length - 1, first, function(i)
-      total = total + costs[i]
-      return total > live - units
-    end)
-    total = found and live - total + costs[found]
+    return instants[i], total
   end
-  if found then
-    marks[#marks + 1] = {instants[found], total}
+  i = scan(length - 1, first, function(i)
+    total = total + costs[i]
+    return total > live - units
+  end)
+  if i then
+    return instants[i], live - total + costs[i]
   end
-  return found and instants[found] or last
+  return last, live
 end
 
 local function summary()
@@ -132,7 +130,7 @@ end
 local function advance(time)
   at = time + skew
   if at < last + window then
-    length = redis.call('LLEN', key) - 1
+    length = call('LLEN', key) - 1
     find_live()
   else -- it is over
     at, skew, last, sum, dead = time, 0, 0, 0, 0
@@ -148,17 +146,24 @@ local function adopt()
   return changed and length > 0
 end
 
+-- The first instant at which `needed` units are left; and the entry with which they are, if others must leave.
 local function first_instant(needed)
   if first == length then
     return at
   end
   local excess, instant = live + needed - limit, math.max(at, last)
-  return excess > 0 and math.max(instant, leaving(excess) + window) or instant
+  if excess <= 0 then
+    return instant
+  end
+  local left, total = leaving(excess)
+  return math.max(instant, left + window), left, total
 end
 
 local function earliest(needed)
-  found_live, found_last, marks = live, last, {}
-  return first_instant(needed) - at
+  local instant
+  found_live, found_last = live, last
+  instant, mark, mark_total = first_instant(needed)
+  return instant - at
 end
 
 local function commit(instant, units)

@@ -88,7 +88,7 @@ local function decode(state)
   parts = string.byte(state, 2) or 0
   if 4 * parts + 38 ~= size then
     size = 4 * parts + 38
-    state = redis.call('GETRANGE', key, '0', size)
+    state = call('GETRANGE', key, '0', size)
   end
   local form, position
   if #state >= size then
@@ -170,21 +170,24 @@ local function commit(instant, units)
   start, last, index = start + cycles * length, instant, slot - cycles * parts
 end
 
-local function refund(instant, units)
-  if instant then
-    if is_foreign() then
-      return -- a changed quota has moved the counts
+local refund
+if returns then
+  function refund(instant, units)
+    if instant then
+      if is_foreign() then
+        return -- a changed quota has moved the counts
+      end
+      local i = index - slot_of(instant) + 1
+      if counts[i] then -- an older sub-window does not count any more
+        counts[i] = math.max(counts[i] - units, 0)
+      end
+      return
     end
-    local i = index - slot_of(instant) + 1
-    if counts[i] then -- an older sub-window does not count any more
-      counts[i] = math.max(counts[i] - units, 0)
+    for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+      local back = math.min(counts[i], units)
+      counts[i] = counts[i] - back
+      units = units - back
     end
-    return
-  end
-  for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
-    local back = math.min(counts[i], units)
-    counts[i] = counts[i] - back
-    units = units - back
   end
 end
 

@@ -21,11 +21,6 @@ local function lower(parts)
   end
 end
 
--- Caps the queueing delay at the time in which the debt is refilled.
-local function bound_last()
-  last = math.min(last, at + math.ceil(debt / lump) * period)
-end
-
 local function time_until(parts)
   return math.max(math.ceil(parts / lump) * period - (now - at), 0)
 end
@@ -69,7 +64,8 @@ local function adopt()
   if changed then
     debt, excess = convert(debt, excess, unit, new_unit, max_debt)
     unit, period, lump = new_unit, new_period, new_lump
-    bound_last()
+    -- Caps the queueing delay at the time in which the debt is refilled.
+    last = math.min(last, at + math.ceil(debt / lump) * period)
     advance(now)
   end
   if debt == 0 then
@@ -99,19 +95,22 @@ local function commit(instant, units)
   last = instant
 end
 
-local function refund(instant, units, kept)
-  local back = units * unit
-  if instant then
-    -- What has been refilled since, up to `at`, is back already. It has repaid what is kept first.
-    local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
-    if is_foreign() then
-      local lumps = math.floor((now - instant) / new_period) + 1
-      refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
+local refund
+if returns then
+  function refund(instant, units, kept)
+    local back = units * unit
+    if instant then
+      -- What has been refilled since, up to `at`, is back already. It has repaid what is kept first.
+      local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
+      if is_foreign() then
+        local lumps = math.floor((now - instant) / new_period) + 1
+        refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
+      end
+      back = math.max(back - math.max(refilled - kept * unit, 0), 0)
     end
-    back = math.max(back - math.max(refilled - kept * unit, 0), 0)
+    lower(back)
+    last = math.min(last, at + math.ceil(debt / lump) * period)
   end
-  lower(back)
-  bound_last()
 end
 
 local function reset_after()

@@ -408,7 +408,7 @@ async fn what_was_sent_is_not_sent_again() {
     // Instant, units and what is kept, 24 bytes for each reservation: the log shows 128 bytes.
     let releases = log.releases();
     let of_call = |call: &'_ Vec<Vec<u8>>| -> Vec<_> {
-        let reservations = call[5].chunks(24);
+        let reservations = call.last().unwrap().chunks(24);
         reservations.map(|it| (call[3].clone(), it.to_vec())).collect()
     };
     let released: Vec<_> = releases.iter().flat_map(of_call).collect();

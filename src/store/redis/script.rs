@@ -9,7 +9,9 @@ use crate::algorithm::{Action, EngineReply, EngineRequest, Params, Release, SOUR
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
 const EACH: &str = include_str!("../../../scripts/each.lua");
+const ALGORITHM: &str = include_str!("../../../scripts/algorithm.lua");
 const COMBINE: &str = include_str!("../../../scripts/combine.lua");
+const FINISH: &str = include_str!("../../../scripts/finish.lua");
 
 /// The text of a script, and the hash by which a server knows it.
 pub(crate) struct Script {
@@ -41,7 +43,7 @@ impl Script {
 
 /// The script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
-    [PRELUDE, &function("decide", SOURCES[index].body), EACH].concat()
+    [PRELUDE, &fill(EACH, SOURCES[index].body)].concat()
 }
 
 /// The script for several limits of these algorithms, a bit for the index of each.
@@ -49,14 +51,14 @@ fn combined(set: usize) -> String {
     let used = SOURCES.iter().enumerate().filter(|(index, _)| set & 1 << index != 0);
     let (mut functions, mut table) = (String::new(), String::new());
     for (_, source) in used {
-        functions.push_str(&function(source.name, source.body));
+        functions.push_str(&fill(ALGORITHM, source.body).replace("NAME", source.name));
         table.push_str(&format!("[{}] = {}, ", source.form, source.name));
     }
     [PRELUDE, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
 }
 
-fn function(name: &str, body: &str) -> String {
-    format!("local function {name}(key, params, cost, max_wait)\n{body}end\n")
+fn fill(template: &str, body: &str) -> String {
+    template.replace("-- BODY\n", body).replace("-- FINISH\n", FINISH)
 }
 
 /// A limit of a call: its key in Redis, its parameters, and what is asked of it.
@@ -74,10 +76,10 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script)
     let script = Script::of(limits.iter().map(|limit| limit.params.index()));
     let mut command = command(script, limits.iter().map(|limit| &*limit.key), action.name());
     let item = |limit: &Limit| [limit.cost.into(), limit.max_wait].map(f64::to_le_bytes).concat();
-    command.arg(limits.iter().flat_map(item).collect::<Vec<_>>());
     for limit in limits {
         command.arg(packed(&limit.params));
     }
+    command.arg(limits.iter().flat_map(item).collect::<Vec<_>>());
     (command, script)
 }
 
@@ -94,7 +96,7 @@ pub(crate) fn release<'a>(
         let instant = instant.expect("a release names the request");
         [instant, units, kept].map(f64::to_le_bytes).concat()
     };
-    command.arg(releases.flat_map(item).collect::<Vec<_>>()).arg(packed(params));
+    command.arg(packed(params)).arg(releases.flat_map(item).collect::<Vec<_>>());
     (command, script)
 }
 
