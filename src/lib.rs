@@ -70,6 +70,7 @@ mod quota;
 #[cfg(feature = "redis")]
 pub mod redisson;
 mod store;
+mod time;
 
 #[cfg(feature = "serde")]
 pub use config::{Limit, Limits};

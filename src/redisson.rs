@@ -145,7 +145,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) use self::acquire::drawn_out;
 use self::{
     keys::{Keys, process_id},
     script::{AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},

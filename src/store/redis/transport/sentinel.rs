@@ -32,7 +32,7 @@ use super::{
         Place, race,
     },
 };
-use crate::{redisson::drawn_out, store::lock};
+use crate::{store::lock, time::with_jitter};
 
 /// The pause between two questions to a Sentinel, which is drawn out by up to a tenth.
 const QUESTION_PAUSE: Duration = Duration::from_millis(900);
@@ -443,7 +443,7 @@ impl Shared {
                 self.report(&node, Report::Awaited); // its connection has ended
             } else {
                 self.report(&node, Report::Failed(error, Instant::now()));
-                let _ = timeout(drawn_out(QUESTION_PAUSE), node.poke.notified()).await;
+                let _ = timeout(with_jitter(QUESTION_PAUSE), node.poke.notified()).await;
             }
             sleep(RETRY_PAUSE).await;
         }
@@ -466,7 +466,7 @@ impl Shared {
                 self.question_peers(node, &mut connection).await?;
             }
             sleep(LEAST_PAUSE).await;
-            let _ = timeout(drawn_out(QUESTION_PAUSE), node.poke.notified()).await;
+            let _ = timeout(with_jitter(QUESTION_PAUSE), node.poke.notified()).await;
         }
         unreachable!("the numbers do not end")
     }
