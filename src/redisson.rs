@@ -538,8 +538,8 @@ impl RateLimiter {
     }
 
     /// Runs what nobody waits for any more.
-    pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        self.store.detach(task);
+    pub(crate) fn spawn_background(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        self.store.spawn_background(task);
     }
 
     fn run<T>(

@@ -7,8 +7,8 @@ use std::{
 
 const MAX_JITTER: Duration = Duration::from_millis(100);
 
-/// Returns the delay, lengthened at random by up to a tenth and at most 100 ms, so that waiting tasks do not all wake
-/// at the same instant.
+/// Returns the delay, lengthened at random by up to a tenth and at most 100 ms, so that waiting
+/// tasks do not all wake at the same instant.
 pub(crate) fn with_jitter(delay: Duration) -> Duration {
     delay + (delay / 10).min(MAX_JITTER).mul_f64(random_fraction())
 }

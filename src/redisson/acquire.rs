@@ -145,7 +145,7 @@ impl RateLimiter {
     /// Returns what `answer` grants, in the background.
     fn release_answer_later(&self, permits: u32, id: u64, answer: Answer<Reply>) {
         let limiter = self.clone();
-        self.store.detach(Box::pin(async move {
+        self.store.spawn_background(Box::pin(async move {
             let denied = matches!(answer.await, Ok(reply) if reply.0 != DONE);
             if !denied {
                 limiter.release_later(permits, permits, id);
