@@ -295,8 +295,7 @@ impl RedisStore {
 
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         let Settings { name, algorithm, .. } = settings;
-        // With nothing in the braces they would decide about no slot; no other key is written like
-        // this.
+        // Empty braces would not decide about the slot. No other key has this form.
         let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
@@ -316,10 +315,12 @@ impl Store for RedisStore {}
 /// The border: the only place in which errors of the transport become errors of a store.
 impl From<TransportError> for StoreError {
     fn from(error: TransportError) -> Self {
-        let kind = match () {
-            () if error.is_timeout() => Kind::Timeout,
-            () if error.is_interrupted() => Kind::Interrupted,
-            () => Kind::Other,
+        let kind = if error.is_timeout() {
+            Kind::Timeout
+        } else if error.is_interrupted() {
+            Kind::Interrupted
+        } else {
+            Kind::Other
         };
         Self::new(kind, error.may_have_run(), error)
     }

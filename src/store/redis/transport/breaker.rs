@@ -35,7 +35,7 @@ pub struct Health {
     ///   time.
     /// * It becomes true when Redis runs a script within the deadline of these calls. The script is
     ///   a probe that would write, sent 100 ms after the one before, or a call of a clone with a
-    ///   longer deadline. Errors such as LOADING, BUSY or READONLY do not count.
+    ///   longer deadline. Errors like LOADING, BUSY or READONLY do not count.
     ///
     /// Without traffic it stays true, because only calls can fail. To test whether Redis answers
     /// now, call [`ping`](crate::RedisStore::ping).

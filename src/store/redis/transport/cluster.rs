@@ -527,8 +527,8 @@ impl fmt::Display for OpenSlot {
         let Self { slot, .. } = self;
         write!(
             f,
-            "slot {slot} of the cluster is open: its move to another node has begun and not ended; if \
-             no move is under way, run redis-cli --cluster fix"
+            "slot {slot} of the cluster is open: its move to another node has begun and not \
+             ended; if no move is under way, run redis-cli --cluster fix"
         )
     }
 }

@@ -513,8 +513,8 @@ impl Url {
             ))),
             Ok(urls) if urls.iter().any(|url| url.is_tls != urls[0].is_tls) => {
                 Err(TransportError::config(
-                    "cannot use redis:// and rediss:// URLs together: the nodes that are not \
-                     listed are connected to as the first one is; write rediss:// for all of them",
+                    "cannot use redis:// and rediss:// URLs together: unlisted nodes are \
+                     connected to like the first one; write rediss:// for all of them",
                 ))
             }
             urls => urls,

@@ -15,7 +15,7 @@ use super::{
     clock_offset::ClockOffset,
     command::Command,
     connector::{ANSWER_TIMEOUT, Traffic, race},
-    error::{TransportError, is_reply, is_routine, is_write_refusal},
+    error::{TransportError, is_reply, is_routine, is_write_rejection},
     server::{Connected, DynConnection, Server},
 };
 use crate::store::lock;
@@ -138,7 +138,7 @@ impl Connection {
             lock(&self.state).unanswered_since = None;
             self.breaker.count_reply();
             if command.is_script() {
-                let is_proof = !error.is_some_and(is_write_refusal);
+                let is_proof = !error.is_some_and(is_write_rejection);
                 self.breaker.record_reply(sent.elapsed(), is_proof);
             }
             if let Some(error) = error.filter(|it| !is_routine(it)) {

@@ -113,7 +113,7 @@ impl TransportError {
 
     /// Returns whether Redis may have executed the command: it must not be repeated then.
     pub(crate) fn may_have_run(&self) -> bool {
-        self.was_sent && !self.redis().is_some_and(is_write_refusal)
+        self.was_sent && !self.redis().is_some_and(is_write_rejection)
     }
 
     pub(crate) fn is_timeout(&self) -> bool {
@@ -186,7 +186,7 @@ pub(crate) fn is_routine(error: &RedisError) -> bool {
 }
 
 /// The codes of the errors with which a server rejects all writes at the moment, for every key.
-const WRITE_REFUSALS: [&str; 9] = [
+const WRITE_REJECTIONS: [&str; 9] = [
     "BUSY",
     "CLUSTERDOWN",
     "LOADING",
@@ -199,8 +199,8 @@ const WRITE_REFUSALS: [&str; 9] = [
 ];
 
 /// Returns whether the server rejects writes at the moment. A script ends at its first write then.
-pub(crate) fn is_write_refusal(error: &RedisError) -> bool {
-    WRITE_REFUSALS.iter().any(|code| {
+pub(crate) fn is_write_rejection(error: &RedisError) -> bool {
+    WRITE_REJECTIONS.iter().any(|code| {
         // Redis 6.2 wraps the error that stops a script into an `ERR`.
         let in_detail = || error.detail().is_some_and(|it| it.contains(&format!(" -{code} ")));
         error.code() == Some(code) || in_detail()
