@@ -1,9 +1,9 @@
--- Probe: proves that decisions can be made. Scripts run, and writes are allowed; nothing is written.
+-- Probe: proves that Redis can decide. It runs scripts and accepts writes; nothing is written.
 -- KEYS     a key that does not exist
 local function call(command, ...)
   local reply = redis.pcall(command, ...)
   if type(reply) == 'table' and reply.err then
-    if string.find(reply.err, 'user', 1, true) then -- which does not name the command
+    if string.find(reply.err, 'user', 1, true) then -- the error does not name the command
       return redis.error_reply('NOPERM ' .. command .. ' on ' .. KEYS[1] .. ': ' .. reply.err)
     end
     return reply

@@ -121,13 +121,12 @@ local function advance(time)
 end
 
 local function adopt()
-  if not newest() then
-    initial()
-    return false
-  end
-  local changed = is_foreign()
+  local changed = is_foreign() and newest() ~= nil
   if changed then
     regrid()
+  end
+  if not newest() then
+    initial()
   end
   return changed
 end

@@ -70,6 +70,7 @@ mod quota;
 #[cfg(feature = "redis")]
 pub mod redisson;
 mod store;
+mod time;
 
 #[cfg(feature = "serde")]
 pub use config::{Limit, Limits};
@@ -84,7 +85,7 @@ pub use store::{Health, RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
     decision::{Decision, Source},
-    error::{ConfigError, Error, RequestError, StoreError},
+    error::{ConfigError, Error, RequestError},
     keys::Key,
     limiter::{AnyLimiter, Charge, Limiter},
     middleware::{
@@ -93,5 +94,5 @@ pub use {
         ResponseFuture, Rule,
     },
     quota::{Quota, QuotaError},
-    store::{MemoryStore, Store, WhenFull},
+    store::{MemoryStore, Store, StoreError, WhenFull},
 };

@@ -145,7 +145,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) use self::acquire::drawn_out;
 use self::{
     keys::{Keys, process_id},
     script::{AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
@@ -539,8 +538,8 @@ impl RateLimiter {
     }
 
     /// Runs what nobody waits for any more.
-    pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        self.store.detach(task);
+    pub(crate) fn spawn_background(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        self.store.spawn_background(task);
     }
 
     fn run<T>(

@@ -1,5 +1,6 @@
 //! Where the counts are kept.
 
+pub(crate) mod error;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
@@ -12,6 +13,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+pub use error::StoreError;
 pub use memory::{MemoryStore, WhenFull};
 #[cfg(feature = "redis")]
 pub(crate) use redis::Deadline;
@@ -56,13 +58,13 @@ impl AnyStore {
         }
     }
 
-    /// Runs what nobody waits for any more.
-    pub(crate) fn detach(&self, mut task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    /// Runs a task that no caller waits for.
+    pub(crate) fn spawn_background(&self, mut task: Pin<Box<dyn Future<Output = ()> + Send>>) {
         match self {
             // Its answers are ready at once.
             Self::Memory(_) => drop(task.as_mut().poll(&mut Context::from_waker(Waker::noop()))),
             #[cfg(feature = "redis")]
-            Self::Redis(store) => store.detach(task),
+            Self::Redis(store) => store.spawn_background(task),
         }
     }
 

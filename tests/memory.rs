@@ -453,7 +453,7 @@ async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
         let changed = limiter.with_quota(quota).unwrap();
         let _ = changed.check("victim").await.unwrap();
         let left = changed.peek("victim").await.unwrap();
-        assert!(!left.reset_after().is_zero());
+        assert!(!left.reset_after().is_zero(), "{algorithm}, {quota}");
         // The keys of the flood are restored later.
         for i in 0..2_000 {
             assert!(flood.check(format!("flood {i}")).await.unwrap().is_allowed());

@@ -200,13 +200,12 @@ impl Model for State {
     }
 
     fn adopt(&mut self, now: f64, params: &Params) -> bool {
-        if self.newest(now).is_none() {
-            *self = Self::initial(now, params);
-            return false;
-        }
-        let changed = self.is_foreign_to(params);
+        let changed = self.is_foreign_to(params) && self.newest(now).is_some();
         if changed {
             self.regrid(now, *params);
+        }
+        if self.newest(now).is_none() {
+            *self = Self::initial(now, params);
         }
         changed
     }

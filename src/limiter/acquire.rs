@@ -182,7 +182,7 @@ impl Charge {
     /// Returns what `answer` spends or reserves, in the background, and drops `place` then.
     pub(crate) fn release_answer_later(self, answer: Answer<Decision>, place: Option<Place>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
-        limiter.detach(Box::pin(async move {
+        limiter.spawn_background(Box::pin(async move {
             if let Ok(decision) = answer.await {
                 self.decided(&decision).release_later();
             }

@@ -34,6 +34,7 @@ use crate::{
     limiter::Charge,
     limiter::{Limiter, MaxWait},
     store::lock,
+    time::with_jitter,
 };
 
 /// The precision of sleeps.
@@ -407,11 +408,8 @@ impl Retry {
         let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(now));
         let has_slept = mem::take(&mut self.has_slept);
         let Some(part) = Part::of(charge, denied.limiter()) else {
-            #[cfg(feature = "redis")]
-            let pause = crate::redisson::drawn_out(retry_after);
-            #[cfg(not(feature = "redis"))]
-            let pause = retry_after;
-            self.place = Some(Place::Alone(after(now, pause.min(left))));
+            let pause = with_jitter(retry_after).min(left);
+            self.place = Some(Place::Alone(after(now, pause)));
             return retry_after <= left;
         };
         let more = |pause| Outlook { room: 0, more: after(now, pause), cost: Some(part.cost) };

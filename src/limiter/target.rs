@@ -122,11 +122,11 @@ impl AnyLimiter {
     }
 
     /// Runs a task in the background.
-    pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    pub(crate) fn spawn_background(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
         match &self.0 {
-            Kind::Own(limiter) => limiter.store().detach(task),
+            Kind::Own(limiter) => limiter.store().spawn_background(task),
             #[cfg(feature = "redis")]
-            Kind::Redisson(limiter) => limiter.detach(task),
+            Kind::Redisson(limiter) => limiter.spawn_background(task),
         }
     }
 }

@@ -4,12 +4,13 @@ use std::{fmt, mem, sync::Arc, time::Duration};
 
 use crate::{
     decision::Decision,
-    error::{Error, RequestError, StoreError},
+    error::{Error, RequestError},
     keys::Key,
     limiter::Turn,
     limiter::{AnyLimiter, Charge},
     middleware::extractor::KeyExtractor,
     middleware::rule::{AnyRule, Rule, Ruling},
+    store::StoreError,
 };
 
 /// What a layer knows about its requests: [`Http`](crate::Http) or [`Custom`](crate::Custom).

@@ -2,7 +2,6 @@
 
 use std::{
     future::poll_fn,
-    hash::{BuildHasher, RandomState},
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -20,10 +19,8 @@ use crate::{
     error::Error,
     quota::Quota,
     store::{Answer, Deadline},
+    time::with_jitter,
 };
-
-/// The most that a sleep is drawn out at random, so that those who wait do not wake together.
-const LONGEST_JITTER: Duration = Duration::from_millis(100);
 
 /// {status, wait, remaining, replenish, reset, rate, interval, tally}
 type Reply = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
@@ -65,7 +62,7 @@ impl RateLimiter {
             if delay > rest {
                 return Ok(decision);
             }
-            sleep(drawn_out(delay).min(rest)).await;
+            sleep(with_jitter(delay).min(rest)).await;
         }
     }
 
@@ -148,7 +145,7 @@ impl RateLimiter {
     /// Returns what `answer` grants, in the background.
     fn release_answer_later(&self, permits: u32, id: u64, answer: Answer<Reply>) {
         let limiter = self.clone();
-        self.store.detach(Box::pin(async move {
+        self.store.spawn_background(Box::pin(async move {
             let denied = matches!(answer.await, Ok(reply) if reply.0 != DONE);
             if !denied {
                 limiter.release_later(permits, permits, id);
@@ -177,12 +174,6 @@ fn quota(rate: u64, interval: u64) -> Quota {
     let limit = u32::try_from(rate).unwrap_or(u32::MAX).max(1);
     let longest = Duration::from_secs(366 * 86_400);
     Quota::new(limit, Duration::from_millis(interval.max(1)).min(longest))
-}
-
-/// The delay, and a little more at random.
-pub(crate) fn drawn_out(delay: Duration) -> Duration {
-    let share = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
-    delay + (delay / 10).min(LONGEST_JITTER).mul_f64(share)
 }
 
 /// A question that is on its way. Dropped before its answer is there, it gives back what that grants.
@@ -214,16 +205,6 @@ impl Drop for Attempt<'_> {
 mod tests {
     use super::*;
     use crate::{Charge, RedisStore, limiter::Retry};
-
-    #[test]
-    fn a_delay_is_drawn_out_at_random_and_never_by_much() {
-        let (short, long) = (Duration::from_millis(50), Duration::from_secs(3_600));
-        let all: Vec<_> = (0..100).map(|_| drawn_out(short)).collect();
-        assert!(all.iter().all(|it| (short..=short * 11 / 10).contains(it)), "{all:?}");
-        assert!(all.iter().any(|it| *it != all[0]), "all wake together");
-        assert!((long..=long + LONGEST_JITTER).contains(&drawn_out(long)));
-        assert!(drawn_out(Duration::MAX / 2) < Duration::MAX);
-    }
 
     #[tokio::test(start_paused = true)]
     async fn in_a_layer_no_request_sleeps_longer_the_more_often_it_asked() {

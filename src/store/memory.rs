@@ -26,11 +26,11 @@ use self::{
     shard::{Search, Shard},
     slots::{Slot, Slots},
 };
-use super::{AnyStore, Call, Demand, Names, Settings, Store, lock};
+use super::{AnyStore, Call, Demand, Names, Settings, Store, StoreError, lock};
 use crate::{
     algorithm::{EngineReply, EngineRequest, Release},
     decision::Decision,
-    error::{Error, StoreError},
+    error::Error,
     keys::Key,
 };
 

@@ -1,5 +1,6 @@
-//! The store in Redis: keys, scripts and their replies. How commands reach a server is in the modules below.
+//! The store in Redis: keys, scripts and their replies. The transport below sends the commands.
 
+mod release;
 pub(crate) mod script;
 mod transport;
 
@@ -8,59 +9,63 @@ use std::{fmt, mem, pin::Pin, sync::Arc, time::Duration};
 use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
 use tokio::{runtime::Handle, task::JoinSet};
 
+use self::release::ReleaseFuture;
 use self::script::{Decided, Limit, Script};
 pub(crate) use self::transport::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::transport::Tls;
 use self::transport::{
-    ANSWER_TIMEOUT, DEFAULT_DEADLINE, DEFAULT_PREFIX, Job, Question, Releases, Route, Run, Server,
+    ANSWER_TIMEOUT, Client, Command, DEFAULT_DEADLINE, DEFAULT_PREFIX, Server, TransportError,
     assert_prefix,
 };
 pub use self::transport::{Health, RedisConfig};
-use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store};
+use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store, StoreError, error::Kind};
 use crate::{
     algorithm::{Action, Release},
     decision::{Decision, Policy, Receipt},
-    error::StoreError,
     keys::Key,
 };
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
 ///
-/// It works with Redis from 6.2 on, and with Valkey: one server, a master behind [Sentinels](RedisStore::sentinel),
-/// or a [cluster](RedisStore::cluster). [`RedisConfig`] has further settings, such as TLS certificates. Clones share
-/// one multiplexed connection, or as many as [`connections`](RedisConfig::connections) says; if one breaks, the store
-/// connects again by itself. The clock is that of the Redis server.
+/// It supports Redis from 6.2 on, and Valkey: one server, a master behind
+/// [Sentinels](RedisStore::sentinel), or a [cluster](RedisStore::cluster). [`RedisConfig`] has
+/// further settings, for example TLS certificates.
+///
+/// Clones share one multiplexed connection; [`connections`](RedisConfig::connections) sets another
+/// number. If a connection ends, the store reconnects by itself. The clock is that of the Redis
+/// server.
 ///
 /// # Keys
 ///
-/// A key is called `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
-/// `ratelimit:default:token-bucket:{header:x-api-key=alice}`, so that `redis-cli --scan` shows what there is.
-/// The braces make `KEY` decide about the slot in a cluster. A key expires when it is as if never seen. The
-/// value begins with a letter for its form; reservations of waiting requests stand behind the state in the same value.
+/// The name of a key is `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
+/// `ratelimit:default:token-bucket:{header:x-api-key=alice}`. `redis-cli --scan` lists the keys.
+/// The braces make `KEY` decide about the slot in a cluster. A key expires when its state is the
+/// initial one again.
 ///
-/// # When Redis is away
+/// The value begins with a letter for its form. Reservations of waiting requests follow the state
+/// in the same value.
 ///
-/// Each decision has a deadline, 100 ms unless [`deadline`](RedisStore::deadline) says otherwise.
-/// It counts from the call, and includes connecting and all commands of the decision. Then the
-/// decision fails with a [`StoreError`], and the layer does what its
-/// [`FailurePolicy`](crate::FailurePolicy) says. A decision that failed may have been made in Redis
-/// all the same.
+/// # While Redis does not answer
 ///
-/// After five calls in a row without an answer in time, Redis is taken as unavailable: decisions
-/// fail at once, and one probe at a time finds out when Redis answers again. An answer that comes
-/// later than the deadline proves nothing: Redis stays unavailable while it is slower than that.
-/// [`health`](RedisStore::health) reports this, and so do events of the crate `tracing`, with the
-/// feature of that name.
+/// Each decision has a deadline, 100 ms by default; [`deadline`](RedisStore::deadline) changes it.
+/// It starts with the call, and includes connecting and all commands of the decision. At the
+/// deadline the decision fails with a [`StoreError`], and the layer applies its
+/// [`FailurePolicy`](crate::FailurePolicy). Redis may have counted a decision that failed.
 ///
-/// If the process does not run for a while (it was stopped, or a task blocked the runtime) and
-/// finds the deadline passed, it still reads for up to 20 ms what Redis has answered meanwhile.
-/// Such a decision is late, and no failure.
+/// After five calls in a row without an answer in time, Redis counts as unavailable (circuit open).
+/// Decisions fail at once, and the store sends one probe at a time until Redis answers again. Redis
+/// stays unavailable while its answers are later than the deadline. [`health`](RedisStore::health)
+/// reports the state. With the feature `tracing`, changes of the state are events.
 ///
-/// In a test with tokio's paused time the deadline passes at once while the runtime waits for Redis.
+/// If the process was stopped, or a task blocked the runtime, a deadline may be noticed late. The
+/// store then reads for up to 20 ms the answers that came meanwhile. These decisions are late, but
+/// valid.
 ///
-/// What each kind of failure does, and which permissions the store needs, is told in
-/// [the page on operation](crate::operation).
+/// In a test with tokio's paused time, the deadline passes at once while the runtime waits for
+/// Redis.
+///
+/// [The page on operation](crate::operation) describes the failure modes and the permissions.
 ///
 /// # Examples
 ///
@@ -79,30 +84,33 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    route: Route,
+    client: Client,
     prefix: Arc<str>,
     deadline: Duration,
     names: Names,
 }
 
 impl RedisStore {
-    /// Makes a store from a description of where Redis is. It connects when it is first used.
+    /// Makes a store from settings. It connects when it is first used.
     ///
     /// # Errors
     ///
-    /// If the TLS settings cannot be used, or a user has no password.
+    /// If the TLS settings are invalid, or a user has no password.
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
-        let store = Self::over(config.route()?).prefix(&config.prefix);
+        let store = Self::over(config.client()?).prefix(&config.prefix);
         Ok(store.deadline(config.deadline))
     }
 
-    /// Connects to the server at `url`, and proves by [`ping`](RedisStore::ping) that decisions can be made there with the
-    /// default prefix (for another one use [`lazy`](RedisStore::lazy)): `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or
-    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`; with a TLS feature also `rediss://`.
+    /// Connects to the server at `url`, and proves by [`ping`](RedisStore::ping) that it can
+    /// decide.
+    ///
+    /// The URL is `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or
+    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`; with a TLS feature also `rediss://`. The
+    /// prefix of the keys is the default one; for another one use [`lazy`](RedisStore::lazy).
     ///
     /// # Errors
     ///
-    /// If the URL is wrong, or the server does not answer within a second.
+    /// If the URL is invalid, or the server does not answer within a second.
     ///
     /// # Cancel safety
     ///
@@ -118,24 +126,24 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If the URL is wrong.
+    /// If the URL is invalid.
     pub fn lazy(url: &str) -> Result<Self, StoreError> {
         Self::new(RedisConfig::server(url)?)
     }
 
-    /// Makes a store over the master that Sentinels name, and follows it when it changes. It connects
-    /// when it is first used.
+    /// Makes a store over the master that Sentinels name. It connects when it is first used, and
+    /// follows a failover.
     ///
-    /// From then on the store keeps a connection to each Sentinel, also to those that it learns from
-    /// the given ones. It subscribes to their announcements, and asks them each second. The server
-    /// that most of them name counts, if its role is master.
+    /// The store keeps a connection to each Sentinel, including those that it discovers. It
+    /// subscribes to their announcements, and polls them each second. The master is the server that
+    /// most Sentinels name, if its role is master.
     ///
-    /// `sentinels` are the URLs of the Sentinels; `master` is that of the master, with its name in place of a host:
-    /// `redis://[[USER]:PASSWORD@]NAME[/DB]`.
+    /// `sentinels` are the URLs of the Sentinels. `master` is the URL of the master, with its name
+    /// in place of a host: `redis://[[USER]:PASSWORD@]NAME[/DB]`.
     ///
     /// # Errors
     ///
-    /// If a URL is wrong, or there is none.
+    /// If a URL is invalid, or the list is empty.
     ///
     /// # Examples
     ///
@@ -143,7 +151,7 @@ impl RedisStore {
     /// use tower_ratelimit::RedisStore;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
+    /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"];
     /// let store = RedisStore::sentinel(sentinels, "redis://limiter:secret@mymaster/0")?;
     /// # let _ = store;
     /// # Ok(())
@@ -156,18 +164,21 @@ impl RedisStore {
         Self::new(RedisConfig::sentinels(sentinels, master)?)
     }
 
-    /// Makes a store over a cluster, of which `urls` are some nodes. It connects when it is first used.
+    /// Makes a store over a cluster. `urls` are some of its nodes. It connects when it is first
+    /// used.
     ///
-    /// Each key is on one of the masters. See [`Charge`](crate::Charge#in-a-cluster) for limits on several keys.
+    /// Each key is on one of the masters. See [`Charge`](crate::Charge#in-a-cluster) for limits on
+    /// several keys.
     ///
-    /// Each node has connections of its own, and is taken as unavailable by itself: the decisions about its keys
-    /// fail, and the others go on. The store follows when a replica takes over, and when slots move. It needs the
-    /// commands `CLUSTER SLOTS` and `ASKING` for that. While a slot is moved key by key, decisions about
-    /// several limits of one key wait within their deadline until all of these are on one node.
+    /// Each node has its own connections and its own circuit breaker: if a node does not answer,
+    /// only decisions about its keys fail. The store follows the promotion of a replica and the
+    /// move of a slot. For that it needs the commands `CLUSTER SLOTS` and `ASKING`. While a slot
+    /// moves, decisions about several limits of one key wait, within their deadline, until all keys
+    /// of the decision are on one node.
     ///
     /// # Errors
     ///
-    /// If a URL is wrong, or there is none.
+    /// If a URL is invalid, or the list is empty.
     ///
     /// # Examples
     ///
@@ -184,67 +195,69 @@ impl RedisStore {
         Self::new(RedisConfig::cluster(urls)?)
     }
 
-    /// Makes a store over a connection that mends itself when it breaks, such as
-    /// `redis::aio::ConnectionManager`. It leads to one server: for a cluster there is
-    /// [`cluster`](RedisStore::cluster). When to connect again is up to the connection: the manager does not when a
-    /// server hangs, or has become a replica, and requests that were not sent fail with the connection.
+    /// Makes a store over a connection that reconnects by itself, for example
+    /// `redis::aio::ConnectionManager`. It must lead to one server; for a cluster use
+    /// [`cluster`](RedisStore::cluster).
+    ///
+    /// The connection decides when it reconnects. The manager does not if a server hangs or has
+    /// become a replica, and requests that were not sent fail with the connection.
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Route::to(Server::Given(Box::new(connection)), 1))
+        Self::over(Client::of(Server::Given(Box::new(connection)), 1))
     }
 
-    fn over(route: Route) -> Self {
+    fn over(client: Client) -> Self {
         Self {
-            route,
+            client,
             prefix: DEFAULT_PREFIX.into(),
             deadline: DEFAULT_DEADLINE,
             names: Names::default().scoped(DEFAULT_PREFIX),
         }
     }
 
-    /// Proves that decisions can be made: the server, or each master of a cluster that has slots, runs a script and
-    /// allows writes. It may take a second to connect.
+    /// Proves that Redis can decide: the server, or each master with slots in a cluster, runs a
+    /// script and accepts writes. Connecting may take a second.
     ///
     /// # Errors
     ///
-    /// If the server does not answer, is a replica, cannot write, or lacks a right that every decision needs: the
-    /// error names it.
+    /// If the server does not answer, is a replica, rejects writes, or the user lacks a permission
+    /// that every decision needs. The error names the permission.
     ///
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
-        self.route.ping(deadline, &self.prefix).await
+        Ok(self.client.ping(deadline, &self.prefix).await?)
     }
 
-    /// Returns how well Redis answers, without calling it.
+    /// Returns the state of the circuit breaker and the counters, without calling Redis.
     #[must_use]
     pub fn health(&self) -> Health {
-        self.route.health(self.deadline)
+        self.client.health(self.deadline)
     }
 
-    /// Sets what the names of all keys in Redis begin with, `ratelimit` by default. Limiters of the same
-    /// name count apart if their prefixes differ.
+    /// Sets the prefix of all keys in Redis, `ratelimit` by default. Limiters of the same name
+    /// count separately if their prefixes differ.
     ///
     /// # Panics
     ///
-    /// If the prefix holds a `{`, which would decide about the slots in a cluster.
+    /// If the prefix contains a `{`, which would decide about the slots in a cluster.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
         Self { prefix: prefix.into(), names: self.names.scoped(prefix), ..self }
     }
 
-    /// Sets the time within which every decision is made or fails, 100 ms by default. It counts
-    /// from the call, and includes waiting for a connection and all commands of the decision: none
-    /// is sent when the time is over.
+    /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
+    /// includes waiting for a connection and all commands of the decision. No command is sent after
+    /// it.
     ///
-    /// Clones with other deadlines share the connections. When Redis is too slow for one of them,
-    /// those with a longer deadline still call it.
+    /// Clones with other deadlines share the connections. If Redis is too slow for one of them,
+    /// clones with a longer deadline still call it.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
@@ -255,26 +268,31 @@ impl RedisStore {
         Deadline::new(self.deadline)
     }
 
-    /// Sends a command; if that is an `EVALSHA` of what the server does not know, once more with the text.
+    /// Executes a command. If the server does not know the script of an `EVALSHA`, sends the text.
     pub(crate) fn run<T>(&self, deadline: Deadline, command: Cmd, text: &'static str) -> Answer<T>
     where
         T: FromRedisValue + Send + 'static,
     {
-        let route = self.route.clone();
+        let client = self.client.clone();
         Answer::Pending(Box::pin(async move {
-            let (answer, _) = route.ask(deadline, Question::script(&command, text)).await?;
-            Ok(answer)
+            let reply = client.execute(deadline, Command::script(&command, text)).await;
+            let (reply, _) = reply.map_err(StoreError::from)?;
+            Ok(reply)
         }))
     }
 
-    /// Has a key released by `run`, when its turn among the releases has come; again, if that fails unsent.
-    pub(crate) fn release_by(&self, key: &str, run: impl Fn() -> Run + Send + Sync + 'static) {
-        self.route.release_later(Job::task(key.to_owned(), Box::new(run)));
+    /// Releases units of a key by `run` in the background; again, if Redis has not executed that.
+    pub(crate) fn release_by(
+        &self,
+        key: &str,
+        run: impl Fn() -> ReleaseFuture + Send + Sync + 'static,
+    ) {
+        self.client.execute_later(release::task(key, run));
     }
 
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         let Settings { name, algorithm, .. } = settings;
-        // With nothing in the braces they would decide about no slot; no other key is written like this.
+        // Empty braces would not decide about the slot. No other key has this form.
         let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
@@ -291,6 +309,20 @@ impl fmt::Debug for RedisStore {
 
 impl Store for RedisStore {}
 
+/// The border: the only place in which errors of the transport become errors of a store.
+impl From<TransportError> for StoreError {
+    fn from(error: TransportError) -> Self {
+        let kind = if error.is_timeout() {
+            Kind::Timeout
+        } else if error.is_interrupted() {
+            Kind::Interrupted
+        } else {
+            Kind::Other
+        };
+        Self::new(kind, error.may_have_run(), error)
+    }
+}
+
 impl From<RedisStore> for AnyStore {
     fn from(store: RedisStore) -> Self {
         Self::Redis(store)
@@ -299,11 +331,12 @@ impl From<RedisStore> for AnyStore {
 
 impl RedisStore {
     pub(super) fn call(&self, call: &Call<'_>) -> Answer<Decision> {
-        let (route, deadline) = (self.route.clone(), self.start_deadline());
-        if !self.route.is_cluster() || call.demands.iter().all(|it| it.key == call.demands[0].key) {
+        let (client, deadline) = (self.client.clone(), self.start_deadline());
+        if !self.client.is_cluster() || call.demands.iter().all(|it| it.key == call.demands[0].key)
+        {
             let question = ScriptCall::new(self, call);
             return Answer::Pending(Box::pin(
-                async move { Ok(question.ask(&route, deadline).await?) },
+                async move { Ok(question.ask(&client, deadline).await?) },
             ));
         }
         let apart = Apart::new(self, call);
@@ -322,18 +355,20 @@ impl RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> Answer<()> {
-        let releases = Releases::new(settings, self.key(settings, key), release);
-        let (route, deadline) = (self.route.clone(), self.start_deadline());
-        Answer::Pending(Box::pin(async move { Ok(releases.send(&route, deadline).await?) }))
+        let (params, key) = (settings.params, self.key(settings, key));
+        let (client, deadline) = (self.client.clone(), self.start_deadline());
+        Answer::Pending(Box::pin(async move {
+            Ok(release::execute(&client, deadline, &params, &key, release).await?)
+        }))
     }
 
     pub(super) fn release_later(&self, settings: &Settings, key: &Key<'_>, release: Release) {
-        let releases = Releases::new(settings, self.key(settings, key), release);
-        self.route.release_later(Job::Key(releases));
+        let key = self.key(settings, key);
+        self.client.execute_later(release::job(&settings.params, &key, release));
     }
 
-    pub(crate) fn detach(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.route.runtime()) {
+    pub(crate) fn spawn_background(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.client.runtime()) {
             runtime.spawn(task);
         }
     }
@@ -342,9 +377,10 @@ impl RedisStore {
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key);
-        let (route, deadline) = (self.route.clone(), self.start_deadline());
+        let (client, deadline) = (self.client.clone(), self.start_deadline());
         Answer::Pending(Box::pin(async move {
-            let ((), _) = route.ask(deadline, Question::new(&del)).await?;
+            let reply = client.execute(deadline, Command::new(&del)).await;
+            let ((), _) = reply.map_err(StoreError::from)?;
             Ok(())
         }))
     }
@@ -376,11 +412,13 @@ impl ScriptCall {
         Self { script, command, action: call.action, limits, policies }
     }
 
-    async fn ask(&self, route: &Route, deadline: Deadline) -> Result<Decision, StoreError> {
-        let question = Question::script(&self.command, &self.script.text);
-        let (reply, connection) = route.ask(deadline, question).await?;
+    async fn ask(&self, client: &Client, deadline: Deadline) -> Result<Decision, StoreError> {
+        let command = Command::script(&self.command, &self.script.text);
+        let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, self.action, &self.limits);
-        let Decided { reply, limit, now } = decided.map_err(StoreError::of_redis)?;
+        let Decided { reply, limit, now } = decided.map_err(TransportError::of_redis)?;
+        // So that requests with replies of different latency go on in the order of their
+        // reservations.
         let age = if reply.admitted { connection.age(now) } else { 0.0 };
         Ok(Decision::new(self.policies[limit], reply, self.action, age))
     }
@@ -394,7 +432,7 @@ struct Apart {
     call_of: Vec<usize>,
     /// For each limit its key, and what is charged for it.
     limits: Vec<(Arc<Settings>, String, u32)>,
-    route: Route,
+    client: Client,
 }
 
 impl Apart {
@@ -418,16 +456,17 @@ impl Apart {
             calls: keys.into_iter().map(of_key).collect(),
             call_of,
             limits: call.demands.iter().map(limit).collect(),
-            route: store.route.clone(),
+            client: store.client.clone(),
         }
     }
 
-    /// Asks one after the other. If one denies what the ones before have taken, or gives no answer, that is returned.
+    /// Asks one after the other. If one denies what the ones before have taken, or gives no answer,
+    /// that is returned.
     async fn ask(self, deadline: Deadline) -> Result<Decision, StoreError> {
         let mut taken = Taken { apart: &self, instants: vec![] };
         let mut binding = None;
         for call in &self.calls {
-            let decision = call.ask(&self.route, deadline).await?;
+            let decision = call.ask(&self.client, deadline).await?;
             if !decision.is_allowed() {
                 return Ok(decision);
             }
@@ -445,7 +484,8 @@ impl Apart {
         let this = Arc::new(self);
         for place in 0..calls {
             let this = this.clone();
-            tasks.spawn(async move { (place, this.calls[place].ask(&this.route, deadline).await) });
+            tasks
+                .spawn(async move { (place, this.calls[place].ask(&this.client, deadline).await) });
         }
         let (mut binding, mut failure) = (None, None);
         let mut instants = vec![0.0; calls];
@@ -483,8 +523,8 @@ impl Drop for Taken<'_> {
             if let Some(&instant) = self.instants.get(*call).filter(|instant| **instant > 0.0) {
                 let (instant, units) = (Some(instant), (*cost).into());
                 let release = Release { instant, units, kept: 0.0 };
-                let releases = Releases::new(settings, key.clone(), release);
-                self.apart.route.release_later(Job::Key(releases));
+                let job = release::job(&settings.params, key, release);
+                self.apart.client.execute_later(job);
             }
         }
     }

@@ -198,7 +198,8 @@ impl Backend for Scripted {
     }
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
-        let (command, script) = script::release(&self.key, params, releases.iter());
+        let (mut command, script) = script::release(&self.key, params);
+        command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
         let reply = eval_at(&mut self.connection, command, script, now);
         assert_eq!(reply.len(), 1);
     }

@@ -7,8 +7,7 @@ use super::{Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, combine},
     decision::Decision,
-    error::StoreError,
-    store::{Call, Demand, lock},
+    store::{Call, Demand, StoreError, lock},
 };
 
 impl MemoryStore {

@@ -83,21 +83,19 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script)
     (command, script)
 }
 
-/// Makes the command that returns units to a key.
-pub(crate) fn release<'a>(
-    key: &str,
-    params: &Params,
-    releases: impl Iterator<Item = &'a Release>,
-) -> (Cmd, &'static Script) {
+/// Makes the command that returns units to a key, but for its last argument, a list of
+/// [items](release_item).
+pub(crate) fn release(key: &str, params: &Params) -> (Cmd, &'static Script) {
     let script = Script::of([params.index()].into_iter());
     let mut command = command(script, [key].into_iter(), "release");
-    let item = |release: &Release| {
-        let Release { instant, units, kept } = *release;
-        let instant = instant.expect("a release names the request");
-        [instant, units, kept].map(f64::to_le_bytes).concat()
-    };
-    command.arg(packed(params)).arg(releases.flat_map(item).collect::<Vec<_>>());
+    command.arg(packed(params));
     (command, script)
+}
+
+pub(crate) fn release_item(release: &Release) -> Vec<u8> {
+    let Release { instant, units, kept } = *release;
+    let instant = instant.expect("a release names the request");
+    [instant, units, kept].map(f64::to_le_bytes).concat()
 }
 
 fn command<'a>(script: &Script, keys: impl ExactSizeIterator<Item = &'a str>, action: &str) -> Cmd {

@@ -1,30 +1,41 @@
-//! How commands reach a server: connections, circuit breakers, Sentinels and clusters.
+//! How commands reach a server: connections, circuit breakers, Sentinels and clusters. It knows no
+//! limits.
+//!
+//! From the door down: `client`, `cluster`, `node` (with `background` jobs), `channel`,
+//! `connection`, `server`, `sentinel`, `connector`. The states beside them: `breaker` with
+//! `reports` and `events`, `clock_offset`, `deadline`.
 
-mod answers;
+mod background;
 mod breaker;
+mod channel;
+mod client;
+mod clock_offset;
 mod cluster;
+mod command;
 mod config;
 mod connection;
-mod endpoint;
-mod link;
+mod connector;
+mod deadline;
+mod error;
+mod events;
+mod node;
 mod probe;
-mod release;
 mod reports;
-mod route;
 mod sentinel;
 mod server;
 #[cfg(feature = "tls-rustls")]
 mod tls;
 
-pub(crate) use self::link::Deadline;
+pub(crate) use self::deadline::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::tls::Tls;
-pub use self::{breaker::Health, config::RedisConfig};
 pub(super) use self::{
+    background::{Batch, Job},
+    client::Client,
+    command::Command,
     config::{DEFAULT_DEADLINE, DEFAULT_PREFIX, assert_prefix},
-    connection::Question,
-    endpoint::ANSWER_TIMEOUT,
-    release::{Job, Releases, Run},
-    route::Route,
+    connector::ANSWER_TIMEOUT,
+    error::TransportError,
     server::Server,
 };
+pub use self::{breaker::Health, config::RedisConfig};

@@ -1,4 +1,5 @@
-//! Circuit breaker: fails fast while Redis does not answer within the deadline of its callers.
+//! Circuit breaker: fails fast while Redis does not answer within the deadlines of its callers. It
+//! decides about the state, and counts; the probes are sent by `node.rs`.
 
 use std::{
     sync::{
@@ -10,54 +11,57 @@ use std::{
 
 use redis::RedisError;
 
-use super::reports::{Reports, State};
-use crate::{error::StoreError, store::lock};
+use super::{
+    error::TransportError,
+    reports::{Reports, State},
+};
+use crate::store::lock;
 
-/// The longest time between two probes: if it is longer, their runtime does not run.
-const LONGEST_PROBE: Duration = Duration::from_secs(3);
+/// The longest time between two probes. If it is exceeded, their runtime does not run.
+const MAX_PROBE: Duration = Duration::from_secs(3);
 
-/// After that many calls in a row without an answer, the breaker opens.
-const MOST_FAILURES: u32 = 5;
+/// The number of calls in a row without an answer that opens the breaker.
+const MAX_FAILURES: u32 = 5;
 
-/// The state of a [`RedisStore`](crate::RedisStore). The numbers count from when the store was
-/// made; clones share them.
+/// The state of a [`RedisStore`](crate::RedisStore). The counters start with the store; clones
+/// share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether decisions are sent to Redis. While it is false, they fail at once, and one probe at
-    /// a time finds out when Redis answers again.
+    /// Whether decisions are sent to Redis (the circuit is closed). While it is false, decisions
+    /// fail at once, and the store sends one probe at a time until Redis answers again.
     ///
-    /// * It becomes false when five calls in a row, over at least a deadline, got no answer in
+    /// * It becomes false after five calls in a row, over at least a deadline, without an answer in
     ///   time.
-    /// * It becomes true when Redis runs a script within the deadline of these calls: a probe that
-    ///   would write, sent 100 ms after the one before, or a call of a clone with a longer deadline.
-    ///   Errors such as LOADING, BUSY or READONLY do not count.
+    /// * It becomes true when Redis runs a script within the deadline of these calls. The script is
+    ///   a probe that would write, sent 100 ms after the one before, or a call of a clone with a
+    ///   longer deadline. Errors like LOADING, BUSY or READONLY do not count.
     ///
-    /// Only calls can fail, so without traffic it stays true, whatever Redis does: to find out
-    /// whether Redis answers now, call [`ping`](crate::RedisStore::ping). An error that Redis sends
-    /// is an answer, as when it is read-only: `errors` and `last_error` report these. A clone with
-    /// a longer deadline is available for as long as its own calls are answered. In a cluster it is
-    /// true if it is true of each node that has keys; decisions fail for the keys of the other
-    /// nodes.
+    /// Without traffic it stays true, because only calls can fail. To test whether Redis answers
+    /// now, call [`ping`](crate::RedisStore::ping).
+    ///
+    /// An error that Redis sends is an answer, for example READONLY: `errors` and `last_error`
+    /// report it. A clone with a longer deadline stays available while Redis answers its own calls.
+    /// In a cluster, the value is true if it is true for each node that has keys; decisions fail
+    /// for the keys of the other nodes.
     pub is_available: bool,
-    /// The calls in a row that got no answer, 0 after an answer in time. Probes are not included, nor
-    /// releases for requests that were dropped. With
-    /// 5 or more, over at least a deadline, Redis becomes unavailable. In a cluster, those of the
-    /// node with the most.
+    /// The number of calls in a row without an answer, 0 after an answer in time. At 5 or more,
+    /// over at least a deadline, Redis becomes unavailable. Probes and the releases of dropped
+    /// requests are not included. In a cluster, it is the number of the node with the most.
     pub consecutive_failures: u32,
-    /// The text of the last error that `timeouts`, `interrupted` and `errors` count, if there was one. It stays
-    /// when Redis answers again.
+    /// The text of the last error that `timeouts`, `interrupted` and `errors` count. It stays when
+    /// Redis answers again.
     pub last_error: Option<Arc<str>>,
-    /// The number of answers from Redis, errors that it sent included.
+    /// The number of answers from Redis, including errors.
     pub answers: u64,
     /// The number of calls without an answer within their deadlines, and of attempts to connect
     /// that took too long.
     pub timeouts: u64,
-    /// The number of calls whose connection ended while they were under way. Redis may have counted
-    /// them, so they are not repeated.
+    /// The number of calls whose connection ended before the answer. They are not repeated, because
+    /// Redis may have counted them.
     pub interrupted: u64,
-    /// The number of other attempts to connect that failed, and of errors that Redis sent, without
-    /// redirections to other nodes.
+    /// The number of other failed attempts to connect, and of errors that Redis sent. Redirections
+    /// to other nodes are not included.
     pub errors: u64,
     /// The number of calls that failed at once because Redis was unavailable.
     pub skipped: u64,
@@ -68,15 +72,16 @@ pub struct Health {
 #[derive(Debug)]
 pub(crate) struct Breaker {
     made: Instant,
-    /// The time of the last answer, in microseconds since `made`, and how long it took.
-    last_answer: AtomicU64,
-    last_took: AtomicU64,
-    /// The deadline, in microseconds and 1 more, within which Redis does not answer; 0 while it
-    /// does.
+    /// The time of the last reply, in microseconds since `made`.
+    last_reply: AtomicU64,
+    /// Its latency, in microseconds.
+    last_latency: AtomicU64,
+    /// The longest deadline within which Redis does not answer, in microseconds plus 1; 0 while the
+    /// breaker is closed.
     open_for: AtomicU64,
-    /// The shortest deadline for which that was found out, in microseconds and 1 more.
+    /// The shortest deadline that has opened the breaker, in microseconds plus 1.
     open_from: AtomicU64,
-    /// When the probe, if there is one, has asked last.
+    /// The time of the last probe, while a task probes.
     probed: Mutex<Option<Instant>>,
     failures: Mutex<Failures>,
     counters: Arc<Counters>,
@@ -87,22 +92,22 @@ pub(crate) struct Breaker {
 #[derive(Debug)]
 struct Failures {
     count: u32,
-    /// When the first of them was asked.
+    /// The start of the first of them.
     since: Instant,
     /// The longest of their deadlines.
     within: Duration,
 }
 
-/// The nodes of a cluster have them together.
+/// The counters of a store. The nodes of a cluster share them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    answers: AtomicU64,
+    replies: AtomicU64,
     timeouts: AtomicU64,
     interrupted: AtomicU64,
     errors: AtomicU64,
     skipped: AtomicU64,
     outages: AtomicU64,
-    last_error: Mutex<Option<StoreError>>,
+    last_error: Mutex<Option<TransportError>>,
 }
 
 impl Counters {
@@ -112,7 +117,7 @@ impl Counters {
             is_available,
             consecutive_failures,
             last_error: last_error.map(|error| text_of(&error).into()),
-            answers: self.answers.load(Relaxed),
+            answers: self.replies.load(Relaxed),
             timeouts: self.timeouts.load(Relaxed),
             interrupted: self.interrupted.load(Relaxed),
             errors: self.errors.load(Relaxed),
@@ -121,7 +126,7 @@ impl Counters {
         }
     }
 
-    fn failed(&self, error: &StoreError) {
+    fn count(&self, error: &TransportError) {
         let counter = match error {
             error if error.is_timeout() => &self.timeouts,
             error if error.redis().is_some_and(RedisError::is_timeout) => &self.timeouts,
@@ -133,7 +138,7 @@ impl Counters {
     }
 }
 
-fn text_of(error: &StoreError) -> String {
+fn text_of(error: &TransportError) -> String {
     match error.redis() {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
@@ -145,16 +150,16 @@ impl Breaker {
         Self::with(None, Arc::default())
     }
 
-    pub(crate) fn of_node(node: String, counters: Arc<Counters>) -> Self {
+    pub(crate) fn of_node(node: Arc<str>, counters: Arc<Counters>) -> Self {
         Self::with(Some(node), counters)
     }
 
-    fn with(node: Option<String>, counters: Arc<Counters>) -> Self {
+    fn with(node: Option<Arc<str>>, counters: Arc<Counters>) -> Self {
         let made = Instant::now();
         Self {
             made,
-            last_answer: AtomicU64::new(0),
-            last_took: AtomicU64::new(0),
+            last_reply: AtomicU64::new(0),
+            last_latency: AtomicU64::new(0),
             open_for: AtomicU64::new(0),
             open_from: AtomicU64::new(u64::MAX),
             probed: Mutex::new(None),
@@ -170,69 +175,76 @@ impl Breaker {
 
     pub(crate) fn consecutive_failures(&self) -> u32 {
         let Failures { count, since, within } = *lock(&self.failures);
-        if self.has_answered(since, within) { 0 } else { count }
+        if self.has_replied(since, within) { 0 } else { count }
     }
 
-    /// Whether there is a deadline within which Redis does not answer.
+    /// Returns whether the breaker is open for any deadline.
     pub(crate) fn is_open(&self) -> bool {
         self.open_for.load(Relaxed) > 0
     }
 
-    /// Whether callers with this deadline get no answers. Those with a longer one may.
+    /// Returns whether the breaker is open for callers with this deadline. Redis may answer within
+    /// a longer deadline.
     pub(crate) fn is_open_for(&self, deadline: Duration) -> bool {
         micros(deadline) < self.open_for.load(Relaxed)
     }
 
-    pub(crate) fn skipped(&self) {
+    pub(crate) fn count_skipped(&self) {
         self.counters.skipped.fetch_add(1, Relaxed);
     }
 
-    /// Records that Redis has answered a script after this time, and whether that proves that it
-    /// can decide. Answers to other commands prove less: a Redis that may not write answers them.
-    pub(crate) fn answered(&self, took: Duration, proves: bool) {
-        let took = micros(took);
-        self.last_took.store(took, Relaxed);
-        self.last_answer.store(micros(self.made.elapsed()), Relaxed);
-        // An answer that is too late for the callers proves nothing: they would time out again.
-        if !proves || took >= self.open_for.load(Relaxed) {
+    /// Records the reply to a script. `is_proof` means that Redis can decide: it replies to other
+    /// commands even if it rejects writes.
+    pub(crate) fn record_reply(&self, latency: Duration, is_proof: bool) {
+        let latency = micros(latency);
+        self.last_latency.store(latency, Relaxed);
+        self.last_reply.store(micros(self.made.elapsed()), Relaxed);
+        // A reply that is too late for the callers proves nothing: they would time out again.
+        if !is_proof || latency >= self.open_for.load(Relaxed) {
             return;
         }
-        if took >= self.open_from.load(Relaxed) {
-            self.open_for.store(took, Relaxed);
+        if latency >= self.open_from.load(Relaxed) {
+            self.open_for.store(latency, Relaxed);
         } else if self.close() {
             let since = lock(&self.failures).since;
             self.reports.change(State::Available(since.elapsed()));
         }
     }
 
-    /// Returns whether it was open.
+    /// Closes the breaker. Returns whether it was open.
     fn close(&self) -> bool {
         self.open_from.store(u64::MAX, Relaxed);
         self.open_for.swap(0, Relaxed) > 0
     }
 
-    /// Redis is not called any more.
-    pub(crate) fn leave(&self) {
+    /// Records that the node has left the cluster: it gets no more calls.
+    pub(crate) fn retire(&self) {
         if self.close() {
-            self.reports.change(State::Left);
+            self.reports.change(State::Retired);
         }
     }
 
-    pub(crate) fn count_answer(&self) {
-        self.counters.answers.fetch_add(1, Relaxed);
+    pub(crate) fn count_reply(&self) {
+        self.counters.replies.fetch_add(1, Relaxed);
     }
 
-    /// Counts a failure after which Redis may still answer callers in time: it sent an error, the
-    /// deadline had passed before a command was sent, or a probe failed.
-    pub(crate) fn noticed(&self, error: &StoreError) {
-        self.counters.failed(error);
+    /// Counts an error that says nothing about later calls: an error reply, a deadline that had
+    /// passed before a command was sent, or a failed probe.
+    pub(crate) fn count_error(&self, error: &TransportError) {
+        self.counters.count(error);
     }
 
-    /// A call that was asked then got no answer. Returns whether Redis is unavailable from now on.
-    pub(crate) fn failed(&self, asked: Instant, deadline: Duration, error: &StoreError) -> bool {
-        self.counters.failed(error);
+    /// Records a call that began at `start` and got no reply. Returns whether this opens the
+    /// breaker.
+    pub(crate) fn record_failure(
+        &self,
+        start: Instant,
+        deadline: Duration,
+        error: &TransportError,
+    ) -> bool {
+        self.counters.count(error);
         let open_for = micros(deadline) + 1;
-        let opens = self.count(asked, deadline) >= deadline
+        let opens = self.failing_for(start, deadline) >= deadline
             && self.open_for.fetch_max(open_for, Relaxed) < open_for;
         if opens {
             self.open_from.fetch_min(open_for, Relaxed);
@@ -242,45 +254,46 @@ impl Breaker {
         opens
     }
 
-    /// For how long enough calls have got no answer.
-    fn count(&self, asked: Instant, deadline: Duration) -> Duration {
+    /// Adds a failed call to those in a row. Returns the time since the first of these, if they are
+    /// enough.
+    fn failing_for(&self, start: Instant, deadline: Duration) -> Duration {
         let failures = &mut *lock(&self.failures);
         let within = failures.within.max(deadline);
-        if failures.count == 0 || self.has_answered(failures.since, within) {
-            *failures = Failures { count: 0, since: asked, within: Duration::ZERO };
+        if failures.count == 0 || self.has_replied(failures.since, within) {
+            *failures = Failures { count: 0, since: start, within: Duration::ZERO };
         }
-        if self.has_answered(asked, deadline) {
-            return Duration::ZERO; // others got one meanwhile
+        if self.has_replied(start, deadline) {
+            return Duration::ZERO; // another call got a reply meanwhile
         }
         failures.count += 1;
         failures.within = failures.within.max(deadline);
-        if failures.count >= MOST_FAILURES { failures.since.elapsed() } else { Duration::ZERO }
+        if failures.count >= MAX_FAILURES { failures.since.elapsed() } else { Duration::ZERO }
     }
 
-    /// Whether the last answer came after that instant, and within so long.
-    fn has_answered(&self, since: Instant, within: Duration) -> bool {
-        let last_answer = self.made + Duration::from_micros(self.last_answer.load(Relaxed));
-        last_answer > since && self.last_took.load(Relaxed) <= micros(within)
+    /// Returns whether the last reply came after `since`, and took no longer than `within`.
+    fn has_replied(&self, since: Instant, within: Duration) -> bool {
+        let last_reply = self.made + Duration::from_micros(self.last_reply.load(Relaxed));
+        last_reply > since && self.last_latency.load(Relaxed) <= micros(within)
     }
 
-    /// What the caller does about finding out whether Redis is back.
-    pub(crate) fn duty(&self) -> Duty {
+    /// Assigns the caller its role in probing.
+    pub(crate) fn probe_role(&self) -> ProbeRole {
         let probed = &mut *lock(&self.probed);
-        let duty = match probed {
-            None => Duty::Probe,
-            Some(at) if at.elapsed() > LONGEST_PROBE => Duty::EngineRequest,
-            Some(_) => return Duty::Nothing,
+        let role = match probed {
+            None => ProbeRole::StartTask,
+            Some(at) if at.elapsed() > MAX_PROBE => ProbeRole::SendCall,
+            Some(_) => return ProbeRole::None,
         };
         *probed = Some(Instant::now());
-        duty
+        role
     }
 
-    /// The probe asks now.
-    pub(crate) fn probes(&self) {
+    /// Records that the task sends a probe now.
+    pub(crate) fn begin_probe(&self) {
         *lock(&self.probed) = Some(Instant::now());
     }
 
-    pub(crate) fn end_probe(&self) {
+    pub(crate) fn end_probing(&self) {
         *lock(&self.probed) = None;
     }
 }
@@ -289,12 +302,14 @@ fn micros(time: Duration) -> u64 {
     time.as_micros().min(u128::from(u64::MAX - 1)) as u64
 }
 
-pub(crate) enum Duty {
-    Nothing,
-    /// Begins to probe, and says when that has [ended](Breaker::end_probe).
-    Probe,
-    /// Asks as if Redis were available: the probe's runtime does not run.
-    EngineRequest,
+/// The part of a caller in probing, while the breaker is open.
+pub(crate) enum ProbeRole {
+    /// Another task probes.
+    None,
+    /// Starts the task that probes, which ends with [`end_probing`](Breaker::end_probing).
+    StartTask,
+    /// Sends its own command as the probe, because the runtime of the task does not run.
+    SendCall,
 }
 
 #[cfg(test)]
@@ -308,45 +323,45 @@ mod tests {
         Breaker { made, ..Breaker::new() }
     }
 
-    /// Five calls with a deadline have failed, a minute ago and since.
+    /// Records five failed calls with a deadline, over a minute.
     fn fail(breaker: &Breaker, deadline: Duration) {
-        let error = StoreError::timeout(deadline);
-        for _ in 0..MOST_FAILURES {
-            breaker.failed(Instant::now() - Duration::from_secs(60), deadline, &error);
+        let error = TransportError::timeout(deadline);
+        for _ in 0..MAX_FAILURES {
+            breaker.record_failure(Instant::now() - Duration::from_secs(60), deadline, &error);
         }
     }
 
     #[test]
-    fn it_closes_with_an_answer_within_the_deadline_of_those_that_failed() {
+    fn it_closes_with_a_reply_within_the_deadline_of_the_failed_calls() {
         let breaker = an_hour_old();
         let is_open = |deadline| breaker.is_open_for(deadline);
         fail(&breaker, DEADLINE);
         assert!(is_open(DEADLINE) && is_open(DEADLINE / 2) && !is_open(2 * DEADLINE));
         fail(&breaker, 2 * DEADLINE);
         assert!(is_open(2 * DEADLINE) && !is_open(3 * DEADLINE));
-        breaker.answered(3 * DEADLINE, true);
-        assert!(is_open(2 * DEADLINE), "that answer was too late");
+        breaker.record_reply(3 * DEADLINE, true);
+        assert!(is_open(2 * DEADLINE), "the reply was too late");
         assert_eq!(breaker.consecutive_failures(), 10);
-        breaker.answered(3 * DEADLINE / 2, true);
-        assert!(!is_open(2 * DEADLINE) && is_open(DEADLINE), "that answer was too late for some");
-        breaker.answered(DEADLINE, false);
-        assert!(is_open(DEADLINE), "that answer proved nothing");
-        breaker.answered(DEADLINE, true);
+        breaker.record_reply(3 * DEADLINE / 2, true);
+        assert!(!is_open(2 * DEADLINE) && is_open(DEADLINE), "the reply was too late for some");
+        breaker.record_reply(DEADLINE, false);
+        assert!(is_open(DEADLINE), "the reply proved nothing");
+        breaker.record_reply(DEADLINE, true);
         assert!(!breaker.is_open());
         assert_eq!(breaker.consecutive_failures(), 0);
         assert_eq!(breaker.health(DEADLINE).outages, 2);
     }
 
     #[test]
-    fn an_answer_that_others_got_in_time_is_no_failure_in_a_row() {
+    fn a_failure_does_not_count_if_another_call_got_a_reply_in_time() {
         let breaker = an_hour_old();
-        let asked = Instant::now() - DEADLINE;
-        breaker.answered(DEADLINE, true);
-        breaker.failed(asked, DEADLINE, &StoreError::timeout(DEADLINE));
+        let start = Instant::now() - DEADLINE;
+        breaker.record_reply(DEADLINE, true);
+        breaker.record_failure(start, DEADLINE, &TransportError::timeout(DEADLINE));
         assert_eq!(breaker.consecutive_failures(), 0);
-        breaker.answered(2 * DEADLINE, true);
-        breaker.failed(asked, DEADLINE, &StoreError::timeout(DEADLINE));
-        assert_eq!(breaker.consecutive_failures(), 1, "that answer was too late");
+        breaker.record_reply(2 * DEADLINE, true);
+        breaker.record_failure(start, DEADLINE, &TransportError::timeout(DEADLINE));
+        assert_eq!(breaker.consecutive_failures(), 1, "the reply was too late");
         assert_eq!(breaker.health(DEADLINE).timeouts, 2);
     }
 }

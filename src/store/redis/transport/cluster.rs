@@ -1,12 +1,14 @@
-//! A cluster: which of its nodes is asked about a key.
+//! A cluster: the map from slots to nodes, and the redirections to other nodes.
 //!
-//! Each node has a [`Link`] of its own, so that one that does not answer keeps nobody waiting but for its own keys,
-//! and not even those for long.
+//! Each node has a [`Node`] with a breaker of its own, so that a node that does not answer delays
+//! only requests for its own keys, and only until the breaker opens.
 
 use std::{
     collections::{HashMap, HashSet},
+    error::Error,
     fmt,
     hash::{BuildHasher, RandomState},
+    mem,
     ops::RangeInclusive,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
@@ -24,94 +26,106 @@ use tokio::{
 };
 
 use super::{
-    answers::is_answer,
+    background::{Executor, Queue},
     breaker::{Breaker, Counters, Health},
-    connection::{Connection, Question},
-    endpoint::{ANSWER_TIMEOUT, Address, Endpoint, Mapping, Place},
-    link::{Deadline, Link},
+    command::Command,
+    connection::Connection,
+    connector::{ANSWER_TIMEOUT, Address, Endpoint, Mapping, Place},
+    deadline::Deadline,
+    error::{TransportError, is_reply},
+    node::Node,
     probe::Probe,
-    release::Queue,
-    route::Route,
     server::Server,
 };
-use crate::{error::StoreError, store::lock};
+use crate::{store::lock, time::random_fraction};
 
 const SLOTS: usize = 1 << 14;
 
-/// The nodes that are asked at once which node has which slots: the first answer counts.
-const ASKED_FOR_SLOTS: usize = 3;
+/// The number of nodes that are asked for the slot map at the same time. The first reply counts.
+const NODES_PER_REFRESH: usize = 3;
 /// The same while no slot is known, or none of the known nodes could tell.
-const SEEDS_ASKED_FOR_SLOTS: usize = 16;
-/// The pause between two such questions.
-const LEARN_EVERY: Duration = Duration::from_millis(100);
-/// After this time, and up to a quarter more, the slots are read again, whatever the nodes answer.
-const LEARN_AFTER: Duration = Duration::from_secs(30);
-/// The same for a while after a connection was made anew: if another server has the address of a dead master, the
-/// cluster may not have promoted a replica yet.
-const LEARN_SOON: Duration = Duration::from_secs(2);
+const SEEDS_PER_REFRESH: usize = 16;
+/// The pause between two refreshes.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+/// The slot map is read again after this time, and up to a quarter more, whatever the nodes answer.
+const REFRESH_AFTER: Duration = Duration::from_secs(30);
+/// The same for [`UNSETTLED`] after a connection was made anew. If another server has taken the
+/// address of a dead master, the cluster may not have promoted a replica yet.
+const REFRESH_SOON: Duration = Duration::from_secs(2);
 const UNSETTLED: Duration = Duration::from_secs(60);
-/// A request is sent to other nodes at once up to this number of times. Then it pauses each time.
+/// The number of nodes that get a request without a pause. From then on, a pause precedes each
+/// node.
 const MAX_HOPS: usize = 4;
-const PAUSE: Duration = Duration::from_millis(5);
-/// The first and the longest pause of a request whose keys are on two nodes. A quarter of the deadline is the most for
-/// the first one, so with the default deadline there are three commands.
+const HOP_PAUSE: Duration = Duration::from_millis(5);
+/// The first and the longest pause of a request whose keys are on two nodes. The first pause is at
+/// most a quarter of the deadline: so the default deadline has time for three commands.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Cluster {
-    /// The nodes that were named, perhaps by names that the cluster does not use.
+    /// The configured nodes, perhaps under names that the cluster does not use.
     seeds: Vec<Endpoint>,
     mapping: Mapping,
     connections: usize,
     counters: Arc<Counters>,
     map: RwLock<Map>,
     made: Instant,
-    learning: Mutex<Learning>,
-    /// The slots are read again after this time, in microseconds since the store was made.
+    refresh: Mutex<RefreshState>,
+    /// The time of the next regular refresh, in microseconds since the store was made.
     outdated_at: AtomicU64,
-    /// Until then the slots are read often, in microseconds since the store was made.
+    /// The end of the time with frequent refreshes, in microseconds since the store was made.
     unsettled_until: AtomicU64,
-    /// Notified when the nodes have answered who has which slots, or none of them has.
-    learned: Notify,
-    /// Whether those that are known could not tell.
+    /// Notified after each refresh, also after a failed one.
+    refreshed: Notify,
+    /// Whether the last refresh failed, so that the next one includes the seeds.
     asks_seeds: AtomicBool,
 }
 
-/// What is known of the cluster. A key whose slot nobody is known to have is asked of any node, which tells who has
+/// The known part of the cluster. A command for an unknown slot goes to any node, which redirects
 /// it.
 struct Map {
-    /// Those that have slots; besides, the seeds, while nobody answers who could tell.
-    nodes: HashMap<Place, Arc<Node>>,
-    slots: Box<[Option<Arc<Node>>]>,
-    /// Whether a node has told which node has which slots.
+    /// The nodes with slots; and the seeds, while no node can send the slot map.
+    nodes: HashMap<Place, Arc<ClusterNode>>,
+    slots: Box<[Option<Arc<ClusterNode>>]>,
+    /// Whether a node has sent the slot map.
     has_owners: bool,
 }
 
-/// Whether a node is being asked which node has which slots.
-struct Learning {
+struct RefreshState {
     is_running: bool,
-    /// No node is asked again before this instant.
+    /// The earliest time of the next refresh.
     next: Instant,
 }
 
-/// What [`Cluster::learn`] found.
+/// The result of [`Cluster::refresh`].
 #[derive(PartialEq, Eq)]
-enum Learn {
-    /// Nodes are asked from now on.
+enum Refresh {
     Begun,
-    /// They are being asked.
+    /// Another refresh is running.
     Running,
-    /// They were asked a moment ago.
+    /// The last refresh ended a moment ago.
     Recent,
 }
 
-struct Node {
+struct ClusterNode {
     place: Place,
-    /// The host by which the cluster, or the URL, names it.
+    /// The host in the cluster's slot map, or in the URL.
     host: String,
-    link: Arc<Link>,
-    /// The number of connections after which the slots were read.
+    node: Arc<Node>,
+    /// The number of connections at the last refresh that this node caused.
     connections_known: AtomicUsize,
+}
+
+/// The way of a command through the cluster.
+struct Redirects {
+    slot: usize,
+    /// The next node.
+    node: Arc<ClusterNode>,
+    /// Whether the slot moves to this node.
+    is_asking: bool,
+    /// The node from which the slot moves.
+    source: Option<Arc<ClusterNode>>,
+    pause: Duration,
 }
 
 impl Cluster {
@@ -125,248 +139,210 @@ impl Cluster {
             counters: Arc::default(),
             map: RwLock::new(map),
             made: Instant::now(),
-            learning: Mutex::new(Learning { is_running: false, next: Instant::now() }),
+            refresh: Mutex::new(RefreshState { is_running: false, next: Instant::now() }),
             outdated_at: AtomicU64::new(u64::MAX),
             unsettled_until: AtomicU64::new(0),
-            learned: Notify::new(),
+            refreshed: Notify::new(),
             asks_seeds: AtomicBool::new(false),
         }
     }
 
     pub(crate) fn health(&self, deadline: Duration) -> Health {
         self.read(|map| {
-            let links = || map.nodes.values().map(|node| &node.link);
-            let is_available = links().all(|link| link.is_available_for(deadline));
-            let failures = links().map(|link| link.consecutive_failures()).max();
+            let nodes = || map.nodes.values().map(|it| &it.node);
+            let is_available = nodes().all(|node| node.is_available_for(deadline));
+            let failures = nodes().map(|node| node.consecutive_failures()).max();
             self.counters.health(is_available, failures.unwrap_or(0))
         })
     }
 
-    /// Where a connection was made.
+    /// Returns the runtime of a connection.
     pub(crate) fn runtime(&self) -> Option<Handle> {
-        self.read(|map| map.nodes.values().find_map(|node| node.link.runtime()))
+        self.read(|map| map.nodes.values().find_map(|it| it.node.runtime()))
     }
 
-    /// Asks the node that has the keys, wherever that is.
-    pub(crate) async fn ask<T: FromRedisValue>(
+    /// Executes a command at the node that has the keys.
+    pub(crate) async fn execute<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,
-        question: Question<'_>,
-    ) -> Result<(T, Connection), StoreError> {
-        let slot = slot_of(question.key());
-        if !self.knows_slots() && self.owner(slot).link.is_available_for(deadline.within()) {
-            self.know_slots(deadline).await?;
+        command: Command<'_>,
+    ) -> Result<(T, Connection), TransportError> {
+        let slot = slot_of(command.key());
+        if !self.knows_slots() && self.owner(slot).node.is_available_for(deadline.within()) {
+            self.ensure_slots(deadline).await?;
         }
-        let (mut node, mut is_asking) = (self.owner(slot), false);
-        let (mut hops, mut pause) = (0, (deadline.within() / 4).min(FIRST_PAUSE));
-        // The node from which the slot moves.
-        let mut source: Option<Arc<Node>> = None;
-        Queue::resume(&node.link, || Route::Cluster(self.clone()));
+        let (node, pause) = (self.owner(slot), (deadline.within() / 4).min(FIRST_PAUSE));
+        node.node.background().resume(self);
+        let mut redirects = Redirects { slot, node, is_asking: false, source: None, pause };
+        let mut hops = 0;
         loop {
-            let answer = node.link.ask(deadline, question.asking(is_asking)).await;
-            self.learn_if_outdated(&node);
-            let error = match answer {
-                Err(error) => error,
-                answer => return answer,
-            };
-            let Some(kind) = error.server_kind() else {
-                if !error.redis().is_some_and(is_answer) {
-                    self.learn(Some(&node));
-                }
-                return Err(error);
-            };
-            match kind {
-                kind if deadline.is_over() && kind != ServerErrorKind::TryAgain => {
-                    return Err(error);
-                }
-                ServerErrorKind::Moved => {
-                    self.learn(None);
-                    let Some(next) = self.named(&error, &node) else { return Err(error) };
-                    if is_asking && source.is_some_and(|source| Arc::ptr_eq(&source, &next)) {
-                        return Err(OpenSlot::error(slot, error)); // the other node knows of no move
-                    }
-                    source = None;
-                    self.change(|map| map.slots[slot] = Some(next.clone()));
-                    (node, is_asking) = (next, false);
-                }
-                ServerErrorKind::Ask => {
-                    let Some(next) = self.named(&error, &node) else { return Err(error) };
-                    source = Some(node);
-                    pause = 2 * pause; // this took a command, too
-                    (node, is_asking) = (next, true);
-                }
-                // The slot moves from one node to another, and not all of the keys are here.
-                ServerErrorKind::TryAgain => {
-                    if deadline.left() <= pause {
-                        return Err(OpenSlot::error(slot, error));
-                    }
-                    sleep(pause).await;
-                    pause = (2 * pause).min(MAX_PAUSE);
-                    if !is_asking {
-                        node = self.owner(slot);
-                    }
-                }
-                ServerErrorKind::ClusterDown => {
-                    self.learn(Some(&node));
-                    return Err(error);
-                }
-                _ => return Err(error),
+            let node = &redirects.node;
+            let reply = node.node.execute(deadline, command.asking(redirects.is_asking)).await;
+            self.refresh_if_outdated(node);
+            match reply {
+                Ok(reply) => return Ok(reply),
+                Err(error) => redirects.follow(self, deadline, error).await?,
             }
             hops += 1;
             if hops >= MAX_HOPS {
-                sleep(PAUSE).await;
+                sleep(HOP_PAUSE).await;
             }
         }
     }
 
-    /// Proves that each node that has slots can decide, by a probe for a key beside one with this prefix.
+    /// Proves that each node with slots can decide, by a probe for a key with this prefix.
     pub(crate) async fn ping(
         self: &Arc<Self>,
         deadline: Deadline,
         prefix: &str,
-    ) -> Result<(), StoreError> {
-        self.know_slots(deadline).await?;
+    ) -> Result<(), TransportError> {
+        self.ensure_slots(deadline).await?;
         if !self.knows_slots() {
             let slots = slots_command();
             let node = self.some_nodes().swap_remove(0);
-            let (_, _): (Value, _) = node.link.ask(deadline, Question::new(&slots)).await?;
-        }
-        let mut probes: Vec<(Arc<Node>, Probe)> = vec![];
-        let nodes = self
-            .read(|map| map.slots.iter().flatten().map(Arc::as_ptr).collect::<HashSet<_>>().len());
-        // A node with one slot of 16,384 is found with all but certainty.
-        for number in 0..32 * SLOTS {
-            let key = format!("{prefix}:{{{number}}}");
-            let owner = self.owner(slot_of(key.as_bytes()));
-            if !probes.iter().any(|(node, _)| Arc::ptr_eq(node, &owner)) {
-                probes.push((owner, Probe::beside(key.as_bytes())));
-            }
-            if probes.len() >= nodes {
-                break;
-            }
+            let (_, _): (Value, _) = node.node.execute(deadline, Command::new(&slots)).await?;
         }
         let mut pings = JoinSet::new();
-        for (_, probe) in probes {
+        for probe in self.probes(prefix) {
             let cluster = self.clone();
             pings.spawn(async move {
                 let by_text = probe.by_text();
-                let ((), _) = cluster.ask(deadline, Question::new(&by_text)).await?;
-                cluster.ask::<()>(deadline, probe.question()).await.map(drop)
+                let ((), _) = cluster.execute(deadline, Command::new(&by_text)).await?;
+                cluster.execute::<()>(deadline, probe.command()).await.map(drop)
             });
         }
         pings.join_all().await.into_iter().collect()
     }
 
-    /// The connections to the node that has a key.
-    pub(crate) fn link_of(&self, key: &[u8]) -> Arc<Link> {
-        self.owner(slot_of(key)).link.clone()
+    /// Returns a probe for each node with slots.
+    fn probes(&self, prefix: &str) -> Vec<Probe> {
+        let mut owners: Vec<Arc<ClusterNode>> = vec![];
+        let mut probes = vec![];
+        let nodes = self
+            .read(|map| map.slots.iter().flatten().map(Arc::as_ptr).collect::<HashSet<_>>().len());
+        // Even a node with one slot of 16,384 is found almost certainly.
+        for number in 0..32 * SLOTS {
+            let key = format!("{prefix}:{{{number}}}");
+            let owner = self.owner(slot_of(key.as_bytes()));
+            if !owners.iter().any(|node| Arc::ptr_eq(node, &owner)) {
+                owners.push(owner);
+                probes.push(Probe::beside(key.as_bytes()));
+            }
+            if owners.len() >= nodes {
+                break;
+            }
+        }
+        probes
     }
 
-    fn owner(&self, slot: usize) -> Arc<Node> {
+    fn owner(&self, slot: usize) -> Arc<ClusterNode> {
         let owner = self.read(|map| map.slots[slot].clone());
         owner.unwrap_or_else(|| self.some_nodes().swap_remove(0))
     }
 
-    /// The node that an answer of `teller` names.
-    fn named(&self, redirect: &StoreError, teller: &Node) -> Option<Arc<Node>> {
+    /// Returns the node that a redirection names. `sender` has sent it.
+    fn redirect_target(
+        &self,
+        redirect: &TransportError,
+        sender: &ClusterNode,
+    ) -> Option<Arc<ClusterNode>> {
         let (address, _) = redirect.redis()?.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
-        let host = match host {
-            "?" => return None, // not even the teller knows
-            "" => &teller.host,
-            _ => host,
-        };
+        let host = named_host(host, &sender.host)?;
         Some(self.node_at(host, port.parse().ok()?))
     }
 
-    fn node_at(&self, host: &str, port: u16) -> Arc<Node> {
+    fn node_at(&self, host: &str, port: u16) -> Arc<ClusterNode> {
         self.node_named(host, &self.seeds[0].at((self.mapping)(host, port)))
     }
 
-    fn node(&self, seed: &Endpoint) -> Arc<Node> {
-        let host = match &seed.place {
+    fn seed_node(&self, seed: &Endpoint) -> Arc<ClusterNode> {
+        let host = match seed.place() {
             Place::Tcp((host, _)) => host,
             Place::Unix(_) => "",
         };
         self.node_named(host, seed)
     }
 
-    fn node_named(&self, host: &str, endpoint: &Endpoint) -> Arc<Node> {
-        let place = &endpoint.place;
+    fn node_named(&self, host: &str, endpoint: &Endpoint) -> Arc<ClusterNode> {
+        let place = endpoint.place();
         if let Some(node) = self.read(|map| map.nodes.get(place).cloned()) {
             return node;
         }
-        let breaker = Arc::new(Breaker::of_node(place.to_string(), self.counters.clone()));
-        let server = Arc::new(Server::One(endpoint.clone()));
-        let link = Arc::new(Link::with(server, self.connections, breaker));
-        let connections_known = AtomicUsize::new(0);
-        let node =
-            Arc::new(Node { place: place.clone(), host: host.to_owned(), link, connections_known });
+        let breaker = Breaker::of_node(endpoint.name().clone(), self.counters.clone());
+        let server = Server::One(endpoint.clone());
+        let node = Arc::new(ClusterNode {
+            place: place.clone(),
+            host: host.to_owned(),
+            node: Arc::new(Node::with(server, self.connections, breaker)),
+            connections_known: AtomicUsize::new(0),
+        });
         self.change(|map| map.nodes.entry(place.clone()).or_insert(node).clone())
     }
 
-    /// Asks which node has which slots, unless that was asked just now; not the node that is in doubt, if there are
-    /// others.
-    fn learn(self: &Arc<Self>, doubted: Option<&Arc<Node>>) -> Learn {
+    /// Starts a task that reads the slot map, if none is running or has ended a moment ago. If
+    /// there are other nodes, the doubted node is not asked.
+    fn refresh(self: &Arc<Self>, doubted: Option<&Arc<ClusterNode>>) -> Refresh {
         {
-            let learning = &mut *lock(&self.learning);
+            let refresh = &mut *lock(&self.refresh);
             let now = Instant::now();
-            if now < learning.next {
-                return if learning.is_running { Learn::Running } else { Learn::Recent };
+            if now < refresh.next {
+                return if refresh.is_running { Refresh::Running } else { Refresh::Recent };
             }
-            *learning = Learning { is_running: true, next: now + ANSWER_TIMEOUT };
+            *refresh = RefreshState { is_running: true, next: now + ANSWER_TIMEOUT };
         }
-        let (cluster, doubted) = (self.clone(), doubted.cloned());
-        tokio::spawn(async move {
-            let mut nodes = cluster.some_nodes();
-            if let Some(doubted) = doubted
-                && nodes.len() > 1
-            {
-                nodes.retain(|node| !Arc::ptr_eq(node, &doubted));
-            }
-            let is_lost = cluster.asks_seeds.load(Relaxed) || !cluster.knows_slots();
-            let asked_nodes = if is_lost { SEEDS_ASKED_FOR_SLOTS } else { ASKED_FOR_SLOTS };
-            let mut asked = JoinSet::new();
-            for node in nodes.into_iter().take(asked_nodes) {
-                asked.spawn(async move { node.slots().await });
-            }
-            let mut owners = None;
-            while owners.is_none()
-                && let Some(answer) = asked.join_next().await
-            {
-                owners = answer.ok().flatten();
-            }
-            asked.detach_all(); // their answers tell that the connections are whole
-            cluster.asks_seeds.store(owners.is_none(), Relaxed);
-            if let Some(owners) = owners {
-                cluster.adopt(owners);
-            }
-            let next = Instant::now() + LEARN_EVERY;
-            *lock(&cluster.learning) = Learning { is_running: false, next };
-            let part = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
-            let is_unsettled = cluster.now() < cluster.unsettled_until.load(Relaxed);
-            let after = if is_unsettled { LEARN_SOON } else { LEARN_AFTER };
-            let after = after.mul_f64(1.0 + part / 4.0).as_micros() as u64;
-            cluster.outdated_at.store(cluster.now() + after, Relaxed);
-            cluster.learned.notify_waiters();
-        });
-        Learn::Begun
+        tokio::spawn(self.clone().read_slots(doubted.cloned()));
+        Refresh::Begun
     }
 
-    /// Waits for the first answer which node has which slots, if no slot is known yet. Any node could redirect a request,
-    /// but a node that does not answer would fail it.
-    async fn know_slots(self: &Arc<Self>, deadline: Deadline) -> Result<(), StoreError> {
+    async fn read_slots(self: Arc<Self>, doubted: Option<Arc<ClusterNode>>) {
+        let mut nodes = self.some_nodes();
+        if let Some(doubted) = doubted
+            && nodes.len() > 1
+        {
+            nodes.retain(|node| !Arc::ptr_eq(node, &doubted));
+        }
+        let is_lost = self.asks_seeds.load(Relaxed) || !self.knows_slots();
+        let asked_nodes = if is_lost { SEEDS_PER_REFRESH } else { NODES_PER_REFRESH };
+        let mut replies = JoinSet::new();
+        for node in nodes.into_iter().take(asked_nodes) {
+            replies.spawn(async move { node.slots().await });
+        }
+        let mut owners = None;
+        while owners.is_none()
+            && let Some(reply) = replies.join_next().await
+        {
+            owners = reply.ok().flatten();
+        }
+        replies.detach_all(); // these replies still prove that the connections work
+        self.asks_seeds.store(owners.is_none(), Relaxed);
+        if let Some(owners) = owners {
+            self.adopt(owners);
+        }
+        let next = Instant::now() + REFRESH_PAUSE;
+        *lock(&self.refresh) = RefreshState { is_running: false, next };
+        let is_unsettled = self.now() < self.unsettled_until.load(Relaxed);
+        let after = if is_unsettled { REFRESH_SOON } else { REFRESH_AFTER };
+        let after = after.mul_f64(1.0 + random_fraction() / 4.0).as_micros() as u64;
+        self.outdated_at.store(self.now() + after, Relaxed);
+        self.refreshed.notify_waiters();
+    }
+
+    /// Waits for the first slot map, if no slot is known yet. Without it, any node could redirect a
+    /// request, but a node that does not answer would fail it.
+    async fn ensure_slots(self: &Arc<Self>, deadline: Deadline) -> Result<(), TransportError> {
         if self.knows_slots() {
             return Ok(());
         }
-        let asked = Instant::now();
-        let learned = self.learned.notified();
-        if self.learn(None) == Learn::Recent || timeout(deadline.left(), learned).await.is_ok() {
+        let start = Instant::now();
+        let refreshed = self.refreshed.notified();
+        let is_recent = self.refresh(None) == Refresh::Recent;
+        if is_recent || timeout(deadline.left(), refreshed).await.is_ok() {
             return Ok(());
         }
-        let mut error = StoreError::timeout(deadline.within()).unsent();
+        let mut error = TransportError::timeout(deadline.within()).unsent();
         for seed in &self.seeds {
-            error = self.node(seed).link.timed_out(asked, deadline);
+            error = self.seed_node(seed).node.record_timeout(start, deadline);
         }
         Err(error)
     }
@@ -375,23 +351,23 @@ impl Cluster {
         self.read(|map| map.has_owners)
     }
 
-    /// Reads the slots again after a new connection to a node, as another server may have its address now, and now
-    /// and then.
-    fn learn_if_outdated(self: &Arc<Self>, node: &Node) {
-        let connections = node.link.connections_made();
+    /// Refreshes the slot map now and then, and after a new connection to a node: another server
+    /// may have its address.
+    fn refresh_if_outdated(self: &Arc<Self>, node: &ClusterNode) {
+        let connections = node.node.connections_made();
         let is_new = node.connections_known.load(Relaxed) != connections;
         let is_old = self.now() >= self.outdated_at.load(Relaxed);
         if is_new && connections > self.connections {
             let until = self.now() + UNSETTLED.as_micros() as u64;
             self.unsettled_until.store(until, Relaxed);
         }
-        // A question that was sent before the connection was made may have an old answer.
-        if (is_new || is_old) && self.learn(None) == Learn::Begun {
+        // A refresh that began before the connection was made may have an old reply.
+        if (is_new || is_old) && self.refresh(None) == Refresh::Begun {
             node.connections_known.store(connections, Relaxed);
         }
     }
 
-    /// In microseconds since the store was made.
+    /// Returns the microseconds since the store was made.
     fn now(&self) -> u64 {
         self.made.elapsed().as_micros() as u64
     }
@@ -410,18 +386,18 @@ impl Cluster {
             map.nodes.extract_if(|_, node| !owners.contains(&Arc::as_ptr(node))).collect::<Vec<_>>()
         });
         for (_, node) in gone {
-            node.link.leave(); // connections are closed with no lock held
+            node.node.retire(); // connections are closed with no lock held
         }
     }
 
-    /// Those who can be asked about the whole, in random order: who answers; if nobody does, or none could tell,
-    /// the seeds first.
-    fn some_nodes(&self) -> Vec<Arc<Node>> {
+    /// Returns the nodes that may know the slot map, in random order: the available ones. The seeds
+    /// come first if no node is available, or the last refresh failed.
+    fn some_nodes(&self) -> Vec<Arc<ClusterNode>> {
         let mut nodes: Vec<_> = self.read(|map| map.nodes.values().cloned().collect());
-        nodes.retain(|node| node.link.is_available());
+        nodes.retain(|it| it.node.is_available());
         let mut seeds = vec![];
         if nodes.is_empty() || self.asks_seeds.load(Relaxed) {
-            seeds.extend(self.seeds.iter().map(|seed| self.node(seed)));
+            seeds.extend(self.seeds.iter().map(|seed| self.seed_node(seed)));
             nodes.retain(|node| !seeds.iter().any(|seed| Arc::ptr_eq(seed, node)));
         }
         let random = RandomState::new();
@@ -441,17 +417,108 @@ impl Cluster {
     }
 }
 
+impl Redirects {
+    /// Chooses the next node after an error, or returns the error.
+    async fn follow(
+        &mut self,
+        cluster: &Arc<Cluster>,
+        deadline: Deadline,
+        error: TransportError,
+    ) -> Result<(), TransportError> {
+        let Some(kind) = error.server_kind() else {
+            if !error.redis().is_some_and(is_reply) {
+                cluster.refresh(Some(&self.node));
+            }
+            return Err(error);
+        };
+        match kind {
+            kind if deadline.is_over() && kind != ServerErrorKind::TryAgain => Err(error),
+            ServerErrorKind::Moved => self.follow_moved(cluster, error),
+            ServerErrorKind::Ask => self.follow_ask(cluster, error),
+            ServerErrorKind::TryAgain => self.wait_for_move(cluster, deadline, error).await,
+            ServerErrorKind::ClusterDown => {
+                cluster.refresh(Some(&self.node));
+                Err(error)
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Another node has the slot.
+    fn follow_moved(
+        &mut self,
+        cluster: &Arc<Cluster>,
+        error: TransportError,
+    ) -> Result<(), TransportError> {
+        cluster.refresh(None);
+        let Some(next) = cluster.redirect_target(&error, &self.node) else { return Err(error) };
+        let source = self.source.take();
+        if self.is_asking && source.is_some_and(|source| Arc::ptr_eq(&source, &next)) {
+            return Err(OpenSlot::error(self.slot, error)); // this node knows of no move
+        }
+        cluster.change(|map| map.slots[self.slot] = Some(next.clone()));
+        (self.node, self.is_asking) = (next, false);
+        Ok(())
+    }
+
+    /// The slot moves to another node, and the key may be there.
+    fn follow_ask(
+        &mut self,
+        cluster: &Cluster,
+        error: TransportError,
+    ) -> Result<(), TransportError> {
+        let Some(next) = cluster.redirect_target(&error, &self.node) else { return Err(error) };
+        self.pause *= 2; // this took a command, too
+        self.source = Some(mem::replace(&mut self.node, next));
+        self.is_asking = true;
+        Ok(())
+    }
+
+    /// The slot moves, and its keys are on two nodes.
+    async fn wait_for_move(
+        &mut self,
+        cluster: &Cluster,
+        deadline: Deadline,
+        error: TransportError,
+    ) -> Result<(), TransportError> {
+        if deadline.left() <= self.pause {
+            return Err(OpenSlot::error(self.slot, error));
+        }
+        sleep(self.pause).await;
+        self.pause = (2 * self.pause).min(MAX_PAUSE);
+        if !self.is_asking {
+            self.node = cluster.owner(self.slot);
+        }
+        Ok(())
+    }
+}
+
+impl Executor for Arc<Cluster> {
+    async fn execute(&self, command: Command<'_>) -> Result<(), TransportError> {
+        let deadline = Deadline::in_background();
+        Cluster::execute(self, deadline, command).await.map(|(_, _): (Value, _)| ())
+    }
+
+    fn queue_of(&self, key: &[u8]) -> Arc<Queue> {
+        self.owner(slot_of(key)).node.background().clone()
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        Cluster::runtime(self)
+    }
+}
+
 /// A slot whose move from one node to another has begun and not ended.
 #[derive(Debug)]
 struct OpenSlot {
     slot: usize,
-    cause: StoreError,
+    cause: TransportError,
 }
 
 impl OpenSlot {
-    /// No node has run the command.
-    fn error(slot: usize, cause: StoreError) -> StoreError {
-        StoreError::unavailable(Self { slot, cause }).unsent()
+    /// No node has executed the command.
+    fn error(slot: usize, cause: TransportError) -> TransportError {
+        TransportError::other(Self { slot, cause }).unsent()
     }
 }
 
@@ -460,24 +527,25 @@ impl fmt::Display for OpenSlot {
         let Self { slot, .. } = self;
         write!(
             f,
-            "slot {slot} of the cluster is open: its move to another node has begun and not ended; if no move is \
-             under way, run redis-cli --cluster fix"
+            "slot {slot} of the cluster is open: its move to another node has begun and not \
+             ended; if no move is under way, run redis-cli --cluster fix"
         )
     }
 }
 
-impl std::error::Error for OpenSlot {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+impl Error for OpenSlot {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.cause.source()
     }
 }
 
-impl Node {
-    /// Who has which slots, as far as the node knows.
+impl ClusterNode {
+    /// Returns the slot map that the node knows.
     async fn slots(&self) -> Option<Vec<(RangeInclusive<usize>, Address)>> {
         let slots = slots_command();
-        let answer = self.link.ask(Deadline::new(ANSWER_TIMEOUT), Question::new(&slots)).await;
-        let (ranges, _): (Vec<Vec<Value>>, _) = answer.ok()?;
+        let deadline = Deadline::new(ANSWER_TIMEOUT);
+        let (ranges, _): (Vec<Vec<Value>>, _) =
+            self.node.execute(deadline, Command::new(&slots)).await.ok()?;
         let owners: Vec<_> = ranges.iter().filter_map(|it| owned(it, &self.host)).collect();
         (!owners.is_empty()).then_some(owners)
     }
@@ -489,8 +557,8 @@ fn slots_command() -> Cmd {
     command
 }
 
-/// A range of slots and its master, as the node at `teller` names it.
-fn owned(range: &[Value], teller: &str) -> Option<(RangeInclusive<usize>, Address)> {
+/// Returns a range of slots and its master. `sender` is the host of the node that has sent them.
+fn owned(range: &[Value], sender: &str) -> Option<(RangeInclusive<usize>, Address)> {
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = range else {
         return None;
     };
@@ -500,17 +568,24 @@ fn owned(range: &[Value], teller: &str) -> Option<(RangeInclusive<usize>, Addres
         Value::Nil => "",
         _ => return None,
     };
-    let host = match host {
-        "?" => return None, // not even the node knows
-        "" => teller,
-        _ => host,
-    };
+    let host = named_host(host, sender)?;
     let slots = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
     (*slots.end() < SLOTS && slots.start() <= slots.end())
         .then_some((slots, (host.to_owned(), u16::try_from(*port).ok()?)))
 }
 
-/// CRC-16/XMODEM of what is in the first pair of braces, if there is anything, else of the key.
+/// Returns the host that a node names; if it is empty, that of the node itself. `?` is unknown to
+/// the node.
+fn named_host<'a>(host: &'a str, sender: &'a str) -> Option<&'a str> {
+    match host {
+        "?" => None,
+        "" => Some(sender),
+        _ => Some(host),
+    }
+}
+
+/// Returns the CRC-16/XMODEM of the text in the first pair of braces. If there is none, or it is
+/// empty, of the key.
 fn slot_of(key: &[u8]) -> usize {
     let tag = key.iter().position(|it| *it == b'{').and_then(|open| {
         let tag = &key[open + 1..];
@@ -552,13 +627,13 @@ mod tests {
         let text = |text: &str| Value::BulkString(text.into());
         let range = |host, port| {
             let master = Value::Array(vec![host, Value::Int(port), text("id")]);
-            owned(&[Value::Int(0), Value::Int(5), master, Value::Array(vec![])], "teller")
+            owned(&[Value::Int(0), Value::Int(5), master, Value::Array(vec![])], "sender")
         };
         let owner = |host: &str| Some((0..=5, (host.to_owned(), 7000)));
         assert_eq!(range(text("10.0.0.1"), 7000), owner("10.0.0.1"));
         assert_eq!(range(text("2001:db8::1"), 7000), owner("2001:db8::1"));
-        assert_eq!(range(text(""), 7000), owner("teller"));
-        assert_eq!(range(Value::Nil, 7000), owner("teller"));
+        assert_eq!(range(text(""), 7000), owner("sender"));
+        assert_eq!(range(Value::Nil, 7000), owner("sender"));
         assert_eq!(range(text("?"), 7000), None);
         assert_eq!(range(text("10.0.0.1"), 70_000), None);
         let master = || Value::Array(vec![text("a"), Value::Int(1)]);

@@ -1,4 +1,5 @@
-//! Where Redis is, and how to log in there. All constructors of a store are made from it.
+//! The settings of the transport: addresses, credentials and TLS. It parses URLs, and opens no
+//! connection.
 
 use std::{fmt, slice, sync::Arc, time::Duration};
 
@@ -10,22 +11,23 @@ use redis::{
 #[cfg(feature = "tls-rustls")]
 use super::tls::Tls;
 use super::{
+    client::Client,
     cluster::Cluster,
-    endpoint::{Connector, Credentials, Endpoint, Mapping, Place},
-    route::Route,
+    connector::{Connector, Credentials, Endpoint, Mapping, Place},
+    error::TransportError,
     sentinel::Sentinels,
     server::Server,
 };
-use crate::error::StoreError;
+use crate::store::error::StoreError;
 
 pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 pub(crate) const DEFAULT_PREFIX: &str = "ratelimit";
 
-/// Where Redis is, and how to log in there: one server, a master behind Sentinels, or a cluster.
+/// The addresses of Redis and the login: one server, a master behind Sentinels, or a cluster.
 ///
-/// A connection is opened within 900 ms, or counts as failed: resolving the name, connecting to all
-/// of its addresses at once, TLS and the login. This does not depend on the deadline of the
-/// decisions: an attempt goes on for later ones.
+/// An attempt to connect has a time limit of 900 ms. It includes resolving the name, connecting to
+/// all of its addresses at once, TLS and the login. The limit does not depend on the deadline of
+/// decisions: if a decision fails meanwhile, the attempt goes on for later decisions.
 ///
 /// # Examples
 ///
@@ -68,7 +70,7 @@ enum Topology {
     Sentinels {
         sentinels: Vec<Url>,
         name: String,
-        /// The place of this is the name.
+        /// Its place is the name.
         master: Url,
     },
     Cluster(Vec<Url>),
@@ -76,27 +78,28 @@ enum Topology {
 
 impl RedisConfig {
     /// Describes the server at `url`: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`,
-    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`, or for TLS `rediss://` with the feature `tls-rustls`.
+    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`, or for TLS `rediss://` with the feature
+    /// `tls-rustls`.
     ///
-    /// The protocol is RESP3 where the server knows it; `?protocol=resp2` prevents that.
+    /// The protocol is RESP3 if the server supports it. `?protocol=resp2` prevents that.
     ///
     /// # Errors
     ///
-    /// If the URL cannot be used.
+    /// If the URL is invalid.
     pub fn server(url: &str) -> Result<Self, StoreError> {
         Ok(Self::new(Topology::Server(Url::read(url)?)))
     }
 
     /// Describes the master behind Sentinels.
     ///
-    /// `sentinels` are the URLs of the Sentinels, with the credentials for these; `master` is the
-    /// name of the master, or a URL with the name in place of a host:
-    /// `redis://[[USER]:PASSWORD@]NAME[/DB]`. The store learns other Sentinels from these, and logs
-    /// in there as at the first one.
+    /// `sentinels` are the URLs of the Sentinels, with the credentials for the Sentinels. `master`
+    /// is the name of the master, or a URL with the name in place of a host:
+    /// `redis://[[USER]:PASSWORD@]NAME[/DB]`. The store discovers other Sentinels through these,
+    /// and logs in there with the settings of the first URL.
     ///
     /// # Errors
     ///
-    /// If a URL cannot be used, there is none, or only some are `rediss://`.
+    /// If a URL is invalid, the list is empty, or only some of the URLs are `rediss://`.
     pub fn sentinels(
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
         master: &str,
@@ -106,30 +109,32 @@ impl RedisConfig {
             false => Url::read(&format!("redis://{master}"))?,
         };
         let Place::Tcp((name, _)) = &master.place else {
-            return Err(StoreError::config(
+            return Err(TransportError::config(
                 "cannot use the URL of the master: it names no master; write the name that the \
                  Sentinels know, or redis://[[USER]:PASSWORD@]NAME[/DB]",
-            ));
+            )
+            .into());
         };
         let name = name.clone();
         let sentinels = Url::read_all(sentinels, "redis://HOST:26379 for each Sentinel")?;
         Ok(Self::new(Topology::Sentinels { sentinels, name, master }))
     }
 
-    /// Describes a cluster, of which `urls` are some nodes. The first one says how to log in to
-    /// the nodes that the cluster names.
+    /// Describes a cluster. `urls` are some of its nodes. The login of the first URL is used for
+    /// all nodes that the cluster names.
     ///
     /// # Errors
     ///
-    /// If a URL cannot be used, there is none, or only some are `rediss://`.
+    /// If a URL is invalid, the list is empty, or only some of the URLs are `rediss://`.
     pub fn cluster(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, StoreError> {
         let form = "redis://[[USER]:PASSWORD@]HOST[:PORT] for some nodes of the cluster";
         let seeds = Url::read_all(urls, form)?;
         if let Some(seed) = seeds.iter().find(|seed| matches!(seed.place, Place::Unix(_))) {
-            return Err(StoreError::config(format!(
+            return Err(TransportError::config(format!(
                 "cannot use {}: the nodes of a cluster have hosts and ports; write {form}",
                 seed.place
-            )));
+            ))
+            .into());
         }
         Ok(Self::new(Topology::Cluster(seeds)))
     }
@@ -152,29 +157,30 @@ impl RedisConfig {
         }
     }
 
-    /// Sets the user at the servers. It replaces that of the URLs; that of Sentinels is in their
-    /// own URLs.
+    /// Sets the user at the servers, in place of the user in the URLs. The user at the Sentinels is
+    /// in their URLs.
     #[must_use]
     pub fn user(self, user: impl Into<String>) -> Self {
         Self { user: Some(user.into()), ..self }
     }
 
-    /// Sets the password at the servers. It replaces that of the URLs.
+    /// Sets the password at the servers, in place of the password in the URLs.
     #[must_use]
     pub fn password(self, password: impl Into<String>) -> Self {
         Self { password: Some(password.into()), ..self }
     }
 
-    /// Takes the user and the password for the servers from a provider.
+    /// Takes the user and the password at the servers from a provider.
     ///
-    /// Each new connection logs in with the latest credentials. If the provider has new ones, the open connections
-    /// authenticate again, so a rotation needs no new store and interrupts no request. Change the password at the
-    /// server first: a connection that was refused once stays logged in as before. Sentinels do not use the provider.
-    /// The name of the user is `default` where only a password is set.
+    /// Each new connection logs in with the latest credentials. When the provider has new
+    /// credentials, the open connections authenticate again: a rotation needs no new store and
+    /// interrupts no request. Change the password at the server first, because a connection whose
+    /// new login is rejected keeps the old one. Sentinels do not use the provider. If only a
+    /// password is set, the name of the user is `default`.
     ///
     /// # Examples
     ///
-    /// Credentials that a task of the application replaces by `sender.send(..)`:
+    /// A task of the application replaces these credentials by `sender.send(..)`:
     ///
     /// ```
     /// use std::pin::Pin;
@@ -210,33 +216,39 @@ impl RedisConfig {
         Self { credentials: Some(Credentials(Arc::new(provider))), ..self }
     }
 
-    /// Sets the number of the database, 0 by default. It replaces that of the URLs.
+    /// Sets the number of the database, in place of the number in the URLs. The default is 0.
     #[must_use]
     pub fn database(self, database: u32) -> Self {
         Self { database: Some(database.into()), ..self }
     }
 
-    /// Connects to the servers by TLS with these settings, also where the URL says `redis://`.
-    /// Sentinels with `rediss://` URLs have the same settings, unless
-    /// [`sentinel_tls`](Self::sentinel_tls) says otherwise.
+    /// Connects to the servers by TLS with these settings, even if the URL begins with `redis://`.
+    /// The settings also apply to Sentinels with `rediss://` URLs;
+    /// [`sentinel_tls`](Self::sentinel_tls) overrides them.
     #[cfg(feature = "tls-rustls")]
     #[must_use]
     pub fn tls(self, tls: Tls) -> Self {
         Self { tls: Some(tls), ..self }
     }
 
-    /// Connects to the Sentinels by TLS with these settings, also where the URL says `redis://`.
+    /// Connects to the Sentinels by TLS with these settings, even if the URL begins with
+    /// `redis://`.
     #[cfg(feature = "tls-rustls")]
     #[must_use]
     pub fn sentinel_tls(self, tls: Tls) -> Self {
         Self { sentinel_tls: Some(tls), ..self }
     }
 
-    /// Maps each address that a Sentinel, or a node of a cluster, names to the one to connect to,
-    /// where these know each other by addresses that clients cannot use: behind port forwarding,
-    /// in containers, or where a certificate is for another name. Addresses in the URLs are used
-    /// as they are. A node that names no host of its own has the one by which it was asked. The
-    /// function must not block or panic.
+    /// Maps each address that a Sentinel or a node of a cluster names to the address to connect to.
+    ///
+    /// It is needed if clients cannot use the addresses by which the servers know each other:
+    ///
+    /// * behind port forwarding,
+    /// * in containers,
+    /// * if a certificate is for another name.
+    ///
+    /// Addresses in the URLs are not mapped. If a node names no host for itself, the function gets
+    /// the host of the connection. The function must not block or panic.
     ///
     /// # Examples
     ///
@@ -264,20 +276,21 @@ impl RedisConfig {
         Self { mapping: Arc::new(map), ..self }
     }
 
-    /// Sets what the names of all keys in Redis begin with, `ratelimit` by default. See
+    /// Sets the prefix of all keys in Redis, `ratelimit` by default. See
     /// [`RedisStore::prefix`](crate::RedisStore::prefix).
     ///
     /// # Panics
     ///
-    /// If the prefix holds a `{`, which would decide about the slots in a cluster.
+    /// If the prefix contains a `{`, which would decide about the slots in a cluster.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
         Self { prefix: prefix.into(), ..self }
     }
 
-    /// Sets the number of connections to each server, 1 by default. One carries as many decisions
-    /// as a core of Redis can make; more help where a proxy or TLS is slower than that.
+    /// Sets the number of connections to each server, 1 by default. One connection carries as many
+    /// decisions as a core of Redis can make. More connections help if a proxy or TLS is slower
+    /// than Redis.
     ///
     /// # Panics
     ///
@@ -288,14 +301,14 @@ impl RedisConfig {
         Self { connections, ..self }
     }
 
-    /// Sets the time within which every decision is made or fails, 100 ms by default. See
+    /// Sets the deadline of every decision, 100 ms by default. See
     /// [`RedisStore::deadline`](crate::RedisStore::deadline).
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    pub(crate) fn route(&self) -> Result<Route, StoreError> {
+    pub(crate) fn client(&self) -> Result<Client, TransportError> {
         let server = match &self.topology {
             Topology::Server(url) => {
                 let tls = self.security(slice::from_ref(url))?;
@@ -318,13 +331,13 @@ impl RedisConfig {
                 let seeds: Result<_, _> =
                     urls.iter().map(|url| self.server_endpoint(url, &tls)).collect();
                 let cluster = Cluster::new(seeds?, self.connections, self.mapping.clone());
-                return Ok(Route::Cluster(Arc::new(cluster)));
+                return Ok(Client::Cluster(Arc::new(cluster)));
             }
         };
-        Ok(Route::to(server, self.connections))
+        Ok(Client::of(server, self.connections))
     }
 
-    fn server_endpoint(&self, url: &Url, tls: &Security) -> Result<Endpoint, StoreError> {
+    fn server_endpoint(&self, url: &Url, tls: &Security) -> Result<Endpoint, TransportError> {
         let mut endpoint = url.endpoint(tls);
         if let Some(user) = &self.user {
             endpoint.login = endpoint.login.set_username(user);
@@ -340,32 +353,33 @@ impl RedisConfig {
     }
 
     #[cfg(feature = "tls-rustls")]
-    fn security(&self, urls: &[Url]) -> Result<Security, StoreError> {
+    fn security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(self.tls.as_ref(), None, urls)
     }
 
     #[cfg(feature = "tls-rustls")]
-    fn sentinel_security(&self, urls: &[Url]) -> Result<Security, StoreError> {
+    fn sentinel_security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(self.sentinel_tls.as_ref(), self.tls.as_ref(), urls)
     }
 
     #[cfg(not(feature = "tls-rustls"))]
-    fn security(&self, urls: &[Url]) -> Result<Security, StoreError> {
+    fn security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(urls)
     }
 
     #[cfg(not(feature = "tls-rustls"))]
-    fn sentinel_security(&self, urls: &[Url]) -> Result<Security, StoreError> {
+    fn sentinel_security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(urls)
     }
 }
 
-/// Refuses a user without a password: Redis would take the login as one of the user `default`.
-fn with_password(endpoint: Endpoint) -> Result<Endpoint, StoreError> {
-    let Endpoint { place, login, credentials, .. } = &endpoint;
+/// Rejects a user without a password, because Redis would log in the user `default`.
+fn with_password(endpoint: Endpoint) -> Result<Endpoint, TransportError> {
+    let Endpoint { login, credentials, .. } = &endpoint;
+    let place = endpoint.name();
     match login.username() {
         Some(_) if login.password().is_none() && credentials.is_none() => {
-            Err(StoreError::config(format!(
+            Err(TransportError::config(format!(
                 "cannot log in at {place}: there is a user and no password; for a password alone \
                  write redis://:PASSWORD@HOST, and for a user with `nopass` any password"
             )))
@@ -374,17 +388,17 @@ fn with_password(endpoint: Endpoint) -> Result<Endpoint, StoreError> {
     }
 }
 
-/// Which connections are made by TLS, and how.
+/// The connections that use TLS, and its settings.
 struct Security {
     connector: Option<Connector>,
-    /// Else only those to `rediss://` URLs.
+    /// If not, only connections to `rediss://` URLs use TLS.
     is_for_all: bool,
 }
 
 impl Security {
-    /// `own` makes all connections use TLS; `other` is for `rediss://` URLs where `own` is missing.
+    /// `own` makes all connections use TLS. `other` is for `rediss://` URLs if `own` is missing.
     #[cfg(feature = "tls-rustls")]
-    fn new(own: Option<&Tls>, other: Option<&Tls>, urls: &[Url]) -> Result<Self, StoreError> {
+    fn new(own: Option<&Tls>, other: Option<&Tls>, urls: &[Url]) -> Result<Self, TransportError> {
         let is_for_all = own.is_some();
         let is_used = is_for_all || urls.iter().any(|url| url.is_tls);
         let tls = own.or(other).cloned().unwrap_or_default();
@@ -393,9 +407,9 @@ impl Security {
     }
 
     #[cfg(not(feature = "tls-rustls"))]
-    fn new(urls: &[Url]) -> Result<Self, StoreError> {
+    fn new(urls: &[Url]) -> Result<Self, TransportError> {
         match urls.iter().any(|url| url.is_tls) {
-            true => Err(StoreError::config(
+            true => Err(TransportError::config(
                 "cannot use a rediss:// URL: TLS is not compiled in; enable the feature \
                  `tls-rustls`",
             )),
@@ -425,10 +439,10 @@ impl fmt::Debug for RedisConfig {
 
 /// Braces decide about the slot of a key.
 pub(crate) fn assert_prefix(prefix: &str) {
-    assert!(!prefix.contains('{'), "the prefix {prefix:?} holds a '{{'");
+    assert!(!prefix.contains('{'), "the prefix {prefix:?} contains a '{{'");
 }
 
-/// A URL that was read.
+/// A parsed URL.
 #[derive(Clone)]
 struct Url {
     place: Place,
@@ -437,9 +451,9 @@ struct Url {
 }
 
 impl Url {
-    fn read(url: &str) -> Result<Self, StoreError> {
-        let refused = |why: &str| {
-            StoreError::config(format!(
+    fn read(url: &str) -> Result<Self, TransportError> {
+        let invalid = |why: &str| {
+            TransportError::config(format!(
                 "cannot use the Redis URL {}: {why}; write redis://HOST:PORT/DB, unix:///PATH, or \
                  with the feature `tls-rustls` rediss://HOST:PORT/DB, with special characters of a \
                  password as in %2F for a slash",
@@ -449,7 +463,7 @@ impl Url {
         let plain = |from: &str, to: &str| url.strip_prefix(from).map(|rest| [to, rest].concat());
         let plain = plain("rediss://", "redis://").or_else(|| plain("valkeys://", "valkey://"));
         if plain.is_some() && url.ends_with("#insecure") {
-            return Err(refused(
+            return Err(invalid(
                 "certificates are always checked; remove `#insecure`, and give the CA \
                  certificates to `RedisConfig::tls`",
             ));
@@ -458,20 +472,21 @@ impl Url {
         let info: ConnectionInfo =
             plain.as_deref().unwrap_or(url).into_connection_info().map_err(|error| {
                 let why = error.to_string();
-                refused(why.split(" - InvalidClientConfig").next().unwrap_or(&why))
+                invalid(why.split(" - InvalidClientConfig").next().unwrap_or(&why))
             })?;
         let place = match info.addr() {
             ConnectionAddr::Tcp(host, port) => Place::Tcp((host.clone(), *port)),
             ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
-            other => return Err(refused(&format!("{other} is no address"))),
+            other => return Err(invalid(&format!("{other} is no address"))),
         };
         if info.redis_settings().db() < 0 {
-            return Err(refused("a database has a number from 0 on"));
+            return Err(invalid("a database has a number from 0 on"));
         }
         if matches!(place, Place::Tcp(_)) && url.contains("?db=") {
-            return Err(refused("the database is the path of this URL"));
+            return Err(invalid("the database is the path of this URL"));
         }
-        // Servers before 7.2 do not know CLIENT SETINFO, and a user may not be allowed to use it.
+        // Servers before 7.2 do not know CLIENT SETINFO, and the user may lack the permission for
+        // it.
         let mut login = info.redis_settings().clone().set_skip_set_lib_name();
         if !url.rsplit_once('?').is_some_and(|(_, query)| query.contains("protocol=")) {
             login = login.set_protocol(ProtocolVersion::RESP3);
@@ -483,23 +498,23 @@ impl Url {
         let Self { place, login, is_tls } = self.clone();
         let is_by_tls = matches!(place, Place::Tcp(_)) && (is_tls || tls.is_for_all);
         let tls = tls.connector.clone().filter(|_| is_by_tls);
-        Endpoint { place, login, credentials: None, tls }
+        Endpoint::new(place, login, tls)
     }
 
     fn read_all(
         urls: impl IntoIterator<Item = impl AsRef<str>>,
         form: &str,
-    ) -> Result<Vec<Self>, StoreError> {
+    ) -> Result<Vec<Self>, TransportError> {
         let urls: Result<Vec<_>, _> =
             urls.into_iter().map(|url| Self::read(url.as_ref())).collect();
         match urls {
-            Ok(urls) if urls.is_empty() => {
-                Err(StoreError::config(format!("cannot find Redis: there is no URL; write {form}")))
-            }
+            Ok(urls) if urls.is_empty() => Err(TransportError::config(format!(
+                "cannot find Redis: there is no URL; write {form}"
+            ))),
             Ok(urls) if urls.iter().any(|url| url.is_tls != urls[0].is_tls) => {
-                Err(StoreError::config(
-                    "cannot use redis:// and rediss:// URLs together: the nodes that are not \
-                     listed are connected to as the first one is; write rediss:// for all of them",
+                Err(TransportError::config(
+                    "cannot use redis:// and rediss:// URLs together: unlisted nodes are \
+                     connected to like the first one; write rediss:// for all of them",
                 ))
             }
             urls => urls,
@@ -507,22 +522,22 @@ impl Url {
     }
 }
 
-/// The URL without its user, its password and its query.
+/// Returns the URL without its user, password and query.
 fn masked(url: &str) -> String {
     let without_query = |url: &str| url.split('?').next().unwrap_or_default().to_owned();
     if url.contains("unix://") {
-        return without_query(url); // it has the password in the query
+        return without_query(url); // the password is in the query
     }
     let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
     match url.rsplit_once('@') {
         Some((_, rest)) => [scheme, "***@", &without_query(rest)].concat(),
-        // A password that is followed by no '@' stands where the port should.
+        // Without an '@' after it, a password stands in place of the port.
         None if url[scheme.len()..].matches(':').count() > 1 => [scheme, "***"].concat(),
         None => without_query(url),
     }
 }
 
-/// The endpoint at a `redis://` URL.
+/// Returns the endpoint at a `redis://` URL.
 #[cfg(test)]
 pub(crate) fn endpoint(url: &str) -> Endpoint {
     Url::read(url).unwrap().endpoint(&Security { connector: None, is_for_all: false })

@@ -1,23 +1,23 @@
-//! The probe: a script that does nothing, where decisions could be made. A Redis that may not write, or runs no scripts,
-//! answers `TIME` all the same.
+//! The probe: a script that writes nothing, but needs all that a decision needs. A Redis that
+//! rejects writes or scripts still answers `TIME`.
 
 use std::sync::LazyLock;
 
-use redis::Cmd;
+use redis::{Cmd, Script};
 
-use super::{super::Script, connection::Question};
+use super::command::Command;
 
-static SCRIPT: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../../../scripts/probe.lua").to_owned()));
+const TEXT: &str = include_str!("../../../../scripts/probe.lua");
+static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 
-/// Where no key of a decision is known.
+/// The key while no key of a decision is known.
 const DEFAULT_KEY: &[u8] = b"ratelimit:{probe}";
 
 #[derive(Debug)]
 pub(crate) struct Probe(Cmd);
 
 impl Probe {
-    /// With a key of its own, in the slot of `key`, and under the same prefix.
+    /// Has a key of its own in the slot of `key`, with the same prefix.
     pub(crate) fn beside(key: &[u8]) -> Self {
         let tag = key.iter().position(|it| *it == b'{');
         let is_tagged = tag.is_some_and(|open| key[open + 1..].contains(&b'}'));
@@ -27,19 +27,20 @@ impl Probe {
             _ => [b"{", key, b"}:probe"].concat(),
         };
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&*SCRIPT.hash).arg(1).arg(key);
+        command.arg(SCRIPT.get_hash()).arg(1).arg(key);
         Self(command)
     }
 
-    /// The same script by its text: both are needed, whatever the server knows already.
+    /// Returns the same script by its text. A ping sends both forms: a decision needs the
+    /// permission for each of them.
     pub(crate) fn by_text(&self) -> Cmd {
         let mut command = redis::cmd("EVAL");
-        command.arg(&SCRIPT.text).arg(1).arg(self.question().key());
+        command.arg(TEXT).arg(1).arg(self.command().key());
         command
     }
 
-    pub(crate) fn question(&self) -> Question<'_> {
-        Question::script(&self.0, &SCRIPT.text)
+    pub(crate) fn command(&self) -> Command<'_> {
+        Command::script(&self.0, TEXT)
     }
 }
 
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_key_is_in_the_slot_of_the_other_one() {
+    fn its_key_is_in_the_slot_of_the_other_key() {
         for (key, probe) in [
             (
                 "ratelimit:default:token-bucket:{alice}",
@@ -58,7 +59,7 @@ mod tests {
             ("LIMITER_NAME", "{LIMITER_NAME}:probe"),
             ("", "ratelimit:{probe}"),
         ] {
-            assert_eq!(Probe::beside(key.as_bytes()).question().key(), probe.as_bytes());
+            assert_eq!(Probe::beside(key.as_bytes()).command().key(), probe.as_bytes());
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Events about whether Redis answers: the first change at once, and few enough that a Redis that comes and goes does
-//! not flood the logs. It knows no reasons: when the state changes is decided in `breaker.rs`.
+//! Limits the rate of the events about the availability of Redis: the first change is reported at
+//! once, and an unstable Redis does not flood the logs. The breaker decides when the state changes.
 
 use std::{
     mem,
@@ -12,12 +12,13 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{error::StoreError, store::lock};
+use super::{error::TransportError, events};
+use crate::store::lock;
 
-/// There is at most one pair of events in this time: that Redis is unavailable, and that it is available again.
+/// The time for which there is at most one pair of events: unavailable, and available again.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// A state of Redis, and how often it changed since the last report.
+/// A state of Redis, and the number of changes since the last report.
 #[derive(Clone, Debug)]
 struct Report {
     state: State,
@@ -25,24 +26,22 @@ struct Report {
 }
 
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "tracing"), allow(dead_code))]
 pub(crate) enum State {
-    Unavailable(StoreError),
+    Unavailable(TransportError),
     /// After an outage of this length.
     Available(Duration),
     /// The node has no slots any more.
-    Left,
+    Retired,
 }
 
 #[derive(Debug)]
 pub(crate) struct Reports {
-    /// Which node of a cluster it is about.
-    #[cfg_attr(not(feature = "tracing"), allow(dead_code))]
-    node: Option<String>,
+    /// The node of a cluster.
+    node: Option<Arc<str>>,
     period: Mutex<Option<Period>>,
 }
 
-/// What was reported in a period, and what is left for its end.
+/// The reports in a period, and the change that is left for its end.
 #[derive(Debug)]
 struct Period {
     ends: Instant,
@@ -52,18 +51,18 @@ struct Period {
 }
 
 impl Period {
-    /// One that begins with a report.
+    /// Begins with a report.
     fn new(now: Instant, first: &State) -> Self {
         let has_unavailable = matches!(first, State::Unavailable(_));
         let has_available = !has_unavailable;
         Self { ends: now + PERIOD, has_unavailable, has_available, held_back: None }
     }
 
-    /// Takes a change. Returns it if it is to be reported now; else it is held back.
+    /// Takes a change. Returns it to be reported now, or holds it back.
     fn change(&mut self, state: State) -> Option<Report> {
         let reported = match state {
             State::Unavailable(_) => &mut self.has_unavailable,
-            State::Available(_) | State::Left => &mut self.has_available,
+            State::Available(_) | State::Retired => &mut self.has_available,
         };
         if self.held_back.is_none() && !mem::replace(reported, true) {
             return Some(Report { state, changes: 1 });
@@ -75,11 +74,11 @@ impl Period {
 }
 
 impl Reports {
-    pub(crate) fn new(node: Option<String>) -> Self {
+    pub(crate) fn new(node: Option<Arc<str>>) -> Self {
         Self { node, period: Mutex::new(None) }
     }
 
-    /// Reports a change now, or by the end of the period.
+    /// Reports a change, at the latest at the end of the period.
     pub(crate) fn change(self: &Arc<Self>, state: State) {
         if !cfg!(feature = "tracing") {
             return;
@@ -99,7 +98,8 @@ impl Reports {
         }
     }
 
-    /// Returns what is to be reported now, and the end of the period if something was held back for the first time.
+    /// Returns the report for now; and, if this is the first change that was held back, the end of
+    /// the period.
     fn next(&self, state: State, now: Instant) -> (Option<Report>, Option<Instant>) {
         let period = &mut *lock(&self.period);
         match period {
@@ -110,7 +110,7 @@ impl Reports {
                 (report, is_first.then_some(current.ends))
             }
             _ => {
-                // Something is left if the runtime that was to report it did not run.
+                // A change is left over if the runtime that had to report it did not run.
                 let left = period.take().and_then(|it| it.held_back).map_or(0, |it| it.changes);
                 *period = Some(Period::new(now, &state));
                 (Some(Report { state, changes: left + 1 }), None)
@@ -118,7 +118,8 @@ impl Reports {
         }
     }
 
-    /// Returns what was held back in the period that ends then. It is the first report of the next one.
+    /// Returns the change that was held back in the period that ends at `ends`. It begins the next
+    /// period.
     fn held_back(&self, ends: Instant) -> Option<Report> {
         let period = &mut *lock(&self.period);
         let report = period.as_mut().filter(|it| it.ends == ends)?.held_back.take()?;
@@ -126,25 +127,12 @@ impl Reports {
         Some(report)
     }
 
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, clippy::unused_self))]
     fn emit(&self, report: &Report) {
-        #[cfg(feature = "tracing")]
-        {
-            let (node, changes) = (self.node.as_deref(), report.changes);
-            match &report.state {
-                State::Unavailable(error) => tracing::warn!(
-                    node,
-                    changes,
-                    error = error as &dyn std::error::Error,
-                    "Redis does not answer, its decisions fail at once until it does"
-                ),
-                State::Available(after) => {
-                    tracing::info!(node, changes, ?after, "Redis answers again");
-                }
-                State::Left => {
-                    tracing::info!(node, changes, "the node of the cluster has no slots any more");
-                }
-            }
+        let (node, changes) = (self.node.as_deref(), report.changes);
+        match &report.state {
+            State::Unavailable(error) => events::unavailable(node, changes, error),
+            State::Available(after) => events::available(node, changes, *after),
+            State::Retired => events::retired(node, changes),
         }
     }
 }
@@ -153,7 +141,8 @@ impl Reports {
 mod tests {
     use super::*;
 
-    /// What is reported of changes at these seconds: when, whether Redis is available, and how many changes it tells.
+    /// Returns the reports about changes at these seconds: the time, the availability and the
+    /// number of changes.
     fn reported(changes: &[f64]) -> Vec<(f64, bool, u32)> {
         let reports = Reports::new(None);
         let start = Instant::now();
@@ -174,7 +163,7 @@ mod tests {
             is_available = !is_available;
             let state = match is_available {
                 true => State::Available(Duration::ZERO),
-                false => State::Unavailable(StoreError::away()),
+                false => State::Unavailable(TransportError::circuit_open()),
             };
             let (report, ends) = reports.next(state, now);
             timer = timer.or(ends);
@@ -197,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_changes_one_pair_is_reported_in_a_period_and_the_last_state_at_its_end() {
+    fn a_period_reports_one_pair_of_many_changes_and_the_last_state_at_its_end() {
         assert_eq!(
             reported(&[0.0, 1.0, 2.0, 3.0, 4.0]),
             [(0.0, false, 1), (1.0, true, 1), (10.0, false, 3)]
@@ -210,12 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_runtime_that_has_ended_did_not_report_is_in_the_next_report() {
+    fn changes_that_an_ended_runtime_did_not_report_are_in_the_next_report() {
         let reports = Reports::new(None);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for (seconds, is_reported) in [(0, true), (1, false), (2, false), (15, true)] {
-            let (report, _) = reports.next(State::Unavailable(StoreError::away()), at(seconds));
+            let (report, _) =
+                reports.next(State::Unavailable(TransportError::circuit_open()), at(seconds));
             assert_eq!(report.is_some(), is_reported);
             if seconds == 15 {
                 assert_eq!(report.unwrap().changes, 3);

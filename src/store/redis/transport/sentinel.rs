@@ -1,9 +1,11 @@
-//! The master that Redis Sentinels name: which server it is, and when that changes.
+//! The master that Redis Sentinels name, and its changes.
 //!
-//! A keeper per Sentinel holds a connection, asks each second and when it is poked, and subscribes
-//! to announcements. A new connection to the master waits for answers to questions that were sent
-//! after it was asked for. A watcher compares the latest answers, and makes the connections to the
-//! old master void when another one is named.
+//! A task per Sentinel keeps a connection, polls each second and on demand, and subscribes to
+//! announcements. A new connection to the master waits for answers to questions that were sent
+//! after the caller began. A watcher compares the latest answers. When they name another master,
+//! the connections to the old one are outdated.
+
+mod votes;
 
 use std::{
     cmp::Reverse,
@@ -25,40 +27,42 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use self::votes::{Report, Wait, wait};
 use super::{
-    answers::is_answer,
-    endpoint::{
-        ANSWER_TIMEOUT as ROLE_TIMEOUT, Address, CONNECT_TIMEOUT, Channel, Endpoint, Mapping,
-        Place, race,
+    connector::{
+        ANSWER_TIMEOUT as ROLE_TIMEOUT, Address, CONNECT_TIMEOUT, Endpoint, Mapping, Place,
+        Session, race,
     },
+    error::is_reply,
+    events,
 };
-use crate::{redisson::drawn_out, store::lock};
+use crate::{store::lock, time::with_jitter};
 
-/// The pause between two questions to a Sentinel, which is drawn out by up to a tenth.
-const QUESTION_PAUSE: Duration = Duration::from_millis(900);
-/// The least pause: an announcement leads to a question, and a Sentinel may send any number of
-/// these.
-const LEAST_PAUSE: Duration = Duration::from_millis(5);
+/// The pause between two questions to a Sentinel, before jitter.
+const POLL_PAUSE: Duration = Duration::from_millis(900);
+/// The least pause between two questions. An announcement causes a question, and a Sentinel may
+/// send any number of announcements.
+const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// A Sentinel that does not answer within this time counts as failed.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// After the first answer, the other Sentinels have this time, or twice what the first took: less
-/// than the default deadline of a decision, because it delays the first one while a Sentinel is
+/// The time for more answers after the first one, at least twice the latency of the first. It is
+/// below the default deadline, because it delays the first decision while a Sentinel is
 /// unreachable.
 const GRACE: Duration = Duration::from_millis(50);
-/// The same while fewer than half of the Sentinels have answered: one that lies may be the fastest.
+/// The same while fewer than half of the Sentinels have answered: the fastest answer may be wrong.
 const LONG_GRACE: Duration = Duration::from_millis(250);
-/// The pause after an attempt that failed.
+/// The pause after a failed attempt.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// While the server that is named refuses connections or is no master, an attempt goes on for this
-/// time: less than the default deadline, so that callers get its error.
+/// The time limit of an attempt while the named server rejects connections or is no master. It is
+/// below the default deadline, so that callers get the error of the attempt.
 const SEARCH_WITHIN: Duration = Duration::from_millis(75);
-/// While the server that is named does not answer, the Sentinels are asked again after this pause.
+/// The pause between two questions to the Sentinels while the named server does not answer.
 const SEARCH_PAUSE: Duration = Duration::from_millis(100);
-/// The most Sentinels that are learnt from others.
-const MAX_LEARNT: usize = 16;
-/// The number of questions to a Sentinel after which it is asked which others there are.
-const LEARN_EVERY: usize = 10;
-/// A watcher that has not moved on for this time is in a runtime that does not run.
+/// The most Sentinels that are discovered through others.
+const MAX_DISCOVERED: usize = 16;
+/// The number of polls of a Sentinel between two questions for its peers.
+const DISCOVER_EVERY: usize = 10;
+/// The time without progress after which the runtime of the watcher is taken as stopped.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 
 const ANNOUNCEMENT: &str = "+switch-master";
@@ -67,20 +71,20 @@ const ANNOUNCEMENT: &str = "+switch-master";
 pub(crate) struct Sentinels(Arc<Shared>);
 
 struct Shared {
-    name: String,
-    /// How to connect to the master, but for its address.
+    name: Arc<str>,
+    /// The settings for connections to the master, without its address.
     template: Endpoint,
     mapping: Mapping,
-    /// How many of the nodes were given; they come first. The others are learnt.
-    given: usize,
-    nodes: Mutex<Vec<Arc<Node>>>,
+    /// The number of configured Sentinels. They come first; the others are discovered.
+    configured: usize,
+    sentinels: Mutex<Vec<Arc<Sentinel>>>,
     /// Changes with each report.
-    news: watch::Sender<()>,
+    reported: watch::Sender<()>,
     master: Mutex<Master>,
     watcher: Mutex<Option<Watcher>>,
     has_warned: AtomicBool,
-    /// The last address that could not be followed.
-    refused: Mutex<Option<Address>>,
+    /// The last master that was unusable.
+    unusable: Mutex<Option<Address>>,
 }
 
 /// The server that decisions are sent to.
@@ -88,29 +92,29 @@ struct Shared {
 struct Master {
     address: Option<Address>,
     /// Its name and its address, for errors.
-    named: Option<Arc<String>>,
-    /// The number of changes. A connection is void if there was one since it was made.
+    named: Option<Arc<str>>,
+    /// The number of changes. A connection of an earlier generation is outdated.
     generation: u64,
 }
 
 struct Watcher {
     task: AbortHandle,
-    moved: Arc<Mutex<Instant>>,
+    progress: Arc<Mutex<Instant>>,
 }
 
-/// A Sentinel.
-struct Node {
+struct Sentinel {
     endpoint: Endpoint,
-    poke: Notify,
+    /// Asks it for a poll without a pause.
+    wake: Notify,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     report: Report,
-    connection: Option<Channel>,
+    connection: Option<Session>,
     id: Option<String>,
-    /// The others that it knows.
+    /// The other Sentinels that it knows.
     peers: Option<Vec<Peer>>,
 }
 
@@ -119,78 +123,55 @@ struct Peer {
     address: Address,
 }
 
-/// What is known of a Sentinel's answer, and when the question was sent.
-#[derive(Clone, Debug, Default)]
-enum Report {
-    /// It is asked for the first time, or again after its connection ended.
-    #[default]
-    Awaited,
-    Named(Address, Instant),
-    /// It knows no master of that name.
-    Unknown(Instant),
-    Failed(RedisError, Instant),
-}
-
-/// Whether it makes sense to wait for more answers.
-#[derive(Debug, PartialEq, Eq)]
-enum Wait {
-    /// The rest would change nothing.
-    Over,
-    /// For a moment.
-    Grace,
-    /// For longer, because most Sentinels have not answered.
-    LongGrace,
-    Needed,
-}
-
 impl Sentinels {
-    /// `given` are the Sentinels, at least one, each with its own credentials and TLS settings;
-    /// `template` is how to log in to the master `name`, without its address.
+    /// `configured` are the Sentinels, at least one, each with its own credentials and TLS
+    /// settings. `template` has the settings for the login at the master `name`, without its
+    /// address.
     pub(crate) fn new(
-        given: Vec<Endpoint>,
+        configured: Vec<Endpoint>,
         name: String,
         template: Endpoint,
         mapping: Mapping,
     ) -> Self {
-        let mut nodes: Vec<Arc<Node>> = vec![];
-        for endpoint in given {
-            if nodes.iter().all(|it| it.endpoint.place != endpoint.place) {
-                nodes.push(Arc::new(Node::new(endpoint)));
+        let mut sentinels: Vec<Arc<Sentinel>> = vec![];
+        for endpoint in configured {
+            if sentinels.iter().all(|it| it.endpoint.place() != endpoint.place()) {
+                sentinels.push(Arc::new(Sentinel::new(endpoint)));
             }
         }
         Self(Arc::new(Shared {
-            name,
+            name: name.into(),
             template,
             mapping,
-            given: nodes.len(),
-            nodes: Mutex::new(nodes),
-            news: watch::Sender::new(()),
+            configured: sentinels.len(),
+            sentinels: Mutex::new(sentinels),
+            reported: watch::Sender::new(()),
             master: Mutex::default(),
             watcher: Mutex::default(),
             has_warned: AtomicBool::new(false),
-            refused: Mutex::default(),
+            unusable: Mutex::default(),
         }))
     }
 
     /// Returns the name of the master, and its address if it is known.
-    pub(crate) fn name(&self) -> Arc<String> {
+    pub(crate) fn name(&self) -> Arc<str> {
         let named = lock(&self.0.master).named.clone();
-        named.unwrap_or_else(|| Arc::new(self.0.name.clone()))
+        named.unwrap_or_else(|| self.0.name.clone())
     }
 
-    /// Connects to the master. Returns the connection with the number by which to ask whether it
-    /// [is void](Self::is_void).
-    pub(crate) async fn connect(&self) -> Result<(Channel, u64), RedisError> {
+    /// Connects to the master. Returns the connection and its generation, for
+    /// [`is_outdated`](Self::is_outdated).
+    pub(crate) async fn connect(&self) -> Result<(Session, u64), RedisError> {
         let shared = &self.0;
         let start = Instant::now();
         loop {
             let known = lock(&shared.master).generation;
             let mut failure = None;
-            for address in shared.ask().await? {
+            for address in shared.poll_all().await? {
                 let connection = shared.open_master(&address);
-                match race(connection, shared.until_other(&address)).await {
+                match race(connection, shared.until_other_master(&address)).await {
                     Some(Ok(connection)) => {
-                        if let Some(generation) = shared.follow(known, address) {
+                        if let Some(generation) = shared.switch_to(known, address) {
                             return Ok((connection, generation));
                         }
                         failure = None;
@@ -207,14 +188,14 @@ impl Sentinels {
         }
     }
 
-    /// Whether a connection leads to a server that is the master no longer.
-    pub(crate) fn is_void(&self, generation: u64) -> bool {
+    /// Returns whether a connection leads to an earlier master.
+    pub(crate) fn is_outdated(&self, generation: u64) -> bool {
         lock(&self.0.master).generation != generation
     }
 
-    /// Sees to it that the Sentinels are watched, also if the runtime of the watcher has ended.
-    pub(crate) fn keep_watching(&self) {
-        self.0.keep_watching();
+    /// Ensures that the Sentinels are watched, also if the runtime of the watcher has ended.
+    pub(crate) fn ensure_watching(&self) {
+        self.0.ensure_watching();
     }
 }
 
@@ -227,92 +208,92 @@ impl Drop for Sentinels {
 }
 
 impl Shared {
-    fn nodes(&self) -> Vec<Arc<Node>> {
-        lock(&self.nodes).clone()
+    fn sentinels(&self) -> Vec<Arc<Sentinel>> {
+        lock(&self.sentinels).clone()
     }
 
     fn reports(&self) -> Vec<Report> {
-        self.nodes().iter().map(|node| lock(&node.state).report.clone()).collect()
+        self.sentinels().iter().map(|it| lock(&it.state).report.clone()).collect()
     }
 
-    fn keep_watching(self: &Arc<Self>) {
+    fn ensure_watching(self: &Arc<Self>) {
         let watcher = &mut *lock(&self.watcher);
-        let moves = |it: &Watcher| lock(&it.moved).elapsed() < MAX_STANDSTILL;
-        if watcher.as_ref().is_some_and(|it| !it.task.is_finished() && moves(it)) {
+        let progresses = |it: &Watcher| lock(&it.progress).elapsed() < MAX_STANDSTILL;
+        if watcher.as_ref().is_some_and(|it| !it.task.is_finished() && progresses(it)) {
             return;
         }
         if let Some(watcher) = watcher.take() {
             watcher.task.abort();
         }
-        // What they said may be old, and their connections end with the runtime.
-        self.nodes().iter().for_each(|node| lock(&node.state).forget());
-        let moved = Arc::new(Mutex::new(Instant::now()));
-        let task = tokio::spawn(self.clone().watch(moved.clone())).abort_handle();
-        *watcher = Some(Watcher { task, moved });
+        // The last answers may be old, and the connections end with the runtime.
+        self.sentinels().iter().for_each(|it| lock(&it.state).forget());
+        let progress = Arc::new(Mutex::new(Instant::now()));
+        let task = tokio::spawn(self.clone().watch(progress.clone())).abort_handle();
+        *watcher = Some(Watcher { task, progress });
     }
 
-    /// Asks all Sentinels. Returns the address that a majority names, or all of them, the best one
-    /// first.
-    async fn ask(self: &Arc<Self>) -> Result<Vec<Address>, RedisError> {
-        self.keep_watching();
+    /// Polls all Sentinels. Returns the address that a majority names; without a majority, all
+    /// addresses, the best first.
+    async fn poll_all(self: &Arc<Self>) -> Result<Vec<Address>, RedisError> {
+        self.ensure_watching();
         let asked = Instant::now();
-        let mut news = self.news.subscribe();
-        self.poke();
-        let mut first_took: Option<Duration> = None;
+        let mut reported = self.reported.subscribe();
+        self.wake_all();
+        let mut first_latency: Option<Duration> = None;
         loop {
             let until = match wait(&self.reports(), asked) {
                 Wait::Over => break,
                 Wait::Needed => ANSWER_TIMEOUT.saturating_mul(3),
                 wait => {
-                    let took = *first_took.get_or_insert_with(|| asked.elapsed());
+                    let latency = *first_latency.get_or_insert_with(|| asked.elapsed());
                     let grace = if wait == Wait::Grace { GRACE } else { LONG_GRACE };
-                    took + grace.max(2 * took)
+                    latency + grace.max(2 * latency)
                 }
             };
             let left = until.saturating_sub(asked.elapsed());
-            if timeout(left, news.changed()).await.is_err() {
+            if timeout(left, reported.changed()).await.is_err() {
                 break;
             }
         }
         let candidates = self.candidates().await;
-        if candidates.is_empty() { Err(self.nobody_named()) } else { Ok(candidates) }
+        if candidates.is_empty() { Err(self.no_master()) } else { Ok(candidates) }
     }
 
-    fn poke(&self) {
-        self.nodes().iter().for_each(|node| node.poke.notify_one());
+    fn wake_all(&self) {
+        self.sentinels().iter().for_each(|it| it.wake.notify_one());
     }
 
-    /// The address that the majority of the latest answers names. Without a majority, all of them:
-    /// those with the most votes first, and of these the one of the newest configuration, because a
-    /// Sentinel that is cut off from the others knows an old one. The first whose role is master
-    /// counts, so that all processes choose the same.
+    /// Returns the address that the majority of the latest answers names. Without a majority,
+    /// returns all addresses, by votes and then by configuration epoch, because an isolated
+    /// Sentinel knows an old configuration. The first address with the role master counts, so that
+    /// all processes choose the same.
     async fn candidates(&self) -> Vec<Address> {
-        let mut votes: Vec<(Address, Vec<Arc<Node>>)> = vec![];
-        for node in self.nodes() {
-            let Report::Named(address, _) = lock(&node.state).report.clone() else { continue };
+        let mut votes: Vec<(Address, Vec<Arc<Sentinel>>)> = vec![];
+        for sentinel in self.sentinels() {
+            let Report::Named(address, _) = lock(&sentinel.state).report.clone() else { continue };
             match votes.iter_mut().find(|it| it.0 == address) {
-                Some((_, nodes)) => nodes.push(node),
-                None => votes.push((address, vec![node])),
+                Some((_, voters)) => voters.push(sentinel),
+                None => votes.push((address, vec![sentinel])),
             }
         }
-        let all: usize = votes.iter().map(|(_, nodes)| nodes.len()).sum();
-        if let Some((address, _)) = votes.iter().find(|(_, nodes)| 2 * nodes.len() > all) {
+        let all: usize = votes.iter().map(|(_, voters)| voters.len()).sum();
+        if let Some((address, _)) = votes.iter().find(|(_, voters)| 2 * voters.len() > all) {
             return vec![address.clone()];
         }
         let mut ranked = vec![];
-        for (address, nodes) in votes {
+        for (address, voters) in votes {
             let mut newest = None;
-            for node in &nodes {
-                newest = newest.max(node.epoch(&self.name).await);
+            for sentinel in &voters {
+                newest = newest.max(sentinel.epoch(&self.name).await);
             }
-            ranked.push((Reverse((nodes.len(), newest)), address));
+            ranked.push((Reverse((voters.len(), newest)), address));
         }
         ranked.sort();
         ranked.into_iter().map(|(_, address)| address).collect()
     }
 
-    /// Connects to a server, and returns an error if it is no master.
-    async fn open_master(&self, address: &Address) -> Result<Channel, RedisError> {
+    /// Connects to a server. Returns an error if its role is not master.
+    async fn open_master(&self, address: &Address) -> Result<Session, RedisError> {
         let Self { name, .. } = self;
         let (host, port) = address;
         let endpoint = self.template.at(address.clone());
@@ -333,7 +314,8 @@ impl Shared {
         })?;
         let role = role.map_err(|cause| {
             error(format!(
-                "the master {name} at {host}:{port} tells no role: {cause}; allow `+role`"
+                "the master {name} at {host}:{port} does not report its role: {cause}; allow \
+                 `+role`"
             ))
         })?;
         match role.first().and_then(|role| String::from_redis_value_ref(role).ok()) {
@@ -346,19 +328,19 @@ impl Shared {
         }
     }
 
-    /// Waits until the Sentinels do not name an address any more.
-    async fn until_other(self: &Arc<Self>, address: &Address) {
+    /// Waits until the Sentinels no longer name an address.
+    async fn until_other_master(self: &Arc<Self>, address: &Address) {
         loop {
             sleep(SEARCH_PAUSE).await;
-            if self.ask().await.is_ok_and(|candidates| !candidates.contains(address)) {
+            if self.poll_all().await.is_ok_and(|candidates| !candidates.contains(address)) {
                 return;
             }
         }
     }
 
-    /// Makes an address that of the master; if it is another one, connections that were made before
-    /// are void. Returns the generation, or nothing if there was a change since `known`.
-    fn follow(&self, known: u64, address: Address) -> Option<u64> {
+    /// Sets the address of the master. If it changes, earlier connections are outdated. Returns the
+    /// generation, or nothing if another change came after `known`.
+    fn switch_to(&self, known: u64, address: Address) -> Option<u64> {
         let master = &mut *lock(&self.master);
         if master.address.as_ref() == Some(&address) {
             return Some(master.generation);
@@ -368,45 +350,45 @@ impl Shared {
         }
         let place = Place::Tcp(address.clone());
         if let Some(old) = master.address.replace(address) {
-            event::master_changed(&self.name, &Place::Tcp(old), &place);
+            events::master_changed(&self.name, Place::Tcp(old), &place);
         }
-        master.named = Some(Arc::new(format!("{} ({place})", self.name)));
+        master.named = Some(format!("{} ({place})", self.name).into());
         master.generation += 1;
         Some(master.generation)
     }
 
-    async fn watch(self: Arc<Self>, moved: Arc<Mutex<Instant>>) {
-        let mut news = self.news.subscribe();
-        let mut keepers: Vec<Keeper> = vec![];
+    async fn watch(self: Arc<Self>, progress: Arc<Mutex<Instant>>) {
+        let mut reported = self.reported.subscribe();
+        let mut pollers: Vec<Poller> = vec![];
         loop {
-            *lock(&moved) = Instant::now();
-            self.learn();
-            let nodes = self.nodes();
-            keepers.retain(|keeper| {
-                let is_known = nodes.iter().any(|node| Arc::ptr_eq(node, &keeper.node));
-                is_known && !keeper.task.is_finished() // it ends if the mapping panics
+            *lock(&progress) = Instant::now();
+            self.discover();
+            let sentinels = self.sentinels();
+            pollers.retain(|poller| {
+                let is_known = sentinels.iter().any(|it| Arc::ptr_eq(it, &poller.sentinel));
+                is_known && !poller.task.is_finished() // it ends if the mapping panics
             });
-            for node in nodes {
-                if !keepers.iter().any(|keeper| Arc::ptr_eq(&node, &keeper.node)) {
-                    let task = tokio::spawn(self.clone().keep(node.clone())).abort_handle();
-                    keepers.push(Keeper { node, task });
+            for sentinel in sentinels {
+                if !pollers.iter().any(|poller| Arc::ptr_eq(&sentinel, &poller.sentinel)) {
+                    let task = tokio::spawn(self.clone().poll(sentinel.clone())).abort_handle();
+                    pollers.push(Poller { sentinel, task });
                 }
             }
-            let _ = timeout(2 * CONNECT_TIMEOUT, self.look()).await;
-            let _ = timeout(QUESTION_PAUSE, news.changed()).await;
+            let _ = timeout(2 * CONNECT_TIMEOUT, self.compare()).await;
+            let _ = timeout(POLL_PAUSE, reported.changed()).await;
         }
     }
 
-    /// Follows if the Sentinels name another master.
-    async fn look(&self) {
+    /// Compares the latest answers, and switches if they name another master.
+    async fn compare(&self) {
         let (known, address) = {
             let master = lock(&self.master);
             (master.generation, master.address.clone())
         };
-        // Whatever they said last: a keeper that gets no answer reports that.
+        // Of any age: a poller without an answer reports a failure.
         let (Some(address), Wait::Over) = (address, wait(&self.reports(), None)) else { return };
         let candidates = self.candidates().await;
-        // Without a majority, a master that says that it is one is not left.
+        // Without a majority, the current master stays if its role is master.
         let is_open = candidates.len() > 1 && candidates.contains(&address);
         if is_open && self.open_master(&address).await.is_ok() {
             return;
@@ -417,124 +399,129 @@ impl Shared {
             }
             match self.open_master(&candidate).await {
                 Ok(_) => {
-                    self.follow(known, candidate);
+                    self.switch_to(known, candidate);
                     return;
                 }
-                Err(error) => self.refused(candidate, &error),
+                Err(error) => self.report_unusable(candidate, &error),
             }
         }
     }
 
-    /// Reports once that a server cannot be followed that the Sentinels name.
-    fn refused(&self, address: Address, error: &RedisError) {
-        if lock(&self.refused).as_ref() != Some(&address) {
-            event::not_followed(&self.name, &Place::Tcp(address.clone()), error);
-            *lock(&self.refused) = Some(address);
+    /// Reports once that the master that the Sentinels name is unusable.
+    fn report_unusable(&self, address: Address, error: &RedisError) {
+        if lock(&self.unusable).as_ref() != Some(&address) {
+            events::master_unusable(&self.name, Place::Tcp(address.clone()), error);
+            *lock(&self.unusable) = Some(address);
         }
     }
 
-    /// Talks to a Sentinel, again and again.
-    async fn keep(self: Arc<Self>, node: Arc<Node>) {
+    /// Polls a Sentinel, over a new connection after each error.
+    async fn poll(self: Arc<Self>, sentinel: Arc<Sentinel>) {
         loop {
             let mut has_answered = false;
-            let Err(error) = self.talk(&node, &mut has_answered).await;
-            lock(&node.state).connection = None;
-            if has_answered && !error.is_timeout() && !is_answer(&error) {
-                self.report(&node, Report::Awaited); // its connection has ended
+            let Err(error) = self.poll_until_error(&sentinel, &mut has_answered).await;
+            lock(&sentinel.state).connection = None;
+            if has_answered && !error.is_timeout() && !is_reply(&error) {
+                self.report(&sentinel, Report::Awaited); // its connection has ended
             } else {
-                self.report(&node, Report::Failed(error, Instant::now()));
-                let _ = timeout(drawn_out(QUESTION_PAUSE), node.poke.notified()).await;
+                self.report(&sentinel, Report::Failed(error, Instant::now()));
+                let _ = timeout(with_jitter(POLL_PAUSE), sentinel.wake.notified()).await;
             }
             sleep(RETRY_PAUSE).await;
         }
     }
 
-    async fn talk(
+    async fn poll_until_error(
         self: &Arc<Self>,
-        node: &Arc<Node>,
+        sentinel: &Arc<Sentinel>,
         has_answered: &mut bool,
     ) -> Result<Infallible, RedisError> {
-        let mut connection = self.reach(node).await?;
-        lock(&node.state).connection = Some(connection.clone());
-        self.question(node, &mut connection).await?;
+        let mut connection = self.connect_to(sentinel).await?;
+        lock(&sentinel.state).connection = Some(connection.clone());
+        self.ask_master(sentinel, &mut connection).await?;
         *has_answered = true;
         self.subscribe(&mut connection).await?;
         for number in 0.. {
-            // The first time also for what changed before the subscription.
-            self.question(node, &mut connection).await?;
-            if number % LEARN_EVERY == 0 {
-                self.question_peers(node, &mut connection).await?;
+            // The first of these finds changes from before the subscription.
+            self.ask_master(sentinel, &mut connection).await?;
+            if number % DISCOVER_EVERY == 0 {
+                self.ask_peers(sentinel, &mut connection).await?;
             }
-            sleep(LEAST_PAUSE).await;
-            let _ = timeout(drawn_out(QUESTION_PAUSE), node.poke.notified()).await;
+            sleep(MIN_PAUSE).await;
+            let _ = timeout(with_jitter(POLL_PAUSE), sentinel.wake.notified()).await;
         }
         unreachable!("the numbers do not end")
     }
 
-    async fn reach(self: &Arc<Self>, node: &Arc<Node>) -> Result<Channel, RedisError> {
-        let (shared, weak_node) = (Arc::downgrade(self), Arc::downgrade(node));
+    async fn connect_to(self: &Arc<Self>, sentinel: &Arc<Sentinel>) -> Result<Session, RedisError> {
+        let (shared, weak_sentinel) = (Arc::downgrade(self), Arc::downgrade(sentinel));
         let pushed = move |push: PushInfo| {
             match push.kind {
                 PushKind::Disconnection => {
-                    weak_node.upgrade().inspect(|node| node.poke.notify_one());
+                    weak_sentinel.upgrade().inspect(|it| it.wake.notify_one());
                 }
                 PushKind::Message => {
                     let shared = shared.upgrade();
                     let message = Msg::from_push_info(push).map(|it| it.get_payload::<String>());
-                    // A lie does no harm: all Sentinels are asked.
+                    // A wrong announcement is harmless, because all Sentinels are asked.
                     if let (Some(shared), Some(Ok(message))) = (shared, message)
                         && message.split(' ').next() == Some(&shared.name)
                     {
-                        shared.poke();
+                        shared.wake_all();
                     }
                 }
                 _ => {}
             }
             Ok::<(), SendError>(())
         };
-        node.endpoint.open(CONNECT_TIMEOUT, Some(ANSWER_TIMEOUT), Some(Arc::new(pushed))).await
+        let pushes = Some(Arc::new(pushed) as _);
+        sentinel.endpoint.open(CONNECT_TIMEOUT, Some(ANSWER_TIMEOUT), pushes).await
     }
 
-    async fn question(&self, node: &Node, connection: &mut Channel) -> Result<(), RedisError> {
+    async fn ask_master(
+        &self,
+        sentinel: &Sentinel,
+        connection: &mut Session,
+    ) -> Result<(), RedisError> {
         let asked = Instant::now();
-        let command = sentinel("GET-MASTER-ADDR-BY-NAME", Some(&self.name));
-        let told: Option<Address> = command.query_async(connection).await?;
-        let report = match told {
+        let command = sentinel_command("GET-MASTER-ADDR-BY-NAME", Some(&self.name));
+        let address: Option<Address> = command.query_async(connection).await?;
+        let report = match address {
             Some((host, port)) => Report::Named((self.mapping)(&host, port), asked),
             None => Report::Unknown(asked),
         };
-        self.report(node, report);
+        self.report(sentinel, report);
         Ok(())
     }
 
-    fn report(&self, node: &Node, report: Report) {
-        lock(&node.state).report = report;
-        self.news.send_replace(());
+    fn report(&self, sentinel: &Sentinel, report: Report) {
+        lock(&sentinel.state).report = report;
+        self.reported.send_replace(());
     }
 
-    /// Without the permission, the store asks each second.
-    async fn subscribe(&self, connection: &mut Channel) -> Result<(), RedisError> {
+    /// Subscribes to announcements. Without the permission, polling has to suffice.
+    async fn subscribe(&self, connection: &mut Session) -> Result<(), RedisError> {
         let result = connection.commands.subscribe(ANNOUNCEMENT).await;
         let Err(error) = result else { return Ok(()) };
         if error.is_io_error() || error.is_unrecoverable_error() {
             return Err(error);
         }
         if !self.has_warned.swap(true, Relaxed) {
-            event::not_subscribed(&self.name, &error);
+            events::not_subscribed(&self.name, &error);
         }
         Ok(())
     }
 
-    /// Asks which Sentinel it is, and which others there are; if that is not permitted, none are
-    /// learnt.
-    async fn question_peers(
+    /// Asks a Sentinel for its id and its peers. Without the permission, none are discovered.
+    async fn ask_peers(
         &self,
-        node: &Node,
-        connection: &mut Channel,
+        sentinel: &Sentinel,
+        connection: &mut Session,
     ) -> Result<(), RedisError> {
-        let id = permitted(sentinel("MYID", None).query_async::<String>(connection).await)?;
-        let command = sentinel("SENTINELS", Some(&self.name));
-        let told: Option<Vec<HashMap<String, String>>> =
+        let id = sentinel_command("MYID", None).query_async::<String>(connection).await;
+        let id = permitted(id)?;
+        let command = sentinel_command("SENTINELS", Some(&self.name));
+        let peers: Option<Vec<HashMap<String, String>>> =
             permitted(command.query_async(connection).await)?;
         let read = |it: &HashMap<String, String>| {
             let is_down = it.get("flags").is_some_and(|flags| flags.contains("s_down"));
@@ -542,33 +529,33 @@ impl Shared {
             let (id, address) = (it.get("runid")?.clone(), (self.mapping)(host, port));
             (!is_down).then_some(Peer { id, address })
         };
-        let peers = told.unwrap_or_default().iter().filter_map(read).collect();
-        let mut state = lock(&node.state);
+        let peers = peers.unwrap_or_default().iter().filter_map(read).collect();
+        let mut state = lock(&sentinel.state);
         (state.id, state.peers) = (id, Some(peers));
         drop(state);
-        self.news.send_replace(());
+        self.reported.send_replace(());
         Ok(())
     }
 
-    /// Adds the Sentinels that most of the others know, and removes learnt ones that they do not
-    /// know any more. One that lies about these has no majority.
-    fn learn(&self) {
-        let nodes = &mut *lock(&self.nodes);
-        let is_settled = |node: &Arc<Node>| {
-            let state = lock(&node.state);
+    /// Adds the Sentinels that the majority of the others knows, and removes discovered ones that
+    /// it no longer knows. One wrong Sentinel has no majority.
+    fn discover(&self) {
+        let sentinels = &mut *lock(&self.sentinels);
+        let is_settled = |sentinel: &Arc<Sentinel>| {
+            let state = lock(&sentinel.state);
             state.peers.is_some() || matches!(state.report, Report::Failed(..))
         };
-        if !nodes[..self.given].iter().all(is_settled) {
+        if !sentinels[..self.configured].iter().all(is_settled) {
             return;
         }
-        let ids = |nodes: &[Arc<Node>]| -> HashSet<String> {
-            nodes.iter().filter_map(|node| lock(&node.state).id.clone()).collect()
+        let ids = |sentinels: &[Arc<Sentinel>]| -> HashSet<String> {
+            sentinels.iter().filter_map(|it| lock(&it.state).id.clone()).collect()
         };
-        let (given_ids, all_ids) = (ids(&nodes[..self.given]), ids(nodes));
+        let (configured_ids, all_ids) = (ids(&sentinels[..self.configured]), ids(sentinels));
         let mut known_by: HashMap<(String, Address), usize> = HashMap::new();
         let mut lists = 0;
-        for node in nodes.iter() {
-            let Some(peers) = &lock(&node.state).peers else { continue };
+        for sentinel in sentinels.iter() {
+            let Some(peers) = &lock(&sentinel.state).peers else { continue };
             lists += usize::from(!peers.is_empty());
             let peers: HashSet<_> =
                 peers.iter().map(|it| (it.id.clone(), it.address.clone())).collect();
@@ -577,34 +564,37 @@ impl Shared {
         if lists == 0 {
             return;
         }
-        let template = nodes[0].endpoint.clone();
-        if matches!(template.place, Place::Unix(_)) {
+        let template = sentinels[0].endpoint.clone();
+        if matches!(template.place(), Place::Unix(_)) {
             return;
         }
         let mut endpoints: Vec<_> = known_by
             .into_iter()
             .filter(|((id, _), count)| {
                 let others = lists - usize::from(all_ids.contains(id)).min(lists - 1);
-                !given_ids.contains(id) && 2 * count > others
+                !configured_ids.contains(id) && 2 * count > others
             })
             .map(|((_, address), _)| template.at(address))
-            .filter(|new| nodes[..self.given].iter().all(|it| it.endpoint.place != new.place))
+            .filter(|new| {
+                let configured = &sentinels[..self.configured];
+                configured.iter().all(|it| it.endpoint.place() != new.place())
+            })
             .collect();
-        endpoints.sort_by_cached_key(|it| it.place.to_string());
-        endpoints.dedup_by(|a, b| a.place == b.place);
-        endpoints.truncate(MAX_LEARNT);
-        let learnt = nodes.split_off(self.given);
-        nodes.extend(endpoints.into_iter().map(|endpoint| {
-            let known = learnt.iter().find(|it| it.endpoint.place == endpoint.place);
-            known.cloned().unwrap_or_else(|| Arc::new(Node::new(endpoint)))
+        endpoints.sort_by(|a, b| a.name().cmp(b.name()));
+        endpoints.dedup_by(|a, b| a.place() == b.place());
+        endpoints.truncate(MAX_DISCOVERED);
+        let discovered = sentinels.split_off(self.configured);
+        sentinels.extend(endpoints.into_iter().map(|endpoint| {
+            let known = discovered.iter().find(|it| it.endpoint.place() == endpoint.place());
+            known.cloned().unwrap_or_else(|| Arc::new(Sentinel::new(endpoint)))
         }));
     }
 
-    /// Why there is no address.
-    fn nobody_named(&self) -> RedisError {
+    /// Returns the error for the case that no Sentinel names a master.
+    fn no_master(&self) -> RedisError {
         let (name, mut is_unknown, mut silent) = (&self.name, false, String::new());
-        for node in self.nodes() {
-            let why = match &lock(&node.state).report {
+        for sentinel in self.sentinels() {
+            let why = match &lock(&sentinel.state).report {
                 Report::Failed(error, _) => error.to_string(),
                 Report::Awaited => "no answer yet".to_owned(),
                 Report::Unknown(_) | Report::Named(..) => {
@@ -613,7 +603,7 @@ impl Shared {
                 }
             };
             let comma = if silent.is_empty() { "" } else { ", " };
-            let _ = write!(silent, "{comma}{} ({why})", node.endpoint.place);
+            let _ = write!(silent, "{comma}{} ({why})", sentinel.endpoint.name());
         }
         error(match (is_unknown, silent.is_empty()) {
             (true, true) => format!("the Sentinels know no master named {name}; check the name"),
@@ -629,17 +619,17 @@ impl Shared {
     }
 }
 
-impl Node {
+impl Sentinel {
     fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint, poke: Notify::new(), state: Mutex::default() }
+        Self { endpoint, wake: Notify::new(), state: Mutex::default() }
     }
 
-    /// The number of the configuration that it knows: each failover has a higher one.
+    /// Returns the epoch of the configuration that it knows: each failover increases it.
     async fn epoch(&self, name: &str) -> Option<u64> {
         let mut connection = lock(&self.state).connection.clone()?;
-        let command = sentinel("MASTER", Some(name));
-        let told = command.query_async::<HashMap<String, String>>(&mut connection);
-        timeout(GRACE, told).await.ok()?.ok()?.get("config-epoch")?.parse().ok()
+        let command = sentinel_command("MASTER", Some(name));
+        let master = command.query_async::<HashMap<String, String>>(&mut connection);
+        timeout(GRACE, master).await.ok()?.ok()?.get("config-epoch")?.parse().ok()
     }
 }
 
@@ -649,101 +639,34 @@ impl State {
     }
 }
 
-/// Ends with its value.
-struct Keeper {
-    node: Arc<Node>,
+/// The task that polls a Sentinel. It ends when this is dropped.
+struct Poller {
+    sentinel: Arc<Sentinel>,
     task: AbortHandle,
 }
 
-impl Drop for Keeper {
+impl Drop for Poller {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// Whether to wait for more answers to questions that were sent at `asked` or later.
-fn wait(reports: &[Report], asked: impl Into<Option<Instant>>) -> Wait {
-    let asked = asked.into();
-    let is_fresh = |at: &Instant| asked.is_none_or(|asked| *at >= asked);
-    let mut votes: HashMap<&Address, usize> = HashMap::new();
-    let (mut answers, mut awaited, mut failed_before) = (0, 0, 0);
-    for report in reports {
-        match report {
-            Report::Named(address, at) if is_fresh(at) => {
-                answers += 1;
-                *votes.entry(address).or_default() += 1;
-            }
-            Report::Unknown(at) if is_fresh(at) => answers += 1,
-            Report::Failed(_, at) if is_fresh(at) => {}
-            // It failed: those that answer decide without it.
-            Report::Failed(..) => failed_before += 1,
-            Report::Awaited | Report::Named(..) | Report::Unknown(_) => awaited += 1,
-        }
-    }
-    let (most, all) = (votes.values().max().copied().unwrap_or(0), votes.values().sum::<usize>());
-    let is_over = awaited == 0 && (answers > 0 || failed_before == 0);
-    if is_over || 2 * most > all + awaited {
-        Wait::Over
-    } else if all > 0 && 2 * answers >= reports.len() {
-        Wait::Grace
-    } else if all > 0 {
-        Wait::LongGrace
-    } else {
-        Wait::Needed
-    }
-}
-
-fn sentinel(question: &str, name: Option<&str>) -> Cmd {
+fn sentinel_command(question: &str, name: Option<&str>) -> Cmd {
     let mut command = redis::cmd("SENTINEL");
     command.arg(question).arg(name);
     command
 }
 
-/// Returns nothing if the Sentinel answers with an error.
+/// Returns nothing if the Sentinel replied with an error.
 fn permitted<T>(result: Result<T, RedisError>) -> Result<Option<T>, RedisError> {
     match result {
-        Err(error) if is_answer(&error) => Ok(None),
+        Err(error) if is_reply(&error) => Ok(None),
         result => result.map(Some),
     }
 }
 
 fn error(text: String) -> RedisError {
     io::Error::other(text).into()
-}
-
-mod event {
-    use redis::RedisError;
-
-    use super::Place;
-
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-    pub(crate) fn master_changed(master: &str, old: &Place, new: &Place) {
-        #[cfg(feature = "tracing")]
-        tracing::info!(master, %old, %new, "the Redis Sentinels name another master");
-    }
-
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-    pub(crate) fn not_followed(master: &str, address: &Place, error: &RedisError) {
-        #[cfg(feature = "tracing")]
-        tracing::warn!(
-            master,
-            %address,
-            error = error as &dyn std::error::Error,
-            "cannot use the master that the Redis Sentinels name: decisions stay with the old one \
-             until it is demoted, and are lost then"
-        );
-    }
-
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-    pub(crate) fn not_subscribed(master: &str, error: &RedisError) {
-        #[cfg(feature = "tracing")]
-        tracing::warn!(
-            master,
-            error = error as &dyn std::error::Error,
-            "cannot subscribe at a Redis Sentinel: it is asked each second which server is the \
-             master; allow `+subscribe` and `&+switch-master`, and RESP3"
-        );
-    }
 }
 
 #[cfg(test)]

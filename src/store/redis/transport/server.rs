@@ -1,79 +1,80 @@
-//! The servers that connections are made to.
+//! The targets of connections: a server, the master that Sentinels name, or a connection of the
+//! application.
 
 use std::sync::Arc;
 
 use redis::{RedisError, aio::ConnectionLike};
 
 use super::{
-    endpoint::{CONNECT_TIMEOUT, Endpoint, Traffic},
+    connector::{CONNECT_TIMEOUT, Endpoint, Traffic},
     sentinel::Sentinels,
 };
 
-/// What connections are made to.
 #[allow(clippy::large_enum_variant, reason = "there is one per store, or node of a cluster")]
 pub(crate) enum Server {
     One(Endpoint),
     /// The master that the Sentinels name.
     Sentinel(Sentinels),
-    /// Somebody else's connection, which mends itself.
-    Given(Box<dyn Wire>),
+    /// A connection of the application, which reconnects by itself.
+    Given(Box<dyn DynConnection>),
 }
 
-/// A connection, of whatever kind.
-pub(crate) trait Wire: ConnectionLike + Send + Sync {
-    fn boxed(&self) -> Box<dyn Wire>;
+/// A connection of any kind.
+pub(crate) trait DynConnection: ConnectionLike + Send + Sync {
+    fn boxed(&self) -> Box<dyn DynConnection>;
 }
 
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Wire for C {
-    fn boxed(&self) -> Box<dyn Wire> {
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> DynConnection for C {
+    fn boxed(&self) -> Box<dyn DynConnection> {
         Box::new(self.clone())
     }
 }
 
 /// A new connection.
 pub(crate) struct Connected {
-    pub(crate) wire: Box<dyn Wire>,
-    /// Unknown for somebody else's connection.
+    pub(crate) connection: Box<dyn DynConnection>,
+    /// Unknown for a connection of the application.
     pub(crate) traffic: Option<Arc<Traffic>>,
-    /// By which to ask whether the connection [is void](Server::is_void).
+    /// The argument for [`is_outdated`](Server::is_outdated).
     pub(crate) generation: u64,
 }
 
 impl Server {
     pub(crate) async fn connect(&self) -> Result<Connected, RedisError> {
-        let (channel, generation) = match self {
+        let (session, generation) = match self {
             Self::One(endpoint) => (endpoint.open(CONNECT_TIMEOUT, None, None).await?, 0),
             Self::Sentinel(sentinels) => sentinels.connect().await?,
-            Self::Given(wire) => {
-                return Ok(Connected { wire: wire.boxed(), traffic: None, generation: 0 });
+            Self::Given(connection) => {
+                let connection = connection.boxed();
+                return Ok(Connected { connection, traffic: None, generation: 0 });
             }
         };
-        let traffic = Some(channel.traffic.clone());
-        Ok(Connected { wire: Box::new(channel), traffic, generation })
+        let traffic = Some(session.traffic.clone());
+        Ok(Connected { connection: Box::new(session), traffic, generation })
     }
 
-    /// Returns the address, or what stands for it, for errors.
-    pub(crate) fn name(&self) -> Option<Arc<String>> {
+    /// Returns the address, or the name of the master, for errors.
+    pub(crate) fn name(&self) -> Option<Arc<str>> {
         match self {
-            Self::One(endpoint) => Some(endpoint.name()),
+            Self::One(endpoint) => Some(endpoint.name().clone()),
             Self::Sentinel(sentinels) => Some(sentinels.name()),
             Self::Given(_) => None,
         }
     }
 
-    /// Whether a connection leads to another server than new ones do.
-    pub(crate) fn is_void(&self, generation: u64) -> bool {
-        matches!(self, Self::Sentinel(sentinels) if sentinels.is_void(generation))
+    /// Returns whether a connection leads to another server than new connections do.
+    pub(crate) fn is_outdated(&self, generation: u64) -> bool {
+        matches!(self, Self::Sentinel(sentinels) if sentinels.is_outdated(generation))
     }
 
-    /// Sees to it that a change of the master is noticed.
-    pub(crate) fn keep_watching(&self) {
+    /// Ensures that a change of the master is noticed.
+    pub(crate) fn ensure_watching(&self) {
         if let Self::Sentinel(sentinels) = self {
-            sentinels.keep_watching();
+            sentinels.ensure_watching();
         }
     }
 
-    /// Whether all answers come from one server, and so by one clock.
+    /// Returns whether all replies come from one server, and so from one clock.
     pub(crate) fn has_one_clock(&self) -> bool {
         matches!(self, Self::One(_) | Self::Sentinel(_))
     }

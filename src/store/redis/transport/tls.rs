@@ -1,4 +1,4 @@
-//! Which certificates count for connections by TLS.
+//! TLS settings: the trusted root certificates and the client certificate.
 
 use std::{fmt, sync::Arc};
 
@@ -11,14 +11,15 @@ use tokio_rustls::{
     },
 };
 
-use crate::error::StoreError;
+use super::error::TransportError;
+use crate::store::error::StoreError;
 
-/// TLS settings of a [`RedisConfig`](crate::RedisConfig): which servers to trust, and the client's
-/// own certificate.
+/// TLS settings of a [`RedisConfig`](crate::RedisConfig): the trusted servers, and the client
+/// certificate.
 ///
-/// By default the root certificates of the system are trusted, or those of the crate `webpki-roots` with the
-/// feature `tls-rustls-webpki-roots`. The cryptography is that of rustls's default provider: the
-/// application calls `rustls::crypto::CryptoProvider::install_default` first.
+/// By default, the root certificates of the system are trusted. With the feature
+/// `tls-rustls-webpki-roots`, it is those of the crate `webpki-roots`. The application installs
+/// rustls's crypto provider first, by `rustls::crypto::CryptoProvider::install_default`.
 ///
 /// # Examples
 ///
@@ -41,7 +42,7 @@ pub struct Tls {
     client: Option<Arc<Identity>>,
 }
 
-/// A certificate, with those that signed it, and its key.
+/// A certificate with its chain and its private key.
 struct Identity {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -54,11 +55,11 @@ impl Tls {
         Self::default()
     }
 
-    /// Trusts these root certificates, one or more in PEM format, and no others.
+    /// Trusts only these root certificates, one or more in PEM format.
     ///
     /// # Errors
     ///
-    /// If the text holds no certificate, or one that cannot be read.
+    /// If the text contains no certificate, or an invalid one.
     pub fn ca_certificates(self, pem: impl AsRef<[u8]>) -> Result<Self, StoreError> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(pem.as_ref(), "the CA certificates")? {
@@ -67,12 +68,12 @@ impl Tls {
         Ok(Self { roots: Some(roots), ..self })
     }
 
-    /// Identifies the client by a certificate, which may be followed by those that signed it, and
-    /// its private key, both in PEM format.
+    /// Identifies the client by a certificate, optionally with its chain, and its private key. Both
+    /// are in PEM format.
     ///
     /// # Errors
     ///
-    /// If one of them cannot be read.
+    /// If one of them is invalid.
     pub fn client_certificate(
         self,
         chain_pem: impl AsRef<[u8]>,
@@ -84,9 +85,9 @@ impl Tls {
         Ok(Self { client: Some(Arc::new(Identity { chain, key })), ..self })
     }
 
-    pub(crate) fn connector(&self) -> Result<TlsConnector, StoreError> {
+    pub(crate) fn connector(&self) -> Result<TlsConnector, TransportError> {
         let provider = CryptoProvider::get_default().ok_or_else(|| {
-            StoreError::config(
+            TransportError::config(
                 "cannot use TLS: rustls has no crypto provider; call \
                  `rustls::crypto::CryptoProvider::install_default` when the process starts, for \
                  example of `rustls::crypto::ring::default_provider()`",
@@ -99,7 +100,7 @@ impl Tls {
         let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(|error| {
-                StoreError::config(format!(
+                TransportError::config(format!(
                     "cannot use TLS: {error}; install a crypto provider with TLS 1.2 or 1.3"
                 ))
             })?
@@ -123,7 +124,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, StoreError> {
+fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, TransportError> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let certificates = certificates.map_err(|error| unusable(what, error))?;
     match certificates.is_empty() {
@@ -132,23 +133,23 @@ fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-fn unusable(what: &str, why: impl fmt::Display) -> StoreError {
-    StoreError::config(format!("cannot use {what}: {why}; check the PEM file"))
+fn unusable(what: &str, why: impl fmt::Display) -> TransportError {
+    TransportError::config(format!("cannot use {what}: {why}; check the PEM file"))
 }
 
 #[cfg(feature = "tls-rustls-webpki-roots")]
-fn default_roots() -> Result<RootCertStore, StoreError> {
+fn default_roots() -> Result<RootCertStore, TransportError> {
     Ok(webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect())
 }
 
 #[cfg(not(feature = "tls-rustls-webpki-roots"))]
-fn default_roots() -> Result<RootCertStore, StoreError> {
+fn default_roots() -> Result<RootCertStore, TransportError> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
-        return Err(StoreError::config(format!(
+        return Err(TransportError::config(format!(
             "cannot find the system's root certificates{why}; install them, or give those of the \
              server to `Tls::ca_certificates`"
         )));

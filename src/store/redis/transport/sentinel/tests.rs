@@ -1,4 +1,4 @@
-//! Which answers count, and what follows from them. Real Sentinels: `tests/sentinel.rs`.
+//! The choice of the master from scripted answers. Real Sentinels are in `tests/sentinel.rs`.
 
 use self::fake::{Fake, array, map};
 use super::{super::config::endpoint, *};
@@ -7,9 +7,9 @@ use super::{super::config::endpoint, *};
 #[path = "../../../../../tests/support/sentinel/fake.rs"]
 mod fake;
 
-fn sentinels(given: &[&str], mapping: Mapping) -> Sentinels {
-    let given = given.iter().map(|url| endpoint(url)).collect();
-    Sentinels::new(given, "limits".to_owned(), endpoint("redis://limits/3"), mapping)
+fn sentinels(configured: &[&str], mapping: Mapping) -> Sentinels {
+    let configured = configured.iter().map(|url| endpoint(url)).collect();
+    Sentinels::new(configured, "limits".to_owned(), endpoint("redis://limits/3"), mapping)
 }
 
 fn identity() -> Mapping {
@@ -29,25 +29,25 @@ fn failed() -> Report {
 }
 
 fn report(sentinels: &Sentinels, reports: &[Report]) {
-    for (node, report) in sentinels.0.nodes().iter().zip(reports) {
-        lock(&node.state).report = report.clone();
+    for (sentinel, report) in sentinels.0.sentinels().iter().zip(reports) {
+        lock(&sentinel.state).report = report.clone();
     }
 }
 
-fn peers(of: &Node, id: &str, peers: &[(&str, &str)]) {
+fn peers(of: &Sentinel, id: &str, peers: &[(&str, &str)]) {
     let peer = |&(id, host): &(&str, &str)| Peer { id: id.to_owned(), address: address(host) };
     let mut state = lock(&of.state);
     (state.id, state.peers) = (Some(id.to_owned()), Some(peers.iter().map(peer).collect()));
 }
 
 fn addresses(sentinels: &Sentinels) -> Vec<String> {
-    sentinels.0.nodes().iter().map(|node| node.endpoint.place.to_string()).collect()
+    sentinels.0.sentinels().iter().map(|it| it.endpoint.name().to_string()).collect()
 }
 
 const THREE: [&str; 3] = ["redis://a:6379", "redis://b:6379", "redis://c:6379"];
 
 #[test]
-fn answers_are_waited_for_while_they_can_change_the_result() {
+fn more_answers_are_awaited_while_they_can_change_the_result() {
     let old = [named("old"), failed()];
     let asked = Instant::now();
     let (old_name, old_failure) = (old[0].clone(), old[1].clone());
@@ -86,7 +86,7 @@ async fn the_majority_of_the_answers_names_the_master() {
         let expected: Vec<_> = expected.into_iter().map(address).collect();
         assert_eq!(sentinels.0.candidates().await, expected, "{reports:?}");
     }
-    let error = sentinels.0.nobody_named().to_string();
+    let error = sentinels.0.no_master().to_string();
     assert_eq!(
         error,
         "the Sentinels that answered know no master named limits: no answer from \
@@ -95,43 +95,43 @@ async fn the_majority_of_the_answers_names_the_master() {
 }
 
 #[test]
-fn connections_are_void_after_a_change_and_what_was_found_before_it_is_not_used() {
+fn connections_are_outdated_after_a_change_and_masters_found_before_it_are_not_used() {
     let sentinels = sentinels(&THREE, identity());
     let shared = &sentinels.0;
-    assert_eq!(shared.follow(0, address("x")), Some(1));
-    assert_eq!(shared.follow(0, address("x")), Some(1), "another connection to the same one");
-    assert_eq!(shared.follow(1, address("y")), Some(2));
-    assert!(sentinels.is_void(1) && !sentinels.is_void(2));
-    assert_eq!(shared.follow(1, address("x")), None, "it was found before the change");
+    assert_eq!(shared.switch_to(0, address("x")), Some(1));
+    assert_eq!(shared.switch_to(0, address("x")), Some(1), "another connection to the same one");
+    assert_eq!(shared.switch_to(1, address("y")), Some(2));
+    assert!(sentinels.is_outdated(1) && !sentinels.is_outdated(2));
+    assert_eq!(shared.switch_to(1, address("x")), None, "it was found before the change");
 }
 
 #[test]
-fn the_others_are_learnt_from_most_and_counted_once() {
+fn sentinels_that_the_majority_knows_are_discovered_and_counted_once() {
     let sentinels = sentinels(&["redis://:secret@a:6379", "redis://b:6379"], identity());
-    let given = ["a:6379", "b:6379"].map(str::to_owned);
-    let nodes = sentinels.0.nodes();
-    let learn = |expected: &[&str]| {
-        sentinels.0.learn();
-        let learnt: Vec<_> = expected.iter().map(|it| format!("{it}:6379")).collect();
-        assert_eq!(addresses(&sentinels), [&given[..], &learnt].concat());
+    let configured = ["a:6379", "b:6379"].map(str::to_owned);
+    let known = sentinels.0.sentinels();
+    let discover = |expected: &[&str]| {
+        sentinels.0.discover();
+        let discovered: Vec<_> = expected.iter().map(|it| format!("{it}:6379")).collect();
+        assert_eq!(addresses(&sentinels), [&configured[..], &discovered].concat());
     };
-    peers(&nodes[0], "A", &[("B", "10.0.0.2"), ("C", "c"), ("ghost", "d")]);
-    learn(&[]); // not before the other one has answered, too
-    peers(&nodes[1], "B", &[("A", "10.0.0.1"), ("C", "c")]);
-    learn(&["c"]);
-    let learnt = sentinels.0.nodes().pop().unwrap();
-    assert_eq!(learnt.endpoint.login.password(), Some("secret"));
-    peers(&learnt, "C", &[("A", "10.0.0.1"), ("B", "10.0.0.2")]);
-    learn(&["c"]);
-    assert!(Arc::ptr_eq(&learnt, sentinels.0.nodes().last().unwrap()));
-    peers(&nodes[1], "B", &[("A", "10.0.0.1")]);
-    learn(&[]); // one of two others knows it
-    peers(&nodes[0], "A", &[("B", "10.0.0.2")]);
+    peers(&known[0], "A", &[("B", "10.0.0.2"), ("C", "c"), ("ghost", "d")]);
+    discover(&[]); // not before the other Sentinel has answered, too
+    peers(&known[1], "B", &[("A", "10.0.0.1"), ("C", "c")]);
+    discover(&["c"]);
+    let discovered = sentinels.0.sentinels().pop().unwrap();
+    assert_eq!(discovered.endpoint.login.password(), Some("secret"));
+    peers(&discovered, "C", &[("A", "10.0.0.1"), ("B", "10.0.0.2")]);
+    discover(&["c"]);
+    assert!(Arc::ptr_eq(&discovered, sentinels.0.sentinels().last().unwrap()));
+    peers(&known[1], "B", &[("A", "10.0.0.1")]);
+    discover(&[]); // one of two others knows it
+    peers(&known[0], "A", &[("B", "10.0.0.2")]);
     let many: Vec<_> = (0..100).map(|it| (format!("many-{it}"), format!("m{it}"))).collect();
     let many: Vec<_> = many.iter().map(|(id, host)| (id.as_str(), host.as_str())).collect();
-    nodes.iter().zip(["A", "B"]).for_each(|(node, id)| peers(node, id, &many));
-    sentinels.0.learn();
-    assert_eq!(sentinels.0.nodes().len(), 2 + MAX_LEARNT);
+    known.iter().zip(["A", "B"]).for_each(|(node, id)| peers(node, id, &many));
+    sentinels.0.discover();
+    assert_eq!(sentinels.0.sentinels().len(), 2 + MAX_DISCOVERED);
 }
 
 #[tokio::test]
@@ -149,14 +149,14 @@ async fn of_two_answers_the_newer_configuration_comes_first() {
         // On a busy machine the other one may answer later than the grace period.
         let mut candidates = vec![];
         while candidates.len() < 2 {
-            candidates = sentinels.0.ask().await.unwrap();
+            candidates = sentinels.0.poll_all().await.unwrap();
         }
         assert_eq!(candidates, ["new", "old"].map(address));
     }
 }
 
 #[tokio::test]
-async fn the_addresses_that_sentinels_tell_are_mapped() {
+async fn the_addresses_that_sentinels_name_are_mapped() {
     let fake = Fake::start(|_, words| match words {
         ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _] => array(&["172.17.0.2", "6379"]),
         ["SENTINEL", "SENTINELS", _] => {
@@ -170,10 +170,10 @@ async fn the_addresses_that_sentinels_tell_are_mapped() {
         ("127.0.0.1".to_owned(), port + 1)
     };
     let sentinels = sentinels(&[&fake.url()], Arc::new(mapping));
-    let candidates = sentinels.0.ask().await.unwrap();
+    let candidates = sentinels.0.poll_all().await.unwrap();
     assert_eq!(candidates, [("127.0.0.1".to_owned(), 6380)]);
-    while sentinels.0.nodes().len() < 2 {
-        sleep(LEAST_PAUSE).await;
+    while sentinels.0.sentinels().len() < 2 {
+        sleep(MIN_PAUSE).await;
     }
     assert_eq!(addresses(&sentinels)[1], "127.0.0.1:26380");
 }

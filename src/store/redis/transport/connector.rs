@@ -1,6 +1,5 @@
-//! One address of a Redis server or Sentinel, and how to open a connection to it: name resolution,
-//! TCP or a unix socket, TLS, and the login. It does not decide which address to use, nor when to
-//! try again.
+//! Opens connections to one address of a Redis server or Sentinel: name resolution, TCP or a unix
+//! socket, TLS, and the login. The choice of the address and the retries are elsewhere.
 
 use std::{
     fmt,
@@ -34,35 +33,37 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// The time in which a server must answer a command that is not a decision.
+/// The deadline of commands that are no decisions.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time for opening a connection and logging in. It is less than that of a ping, whose error then tells the
-/// reason.
+/// The time limit for opening a connection and logging in. It is below the deadline of a ping, so
+/// that the error of a ping contains the reason.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// A host and a port.
 pub(crate) type Address = (String, u16);
 
-/// The address to connect to, for an address that a Sentinel or a node of a cluster names.
+/// Maps an address that a Sentinel or a node of a cluster names to the address to connect to.
 pub(crate) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
 
 pub(crate) type Pushes = Arc<dyn AsyncPushSender>;
 
 #[cfg(feature = "tls-rustls")]
 pub(crate) type Connector = tokio_rustls::TlsConnector;
-/// There is none.
+/// No value, because TLS is not compiled in.
 #[cfg(not(feature = "tls-rustls"))]
 #[derive(Clone)]
 pub(crate) enum Connector {}
 
-/// An address, and how to log in there.
+/// An address, with the settings for the login there.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    pub(crate) place: Place,
+    place: Place,
+    /// The text of `place`, for errors.
+    name: Arc<str>,
     pub(crate) login: RedisConnectionInfo,
     /// These replace the user and the password of the login.
     pub(crate) credentials: Option<Credentials>,
-    pub(crate) tls: Option<Connector>,
+    tls: Option<Connector>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -81,7 +82,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Where the user and the password come from.
+/// The source of the user and the password.
 #[derive(Clone)]
 pub(crate) struct Credentials(pub(super) Arc<dyn StreamingCredentialsProvider>);
 
@@ -93,10 +94,10 @@ impl StreamingCredentialsProvider for Credentials {
     }
 }
 
-/// An open connection. The connection ends when all clones are dropped, even if an answer is
+/// An open connection after the login. It ends when all clones are dropped, even if a reply is
 /// missing.
 #[derive(Clone)]
-pub(crate) struct Channel {
+pub(crate) struct Session {
     pub(crate) commands: MultiplexedConnection,
     pub(crate) traffic: Arc<Traffic>,
     _driver: Arc<Driver>,
@@ -110,7 +111,7 @@ impl Drop for Driver {
     }
 }
 
-impl ConnectionLike for Channel {
+impl ConnectionLike for Session {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         self.commands.req_packed_command(command)
     }
@@ -130,26 +131,36 @@ impl ConnectionLike for Channel {
 }
 
 impl Endpoint {
+    pub(crate) fn new(place: Place, login: RedisConnectionInfo, tls: Option<Connector>) -> Self {
+        let name = place.to_string().into();
+        Self { place, name, login, credentials: None, tls }
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Returns the address, for errors.
-    pub(crate) fn name(&self) -> Arc<String> {
-        Arc::new(self.place.to_string())
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
-    /// Returns the same way to log in at another address.
+    /// Returns the same settings for another address.
     pub(crate) fn at(&self, address: Address) -> Self {
-        Self { place: Place::Tcp(address), ..self.clone() }
+        let place = Place::Tcp(address);
+        Self { name: place.to_string().into(), place, ..self.clone() }
     }
 
-    /// Opens a connection within a time. Its commands have no time limit, unless `answers_within`
-    /// says so; `pushes` receives what the server sends by itself.
+    /// Opens a connection within a time. `answers_within` is the time limit of its commands, if
+    /// there is one. `pushes` receives the messages that are no replies.
     pub(crate) async fn open(
         &self,
         within: Duration,
         answers_within: Option<Duration>,
         pushes: Option<Pushes>,
-    ) -> Result<Channel, RedisError> {
+    ) -> Result<Session, RedisError> {
         let ends = Instant::now() + within;
-        // The time limit of the connection is `ends`, that of the crate would hide the stage.
+        // The time limit is `ends`. That of the crate would hide the stage.
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(answers_within)
             .set_connection_timeout(None);
@@ -170,7 +181,7 @@ impl Endpoint {
                 Err(failure) if knows_no_hello(&failure.error) => {
                     login = login.set_protocol(ProtocolVersion::RESP2);
                 }
-                // The callers that wait for it were not under way, and do not fail with it.
+                // One more attempt: no command was under way, so the callers need not fail.
                 Err(failure) if failure.is_cut && !was_cut => was_cut = true,
                 result => return result.map_err(|failure| failure.error),
             }
@@ -183,7 +194,7 @@ impl Endpoint {
         config: AsyncConnectionConfig,
         within: Duration,
         ends: Instant,
-    ) -> Result<Channel, Failure> {
+    ) -> Result<Session, Failure> {
         let (host, port) = match &self.place {
             Place::Tcp((host, port)) => (host, *port),
             #[cfg(unix)]
@@ -200,7 +211,7 @@ impl Endpoint {
         let addresses = before(ends, lookup_host((&**host, port))).await;
         let addresses =
             addresses.map_err(|it| cannot("resolve the name", &it, within, "; check it"))?;
-        // All addresses of the name at once: the first that lets us in counts.
+        // All addresses of the name at once: the first login that succeeds counts.
         let mut attempts = JoinSet::new();
         for address in addresses {
             let (endpoint, host, login, config) =
@@ -222,7 +233,7 @@ impl Endpoint {
             match attempt
                 .unwrap_or_else(|error| Err(RedisError::from(io::Error::other(error)).into()))
             {
-                Ok(channel) => return Ok(channel),
+                Ok(session) => return Ok(session),
                 Err(error) => failure = Some(error),
             }
         }
@@ -275,7 +286,7 @@ impl Endpoint {
     }
 }
 
-/// Logs in over a stream. The hint is for a server that does not understand it.
+/// Logs in over a stream. The hint is for a server that does not understand the login.
 async fn log_in(
     stream: Pin<Box<dyn Stream>>,
     login: &RedisConnectionInfo,
@@ -283,7 +294,7 @@ async fn log_in(
     within: Duration,
     ends: Instant,
     hint: &str,
-) -> Result<Channel, Failure> {
+) -> Result<Session, Failure> {
     let traffic = Arc::<Traffic>::default();
     let stream = Watched { stream, traffic: traffic.clone() };
     let login = MultiplexedConnection::new_with_config(login, stream, config);
@@ -300,10 +311,10 @@ async fn log_in(
         Err(_) => return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into()),
     };
     let driver = Driver(tokio::spawn(driver).abort_handle());
-    Ok(Channel { commands, traffic, _driver: Arc::new(driver) })
+    Ok(Session { commands, traffic, _driver: Arc::new(driver) })
 }
 
-/// Returns what the first future does, or nothing if the second one ends before.
+/// Returns the output of the first future, or nothing if the second future ends before.
 pub(crate) async fn race<T>(
     first: impl Future<Output = T>,
     second: impl Future<Output = ()>,
@@ -314,7 +325,7 @@ pub(crate) async fn race<T>(
             return Poll::Ready(Some(value));
         }
         ready!(second.as_mut().poll(cx));
-        // It may have ended between the two.
+        // The first may have ended between the two polls.
         Poll::Ready(match first.as_mut().poll(cx) {
             Poll::Ready(value) => Some(value),
             Poll::Pending => None,
@@ -335,7 +346,7 @@ fn cannot(do_what: &str, cause: &io::Error, within: Duration, hint: &str) -> Red
     io::Error::new(cause.kind(), text).into()
 }
 
-/// Why an attempt failed.
+/// The reason of a failed attempt.
 struct Failure {
     error: RedisError,
     /// Whether the server closed the connection during the login.
@@ -363,10 +374,10 @@ fn boxed(stream: impl Stream + 'static) -> Pin<Box<dyn Stream>> {
     Box::pin(stream)
 }
 
-/// What went over a connection, and whether the connection has ended.
+/// The traffic of a connection, and its end.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
-    /// In bytes.
+    /// The number of bytes.
     written: AtomicU64,
     has_ended: AtomicBool,
     end: Notify,
@@ -381,7 +392,7 @@ impl Traffic {
         self.has_ended.load(Acquire)
     }
 
-    /// Waits until the connection has ended. All answers that were read have been passed on then.
+    /// Waits until the connection has ended. All replies that were read have been passed on then.
     pub(crate) async fn ended(&self) {
         let mut end = pin!(self.end.notified());
         end.as_mut().enable();
@@ -396,8 +407,8 @@ impl Traffic {
     }
 }
 
-/// A stream that writes nothing after its end was read: a command that fails without a byte
-/// written since was not sent.
+/// A stream that writes nothing after its end was read. So a command that failed was not sent, if
+/// no byte was written since.
 struct Watched {
     stream: Pin<Box<dyn Stream>>,
     traffic: Arc<Traffic>,

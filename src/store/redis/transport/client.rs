@@ -1,0 +1,86 @@
+//! The door of the transport: executes a command at the server that has its key, on one node or in
+//! a cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::FromRedisValue;
+use tokio::runtime::Handle;
+
+use super::{
+    background::{Job, Queue},
+    breaker::Health,
+    cluster::Cluster,
+    command::Command,
+    connection::Connection,
+    deadline::Deadline,
+    error::TransportError,
+    node::Node,
+    server::Server,
+};
+
+#[derive(Clone)]
+pub(crate) enum Client {
+    Node(Arc<Node>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Client {
+    /// Makes a client of one server, with a number of connections.
+    pub(crate) fn of(server: Server, connections: usize) -> Self {
+        Self::Node(Arc::new(Node::new(server, connections)))
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+
+    pub(crate) fn health(&self, deadline: Duration) -> Health {
+        match self {
+            Self::Node(node) => node.health(deadline),
+            Self::Cluster(cluster) => cluster.health(deadline),
+        }
+    }
+
+    /// Returns the runtime of a connection.
+    pub(crate) fn runtime(&self) -> Option<Handle> {
+        match self {
+            Self::Node(node) => node.runtime(),
+            Self::Cluster(cluster) => cluster.runtime(),
+        }
+    }
+
+    /// Executes a job in the background, at the server that has its key.
+    pub(crate) fn execute_later(&self, job: Job) {
+        match self {
+            Self::Node(node) => Queue::push(job, node),
+            Self::Cluster(cluster) => Queue::push(job, cluster),
+        }
+    }
+
+    /// Proves that each server can decide about keys with this prefix.
+    pub(crate) async fn ping(
+        &self,
+        deadline: Deadline,
+        prefix: &str,
+    ) -> Result<(), TransportError> {
+        match self {
+            Self::Node(node) => node.ping(deadline, prefix).await,
+            Self::Cluster(cluster) => cluster.ping(deadline, prefix).await,
+        }
+    }
+
+    /// Executes a command at the server that has its keys.
+    pub(crate) async fn execute<T: FromRedisValue>(
+        &self,
+        deadline: Deadline,
+        command: Command<'_>,
+    ) -> Result<(T, Connection), TransportError> {
+        match self {
+            Self::Node(node) => {
+                node.background().resume(node);
+                node.execute(deadline, command).await
+            }
+            Self::Cluster(cluster) => cluster.execute(deadline, command).await,
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The error of the transport, and the meaning of errors of the crate `redis` for the connection
+//! and for later commands. The consequences are drawn elsewhere.
+
+use std::{error::Error, fmt, sync::Arc, time::Duration};
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+/// The reason for a missing reply.
+#[derive(Clone, Debug)]
+pub(crate) struct TransportError {
+    kind: Kind,
+    /// Whether Redis may have executed the command.
+    was_sent: bool,
+    /// The name of the server, where one was chosen.
+    server: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Timeout(Duration),
+    CircuitOpen,
+    Config(Arc<str>),
+    Redis(Arc<RedisCause>),
+    Interrupted(Arc<RedisCause>),
+    Other(Arc<dyn Error + Send + Sync>),
+}
+
+/// An error of the crate `redis`, with a hint. It has no source, because that has the same text.
+#[derive(Debug)]
+struct RedisCause(RedisError);
+
+impl fmt::Display for RedisCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        let is_closed = text.eq_ignore_ascii_case("broken pipe");
+        f.write_str(if is_closed { "the server closed the connection" } else { &text })?;
+        match self.0.code() {
+            Some("WRONGPASS" | "NOAUTH") => {
+                f.write_str("; check the user and the password in the URL or in `RedisConfig`")
+            }
+            Some("NOPERM") => {
+                f.write_str("; allow the commands that docs/operation.md lists in Permissions")
+            }
+            _ if text.contains("can't run this command") => {
+                f.write_str("; `RedisStore::ping` names the missing permission")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Error for RedisCause {}
+
+impl TransportError {
+    fn new(kind: Kind) -> Self {
+        Self { kind, was_sent: true, server: None }
+    }
+
+    /// No reply came within the deadline.
+    pub(crate) fn timeout(deadline: Duration) -> Self {
+        Self::new(Kind::Timeout(deadline))
+    }
+
+    /// The breaker is open: the command was not sent.
+    pub(crate) fn circuit_open() -> Self {
+        Self::new(Kind::CircuitOpen).unsent()
+    }
+
+    /// The settings are invalid. The text says how to correct them.
+    pub(crate) fn config(text: impl Into<Arc<str>>) -> Self {
+        Self::new(Kind::Config(text.into())).unsent()
+    }
+
+    /// Redis cannot be reached, or replied with an error.
+    pub(crate) fn of_redis(error: RedisError) -> Self {
+        Self::new(Kind::Redis(Arc::new(RedisCause(error))))
+    }
+
+    /// The connection ended while the command was under way.
+    pub(crate) fn interrupted(error: RedisError) -> Self {
+        Self::new(Kind::Interrupted(Arc::new(RedisCause(error))))
+    }
+
+    /// The command cannot be executed, for another reason.
+    pub(crate) fn other(source: impl Error + Send + Sync + 'static) -> Self {
+        Self::new(Kind::Other(Arc::new(source)))
+    }
+
+    /// No server has executed the command.
+    pub(crate) fn unsent(self) -> Self {
+        Self { was_sent: false, ..self }
+    }
+
+    pub(crate) fn at(self, server: Option<Arc<str>>) -> Self {
+        Self { server, ..self }
+    }
+
+    /// Returns the error of the crate `redis`, if there is one.
+    pub(crate) fn redis(&self) -> Option<&RedisError> {
+        match &self.kind {
+            Kind::Redis(cause) | Kind::Interrupted(cause) => Some(&cause.0),
+            _ => None,
+        }
+    }
+
+    /// Returns the kind of the error that Redis replied with, if it did.
+    pub(crate) fn server_kind(&self) -> Option<ServerErrorKind> {
+        match self.redis()?.kind() {
+            ErrorKind::Server(kind) => Some(kind),
+            _ => None,
+        }
+    }
+
+    /// Returns whether Redis may have executed the command: it must not be repeated then.
+    pub(crate) fn may_have_run(&self) -> bool {
+        self.was_sent && !self.redis().is_some_and(is_write_rejection)
+    }
+
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self.kind, Kind::Timeout(_))
+    }
+
+    pub(crate) fn is_interrupted(&self) -> bool {
+        matches!(self.kind, Kind::Interrupted(_))
+    }
+
+    fn is_error_reply(&self) -> bool {
+        use ErrorKind::{Extension, Server};
+        self.redis().is_some_and(|error| matches!(error.kind(), Server(_) | Extension))
+    }
+}
+
+impl fmt::Display for TransportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = self.server.as_ref().map(|server| format!("Redis at {server}"));
+        let server = at.as_deref();
+        match &self.kind {
+            Kind::Timeout(deadline) => {
+                let from = server.map(|server| format!(" from {server}")).unwrap_or_default();
+                write!(f, "no answer{from} within {deadline:?}")
+            }
+            Kind::CircuitOpen => {
+                let server = server.unwrap_or("the store");
+                write!(f, "{server} does not answer, and is not called until it does")
+            }
+            Kind::Config(text) => f.write_str(text),
+            Kind::Interrupted(_) => {
+                let server = server.unwrap_or("Redis");
+                write!(
+                    f,
+                    "the connection to {server} ended during the call, which may have been counted"
+                )
+            }
+            Kind::Redis(_) if self.is_error_reply() => {
+                write!(f, "{} answered with an error", server.unwrap_or("Redis"))
+            }
+            Kind::Redis(_) | Kind::Other(_) => {
+                write!(f, "{} is not available", server.unwrap_or("the store"))
+            }
+        }
+    }
+}
+
+impl Error for TransportError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.kind {
+            Kind::Redis(cause) | Kind::Interrupted(cause) => Some(&**cause),
+            Kind::Other(source) => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+/// Returns whether the server has replied, although with an error.
+pub(crate) fn is_reply(error: &RedisError) -> bool {
+    // The crate `redis` has no name for the kind of an extension.
+    let kind = error.kind();
+    matches!(kind, ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::UnexpectedReturnType)
+}
+
+/// Returns whether the error is part of the protocol: it says where, when or how to send the
+/// command again.
+pub(crate) fn is_routine(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, Moved, NoScript, TryAgain};
+    matches!(error.kind(), ErrorKind::Server(Ask | Moved | NoScript | TryAgain))
+}
+
+/// The codes of the errors with which a server rejects all writes at the moment, for every key.
+const WRITE_REJECTIONS: [&str; 9] = [
+    "BUSY",
+    "CLUSTERDOWN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+];
+
+/// Returns whether the server rejects writes at the moment. A script ends at its first write then.
+pub(crate) fn is_write_rejection(error: &RedisError) -> bool {
+    WRITE_REJECTIONS.iter().any(|code| {
+        // Redis 6.2 wraps the error that stops a script into an `ERR`.
+        let in_detail = || error.detail().is_some_and(|it| it.contains(&format!(" -{code} ")));
+        error.code() == Some(code) || in_detail()
+    })
+}
+
+/// Returns whether the error means that the connection is unusable. Other errors concern one
+/// command.
+pub(crate) fn is_of_the_connection(error: &RedisError) -> bool {
+    // A server that loads its data may have been replaced as the master.
+    let is_loading = error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading);
+    error.is_io_error() || error.is_unrecoverable_error() || is_loading || is_of_a_replica(error)
+}
+
+/// Returns whether the server is a replica, for example after a failover.
+fn is_of_a_replica(error: &RedisError) -> bool {
+    use ServerErrorKind::{MasterDown, ReadOnly};
+    matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
+        // Redis 6.2 wraps the error that stops a script into an `ERR`.
+        || error.detail().is_some_and(|detail| detail.contains(" -READONLY "))
+}

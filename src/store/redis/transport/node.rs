@@ -1,0 +1,324 @@
+//! A node: one server with its channels and its breaker. Commands wait for a connection within the
+//! deadline, and fail at once while the breaker is open. It does not know clusters.
+
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use redis::{FromRedisValue, RedisError};
+use tokio::{
+    runtime::Handle,
+    time::{sleep, timeout},
+};
+
+use super::{
+    background::{Executor, Queue},
+    breaker::{Breaker, Health, ProbeRole},
+    channel::{Channel, RETRY_AFTER},
+    command::Command,
+    connection::Connection,
+    deadline::Deadline,
+    error::{TransportError, is_of_the_connection, is_reply},
+    probe::Probe,
+    server::Server,
+};
+use crate::store::lock;
+
+/// The least lifetime of a connection that is given up because of an error reply. A new one may
+/// lead to a server that accepts writes.
+const RECONNECT_AFTER: Duration = Duration::from_millis(100);
+/// The pause between two probes.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+/// The deadline of a probe, independent of the deadlines of callers: one probe at a time is under
+/// way.
+const PROBE_DEADLINE: Duration = Duration::from_secs(1);
+
+pub(crate) struct Node {
+    server: Arc<Server>,
+    channels: Box<[Channel]>,
+    /// The number of commands, which take the channels in turns.
+    commands: AtomicUsize,
+    breaker: Arc<Breaker>,
+    connections_made: Arc<AtomicUsize>,
+    /// The key of the last script without a reply.
+    failed_key: Mutex<Box<[u8]>>,
+    background: Arc<Queue>,
+}
+
+/// The state of one command on its way.
+#[derive(Default)]
+struct Exchange {
+    /// The last connection that it was sent over.
+    connection: Option<Connection>,
+    was_sent: bool,
+}
+
+/// A failed command.
+struct Failure {
+    error: TransportError,
+    /// Whether the server replied, with an error.
+    is_reply: bool,
+}
+
+impl Node {
+    pub(crate) fn new(server: Server, connections: usize) -> Self {
+        Self::with(server, connections, Breaker::new())
+    }
+
+    pub(crate) fn with(server: Server, connections: usize, breaker: Breaker) -> Self {
+        let (server, breaker) = (Arc::new(server), Arc::new(breaker));
+        let connections_made = Arc::<AtomicUsize>::default();
+        let channel = |_| Channel::new(server.clone(), breaker.clone(), connections_made.clone());
+        let channels = (0..connections).map(channel).collect();
+        Self {
+            channels,
+            commands: AtomicUsize::new(0),
+            failed_key: Mutex::default(),
+            background: Arc::default(),
+            server,
+            breaker,
+            connections_made,
+        }
+    }
+
+    /// Returns the jobs for this node.
+    pub(crate) fn background(&self) -> &Arc<Queue> {
+        &self.background
+    }
+
+    /// Returns whether the breaker is closed for all deadlines.
+    pub(crate) fn is_available(&self) -> bool {
+        !self.breaker.is_open()
+    }
+
+    pub(crate) fn is_available_for(&self, deadline: Duration) -> bool {
+        !self.breaker.is_open_for(deadline)
+    }
+
+    pub(crate) fn consecutive_failures(&self) -> u32 {
+        self.breaker.consecutive_failures()
+    }
+
+    pub(crate) fn health(&self, deadline: Duration) -> Health {
+        self.breaker.health(deadline)
+    }
+
+    /// Records the failure of a call that began at `start` and waited for this node, among others.
+    /// Returns its error.
+    pub(crate) fn record_timeout(
+        self: &Arc<Self>,
+        start: Instant,
+        deadline: Deadline,
+    ) -> TransportError {
+        let error = self.named(TransportError::timeout(deadline.within())).unsent();
+        if self.breaker.record_failure(start, deadline.within(), &error) {
+            self.ensure_probing();
+        }
+        error
+    }
+
+    /// Records that the node gets no more calls.
+    pub(crate) fn retire(&self) {
+        self.breaker.retire();
+    }
+
+    /// Returns the number of connections so far.
+    pub(crate) fn connections_made(&self) -> usize {
+        self.connections_made.load(Relaxed)
+    }
+
+    /// Returns the runtime of a connection.
+    pub(crate) fn runtime(&self) -> Option<Handle> {
+        self.channels.iter().find_map(|channel| Some(channel.current()?.runtime().clone()))
+    }
+
+    /// Proves that the server can decide about keys with this prefix.
+    pub(crate) async fn ping(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        prefix: &str,
+    ) -> Result<(), TransportError> {
+        let probe = Probe::beside(format!("{prefix}:{{ping}}").as_bytes());
+        let ((), _) = self.execute(deadline, Command::new(&probe.by_text())).await?;
+        self.execute(deadline, probe.command()).await.map(|((), _)| ())
+    }
+
+    /// Executes a command. It fails at the deadline, or at once while the breaker is open.
+    pub(crate) async fn execute<T: FromRedisValue>(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        command: Command<'_>,
+    ) -> Result<(T, Connection), TransportError> {
+        if deadline.is_background() {
+            if self.breaker.is_open() {
+                return Err(self.named(TransportError::circuit_open()));
+            }
+        } else if self.breaker.is_open_for(deadline.within()) && !self.ensure_probing() {
+            self.breaker.count_skipped();
+            return Err(self.named(TransportError::circuit_open()));
+        }
+        if deadline.is_over() {
+            // A command that is sent now would be counted, although its caller has failed already.
+            let error = self.named(TransportError::timeout(deadline.within()));
+            self.breaker.count_error(&error);
+            return Err(error);
+        }
+        self.execute_unchecked(deadline, command, false).await
+    }
+
+    /// Executes a command, also while the breaker is open, and records the result.
+    async fn execute_unchecked<T: FromRedisValue>(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        command: Command<'_>,
+        is_probe: bool,
+    ) -> Result<(T, Connection), TransportError> {
+        let start = Instant::now();
+        let channel = &self.channels[self.commands.fetch_add(1, Relaxed) % self.channels.len()];
+        let mut exchange = Exchange::default();
+        let reply = exchange.run(channel, deadline, command).await;
+        let Exchange { connection, was_sent } = exchange;
+        let failure = match (reply, connection) {
+            (Some(Ok(reply)), Some(connection)) => return Ok((reply, connection)),
+            (Some(Err(error)), connection) => Failure::new(channel, connection, was_sent, error),
+            _ => Failure { error: TransportError::timeout(deadline.within()), is_reply: false },
+        };
+        let error = self.named(failure.error);
+        if failure.is_reply {
+            return Err(error);
+        }
+        if is_probe || deadline.is_background() {
+            self.breaker.count_error(&error);
+        } else {
+            self.record_failure(start, deadline, command, &error);
+        }
+        Err(if was_sent { error } else { error.unsent() })
+    }
+
+    fn record_failure(
+        self: &Arc<Self>,
+        start: Instant,
+        deadline: Deadline,
+        command: Command<'_>,
+        error: &TransportError,
+    ) {
+        if command.is_script() {
+            *lock(&self.failed_key) = command.key().into();
+        }
+        if self.breaker.record_failure(start, deadline.within(), error) {
+            self.ensure_probing();
+        }
+    }
+
+    fn named(&self, error: TransportError) -> TransportError {
+        error.at(self.server.name())
+    }
+
+    /// Ensures that probes are sent until Redis answers. Returns whether the caller's own command
+    /// is to be the probe.
+    fn ensure_probing(self: &Arc<Self>) -> bool {
+        /// Ends the probing, also if its runtime ends.
+        struct Probing(Arc<Node>);
+
+        impl Drop for Probing {
+            fn drop(&mut self) {
+                self.0.breaker.end_probing();
+            }
+        }
+
+        match self.breaker.probe_role() {
+            ProbeRole::None => return false,
+            ProbeRole::SendCall => return true,
+            ProbeRole::StartTask => {}
+        }
+        let probing = Probing(self.clone());
+        tokio::spawn(async move {
+            let node = &probing.0;
+            while node.breaker.is_open() && Arc::strong_count(node) > 1 {
+                node.breaker.begin_probe();
+                let probe = Probe::beside(&lock(&node.failed_key));
+                let deadline = Deadline::new(PROBE_DEADLINE);
+                let _ = node.execute_unchecked::<()>(deadline, probe.command(), true).await;
+                sleep(PROBE_PAUSE).await;
+            }
+        });
+        false
+    }
+}
+
+impl Exchange {
+    /// Sends a command, again if a connection ended before a byte of it was written. Returns
+    /// nothing at the deadline.
+    async fn run<T: FromRedisValue>(
+        &mut self,
+        channel: &Channel,
+        deadline: Deadline,
+        command: Command<'_>,
+    ) -> Option<Result<T, RedisError>> {
+        let mut was_resent = false;
+        loop {
+            let connection = match timeout(deadline.left(), channel.connection()).await.ok()? {
+                Ok(connection) => self.connection.insert(connection),
+                Err(error) => return Some(Err(error)),
+            };
+            if deadline.is_over() {
+                return None;
+            }
+            self.was_sent = true;
+            let reply = deadline.wait_for(connection.execute(command)).await?;
+            if reply.is_ok() || !connection.is_unsent() {
+                return Some(reply);
+            }
+            self.was_sent = false;
+            channel.give_up(connection);
+            if mem::replace(&mut was_resent, true) {
+                sleep(RETRY_AFTER).await;
+            }
+        }
+    }
+}
+
+impl Failure {
+    /// Explains an error of the crate `redis`, and gives up the connection if the error makes it
+    /// unusable.
+    fn new(
+        channel: &Channel,
+        connection: Option<Connection>,
+        was_sent: bool,
+        error: RedisError,
+    ) -> Self {
+        let is_reply = connection.is_some() && is_reply(&error);
+        let is_interrupted =
+            was_sent && !is_reply && connection.as_ref().is_some_and(Connection::has_ended);
+        let is_old = |it: &Connection| !is_reply || it.lifetime() >= RECONNECT_AFTER;
+        if let Some(connection) = connection.filter(|it| is_of_the_connection(&error) && is_old(it))
+        {
+            channel.give_up(&connection);
+        }
+        let error = match is_interrupted {
+            true => TransportError::interrupted(error),
+            false => TransportError::of_redis(error),
+        };
+        Self { error, is_reply }
+    }
+}
+
+impl Executor for Arc<Node> {
+    async fn execute(&self, command: Command<'_>) -> Result<(), TransportError> {
+        let deadline = Deadline::in_background();
+        Node::execute(self, deadline, command).await.map(|(_, _): (redis::Value, _)| ())
+    }
+
+    fn queue_of(&self, _key: &[u8]) -> Arc<Queue> {
+        self.background.clone()
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        Node::runtime(self)
+    }
+}
