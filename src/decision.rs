@@ -130,8 +130,8 @@ impl Decision {
         }
     }
 
-    /// Of a request that goes on because nobody can decide.
-    pub(crate) fn open(limit: Policy) -> Self {
+    /// The decision of a request that proceeds uncounted, because the store did not decide.
+    pub(crate) fn uncounted(limit: Policy) -> Self {
         let nothing = Verdict {
             admitted: true,
             wait: 0.0,
@@ -144,7 +144,7 @@ impl Decision {
         Self::with_receipt(limit, nothing, Receipt::None, 0.0)
     }
 
-    pub(crate) fn goes_on_at_once(&self) -> bool {
+    pub(crate) fn proceeds_immediately(&self) -> bool {
         self.admitted && self.wait == 0.0
     }
 

@@ -84,12 +84,12 @@ pub use store::{Health, RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
     decision::{Decision, Source},
-    error::{ConfigError, Error, RequestError, StoreError},
+    error::{ConfigError, Error, StoreError},
     keys::Key,
     limiter::{AnyLimiter, Charge, Limiter},
     middleware::{
-        Custom, Exchange, FailurePolicy, Headers, Http, IntoCharge, IntoCost, KeyExtractor,
-        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, Reset, ResponseBody,
+        Custom, FailurePolicy, Headers, Http, IntoCharge, IntoCost, KeyExtractor, MissingKey,
+        Protocol, RateLimit, RateLimitLayer, Rejection, RequestError, Reset, ResponseBody,
         ResponseFuture, Rule,
     },
     quota::{Quota, QuotaError},

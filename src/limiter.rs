@@ -17,7 +17,7 @@ pub(crate) use self::retry::Retry;
 pub use self::{charge::Charge, target::AnyLimiter};
 pub(crate) use self::{
     retry::RetryQueues,
-    wait_queue::{Place, Waiters},
+    wait_queue::{WaitQueue, WaitSlot},
 };
 use crate::{
     algorithm::{Action, Algorithm, Params, Release, micros},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How many requests of a key may wait, where nothing else bounds them.
-pub(crate) const DEFAULT_MOST_PER_KEY: usize = 100;
+pub(crate) const DEFAULT_MAX_PER_KEY: usize = 100;
 
 /// Decides whether a key may spend: an algorithm and a quota over a store. It knows no HTTP.
 ///
@@ -65,7 +65,7 @@ struct Inner {
     /// The wait of a check that names none, in microseconds.
     own_wait: f64,
     longest_wait: f64,
-    most: u32,
+    max_cost: u32,
     /// A limiter with so large a share, once there is one.
     share: OnceLock<(f64, Limiter)>,
 }
@@ -200,7 +200,7 @@ impl Limiter {
     }
 
     fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {
-        let most = match settings.algorithm {
+        let max_cost = match settings.algorithm {
             Algorithm::LeakyBucket => settings.quota.burst_size(),
             Algorithm::TokenBucket { overdraft, .. } => settings.quota.burst_size() + overdraft,
             _ => settings.quota.limit(),
@@ -213,7 +213,7 @@ impl Limiter {
             settings,
             own_wait,
             longest_wait,
-            most,
+            max_cost,
             share: OnceLock::new(),
         }))
     }
@@ -456,12 +456,12 @@ impl Limiter {
         self.0.settings.quota
     }
 
-    /// How many requests of a key may wait, if nobody says.
-    pub(crate) fn default_most_waiting(&self) -> usize {
+    /// Returns the default number of requests of a key that can wait.
+    pub(crate) fn default_max_waiting(&self) -> usize {
         match self.algorithm() {
             // All that there is room for.
             Algorithm::LeakyBucket => self.quota().burst_size() as usize,
-            _ => DEFAULT_MOST_PER_KEY,
+            _ => DEFAULT_MAX_PER_KEY,
         }
     }
 
@@ -539,12 +539,12 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Demand<'a>, Error> {
-        let Inner { settings, most, .. } = &*self.0;
+        let Inner { settings, max_cost, .. } = &*self.0;
         if cost == 0 {
             return Err(Error::ZeroCost);
         }
-        if matches!(action, Action::Check | Action::Peek) && cost > *most {
-            return Err(Error::CostAboveQuota { limiter: settings.name, cost, most: *most });
+        if matches!(action, Action::Check | Action::Peek) && cost > *max_cost {
+            return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
         }
         Ok(Demand { settings, key, cost, max_wait: self.cut(max_wait) })
     }
