@@ -21,11 +21,13 @@ mod token_bucket;
 
 use std::{fmt, str::FromStr, time::Duration};
 
+#[cfg(feature = "redis")]
+pub(crate) use self::table::SOURCES;
 pub(crate) use self::{
     combine::combine,
     packed::{INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release},
-    table::{Params, SOURCES, State},
+    table::{Params, State},
     token_bucket::FastCheck,
 };
 use crate::error::ConfigError;

@@ -59,6 +59,7 @@ pub(crate) enum Receipt {
     /// The instant at which the request proceeds, by the clock of the store, for all of its limits.
     At(f64),
     /// The same for each of its limits, if they are on several servers.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Each(Arc<[f64]>),
     /// The id of an acquire in the log that Redisson shares.
     #[cfg(feature = "redis")]
@@ -130,8 +131,8 @@ impl Decision {
         }
     }
 
-    /// Of a request that goes on because nobody can decide.
-    pub(crate) fn open(limit: Policy) -> Self {
+    /// The decision of a request that proceeds uncounted, because the store did not decide.
+    pub(crate) fn uncounted(limit: Policy) -> Self {
         let nothing = EngineReply {
             admitted: true,
             wait: 0.0,
@@ -144,7 +145,7 @@ impl Decision {
         Self::with_receipt(limit, nothing, Receipt::None, 0.0)
     }
 
-    pub(crate) fn goes_on_at_once(&self) -> bool {
+    pub(crate) fn proceeds_immediately(&self) -> bool {
         self.admitted && self.wait == 0.0
     }
 

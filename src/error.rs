@@ -1,6 +1,7 @@
-//! Errors of limiters, settings and requests. That of stores is in `store/error.rs`.
+//! Errors of limiters and settings. Errors of stores are in `store/error.rs`, errors in requests in
+//! `middleware/rejection.rs`.
 
-use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
+use std::{error::Error as StdError, fmt, time::Duration};
 
 use crate::{algorithm::Algorithm, quota::Quota, store::error::StoreError};
 
@@ -18,8 +19,8 @@ pub enum Error {
         limiter: &'static str,
         /// What the request would cost.
         cost: u32,
-        /// The most that the quota can grant to one request.
-        most: u32,
+        /// The largest cost that the quota can grant to one request.
+        max: u32,
     },
     /// There is no limit to hold the request against: it is [exempt](crate::Charge::exempt).
     NoLimits,
@@ -63,9 +64,9 @@ impl fmt::Display for Error {
             Self::ZeroCost => f.write_str(
                 "a request must cost at least 1: `peek` spends nothing, and `Charge::exempt` charges nobody",
             ),
-            Self::CostAboveQuota { limiter, cost, most } => write!(
+            Self::CostAboveQuota { limiter, cost, max } => write!(
                 f,
-                "a request that costs {cost} can never pass, the quota of {limiter:?} grants {most} at most"
+                "a request that costs {cost} can never pass, the quota of {limiter:?} grants {max} at most"
             ),
             Self::NoLimits => f.write_str("an exempt charge has no limit that could decide"),
             Self::SameLimitTwice { limiter } => write!(
@@ -96,11 +97,15 @@ impl fmt::Display for Error {
             }
             Self::Unsupported => f.write_str("a limiter that Redisson shares cannot do that"),
             Self::Config(_) => f.write_str("the rate limiter cannot be set up like that"),
-            Self::Store(error) if error.is_full() => {
-                f.write_str("the store of the rate limiter has no room for the key")
-            }
-            Self::Store(_) => f.write_str("the store of the rate limiter gave no answer"),
+            Self::Store(error) => f.write_str(store_failure(error)),
         }
+    }
+}
+
+fn store_failure(error: &StoreError) -> &'static str {
+    match error.is_full() {
+        true => "the store of the rate limiter has no room for the key",
+        false => "the store of the rate limiter gave no answer",
     }
 }
 
@@ -258,46 +263,3 @@ impl fmt::Display for ConfigError {
 }
 
 impl StdError for ConfigError {}
-
-/// Why a request cannot be charged to anybody.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RequestError {
-    /// The request has no key: the message says what is missing. See [`MissingKey`](crate::MissingKey)
-    /// for what the layer does then; if it refuses, it answers 400.
-    MissingKey(Cow<'static, str>),
-    /// The request is wrong; the layer answers 400 with this message.
-    Invalid(Cow<'static, str>),
-    /// The service is set up wrong; the layer answers 500 with this message, which so is for developers: to keep
-    /// it from clients there is [`map_refusal`](crate::RateLimitLayer::map_refusal).
-    Misconfigured(Cow<'static, str>),
-}
-
-impl RequestError {
-    /// The request has no key: the message says what is missing.
-    pub fn missing_key(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::MissingKey(message.into())
-    }
-
-    /// The request is wrong: the layer answers 400 with this message.
-    pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::Invalid(message.into())
-    }
-
-    /// The service is set up wrong: the layer answers 500 with this message.
-    pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::Misconfigured(message.into())
-    }
-}
-
-impl fmt::Display for RequestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MissingKey(message) | Self::Invalid(message) | Self::Misconfigured(message) => {
-                f.write_str(message)
-            }
-        }
-    }
-}
-
-impl StdError for RequestError {}

@@ -48,8 +48,6 @@
 //! | `serde` | `Limits`, named limits from TOML, JSON and the like; [`Quota`] as text |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Only `RedisStore` runs the scripts.
-#![cfg_attr(not(feature = "redis"), allow(dead_code))]
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -85,12 +83,12 @@ pub use store::{Health, RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
     decision::{Decision, Source},
-    error::{ConfigError, Error, RequestError},
+    error::{ConfigError, Error},
     keys::Key,
     limiter::{AnyLimiter, Charge, Limiter},
     middleware::{
-        Custom, Exchange, FailurePolicy, Headers, Http, IntoCharge, IntoCost, KeyExtractor,
-        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, Reset, ResponseBody,
+        Custom, FailurePolicy, Headers, Http, IntoCharge, IntoCost, KeyExtractor, MissingKey,
+        Protocol, RateLimit, RateLimitLayer, Rejection, RequestError, Reset, ResponseBody,
         ResponseFuture, Rule,
     },
     quota::{Quota, QuotaError},

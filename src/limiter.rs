@@ -17,7 +17,7 @@ pub(crate) use self::retry::Retry;
 pub use self::{charge::Charge, target::AnyLimiter};
 pub(crate) use self::{
     retry::RetryQueues,
-    wait_queue::{Place, Waiters},
+    wait_queue::{WaitQueue, WaitSlot},
 };
 use crate::{
     algorithm::{Action, Algorithm, Params, Release, micros},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How many requests of a key may wait, where nothing else bounds them.
-pub(crate) const DEFAULT_MOST_PER_KEY: usize = 100;
+pub(crate) const DEFAULT_MAX_PER_KEY: usize = 100;
 
 /// Decides whether a key may spend: an algorithm and a quota over a store. It knows no HTTP.
 ///
@@ -453,12 +453,12 @@ impl Limiter {
         self.0.settings.quota
     }
 
-    /// How many requests of a key may wait, if nobody says.
-    pub(crate) fn default_most_waiting(&self) -> usize {
+    /// Returns the default number of requests of a key that can wait.
+    pub(crate) fn default_max_waiting(&self) -> usize {
         match self.algorithm() {
             // All that there is room for.
             Algorithm::LeakyBucket => self.quota().burst_size() as usize,
-            _ => DEFAULT_MOST_PER_KEY,
+            _ => DEFAULT_MAX_PER_KEY,
         }
     }
 
@@ -541,7 +541,7 @@ impl Limiter {
             return Err(Error::ZeroCost);
         }
         if matches!(action, Action::Check | Action::Peek) && cost > *max_cost {
-            return Err(Error::CostAboveQuota { limiter: settings.name, cost, most: *max_cost });
+            return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
         }
         Ok(Demand { settings, key, cost, max_wait: self.cut(max_wait) })
     }

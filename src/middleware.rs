@@ -1,4 +1,14 @@
-//! The Tower middleware: all that knows requests, responses and HTTP.
+//! The Tower middleware: all that knows requests, responses and HTTP. Other modules of the crate
+//! import only from here.
+//!
+//! A request takes this way: `service` makes a `future`; `pricing` finds its charge, by an
+//! `extractor` or a `rule`; `admission` asks the limiter; and a `protocol` (`http` or `custom`)
+//! writes the response.
+//!
+//! | to add | edit |
+//! |---|---|
+//! | a key type | a file in `extractor/`, listed in `extractor.rs` |
+//! | a header dialect | `http/headers.rs`: a variant of `Headers` and an arm of `Headers::write` |
 
 mod admission;
 mod custom;
@@ -7,7 +17,9 @@ mod failure_policy;
 mod future;
 mod http;
 mod layer;
+mod pricing;
 mod protocol;
+mod rejection;
 mod rule;
 mod service;
 
@@ -18,7 +30,9 @@ pub use self::{
     future::ResponseFuture,
     http::{Headers, Http, Reset, ResponseBody},
     layer::RateLimitLayer,
-    protocol::{Exchange, IntoCost, MissingKey, Protocol, Rejection},
+    pricing::IntoCost,
+    protocol::Protocol,
+    rejection::{MissingKey, Rejection, RequestError},
     rule::{IntoCharge, Rule},
     service::RateLimit,
 };

@@ -173,6 +173,7 @@ pub enum Answer<T> {
     /// The answer; `None` once it was taken.
     Ready(Option<Result<T, Error>>),
     /// The answer will come.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
 }
 

@@ -345,7 +345,7 @@ async fn a_charge_that_cannot_be_is_an_error_and_spends_nothing() {
     assert!(matches!(problem, Error::NoLimits), "{problem}");
     let problem = error(Charge::new(&all, "everybody").and(alice.clone().cost(4))).await;
     assert!(
-        matches!(problem, Error::CostAboveQuota { limiter: "user", cost: 4, most: 3, .. }),
+        matches!(problem, Error::CostAboveQuota { limiter: "user", cost: 4, max: 3, .. }),
         "{problem}"
     );
     let problem = alice.clone().cost(4).peek().await.unwrap_err();

@@ -292,7 +292,7 @@ async fn requests_of_any_kind_have_a_policy() {
 }
 
 #[test]
-#[should_panic = "a share is above 0 and at most 1, not 0"]
+#[should_panic = "a share must be above 0 and at most 1, not 0"]
 fn a_share_of_nothing_is_refused() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
     let _ = layer.on_failure(FailurePolicy::Local { share: 0.0 });

@@ -126,7 +126,7 @@ async fn a_tonic_client_is_refused_and_told_when_to_come_back() {
     let status = client.check(check("ada")).await.unwrap_err();
     let wait = HOUR / 2 - Duration::from_micros(1_500);
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(status.message(), format!("the quota is used up, try again in {wait:?}"));
+    assert_eq!(status.message(), format!("the quota is used up; try again in {wait:?}"));
     assert_eq!(retry_delay(&status), Some(wait));
     assert_eq!(pushback(&status), Some("1799999"), "whole milliseconds, and none too early");
     assert!(status.metadata().get("retry-after").is_none());
@@ -234,21 +234,21 @@ async fn each_refusal_has_a_status() {
             "requests cannot be counted at the moment",
             Some("1000"),
         ),
-        (by_user.clone(), "", Code::InvalidArgument, "the field user is missing or empty", None),
+        (by_user.clone(), "", Code::InvalidArgument, "header user is missing or empty", None),
         (invalid, "ada", Code::InvalidArgument, "50 %\n\u{e9}", None),
         (
             misconfigured,
             "ada",
             Code::Internal,
-            "the rate limiter does not know the peer's address: serve the router with \
-             `into_make_service_with_connect_info::<SocketAddr>()`, or say with `peer_addr` where it is",
+            "the extensions of the request contain no peer address: serve the router with \
+             `into_make_service_with_connect_info::<SocketAddr>()`, or set `peer_addr`",
             None,
         ),
         (
             by_user.cost(|_: &Parts| 2),
             "ada",
             Code::ResourceExhausted,
-            "the request costs 2, and the quota never grants more than 1 at once",
+            "the request costs 2, but the quota grants at most 1 at once",
             Some("-1"),
         ),
     ] {
@@ -677,8 +677,8 @@ async fn a_peer_that_is_not_where_the_key_looks_is_a_loud_mistake() {
         assert_eq!(status.code(), Code::Internal);
         assert_eq!(
             status.message(),
-            "the rate limiter does not know the peer's address: it is not where `peer_addr` looks for it \
-             in the extensions of the request"
+            "the extensions of the request contain no peer address: `peer_addr` returned `None`; \
+             make it read the place where the server stores the address"
         );
         assert_eq!(send(&layer, get(&[])).await.status(), 500);
     }

@@ -193,7 +193,7 @@ async fn a_request_without_a_key_is_refused_exempt_or_shares_a_key() {
             (&problem["type"], &problem["title"]),
             (&"about:blank".into(), &"Bad Request".into())
         );
-        assert_eq!(problem["detail"], "the field user is missing or empty");
+        assert_eq!(problem["detail"], "header user is missing or empty");
     }
 
     let exempting = layer().missing_key(MissingKey::Exempt);
@@ -216,12 +216,12 @@ async fn a_header_that_comes_twice_is_a_bad_request() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let response = send(&layer, get(&[("user", "ada"), ("user", "ben")])).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
-    assert_eq!(json(response).await["detail"], "the field user comes twice");
+    assert_eq!(json(response).await["detail"], "header user occurs more than once");
 }
 
 #[tokio::test]
 async fn a_missing_peer_address_is_a_loud_mistake() {
-    for missing_key in [MissingKey::Refuse, MissingKey::Exempt, MissingKey::Share] {
+    for missing_key in [MissingKey::Reject, MissingKey::Exempt, MissingKey::Share] {
         let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
         let response = send(&layer.missing_key(missing_key), get(&[])).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
@@ -405,7 +405,7 @@ async fn all_can_be_switched_off() {
 
 #[tokio::test]
 async fn a_closure_can_replace_the_refusal() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).map_refusal(
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).map_rejection(
         |rejection, head, response| {
             let Rejection::Denied(decision) = rejection else { panic!("{rejection:?}") };
             let text = format!("{} {} {}", head.method, head.uri, decision.remaining());
@@ -446,7 +446,7 @@ async fn a_mapped_rejection_is_stored_only_if_the_closure_allows_it() {
     for (own, expected) in [(None, "no-store"), (Some("max-age=1"), "max-age=1")] {
         for as_grpc in [false, true] {
             let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
-                .map_refusal(move |_, _, _| {
+                .map_rejection(move |_, _, _| {
                     let mut response = Response::new(Bytes::new());
                     if let Some(own) = own {
                         let own = HeaderValue::from_static(own);

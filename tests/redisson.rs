@@ -143,7 +143,7 @@ async fn what_cannot_be_is_refused_and_says_why() {
     assert_eq!(server.calls("evalsha"), asked);
     for permits in [6, u32::MAX] {
         let refused = limiter.acquire(permits).await;
-        let Err(Error::CostAboveQuota { cost, most: 5, .. }) = refused else {
+        let Err(Error::CostAboveQuota { cost, max: 5, .. }) = refused else {
             panic!("{refused:?}");
         };
         assert_eq!(cost, permits);
@@ -159,7 +159,7 @@ async fn a_rate_may_be_larger_than_what_can_be_taken_at_once() {
     assert!(takes(&limiter, i32::MAX as u32).await);
     assert_eq!(limiter.available_permits().await.unwrap(), (1 << 53) - i32::MAX as u64);
     let refused = limiter.acquire(1 << 31).await;
-    assert!(matches!(refused, Err(Error::CostAboveQuota { most: 0x7fff_ffff, .. })));
+    assert!(matches!(refused, Err(Error::CostAboveQuota { max: 0x7fff_ffff, .. })));
     limiter.release(u32::MAX).await.unwrap();
     assert_eq!(limiter.available_permits().await.unwrap(), 1 << 53);
 }

@@ -242,7 +242,7 @@ async fn it_cannot_decide_together_with_another_limiter() {
     assert!(matches!(charge.spend().await, Err(Error::Unsupported)));
     assert!(matches!(charge.peek().await, Err(Error::Unsupported)));
     let error = Charge::new(&shared, "ada").cost(10).check().await.unwrap_err();
-    assert!(matches!(error, Error::CostAboveQuota { limiter: "api", cost: 10, most: 9, .. }));
+    assert!(matches!(error, Error::CostAboveQuota { limiter: "api", cost: 10, max: 9, .. }));
 }
 
 #[tokio::test]

@@ -194,7 +194,7 @@ async fn what_a_rule_has_no_key_for_is_refused_or_exempt_but_not_shared() {
     let response = send(&sharing, get(&[])).await;
     assert_eq!(response.status(), 500);
     let detail = detail(response).await;
-    assert!(detail.contains("a rule says itself what requests without a key are charged"));
+    assert!(detail.contains("return a charge for requests without a key from the rule"));
     assert_eq!(ask(&sharing, "ada").await.status(), 200);
 }
 

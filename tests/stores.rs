@@ -74,7 +74,7 @@ async fn a_cost_that_can_never_be_granted_is_an_error_at_once() {
         for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
             let limiter = &limiters[0];
             let error = limiter.check_n("key", 11).await.unwrap_err();
-            assert!(matches!(error, Error::CostAboveQuota { cost: 11, most: 10, .. }));
+            assert!(matches!(error, Error::CostAboveQuota { cost: 11, max: 10, .. }));
             let error = limiter.check_within("key", 11, Duration::MAX).await.unwrap_err();
             assert!(matches!(error, Error::CostAboveQuota { .. }));
             assert!(matches!(limiter.check_n("key", 0).await, Err(Error::ZeroCost)));
@@ -85,7 +85,7 @@ async fn a_cost_that_can_never_be_granted_is_an_error_at_once() {
     let limiter = Limiter::new(MemoryStore::new(), overdraft, Quota::per_hour(10));
     assert!(limiter.check_n("key", 15).await.unwrap().is_allowed());
     let error = limiter.check_n("key", 16).await.unwrap_err();
-    assert!(matches!(error, Error::CostAboveQuota { most: 15, .. }));
+    assert!(matches!(error, Error::CostAboveQuota { max: 15, .. }));
 }
 
 #[tokio::test]

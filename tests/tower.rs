@@ -368,7 +368,7 @@ fn nameable() -> RateLimitLayer {
         .missing_key(MissingKey::Share)
         .headers([])
         .extensions(false)
-        .map_refusal(|_, _, response| response)
+        .map_rejection(|_, _, response| response)
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     const RESERVES: bool = true;
 
     /// The parameters of the script.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn args(params: &Self::Params) -> Vec<f64>;
 
     /// The largest cost that a check can be granted.
@@ -39,6 +40,7 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     fn initial(now: f64, params: &Self::Params) -> Self;
 
     /// Reads the state that a script has found.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn decode(bytes: &[u8]) -> Option<Self>;
 
     fn save(&self, now: f64, params: &Self::Params) -> Self::Saved;

@@ -19,15 +19,6 @@ impl Action {
     pub(crate) fn commits(self) -> bool {
         matches!(self, Self::Check | Self::Spend)
     }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Check => "check",
-            Self::Peek => "peek",
-            Self::Refund => "refund",
-            Self::Spend => "spend",
-        }
-    }
 }
 
 /// A request to one limit.

@@ -12,6 +12,7 @@ use super::{
 use crate::{error::ConfigError, quota::Quota};
 
 /// The Lua function that decides by one algorithm.
+#[cfg(feature = "redis")]
 pub(crate) struct Source {
     pub(crate) name: &'static str,
     /// The letter that the parameters and the states of the algorithm begin with.
@@ -37,6 +38,7 @@ macro_rules! algorithms {
             $($variant($module::Params),)*
         }
 
+        #[cfg(feature = "redis")]
         pub(crate) const SOURCES: &[Source] = &[$(Source {
             name: stringify!($module),
             form: $form,
@@ -78,6 +80,8 @@ macro_rules! algorithms {
             }
         }
 
+        /// For the scripts.
+        #[cfg(feature = "redis")]
         impl Params {
             /// The index of the algorithm in [`SOURCES`].
             pub(crate) fn index(&self) -> usize {
@@ -96,7 +100,22 @@ macro_rules! algorithms {
                 }
             }
 
-            /// The largest cost that a check can be granted.
+            /// Reads the state that a script has found; `None` if it is malformed.
+            pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
+                if bytes.is_empty() {
+                    return Some(State::Initial);
+                }
+                Some(match self {
+                    $(Self::$variant(_) => {
+                        let state = <$module::State as Model>::decode(bytes)?;
+                        State::$variant(Some(Reserved::new(state)))
+                    })*
+                })
+            }
+        }
+
+        impl Params {
+                        /// The largest cost that a check can be granted.
             pub(crate) fn max_cost(&self) -> f64 {
                 match self {
                     $(Self::$variant(params) => <$module::State as Model>::max_cost(params),)*
@@ -115,19 +134,6 @@ macro_rules! algorithms {
                 match self {
                     $(Self::$variant(params) => <$module::State as Model>::max_reservable(params),)*
                 }
-            }
-
-            /// Reads the state that a script has found; `None` if it is malformed.
-            pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
-                if bytes.is_empty() {
-                    return Some(State::Initial);
-                }
-                Some(match self {
-                    $(Self::$variant(_) => {
-                        let state = <$module::State as Model>::decode(bytes)?;
-                        State::$variant(Some(Reserved::new(state)))
-                    })*
-                })
             }
 
             /// Decides, and changes the state. A state of another algorithm counts as initial.

@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::Charge,
-    limiter::Place,
+    limiter::WaitSlot,
     limiter::retry::{self, Retry},
     limiter::{Limiter, MaxWait},
     store::{Answer, AnyStore},
@@ -179,14 +179,14 @@ impl Charge {
         turn.wait().await
     }
 
-    /// Returns what `answer` spends or reserves, in the background, and drops `place` then.
-    pub(crate) fn release_answer_later(self, answer: Answer<Decision>, place: Option<Place>) {
+    /// Returns what `answer` spends or reserves, in the background, and drops `slot` then.
+    pub(crate) fn release_answer_later(self, answer: Answer<Decision>, slot: Option<WaitSlot>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
         limiter.spawn_background(Box::pin(async move {
             if let Ok(decision) = answer.await {
                 self.decided(&decision).release_later();
             }
-            drop(place);
+            drop(slot);
         }));
     }
 }
@@ -198,7 +198,7 @@ pub(crate) struct Turn {
     charge: Charge,
     max_wait: MaxWait,
     max_lateness: Duration,
-    place: Option<Place>,
+    slot: Option<WaitSlot>,
     /// The end of the wait, once it is known.
     until: Option<Instant>,
     /// It has asked again because it was late, and does so only once.
@@ -227,7 +227,7 @@ impl Turn {
             charge,
             max_wait,
             max_lateness: DEFAULT_MAX_LATENESS,
-            place: None,
+            slot: None,
             until,
             was_late: false,
             asks_again: until.is_some(),
@@ -247,8 +247,8 @@ impl Turn {
         self
     }
 
-    pub(crate) fn place(mut self, place: Option<Place>) -> Self {
-        self.place = place;
+    pub(crate) fn wait_slot(mut self, slot: Option<WaitSlot>) -> Self {
+        self.slot = slot;
         self
     }
 
@@ -287,7 +287,7 @@ impl Turn {
                 }
                 Phase::Admitted(decision, timer) => {
                     let Some(sleep) = timer else {
-                        self.place = None;
+                        self.slot = None;
                         return Poll::Ready(Ok(decision.clone()));
                     };
                     ready!(sleep.as_mut().poll(cx));
@@ -362,7 +362,7 @@ impl Turn {
     /// The request goes on, or never will, and nothing is given back. Returns what it is charged.
     pub(crate) fn go(&mut self) -> Charge {
         self.phase = Phase::Over;
-        self.place = None;
+        self.slot = None;
         self.retry = None;
         mem::replace(&mut self.charge, Charge::exempt())
     }
@@ -377,7 +377,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
         match mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Asking(answer) => charge.release_answer_later(answer, self.place.take()),
+            Phase::Asking(answer) => charge.release_answer_later(answer, self.slot.take()),
             Phase::Admitted(decision, _) => charge.decided(&decision).release_later(),
             Phase::Releasing(_) | Phase::Retrying(_) | Phase::Over => {}
         }

@@ -337,11 +337,11 @@ impl Charge {
         Some(Self::of_parts(parts.into_iter(), self.one_key))
     }
 
-    /// What a request is told that goes on because nobody can decide; `None` if the quota is not known either.
-    pub(crate) fn open(&self) -> Option<Decision> {
+    /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
+    pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let Part { limiter, cost, .. } = self.first.as_ref()?;
         let limiter = limiter.own().ok()?;
-        Some(Decision::open(limiter.policy(cost.unwrap_or(1))))
+        Some(Decision::uncounted(limiter.policy(cost.unwrap_or(1))))
     }
 
     fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {
@@ -433,9 +433,9 @@ impl Charge {
         (wait > 0.0).then(|| Instant::now() + Duration::from_micros(wait as u64))
     }
 
-    /// How many requests of a key may wait, if nobody says.
-    pub(crate) fn default_most_waiting(&self) -> usize {
-        self.limiters().map(AnyLimiter::default_most_waiting).max().unwrap_or_default()
+    /// Returns the default number of requests of a key that can wait.
+    pub(crate) fn default_max_waiting(&self) -> usize {
+        self.limiters().map(AnyLimiter::default_max_waiting).max().unwrap_or_default()
     }
 
     #[inline]

@@ -112,12 +112,12 @@ impl AnyLimiter {
         }
     }
 
-    /// How many requests of a key may wait, if nobody says.
-    pub(super) fn default_most_waiting(&self) -> usize {
+    /// Returns the default number of requests of a key that can wait.
+    pub(super) fn default_max_waiting(&self) -> usize {
         match &self.0 {
-            Kind::Own(limiter) => limiter.default_most_waiting(),
+            Kind::Own(limiter) => limiter.default_max_waiting(),
             #[cfg(feature = "redis")]
-            Kind::Redisson(_) => crate::limiter::DEFAULT_MOST_PER_KEY,
+            Kind::Redisson(_) => crate::limiter::DEFAULT_MAX_PER_KEY,
         }
     }
 

@@ -1,4 +1,4 @@
-//! How many requests may wait for their turns.
+//! `WaitQueue`: bounds the number of waiting requests, in total and per key. It keeps no order.
 
 use std::{
     collections::HashMap,
@@ -8,60 +8,61 @@ use std::{
 
 use crate::{limiter::Charge, store::lock};
 
-const DEFAULT_MOST: usize = 10_000;
+const DEFAULT_MAX: usize = 10_000;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Waiters {
-    most: usize,
-    most_per_key: Option<usize>,
+pub(crate) struct WaitQueue {
+    max: usize,
+    max_per_key: Option<usize>,
     counts: Arc<Counts>,
 }
 
 #[derive(Debug, Default)]
 struct Counts {
     hasher: RandomState,
-    /// By the hash of the keys: in the unlikely case two have a place less.
+    /// The number of all waiting requests, and by the hash of their keys. Keys with equal hashes,
+    /// which are unlikely, share their slots.
     waiting: Mutex<(usize, HashMap<u64, usize>)>,
 }
 
-/// A place among those who wait, which it leaves when dropped.
+/// The slot of a waiting request, which is released when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct WaitSlot {
     counts: Arc<Counts>,
     hash: u64,
 }
 
-impl Waiters {
+impl WaitQueue {
     pub(crate) fn new() -> Self {
-        Self { most: DEFAULT_MOST, most_per_key: None, counts: Arc::default() }
+        Self { max: DEFAULT_MAX, max_per_key: None, counts: Arc::default() }
     }
 
-    pub(crate) fn set_most(&mut self, most: usize) {
-        *self = Self { most, counts: Arc::default(), ..*self };
+    pub(crate) fn set_max(&mut self, max: usize) {
+        *self = Self { max, counts: Arc::default(), ..*self };
     }
 
-    pub(crate) fn set_most_per_key(&mut self, most_per_key: usize) {
-        *self = Self { most_per_key: Some(most_per_key), counts: Arc::default(), ..*self };
+    pub(crate) fn set_max_per_key(&mut self, max_per_key: usize) {
+        *self = Self { max_per_key: Some(max_per_key), counts: Arc::default(), ..*self };
     }
 
-    /// Takes a place, if there is one.
-    pub(crate) fn enter(&self, charge: &Charge) -> Option<Place> {
+    /// Takes a slot, if there is one.
+    pub(crate) fn enter(&self, charge: &Charge) -> Option<WaitSlot> {
         let mut hasher = self.counts.hasher.build_hasher();
         charge.keys().for_each(|key| key.hash(&mut hasher));
         let hash = hasher.finish();
-        let most_per_key = self.most_per_key.unwrap_or_else(|| charge.default_most_waiting());
+        let max_per_key = self.max_per_key.unwrap_or_else(|| charge.default_max_waiting());
         let (all, by_key) = &mut *lock(&self.counts.waiting);
         let same = by_key.get(&hash).copied().unwrap_or(0);
-        if *all >= self.most || same >= most_per_key {
+        if *all >= self.max || same >= max_per_key {
             return None;
         }
         *all += 1;
         by_key.insert(hash, same + 1);
-        Some(Place { counts: self.counts.clone(), hash })
+        Some(WaitSlot { counts: self.counts.clone(), hash })
     }
 }
 
-impl Drop for Place {
+impl Drop for WaitSlot {
     fn drop(&mut self) {
         let (all, by_key) = &mut *lock(&self.counts.waiting);
         *all -= 1;

@@ -1,160 +1,203 @@
-//! What all services of a layer share, and how it asks about a request.
+//! Admission: asks the limiter about a request, and determines whether the request proceeds, waits
+//! or is rejected. Polling, and the call of the service, are in `future.rs`.
 
 use std::time::Duration;
 
 use crate::{
     algorithm::{Action, micros},
     decision::Decision,
-    error::{Error, RequestError},
-    limiter::MaxWait,
-    limiter::{AnyLimiter, Charge},
-    limiter::{DEFAULT_MAX_LATENESS, Turn},
-    limiter::{Place, Waiters},
-    middleware::extractor::KeyExtractor,
-    middleware::failure_policy::FailurePolicy,
-    middleware::protocol::{Charged, Protocol, Rejection},
+    error::Error,
+    limiter::{AnyLimiter, Charge, DEFAULT_MAX_LATENESS, MaxWait, Turn, WaitQueue, WaitSlot},
+    middleware::{
+        extractor::KeyExtractor,
+        failure_policy::FailurePolicy,
+        pricing::ChargeState,
+        protocol::ProtocolBase,
+        rejection::{Rejection, RequestError},
+    },
     store::Answer,
 };
 
-/// What all services of a layer share.
+/// The state that all services of a layer share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared<P> {
     pub(crate) protocol: P,
     pub(crate) max_wait: MaxWait,
     pub(crate) max_lateness: Duration,
-    pub(crate) waiters: Waiters,
+    pub(crate) wait_queue: WaitQueue,
     pub(crate) dry_run: bool,
     pub(crate) on_failure: FailurePolicy,
 }
 
-/// How a request sets out.
-pub(crate) enum Start {
-    Go,
-    EngineRequest(Box<Turn>),
-    Refused(Rejection),
+/// The next step of a request.
+pub(crate) enum Next {
+    /// The request proceeds. A turn, if there is one, releases what was spent if it is dropped.
+    Proceed(Option<Box<Turn>>),
+    /// The request waits for a decision, or for a reserved instant.
+    Wait(Box<Turn>),
+    Reject(Rejection),
 }
 
-impl<P: Protocol> Shared<P> {
+impl<P: ProtocolBase> Shared<P> {
     pub(crate) fn new(protocol: P) -> Self {
         Self {
             protocol,
             max_wait: MaxWait::OWN,
             max_lateness: DEFAULT_MAX_LATENESS,
-            waiters: Waiters::new(),
+            wait_queue: WaitQueue::new(),
             dry_run: false,
             on_failure: FailurePolicy::Closed,
         }
     }
 
-    /// Asks about a request by key. Most of these just go on, and their charge is not made then, unless the protocol
-    /// keeps it or the service is not ready: the header fields of a limiter that answers at once need none, as its
-    /// policy is known.
+    /// Asks about a request by key.
+    ///
+    /// For a request that proceeds at once no charge is made, which saves copies on the fast path:
+    /// the headers of a limiter that decides at once do not need it, as its policy is known. A
+    /// charge is made if the protocol keeps it, or if the service is not ready.
     #[inline]
-    pub(crate) fn start_by_key(
+    pub(crate) fn admit_by_key(
         &self,
         head: &P::Head,
         limiter: &AnyLimiter,
         extractor: &dyn KeyExtractor<P::Head>,
-        charged: &mut Charged,
+        state: &mut ChargeState,
         is_ready: impl FnOnce() -> bool,
-    ) -> Start {
-        let charging = self.protocol.charging();
-        let may_wait = !self.dry_run && limiter.cut(self.max_wait) > 0.0;
+    ) -> Next {
+        let pricing = self.protocol.pricing();
+        let can_wait = !self.dry_run && limiter.cut(self.max_wait) > 0.0;
         let key = match extractor.extract(head) {
-            Ok(key) if !may_wait && !self.protocol.keeps_charge() => key,
+            Ok(key) if !can_wait && !self.protocol.keeps_charge() => key,
             extracted => {
                 let charge = extracted.map(|key| Charge::new(limiter, key));
-                return self.start(head, charging.complete(head, charge), charged);
+                return self.admit(head, pricing.complete(head, charge), state);
             }
         };
-        let cost = match charging.cost(head) {
+        let cost = match pricing.cost(head) {
             Ok(cost) => cost,
-            Err(error) => return Start::Refused(Rejection::Request(error)),
+            Err(error) => return self.reject(Rejection::Request(error), state),
         };
         let answer = limiter.call(Action::Check, &key, cost, MaxWait::NONE);
         match answer {
-            Ok(Answer::Ready(Some(Ok(decision)))) if decision.goes_on_at_once() => {
-                charged.decision = Some(decision);
+            Ok(Answer::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
+                state.decision = Some(decision);
                 if !is_ready() {
-                    charged.charge = Charge::new(limiter, key).cost(cost);
+                    state.charge = Charge::new(limiter, key).cost(cost);
                 }
-                return Start::Go;
+                return Next::Proceed(None);
             }
-            _ => charged.charge = Charge::new(limiter, key).cost(cost),
+            _ => state.charge = Charge::new(limiter, key).cost(cost),
         }
-        self.answered(answer, MaxWait::NONE, None, charged)
+        self.evaluate(answer, MaxWait::NONE, None, state)
     }
 
-    /// Asks about a request. Leaves its charge in `charged`, unless a turn takes it along, and the decision if it
-    /// goes on.
+    /// Asks about a request with a charge. Leaves the charge in `state`, unless a turn takes it,
+    /// and the decision if the request proceeds.
     #[inline]
-    pub(crate) fn start(
+    pub(crate) fn admit(
         &self,
         head: &P::Head,
         charge: Result<Charge, RequestError>,
-        charged: &mut Charged,
-    ) -> Start {
+        state: &mut ChargeState,
+    ) -> Next {
         match charge {
-            Ok(charge) => charged.charge = charge,
-            Err(error) => return Start::Refused(Rejection::Request(error)),
+            Ok(charge) => state.charge = charge,
+            Err(error) => return self.reject(Rejection::Request(error), state),
         }
-        let charge = &charged.charge;
+        let charge = &state.charge;
         if charge.is_exempt() {
-            return Start::Go;
+            return Next::Proceed(None);
         }
-        let (max_wait, place) = self.patience(head, charge, self.max_wait);
-        self.answered(charge.ask(max_wait), max_wait, place, charged)
+        let (max_wait, slot) = self.wait_budget(head, charge, self.max_wait);
+        self.evaluate(charge.ask(max_wait), max_wait, slot, state)
     }
 
-    fn answered(
+    fn evaluate(
         &self,
         answer: Result<Answer<Decision>, Error>,
         max_wait: MaxWait,
-        place: Option<Place>,
-        charged: &mut Charged,
-    ) -> Start {
+        slot: Option<WaitSlot>,
+        state: &mut ChargeState,
+    ) -> Next {
         match answer {
-            Ok(Answer::Ready(Some(Ok(decision)))) if decision.goes_on_at_once() => {
-                charged.decision = Some(decision);
-                Start::Go
+            Ok(Answer::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
+                state.decision = Some(decision);
+                Next::Proceed(None)
             }
-            Ok(Answer::Ready(Some(Ok(decision)))) if !decision.is_allowed() && place.is_none() => {
-                Start::Refused(Rejection::Denied(decision))
+            Ok(Answer::Ready(Some(Ok(decision)))) if !decision.is_allowed() && slot.is_none() => {
+                self.reject(Rejection::Denied(decision), state)
             }
-            Ok(answer) => Start::EngineRequest(self.turn(charged.take(), answer, max_wait, place)),
-            Err(error) => Start::Refused(error.into()),
+            Ok(answer) => Next::Wait(self.turn(state.take_charge(), answer, max_wait, slot)),
+            Err(error) => self.reject(error.into(), state),
         }
     }
 
-    /// What becomes of a request that got no decision, and of whose wait so much is left. `charged` has what was asked
-    /// for; nothing is left of it if the request goes on uncounted, or asks for a share.
-    pub(crate) fn undecided(
+    /// Determines the next step after a wait.
+    pub(crate) fn after_wait(
+        &self,
+        head: &P::Head,
+        mut turn: Box<Turn>,
+        result: Result<Decision, Error>,
+        state: &mut ChargeState,
+    ) -> Next {
+        match result {
+            Ok(decision) if decision.is_allowed() => {
+                state.decision = Some(decision);
+                Next::Proceed(Some(turn))
+            }
+            Ok(decision) => {
+                state.charge = turn.go();
+                self.reject(Rejection::Denied(decision), state)
+            }
+            Err(error) => {
+                let budget = turn.left();
+                state.charge = turn.go();
+                self.apply_failure_policy(head, error, budget, state)
+            }
+        }
+    }
+
+    /// Applies the failure policy to a request without a decision, whose charge is in `state` and
+    /// which can still wait for `budget` microseconds. The charge is taken out of `state` if the
+    /// request proceeds uncounted, or is charged to the local fallback.
+    fn apply_failure_policy(
         &self,
         head: &P::Head,
         error: Error,
-        charged: &mut Charged,
-        left: f64,
-    ) -> Start {
-        let Error::Store(error) = error else { return Start::Refused(error.into()) };
-        let share = match self.on_failure {
+        budget: f64,
+        state: &mut ChargeState,
+    ) -> Next {
+        let Error::Store(error) = error else { return self.reject(error.into(), state) };
+        let fallback = match self.on_failure {
             FailurePolicy::Open => {
-                charged.decision = charged.take().open();
-                return Start::Go;
+                state.decision = state.take_charge().uncounted_decision();
+                return Next::Proceed(None);
             }
-            // A store in memory that is full is as good as another.
-            FailurePolicy::Local { share } if !error.is_full() => charged.charge.to_share(share),
+            // The fallback is a store in memory, too: it would be no better than the full one.
+            FailurePolicy::Local { share } if !error.is_full() => state.charge.to_share(share),
             _ => None,
         };
-        let Some(share) = share else { return Start::Refused(Rejection::Store(error)) };
-        let (max_wait, place) = self.patience(head, &share, self.max_wait.at_most(left));
-        match share.ask(max_wait) {
+        let Some(fallback) = fallback else { return self.reject(Rejection::Store(error), state) };
+        let (max_wait, slot) = self.wait_budget(head, &fallback, self.max_wait.at_most(budget));
+        match fallback.ask(max_wait) {
             Ok(answer) => {
-                drop(charged.take());
-                Start::EngineRequest(self.turn(share, answer, max_wait, place))
+                drop(state.take_charge());
+                Next::Wait(self.turn(fallback, answer, max_wait, slot))
             }
-            // It is the share that is too small.
-            Err(_) => Start::Refused(Rejection::Store(error)),
+            // The cost is above the fraction of the quota, and maybe not above the quota.
+            Err(_) => self.reject(Rejection::Store(error), state),
         }
+    }
+
+    /// Rejects the request, unless this is a dry run.
+    fn reject(&self, rejection: Rejection, state: &mut ChargeState) -> Next {
+        if !self.dry_run {
+            return Next::Reject(rejection);
+        }
+        if let Rejection::Denied(decision) = rejection {
+            state.decision = Some(decision);
+        }
+        Next::Proceed(None)
     }
 
     fn turn(
@@ -162,24 +205,24 @@ impl<P: Protocol> Shared<P> {
         charge: Charge,
         answer: Answer<Decision>,
         max_wait: MaxWait,
-        place: Option<Place>,
+        slot: Option<WaitSlot>,
     ) -> Box<Turn> {
         let turn = Turn::new(charge, answer, max_wait).max_lateness(self.max_lateness);
-        Box::new(turn.place(place))
+        Box::new(turn.wait_slot(slot))
     }
 
-    /// How long a request may wait, and its place among those who do.
-    fn patience(
+    /// Returns how long the request can wait, and its slot in the wait queue.
+    fn wait_budget(
         &self,
         head: &P::Head,
         charge: &Charge,
         max_wait: MaxWait,
-    ) -> (MaxWait, Option<Place>) {
+    ) -> (MaxWait, Option<WaitSlot>) {
         if self.dry_run || charge.longest_wait(max_wait) == 0.0 {
             return (MaxWait::NONE, None);
         }
-        let Some(place) = self.waiters.enter(charge) else { return (MaxWait::NONE, None) };
+        let Some(slot) = self.wait_queue.enter(charge) else { return (MaxWait::NONE, None) };
         let timeout = P::timeout(head).map_or(f64::INFINITY, micros);
-        (max_wait.at_most(timeout), Some(place))
+        (max_wait.at_most(timeout), Some(slot))
     }
 }

@@ -2,67 +2,71 @@
 
 use std::{fmt, sync::Arc};
 
-use super::protocol::{Charged, Charging, Exchange, Protocol, Rejection};
 use crate::{
     limiter::{AnyLimiter, Charge},
-    middleware::extractor::KeyExtractor,
-    middleware::rule::Rule,
+    middleware::{
+        extractor::KeyExtractor,
+        pricing::{ChargeState, Pricing},
+        protocol::{Protocol, ProtocolBase},
+        rejection::Rejection,
+        rule::Rule,
+    },
 };
 
-type Refusal<Req, Res> = Arc<dyn Fn(Rejection, &Req) -> Res + Send + Sync>;
+type Reject<Req, Res> = Arc<dyn Fn(Rejection, &Req) -> Res + Send + Sync>;
 
-/// Requests that are not HTTP, refused by a closure. See
+/// Requests that are not HTTP, rejected by a closure. See
 /// [`RateLimitLayer::custom`](crate::RateLimitLayer::custom).
 pub struct Custom<Req, Res> {
-    charging: Charging<Req>,
-    refusal: Refusal<Req, Res>,
+    pricing: Pricing<Req>,
+    reject: Reject<Req, Res>,
 }
 
 impl<Req: 'static, Res: 'static> Custom<Req, Res> {
     pub(crate) fn by_key(
         limiter: AnyLimiter,
         key: impl KeyExtractor<Req>,
-        refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self { charging: Charging::by_key(limiter, key), refusal: Arc::new(refusal) }
+        Self { pricing: Pricing::by_key(limiter, key), reject: Arc::new(reject) }
     }
 
     pub(crate) fn by_rule(
         rule: impl Rule<Req>,
-        refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self
     where
         Req: Send + Sync,
     {
-        Self { charging: Charging::by_rule(rule), refusal: Arc::new(refusal) }
+        Self { pricing: Pricing::by_rule(rule), reject: Arc::new(reject) }
     }
 }
 
 impl<Req, Res> Clone for Custom<Req, Res> {
     fn clone(&self) -> Self {
-        Self { charging: self.charging.clone(), refusal: self.refusal.clone() }
+        Self { pricing: self.pricing.clone(), reject: self.reject.clone() }
     }
 }
 
 impl<Req, Res> fmt::Debug for Custom<Req, Res> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Custom").field("charging", &self.charging).finish_non_exhaustive()
+        f.debug_struct("Custom").field("pricing", &self.pricing).finish_non_exhaustive()
     }
 }
 
-impl<Req: 'static, Res> Protocol for Custom<Req, Res> {
+impl<Req: 'static, Res> ProtocolBase for Custom<Req, Res> {
     type Head = Req;
 
-    fn charging(&self) -> &Charging<Req> {
-        &self.charging
+    fn pricing(&self) -> &Pricing<Req> {
+        &self.pricing
     }
 
-    fn charging_mut(&mut self) -> &mut Charging<Req> {
-        &mut self.charging
+    fn pricing_mut(&mut self) -> &mut Pricing<Req> {
+        &mut self.pricing
     }
 }
 
-impl<Req: 'static, Res> Exchange<Req, Res> for Custom<Req, Res> {
+impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
     type Response = Res;
     type Rest = ();
 
@@ -74,13 +78,13 @@ impl<Req: 'static, Res> Exchange<Req, Res> for Custom<Req, Res> {
         head
     }
 
-    fn mark(&self, _: &mut Req, _: &mut Charged) {}
+    fn annotate(&self, _: &mut Req, _: &mut ChargeState) {}
 
-    fn respond(&self, response: Res, _: &mut Charged) -> Res {
+    fn respond(&self, response: Res, _: &mut ChargeState) -> Res {
         response
     }
 
-    fn refuse(&self, rejection: Rejection, head: Req, _: &Charge) -> Res {
-        (self.refusal)(rejection, &head)
+    fn reject(&self, rejection: Rejection, head: &Req, _: &Charge) -> Res {
+        (self.reject)(rejection, head)
     }
 }

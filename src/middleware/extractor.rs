@@ -1,4 +1,6 @@
-//! Key extractors: where the key of a request comes from.
+//! Key extractors, one per file: they extract the key from the head of a request.
+//!
+//! The key itself, [`Key`], and its escaping are below the middleware, in `keys.rs`.
 
 mod client_ip;
 mod forwarded;
@@ -18,13 +20,13 @@ pub use self::{
     header::Header,
     peer_ip::{PeerIp, PeerIpFrom},
 };
-use crate::error::RequestError;
 pub use crate::keys::Key;
+use crate::middleware::rejection::RequestError;
 
-/// Finds the key of a request, from its head (`H`, for HTTP [`http::request::Parts`]).
+/// An extractor of the key from the head of a request (`H`, for HTTP [`http::request::Parts`]).
 ///
-/// The module [`key`](crate::key) has some; closures are extractors too. A pair of extractors makes one
-/// key of both: `(key::PeerIp, key::Route)`.
+/// The module [`key`](crate::key) contains extractors, and closures are extractors, too. A pair of
+/// extractors combines both keys into one: `(key::PeerIp, key::Route)`.
 ///
 /// # Examples
 ///
@@ -36,19 +38,27 @@ pub use crate::keys::Key;
 /// struct UserId(u64);
 ///
 /// fn per_user_and_address() -> RateLimitLayer {
-///     let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+///     let quota = Quota::per_second(10);
+///     let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
 ///     let user = |head: &Parts| head.extensions.get::<UserId>().map(|user| user.0);
 ///     RateLimitLayer::new(limiter, (user, key::PeerIp))
 /// }
 /// # per_user_and_address();
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not extract a key from the head `{H}`",
+    note = "use an extractor of the module `key`, a pair of extractors, or a closure from `&{H}` \
+            to `Key`, `String`, `&'static str`, `IpAddr`, `u64`, or an `Option` or `Result` of \
+            them",
+    note = "write the type of the closure's parameter: `|head: &{H}| ..`"
+)]
 pub trait KeyExtractor<H>: Send + Sync + 'static {
-    /// Finds the key.
+    /// Extracts the key.
     ///
     /// # Errors
     ///
-    /// [`RequestError::MissingKey`] if the request has none, and the other errors if it is wrong, or the
-    /// service is set up wrong.
+    /// [`RequestError::MissingKey`] if the request has no key, and the other errors if the request
+    /// is invalid or the service is misconfigured.
     fn extract(&self, head: &H) -> Result<Key<'static>, RequestError>;
 }
 
@@ -69,12 +79,17 @@ impl<H, A: KeyExtractor<H>, B: KeyExtractor<H>> KeyExtractor<H> for (A, B) {
 }
 
 fn missing() -> RequestError {
-    RequestError::missing_key("the request does not say who it is from")
+    RequestError::missing_key("the request has no rate limit key")
 }
 
-/// What a closure may return as a key; `None` and empty text are a missing key.
+/// A type that a closure can return as a key; `None` and empty text are a missing key.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be used as a key",
+    note = "return a `Key`, `String`, `&'static str`, `IpAddr`, `u64`, or an `Option` or `Result` \
+            of them; `Key::from` converts other text and bytes"
+)]
 pub trait IntoKey {
-    /// Converts into a key.
+    /// Converts the value into a key.
     ///
     /// # Errors
     ///

@@ -1,58 +1,65 @@
-//! HTTP and gRPC: which rejection each of them gets.
+//! `Http`: HTTP and gRPC requests, what the layer adds to them and to their responses, and their
+//! rejections.
 
 mod body;
 mod grpc;
 mod headers;
+mod problem;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response, request::Parts, response};
 
+use self::headers::{HeaderWriter, forbid_storing};
 pub use self::{
     body::ResponseBody,
     headers::{Headers, Reset},
 };
-use super::protocol::{Charged, Charging, Exchange, Protocol, Rejection};
 use crate::{
     limiter::{AnyLimiter, Charge},
-    middleware::extractor::KeyExtractor,
-    middleware::http::headers::{Fields, forbid_storing},
-    middleware::rule::Rule,
+    middleware::{
+        extractor::KeyExtractor,
+        pricing::{ChargeState, Pricing},
+        protocol::{Protocol, ProtocolBase},
+        rejection::Rejection,
+        rule::Rule,
+    },
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
-type MapRefusal = Arc<dyn Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
+type MapRejection =
+    Arc<dyn Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
-/// HTTP requests, refused with 429 and a problem description; those that are gRPC with its status
+/// HTTP requests, rejected with 429 and a problem document, or for gRPC with the status
 /// `RESOURCE_EXHAUSTED`.
 #[derive(Clone)]
 pub struct Http {
-    charging: Charging<Parts>,
-    pub(crate) fields: Fields,
+    pricing: Pricing<Parts>,
+    pub(crate) headers: HeaderWriter,
     pub(crate) extensions: bool,
     pub(crate) charge_handle: bool,
-    pub(crate) map_refusal: Option<MapRefusal>,
+    pub(crate) map_rejection: Option<MapRejection>,
     pub(crate) charge_when: Option<ChargeWhen>,
 }
 
 impl Http {
     pub(crate) fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<Parts>) -> Self {
-        let fields = Fields::of(&limiter);
-        Self::new(Charging::by_key(limiter, key), fields)
+        let headers = HeaderWriter::for_limiter(&limiter);
+        Self::new(Pricing::by_key(limiter, key), headers)
     }
 
     pub(crate) fn by_rule(rule: impl Rule<Parts>) -> Self {
-        Self::new(Charging::by_rule(rule), Fields::default())
+        Self::new(Pricing::by_rule(rule), HeaderWriter::default())
     }
 
-    fn new(charging: Charging<Parts>, fields: Fields) -> Self {
+    fn new(pricing: Pricing<Parts>, headers: HeaderWriter) -> Self {
         Self {
-            charging,
-            fields,
+            pricing,
+            headers,
             extensions: true,
             charge_handle: false,
-            map_refusal: None,
+            map_rejection: None,
             charge_when: None,
         }
     }
@@ -61,22 +68,22 @@ impl Http {
 impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
-            .field("charging", &self.charging)
-            .field("headers", &self.fields.headers)
+            .field("pricing", &self.pricing)
+            .field("headers", &self.headers.dialects)
             .field("extensions", &self.extensions)
             .finish_non_exhaustive()
     }
 }
 
-impl Protocol for Http {
+impl ProtocolBase for Http {
     type Head = Parts;
 
-    fn charging(&self) -> &Charging<Parts> {
-        &self.charging
+    fn pricing(&self) -> &Pricing<Parts> {
+        &self.pricing
     }
 
-    fn charging_mut(&mut self) -> &mut Charging<Parts> {
-        &mut self.charging
+    fn pricing_mut(&mut self) -> &mut Pricing<Parts> {
+        &mut self.pricing
     }
 
     fn keeps_charge(&self) -> bool {
@@ -88,7 +95,7 @@ impl Protocol for Http {
     }
 }
 
-impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
+impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     type Response = Response<ResponseBody<ResBody>>;
     type Rest = ReqBody;
 
@@ -101,51 +108,52 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     #[inline]
-    fn mark(&self, head: &mut Parts, charged: &mut Charged) {
+    fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
         if self.extensions
-            && let Some(decision) = &charged.decision
+            && let Some(decision) = &state.decision
         {
             head.extensions.insert(decision.clone());
         }
         if !self.keeps_charge() {
             return;
         }
-        let is_charged = charged.bind();
+        let is_charged = state.bind();
         if self.charge_handle {
-            let charge = if is_charged { charged.charge.clone() } else { Charge::exempt() };
+            let charge = if is_charged { state.charge.clone() } else { Charge::exempt() };
             head.extensions.insert(charge);
         }
     }
 
     #[inline]
-    fn respond(&self, mut response: Response<ResBody>, charged: &mut Charged) -> Self::Response {
-        let mut counts = true;
+    fn respond(&self, mut response: Response<ResBody>, state: &mut ChargeState) -> Self::Response {
+        let mut is_charged = true;
         if let Some(charge_when) = &self.charge_when {
             let (head, body) = response.into_parts();
-            counts = charge_when(&head);
+            is_charged = charge_when(&head);
             response = Response::from_parts(head, body);
         }
-        if let Some(decision) = &charged.decision {
-            self.fields.add(response.headers_mut(), decision, &charged.charge);
+        if let Some(decision) = &state.decision {
+            self.headers.add(response.headers_mut(), decision, &state.charge);
             if self.extensions {
                 response.extensions_mut().insert(decision.clone());
             }
         }
-        if !counts {
-            charged.charge.release_later();
+        if !is_charged {
+            state.charge.release_later();
         }
         response.map(ResponseBody::service)
     }
 
-    fn refuse(&self, rejection: Rejection, head: Parts, charge: &Charge) -> Self::Response {
-        let mut response = if grpc::is_grpc(&head) {
-            self.fields.grpc_refusal(&rejection, charge)
+    fn reject(&self, rejection: Rejection, head: &Parts, charge: &Charge) -> Self::Response {
+        let headers = self.headers.for_rejection(&rejection, charge);
+        let mut response = if grpc::is_grpc(head) {
+            grpc::response(headers, &rejection)
         } else {
-            self.fields.refusal(&rejection, charge)
+            problem::response(headers, &rejection)
         };
-        if let Some(map) = &self.map_refusal {
-            response = map(&rejection, &head, response);
-            forbid_storing(response.headers_mut()); // the closure may have made another response
+        if let Some(map) = &self.map_rejection {
+            response = map(&rejection, head, response);
+            forbid_storing(response.headers_mut()); // the closure can return another response
         }
         if self.extensions {
             if let Rejection::Denied(decision) = &rejection {
@@ -153,6 +161,6 @@ impl<ReqBody, ResBody> Exchange<Request<ReqBody>, Response<ResBody>> for Http {
             }
             response.extensions_mut().insert(rejection);
         }
-        response.map(ResponseBody::refusal)
+        response.map(ResponseBody::rejection)
     }
 }

@@ -1,72 +1,74 @@
-//! The Tower layer and its settings. What happens to a request is in `service.rs` and `future.rs`.
+//! The Tower layer and its settings. The way of a request is in `service.rs` and `future.rs`.
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Response, request::Parts};
+use http::{Response, request::Parts, response};
 use tower_layer::Layer;
 
 use crate::{
     algorithm::micros,
-    limiter::AnyLimiter,
-    limiter::MaxWait,
-    middleware::admission::Shared,
-    middleware::extractor::KeyExtractor,
-    middleware::failure_policy::FailurePolicy,
-    middleware::rule::Rule,
-    middleware::service::RateLimit,
+    limiter::{AnyLimiter, MaxWait},
     middleware::{
+        admission::Shared,
         custom::Custom,
+        extractor::KeyExtractor,
+        failure_policy::FailurePolicy,
         http::{Headers, Http},
-        protocol::{IntoCost, MissingKey, Protocol, Rejection},
+        pricing::IntoCost,
+        protocol::ProtocolBase,
+        rejection::{MissingKey, Rejection},
+        rule::Rule,
+        service::RateLimit,
     },
 };
 
-/// Limits the requests to a service, per key.
+/// A layer that limits the requests to a service, per key.
 ///
-/// A request over the quota is answered instead of going on, or waits for its turn, if
-/// [`max_wait`](RateLimitLayer::max_wait) or a leaky bucket lets it. Counts are the limiter's, and however
-/// often the layer is applied or cloned, its services share them, and the number of those who wait. The
-/// service must be `Clone`.
+/// A request over the quota is rejected by default. It can wait instead, if
+/// [`max_wait`](RateLimitLayer::max_wait) or a leaky bucket allows it. The limiter holds the
+/// counts: however often the layer is applied or cloned, its services share the counts, and the
+/// bounds on waiting requests. The service must be `Clone`.
 ///
 /// # Readiness
 ///
-/// The layer asks the service for readiness after the decision, in the response future: `poll_ready` of
-/// [`RateLimit`] is always ready and never fails. So a rejection never waits for the service, and a request holds no
-/// readiness while a [`Rule`] looks up its charge, while the store decides, or while it waits. An error of the service's
-/// `poll_ready` comes out of the response future, and the request is not charged then. Each request asks a clone of the
-/// service, and calls that same clone.
+/// The response future polls the readiness of the service after the decision: `poll_ready` of
+/// [`RateLimit`] is always ready and never fails. So a rejection never waits for the service. A
+/// request holds no readiness while a [`Rule`] looks up its charge, while the store decides, or
+/// while the request waits. The response future returns errors of the service's `poll_ready`, and
+/// the request is not charged then. Each request polls a clone of the service, and calls that same
+/// clone.
 ///
 /// | | outside of the layer | inside |
 /// |---|---|---|
-/// | `ConcurrencyLimit` | bounds all requests, those that wait for their turn or are rejected included; a rejection waits for a permit | only requests that go on take a permit |
-/// | `LoadShed` | never sheds: the layer is always ready | sheds admitted requests that the service is not ready for; they stay charged |
+/// | `ConcurrencyLimit` | bounds all requests, also those that wait or are rejected; a rejection waits for a permit | only requests that proceed take a permit |
+/// | `LoadShed` | never sheds: the layer is always ready | sheds admitted requests if the service is not ready for them; they stay charged |
 /// | `Buffer` | never fills, and so bounds nothing | bounds the requests that the service has not taken yet; others wait until it has room |
 ///
-/// The layer does not bound how many admitted requests wait for the readiness of the service. If the quotas do not
-/// bound them enough, put `LoadShed` inside. To bound all requests, also those that wait or are rejected, use a
-/// `ConcurrencyLimit` outside, or the server's own bound.
+/// The number of admitted requests that wait for the readiness of the service is not bounded by the
+/// layer. If the quotas do not bound it enough, put `LoadShed` inside. To bound all requests, also
+/// those that wait or are rejected, use a `ConcurrencyLimit` outside, or the bound of the server.
 ///
 /// # Answers
 ///
-/// | | answer | `Retry-After` | to gRPC |
+/// | | answer | `Retry-After` | for gRPC |
 /// |---|---|---|---|
 /// | the quota is used up | 429, `quota-exceeded` | whole seconds, at least 1 | `RESOURCE_EXHAUSTED`, with `RetryInfo` |
 /// | the cost is above what the quota can ever grant | 429, `quota-exceeded` | none | `RESOURCE_EXHAUSTED`, not to be retried |
-/// | the request has no key, or a wrong one | 400 | none | `INVALID_ARGUMENT` |
-/// | the service is set up wrong | 500 | none | `INTERNAL` |
-/// | the store gives no answer, and the [policy](RateLimitLayer::on_failure) is `Closed` | 503, `temporary-reduced-capacity` | 1 | `UNAVAILABLE`, with `RetryInfo` |
+/// | the request has no key, or is invalid | 400 | none | `INVALID_ARGUMENT` |
+/// | the service is misconfigured | 500 | none | `INTERNAL` |
+/// | the store does not decide, and the [policy](RateLimitLayer::on_failure) is `Closed` | 503, `temporary-reduced-capacity` | 1 | `UNAVAILABLE`, with `RetryInfo` |
 ///
-/// A request is gRPC if it is a `POST` with the content type `application/grpc`, over any version of
-/// HTTP, since calls that tonic-web translates from gRPC-Web may arrive over HTTP/1.1. Its rejection is
-/// a response with status 200, trailers as its headers, and no body.
+/// A request is gRPC if it is a `POST` with the content type `application/grpc`. Any version of
+/// HTTP counts, since calls that tonic-web translates from gRPC-Web can arrive over HTTP/1.1. Its
+/// rejection is a response with status 200, trailers as its headers, and no body.
 ///
-/// Every rejection carries `Cache-Control: no-store`, so that no cache answers other clients with it.
+/// Every rejection carries `Cache-Control: no-store`, so that no cache returns it to other clients.
 ///
-/// Responses carry the fields `RateLimit` and `RateLimit-Policy` of
-/// draft-ietf-httpapi-ratelimit-headers-11, added to those of other layers. (Where layers are stacked, the
-/// outer one counts a request that the inner one then refuses.) The
-/// [`Decision`](crate::Decision) is in the extensions of the request and of the response.
+/// Responses carry the headers `RateLimit` and `RateLimit-Policy` of
+/// draft-ietf-httpapi-ratelimit-headers-11, added to those of other layers. Of stacked layers, the
+/// outer one also counts requests that the inner one rejects. The extensions of the request and of
+/// the response contain the [`Decision`](crate::Decision).
 ///
 /// # Examples
 ///
@@ -84,23 +86,24 @@ use crate::{
 ///     .layer(RateLimitLayer::new(limiter, key::Header::new("x-api-key")));
 /// ```
 ///
-/// # Example: another body
+/// # Example: a custom error body
 ///
 /// ```
 /// use axum::body::Bytes; // or `bytes::Bytes`, which is the same
 /// use http::header::CONTENT_TYPE;
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Rejection, key};
 ///
-/// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
-/// let layer = RateLimitLayer::new(limiter, key::Global).map_refusal(|rejection, head, mut response| {
-///     match rejection {
+/// # let quota = Quota::per_second(10);
+/// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+/// let layer = RateLimitLayer::new(limiter, key::Global).map_rejection(
+///     |rejection, head, mut response| match rejection {
 ///         Rejection::Denied(_) => {
 ///             response.headers_mut().remove(CONTENT_TYPE);
 ///             response.map(|_| Bytes::from(format!("{} is busy", head.uri)))
 ///         }
 ///         _ => response,
-///     }
-/// });
+///     },
+/// );
 /// # let _ = layer;
 /// ```
 #[derive(Clone, Debug)]
@@ -110,22 +113,25 @@ pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
 impl RateLimitLayer {
     /// Limits HTTP requests.
     ///
-    /// The key comes from [`key::Header`](crate::key::Header), [`key::PeerIp`](crate::key::PeerIp),
-    /// [`key::Global`](crate::key::Global), a closure over the head of the request, or a pair of them.
+    /// The key extractor is, for example, [`key::Header`](crate::key::Header),
+    /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](crate::key::Global), a closure over the
+    /// head of the request, or a pair of extractors.
     pub fn new(limiter: impl Into<AnyLimiter>, key: impl KeyExtractor<Parts>) -> Self {
         Self(Arc::new(Shared::new(Http::by_key(limiter.into(), key))))
     }
 
-    /// Limits HTTP requests by a [`Rule`], which says for each what it is charged: which limits, whose, and
-    /// how much. An async closure is none: implement [`Rule`] for a type.
+    /// Limits HTTP requests by a [`Rule`], which computes the limits, keys and costs of each
+    /// request. An async closure is not a rule: implement [`Rule`] for a type.
     ///
     /// # Examples
     ///
-    /// Limits by plan, and one for all users together; the service's own probes are exempt:
+    /// Limits by plan, and a limit for all users together; health checks are exempt:
     ///
     /// ```
     /// use http::request::Parts;
-    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError};
+    /// use tower_ratelimit::{
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError,
+    /// };
     ///
     /// #[derive(Clone)]
     /// struct User {
@@ -156,43 +162,48 @@ impl RateLimitLayer {
         Self(Arc::new(Shared::new(Http::by_rule(rule))))
     }
 
-    /// Sets the header fields that tell a client how its quota stands: [`Headers::Draft11`] by default, others,
-    /// or several; with none there is no `Retry-After` either.
+    /// Sets the headers that report the state of the quota to clients. The default is
+    /// [`Headers::Draft11`]. Without any there is no `Retry-After` either.
     ///
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{Algorithm, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, Reset, key};
+    /// use tower_ratelimit::{
+    ///     Algorithm, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, Reset, key,
+    /// };
     ///
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+    /// # let quota = Quota::per_second(10);
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
     ///     .headers([Headers::Draft11, Headers::XRateLimit { reset: Reset::Epoch }]);
     /// let silent = layer.clone().headers([]);
     /// # let _ = silent;
     /// ```
     pub fn headers(self, headers: impl IntoIterator<Item = Headers>) -> Self {
-        self.with(|http| http.fields.headers = headers.into_iter().collect())
+        self.with(|http| http.headers.dialects = headers.into_iter().collect())
     }
 
-    /// Sets whether the extensions of requests and responses hold the
-    /// [`Decision`](crate::Decision), and those of refusals the [`Rejection`]; they do by default.
+    /// Sets whether the extensions of requests and responses contain the
+    /// [`Decision`](crate::Decision), and the extensions of rejections the [`Rejection`]. They do
+    /// by default.
     pub fn extensions(self, on: bool) -> Self {
         self.with(|http| http.extensions = on)
     }
 
-    /// Sets which responses of the service are charged: all by default.
+    /// Sets which responses of the service are charged. The default is all.
     ///
-    /// Each request is charged before the service is called, so that many requests at once cannot pass the limit. If
-    /// the closure returns `false`, the cost is returned, as by [`Charge::cancel`](crate::Charge::cancel). A
-    /// request without a response stays charged: if the service fails, or the client disconnects.
+    /// Each request is charged before the service is called, so that concurrent requests cannot
+    /// exceed the limit. If the closure returns `false`, the cost is returned, as by
+    /// [`Charge::cancel`](crate::Charge::cancel). A request without a response stays charged: if
+    /// the service fails, or the client disconnects.
     ///
-    /// Count in a window: a bucket returns only what it has not refilled since the decision.
+    /// Use a window algorithm: a bucket returns only what it has not refilled since the decision.
     ///
-    /// The header fields report the state before the cost is returned.
+    /// The headers report the state before the cost is returned.
     ///
     /// # Examples
     ///
-    /// Five failed logins per minute, and as many that succeed as one likes:
+    /// Five failed logins per minute; successful logins are not limited:
     ///
     /// ```
     /// use http::StatusCode;
@@ -205,28 +216,33 @@ impl RateLimitLayer {
     /// ```
     pub fn charge_when(
         self,
-        charge_when: impl Fn(&http::response::Parts) -> bool + Send + Sync + 'static,
+        charge_when: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
     ) -> Self {
         self.with(|http| http.charge_when = Some(Arc::new(charge_when)))
     }
 
-    /// Sets whether the extensions of requests contain the [`Charge`](crate::Charge), for costs that are known later: the
-    /// service can [settle](crate::Charge::settle) what it really used. They do not by default.
+    /// Sets whether the extensions of requests contain the [`Charge`](crate::Charge), for costs
+    /// that are known later: the service can [settle](crate::Charge::settle) the actual usage. They
+    /// do not by default.
     ///
-    /// The service can settle during the request or after its response, from any clone of the charge. With
-    /// [`charge_when`](RateLimitLayer::charge_when), a response that is not charged returns what is still charged,
-    /// and settling does nothing afterwards.
+    /// The service can settle during the request or after its response, from any clone of the
+    /// charge. With [`charge_when`](RateLimitLayer::charge_when), a response that is not charged
+    /// returns what is still charged, and settling does nothing afterwards.
     ///
-    /// The charge is exempt, and settling it does nothing, if the request was not counted: if it is
-    /// [exempt](RateLimitLayer::exempt), if a [dry run](RateLimitLayer::dry_run) let it go on although it was denied, or
-    /// under [`FailurePolicy::Open`]. Under [`FailurePolicy::Local`], it is settled in the memory of the process.
+    /// The charge is exempt, and settling it does nothing, if the request was not counted:
     ///
-    /// If layers are stacked, the charge is that of the inner one. The header fields report the state before `settle`
-    /// adjusted the cost.
+    /// * if it is [exempt](RateLimitLayer::exempt)
+    /// * if it was denied in a [dry run](RateLimitLayer::dry_run)
+    /// * if the store did not decide under [`FailurePolicy::Open`]
+    ///
+    /// Under [`FailurePolicy::Local`], the charge is settled in the memory of the process.
+    ///
+    /// If layers are stacked, the charge is that of the inner one. The headers report the state
+    /// before `settle` adjusted the cost.
     ///
     /// # Examples
     ///
-    /// Tokens of a language model, of which a request is charged 500 beforehand:
+    /// Tokens of a language model, with an estimate of 500 per request:
     ///
     /// ```
     /// use axum::{Extension, Router, routing::post};
@@ -254,20 +270,21 @@ impl RateLimitLayer {
         self.with(|http| http.charge_handle = on)
     }
 
-    /// Sets a closure that every refusal passes through: it sees why the request was refused, the head
-    /// of the request, and the response as it would be, and returns the response to send. Both have all of
-    /// their body at once, as [`Bytes`]. That of a gRPC request's refusal is empty, and must stay so.
-    /// A response that the closure returns without `Cache-Control` gets `no-store`.
-    pub fn map_refusal(
+    /// Sets a closure that can change every rejection. It receives the reason of the rejection, the
+    /// head of the request, and the default response, and returns the response to send.
+    ///
+    /// The bodies are complete, as [`Bytes`]. The body of a gRPC rejection is empty and must stay
+    /// empty. A response without `Cache-Control` gets `no-store`.
+    pub fn map_rejection(
         self,
         map: impl Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
-        self.with(|http| http.map_refusal = Some(Arc::new(map)))
+        self.with(|http| http.map_rejection = Some(Arc::new(map)))
     }
 }
 
 impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
-    /// Limits requests of any kind: `refusal` makes the response to one that may not go on.
+    /// Limits requests of any type. The closure `reject` makes the response to a rejected request.
     ///
     /// # Examples
     ///
@@ -295,40 +312,43 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     pub fn custom(
         limiter: impl Into<AnyLimiter>,
         key: impl KeyExtractor<Req>,
-        refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared::new(Custom::by_key(limiter.into(), key, refusal))))
+        Self(Arc::new(Shared::new(Custom::by_key(limiter.into(), key, reject))))
     }
 
-    /// Limits requests of any kind by a [`Rule`].
+    /// Limits requests of any type by a [`Rule`].
     pub fn custom_by_rule(
         rule: impl Rule<Req>,
-        refusal: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self
     where
         Req: Send + Sync,
     {
-        Self(Arc::new(Shared::new(Custom::by_rule(rule, refusal))))
+        Self(Arc::new(Shared::new(Custom::by_rule(rule, reject))))
     }
 }
 
-impl<P: Protocol> RateLimitLayer<P> {
-    /// Sets what a request costs, 1 by default. The closure returns a `u32`, or a
+impl<P: ProtocolBase> RateLimitLayer<P> {
+    /// Sets the cost of requests. The default is 1. The closure returns a `u32`, or a
     /// `Result<u32, RequestError>`. A [`Rule`] can set other costs.
     pub fn cost<C: IntoCost>(self, cost: impl Fn(&P::Head) -> C + Send + Sync + 'static) -> Self {
-        self.with(|protocol| protocol.charging_mut().set_cost(cost))
+        self.with(|protocol| protocol.pricing_mut().set_cost(cost))
     }
 
-    /// Lets a request wait for its turn if that comes within `max_wait`, instead of being refused.
+    /// Lets a request wait for up to `max_wait` instead of being rejected.
     ///
-    /// Turns are booked when requests arrive: first come, first served, over all replicas. A request whose
-    /// turn would come later is refused at once, and its retry-after is when it would be let wait (for
-    /// [several keys](crate::Charge#waiting), when it could go on at once). Without
-    /// this setting nobody waits, except in a leaky bucket, which lets wait for as long as a request has room
-    /// in it; there `max_wait` is a further bound. So is the `grpc-timeout` of a gRPC request, in either case.
+    /// The store reserves an instant for the request when it arrives: first come, first served,
+    /// over all replicas. Requests that would have to wait longer are rejected immediately. Their
+    /// retry-after is the time after which they would be allowed to wait; for [several
+    /// keys](crate::Charge#waiting), the time after which they would proceed immediately.
     ///
-    /// A request that waits holds no readiness of the service, and if it is dropped it gives its turn back:
-    /// see [`ResponseFuture`](crate::ResponseFuture).
+    /// Without this setting requests do not wait, except in a leaky bucket, where a request can
+    /// wait as long as it has room in the bucket. There, `max_wait` is a further bound. The
+    /// `grpc-timeout` of a gRPC request bounds the wait in either case.
+    ///
+    /// A waiting request holds no readiness of the service. If it is dropped, its reservation is
+    /// released: see [`ResponseFuture`](crate::ResponseFuture).
     ///
     /// # Examples
     ///
@@ -348,25 +368,29 @@ impl<P: Protocol> RateLimitLayer<P> {
         self
     }
 
-    /// Sets by how much a waiting request may be late without asking again, 50 ms by default.
+    /// Sets the lateness up to which a waiting request proceeds without a second decision. The
+    /// default is 50 ms.
     ///
-    /// A process that stands still (stopped, paused by its host, or overloaded) wakes after the instants that were
-    /// reserved for its requests. If all of them went on then, the service would get more at once than the limiter
-    /// promises. So lateness is measured when the wait ends: a request that is late by more than `max_lateness`
-    /// releases its reservation and asks once more (over Redis after 20 ms), with what is left of its
-    /// [`max_wait`](RateLimitLayer::max_wait). It goes on, waits again behind the others, or is denied. If nothing is
-    /// left, it goes on only if the limiter allows it at this instant. A request that is late for the second time goes
-    /// on.
+    /// A process that stands still (stopped, paused by its host, or overloaded) wakes up after the
+    /// instants that were reserved for its requests. If all of them proceeded then, the service
+    /// would get more requests at once than the limiter promises. So lateness is measured when the
+    /// wait ends: a request that is late by more than `max_lateness` releases its reservation and
+    /// is decided once more (over Redis after 20 ms), with the rest of its
+    /// [`max_wait`](RateLimitLayer::max_wait). It proceeds, waits again behind the others, or is
+    /// denied. If no wait is left, it proceeds only if the limiter allows it at this instant. A
+    /// request that is late for the second time proceeds.
     ///
-    /// A stop between the end of the wait and the call of the service cannot be seen, nor one in the service or on the
-    /// way to the server of a third party. A request that need not wait is never late.
+    /// A stop between the end of the wait and the call of the service cannot be detected. Neither
+    /// can a stop in the service, or on the way to a third-party server. A request without a wait
+    /// is never late.
     ///
-    /// An answer of the store that arrives later than the reserved instant makes a request late, too: set
-    /// `max_lateness` above the usual jitter of the answers.
+    /// An answer of the store that arrives after the reserved instant also makes a request late:
+    /// set `max_lateness` above the usual jitter of the answers.
     ///
-    /// A sleep can be a millisecond late on an idle machine, and more on a busy one: with a `max_lateness` of less than
-    /// 5 ms many requests ask twice. [`Duration::MAX`] lets all requests go on.
-    /// [`Limiter::try_acquire`](crate::Limiter::try_acquire) and the like use the default.
+    /// A sleep can be a millisecond late on an idle machine, and more on a busy one. With a
+    /// `max_lateness` below 5 ms, many requests are decided twice. With [`Duration::MAX`], late
+    /// requests always proceed. [`Limiter::try_acquire`](crate::Limiter::try_acquire) and similar
+    /// methods use the default.
     ///
     /// # Examples
     ///
@@ -386,58 +410,64 @@ impl<P: Protocol> RateLimitLayer<P> {
         self
     }
 
-    /// Sets how many requests may wait for their turns at once, 10,000 by default, those included that ask
-    /// the store at the moment. While so many do, others go on if they need not wait, and are refused
-    /// otherwise: their retry-after is when they could go on without waiting.
+    /// Sets the maximum number of requests that wait at the same time. The default is 10,000.
+    /// Requests that await a decision of the store count, too. At the maximum, requests that need
+    /// not wait proceed, and others are rejected; their retry-after is the time after which they
+    /// could proceed without waiting.
     ///
-    /// It counts the requests of this layer's services in this process. One that waits takes about 0.9
-    /// kB, one that asks Redis about four, its head and its body not included.
-    pub fn max_waiting(mut self, most: usize) -> Self {
-        Arc::make_mut(&mut self.0).waiters.set_most(most);
+    /// The requests of all services of this layer in this process are counted. A waiting request
+    /// takes about 0.9 kB, and one that awaits a decision of Redis about 4 kB, without its head and
+    /// body.
+    pub fn max_waiting(mut self, max: usize) -> Self {
+        Arc::make_mut(&mut self.0).wait_queue.set_max(max);
         self
     }
 
-    /// Sets how many requests of one key may wait at once, by default 100, or as many as a leaky bucket
-    /// holds. See [`max_waiting`](RateLimitLayer::max_waiting).
+    /// Sets the maximum number of requests of one key that wait at the same time. The default is
+    /// 100, and for a leaky bucket the number of requests that it holds. See
+    /// [`max_waiting`](RateLimitLayer::max_waiting).
     ///
-    /// With Redis, requests that are dropped while they wait are released in the background, up to 100 of one key in
-    /// one call: about 0.5 us of the server for each request that waits for the key.
-    pub fn max_waiting_per_key(mut self, most: usize) -> Self {
-        Arc::make_mut(&mut self.0).waiters.set_most_per_key(most);
+    /// With Redis, the reservations of requests that are dropped while they wait are released in
+    /// the background, up to 100 of one key in one call. A call takes the server about 0.5 us for
+    /// each request that waits for the key.
+    pub fn max_waiting_per_key(mut self, max: usize) -> Self {
+        Arc::make_mut(&mut self.0).wait_queue.set_max_per_key(max);
         self
     }
 
-    /// Sets which requests go on without being counted.
+    /// Sets which requests proceed without being counted.
     ///
     /// # Examples
     ///
-    /// Browsers ask with `OPTIONS` whether a request to another origin is allowed:
+    /// Exempts the `OPTIONS` requests that browsers send before requests to another origin:
     ///
     /// ```
     /// use http::{Method, request::Parts};
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+    /// # let quota = Quota::per_second(10);
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
     ///     .exempt(|head: &Parts| head.method == Method::OPTIONS);
     /// # let _ = layer;
     /// ```
     pub fn exempt(self, exempt: impl Fn(&P::Head) -> bool + Send + Sync + 'static) -> Self {
-        self.with(|protocol| protocol.charging_mut().set_exempt(exempt))
+        self.with(|protocol| protocol.pricing_mut().set_exempt(exempt))
     }
 
-    /// Sets whether all requests go on, whatever the layer decides; they are counted, and the
-    /// [`Decision`](crate::Decision) is told as ever, in extensions and header fields. Nobody waits.
+    /// Sets whether all requests proceed, even if they are denied. Requests are counted, and
+    /// extensions and headers report the [`Decision`](crate::Decision), but no request waits.
     ///
-    /// So a new limit can be watched before it is enforced.
+    /// Use it to observe a new limit before it is enforced.
     pub fn dry_run(mut self, on: bool) -> Self {
         Arc::make_mut(&mut self.0).dry_run = on;
         self
     }
 
-    /// Sets what happens to a request when the store gives no answer; it is refused by default.
+    /// Sets what the layer does with a request if the store does not decide. The default is to
+    /// reject it.
     ///
-    /// [`Decision::source`](crate::Decision::source) tells whether a decision came from the store.
+    /// [`Decision::source`](crate::Decision::source) reports whether the store decided.
     ///
     /// # Panics
     ///
@@ -445,12 +475,15 @@ impl<P: Protocol> RateLimitLayer<P> {
     ///
     /// # Examples
     ///
-    /// Each of four replicas keeps to a quarter of the quota while Redis is away:
+    /// Each of four replicas enforces a quarter of the quota while Redis is unavailable:
     ///
     /// ```
-    /// use tower_ratelimit::{Algorithm, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{
+    ///     Algorithm, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+    /// };
     ///
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+    /// # let quota = Quota::per_second(10);
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
     ///     .on_failure(FailurePolicy::Local { share: 0.25 });
     /// # let _ = layer;
@@ -458,15 +491,18 @@ impl<P: Protocol> RateLimitLayer<P> {
     #[track_caller]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
         if let FailurePolicy::Local { share } = policy {
-            assert!(share > 0.0 && share <= 1.0, "a share is above 0 and at most 1, not {share}");
+            assert!(
+                share > 0.0 && share <= 1.0,
+                "a share must be above 0 and at most 1, not {share}"
+            );
         }
         Arc::make_mut(&mut self.0).on_failure = policy;
         self
     }
 
-    /// Sets what happens to a request without a key; it is refused by default.
+    /// Sets what the layer does with a request without a key. The default is to reject it.
     pub fn missing_key(self, missing_key: MissingKey) -> Self {
-        self.with(|protocol| protocol.charging_mut().missing_key = missing_key)
+        self.with(|protocol| protocol.pricing_mut().missing_key = missing_key)
     }
 }
 

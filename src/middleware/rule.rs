@@ -1,23 +1,19 @@
-//! What a request is charged, looked up for each.
+//! `Rule`: computes the charge of each request, by a closure or an asynchronous lookup.
 
 use std::{future::ready, pin::Pin, sync::Arc};
 
-use crate::{
-    error::RequestError,
-    limiter::{AnyLimiter, Charge},
-    middleware::extractor::KeyExtractor,
-};
+use crate::{limiter::Charge, middleware::rejection::RequestError};
 
-/// Says what a request is charged, from its head (`H`, for HTTP [`http::request::Parts`]): which limits, whose,
-/// and how much; or that it is [exempt](Charge::exempt).
+/// A rule computes the charge of a request from its head (`H`, for HTTP [`http::request::Parts`]):
+/// the limits, the keys and the costs. It can also [exempt](Charge::exempt) the request.
 ///
-/// A closure that returns a [`Charge`] or a `Result<Charge, RequestError>` is a rule. A type can also look
-/// something up that takes time. Bound that time: the request waits for it, but holds no readiness of the service
-/// meanwhile.
+/// A closure that returns a [`Charge`] or a `Result<Charge, RequestError>` is a rule. For an
+/// asynchronous lookup, implement the trait for a type. Give the lookup a deadline: the request
+/// waits for it, but holds no readiness of the service meanwhile.
 ///
 /// # Cancel safety
 ///
-/// The future is dropped if the client goes away.
+/// If the client disconnects, the future is dropped.
 ///
 /// # Examples
 ///
@@ -41,7 +37,7 @@ use crate::{
 /// impl Rule<Parts> for ByPlan {
 ///     async fn charge(&self, head: &Parts) -> Result<Charge, RequestError> {
 ///         let key = head.headers.get("x-api-key").filter(|key| !key.is_empty());
-///         let key = key.ok_or_else(|| RequestError::missing_key("there is no x-api-key"))?;
+///         let key = key.ok_or_else(|| RequestError::missing_key("header x-api-key is missing"))?;
 ///         Ok(match self.accounts.plan(key.as_bytes()).await {
 ///             Plan::Free => Charge::new(&self.free, key.as_bytes()),
 ///             Plan::Pro => Charge::new(&self.pro, key.as_bytes()),
@@ -49,16 +45,21 @@ use crate::{
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a rule for requests with the head `{H}`",
+    note = "a rule is a closure from `&{H}` to `Charge` or `Result<Charge, RequestError>`",
+    note = "write the type of the closure's parameter: `|head: &{H}| ..`"
+)]
 pub trait Rule<H>: Send + Sync + 'static {
-    /// Says what the request is charged.
+    /// Computes the charge of a request.
     ///
     /// # Errors
     ///
-    /// [`RequestError::MissingKey`] if the request does not say who it is from, and the other errors if it
-    /// is wrong, or the service is set up wrong.
+    /// [`RequestError::MissingKey`] if the request has no key, and the other errors if the request
+    /// is invalid or the service is misconfigured.
     fn charge(&self, head: &H) -> impl Future<Output = Result<Charge, RequestError>> + Send;
 
-    /// The charge, if it needs no waiting, and so no allocation.
+    /// Returns the charge if the rule is synchronous, which avoids the allocation of a future.
     #[doc(hidden)]
     fn charge_now(&self, _head: &H) -> Option<Result<Charge, RequestError>> {
         None
@@ -79,9 +80,14 @@ where
     }
 }
 
-/// What a closure may return as a charge.
+/// A type that a closure can return as a charge.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be used as a charge",
+    note = "return a `Charge` or a `Result<Charge, RequestError>` from the closure",
+    note = "an async closure is not a rule: implement `Rule` for a type"
+)]
 pub trait IntoCharge {
-    /// Converts into a charge.
+    /// Converts the value into a charge.
     ///
     /// # Errors
     ///
@@ -101,30 +107,22 @@ impl IntoCharge for Result<Charge, RequestError> {
     }
 }
 
-/// The charge, and the head that it was looked up for.
+/// Resolves to the head of the request and its charge.
 pub(crate) type Lookup<H> = Pin<Box<dyn Future<Output = (H, Result<Charge, RequestError>)> + Send>>;
 
-/// What a request is charged, or what says so.
-pub(crate) enum Ruling<'a, H> {
-    /// One limit, whose key is to be extracted.
-    Key(&'a AnyLimiter, &'a dyn KeyExtractor<H>),
-    Now(Result<Charge, RequestError>),
-    Later(Arc<dyn AnyRule<H>>),
+/// An object-safe [`Rule`].
+pub(crate) trait DynRule<H>: Send + Sync {
+    fn charge_now(&self, head: &H) -> Option<Result<Charge, RequestError>>;
+
+    fn look_up(self: Arc<Self>, head: H) -> Lookup<H>;
 }
 
-/// A rule of any type.
-pub(crate) trait AnyRule<H>: Send + Sync {
-    fn now(&self, head: &H) -> Option<Result<Charge, RequestError>>;
-
-    fn later(self: Arc<Self>, head: H) -> Lookup<H>;
-}
-
-impl<H: Send + Sync + 'static, R: Rule<H>> AnyRule<H> for R {
-    fn now(&self, head: &H) -> Option<Result<Charge, RequestError>> {
-        self.charge_now(head)
+impl<H: Send + Sync + 'static, R: Rule<H>> DynRule<H> for R {
+    fn charge_now(&self, head: &H) -> Option<Result<Charge, RequestError>> {
+        Rule::charge_now(self, head)
     }
 
-    fn later(self: Arc<Self>, head: H) -> Lookup<H> {
+    fn look_up(self: Arc<Self>, head: H) -> Lookup<H> {
         Box::pin(async move {
             let charge = self.charge(&head).await;
             (head, charge)

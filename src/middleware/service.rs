@@ -1,4 +1,4 @@
-//! The service that [`RateLimitLayer`](crate::RateLimitLayer) makes. What happens to a request is in
+//! The service that [`RateLimitLayer`](crate::RateLimitLayer) makes. The way of a request is in
 //! `future.rs`.
 
 use std::{
@@ -8,15 +8,14 @@ use std::{
 
 use tower_service::Service;
 
-use crate::{
-    middleware::admission::Shared,
-    middleware::future::ResponseFuture,
-    middleware::{http::Http, protocol::Exchange},
+use crate::middleware::{
+    admission::Shared, future::ResponseFuture, http::Http, protocol::Protocol,
 };
 
-/// A service whose requests are limited. See [`RateLimitLayer`](crate::RateLimitLayer).
+/// A service with limited requests. See [`RateLimitLayer`](crate::RateLimitLayer).
 ///
-/// It is always ready: the response future asks the inner service for readiness, after the decision.
+/// The service is always ready: the response future polls the readiness of the inner service after
+/// the decision.
 #[derive(Debug)]
 pub struct RateLimit<S, P = Http> {
     inner: S,
@@ -38,7 +37,7 @@ impl<S: Clone, P> Clone for RateLimit<S, P> {
 impl<S, P, Req> Service<Req> for RateLimit<S, P>
 where
     S: Service<Req> + Clone,
-    P: Exchange<Req, S::Response>,
+    P: Protocol<Req, S::Response>,
 {
     type Response = P::Response;
     type Error = S::Error;

@@ -119,8 +119,8 @@ impl RateLimiter {
         match status {
             NO_RATE => return Err(self.no_rate()),
             ABOVE_RATE => {
-                let most = rate.min(i32::MAX as u64) as u32;
-                return Err(Error::CostAboveQuota { limiter: self.label, cost, most });
+                let max = rate.min(i32::MAX as u64) as u32;
+                return Err(Error::CostAboveQuota { limiter: self.label, cost, max });
             }
             _ => {}
         }

@@ -12,51 +12,53 @@ use super::{
     Key, KeyExtractor, forwarded,
     peer_ip::{self, PeerAddr},
 };
-use crate::error::{ConfigError, RequestError};
+use crate::{error::ConfigError, middleware::rejection::RequestError};
 
-/// The header field in which trusted proxies say whom they speak for. Each of them must write it, or remove
-/// what the client wrote: there is no fallback to another field.
+/// The header in which trusted proxies report the address of the client. Each trusted proxy must
+/// write the header, or remove what the client wrote: there is no fallback to another header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProxyHeader {
-    /// `X-Forwarded-For`: addresses, to which each proxy adds that of its peer.
+    /// `X-Forwarded-For`: a list of addresses, to which each proxy appends the address of its peer.
     XForwardedFor,
-    /// `Forwarded` of RFC 7239, to whose end each proxy adds an element with a `for=`, the address of
-    /// its peer.
+    /// `Forwarded` of RFC 7239: a list of elements, to which each proxy appends one with the
+    /// address of its peer in `for=`.
     Forwarded,
-    /// A field with one address, such as `x-real-ip` or `cf-connecting-ip`, which the proxy sets.
+    /// A header with one address, such as `x-real-ip` or `cf-connecting-ip`, which the proxy sets.
     Single(HeaderName),
 }
 
-/// The address of the client behind trusted proxies, which no client can choose.
+/// The address of the client behind trusted proxies. Clients cannot choose it.
 ///
-/// The peer of the connection, found as by [`PeerIp`](super::PeerIp), is the client, unless it is one of the
-/// trusted proxies. Then the header field says who its peer was; if that was a trusted proxy too, then
-/// the entry before it, and so on from the right: the first address that is not trusted is the client's.
-/// What is left of it is not looked at, since anybody can have written it.
+/// The peer of the connection, found as by [`PeerIp`](super::PeerIp), is the client if it is not a
+/// trusted proxy. If the peer is a trusted proxy, the header is searched from the right: the first
+/// address that is not trusted belongs to the client. Entries left of it are ignored, because a
+/// client can forge them.
 ///
-/// An entry that is not an address ends the search: the last trusted proxy before it counts as the client.
-/// If all are trusted, the leftmost one does; without the field, the peer. Entries may have ports and
-/// brackets. IPv4 addresses that are mapped into IPv6 are IPv4 addresses. Addresses of NAT64 and
-/// Teredo make the same key as with [`PeerIp`](super::PeerIp), but a proxy with such an address is
-/// trusted only if a network contains the address as it stands, not the IPv4 address in it.
+/// An entry that is not an address ends the search: the last trusted proxy before it counts as the
+/// client. If all entries are trusted, the leftmost one counts; without the header, the peer.
+/// Entries can have ports and brackets.
 ///
-/// `Forwarded` is read from its end by the grammar of RFC 7239: a malformed element, an element
-/// without a `for`, and one with two of them end the search, too. What a proxy appended, to the last
-/// line or as a line of its own, is read as the proxy wrote it, whatever stands left of it: a quote
-/// that a client left open does not reach it. A proxy that copies text of the client into an element,
-/// such as `host=`, must escape it as the RFC says. In `X-Forwarded-For` quotes have no meaning, and
-/// each comma separates.
+/// IPv4 addresses that are mapped into IPv6 are IPv4 addresses. Addresses of NAT64 and Teredo make
+/// the same key as with [`PeerIp`](super::PeerIp). A proxy with one of those addresses is trusted
+/// only if a network contains the IPv6 address; its IPv4 address is not compared.
+///
+/// `Forwarded` is read from its end by the grammar of RFC 7239. The search also ends at a malformed
+/// element, at an element without a `for`, and at one with two of them. An element of a proxy is
+/// read as the proxy wrote it: a quote that a client left open has no effect on elements to its
+/// right. A proxy that copies text of the client into an element, such as `host=`, must escape the
+/// text as the RFC says. In `X-Forwarded-For` quotes have no meaning, and every comma is a
+/// separator.
 ///
 /// # Examples
 ///
 /// ```
 /// use tower_ratelimit::key::{ClientIp, ProxyHeader};
 ///
-/// // A load balancer in 10.0.0.0/8 that adds to X-Forwarded-For.
+/// // A load balancer in 10.0.0.0/8, which appends to X-Forwarded-For.
 /// let key = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8", "fd00::/8"]);
 ///
-/// // A site behind one proxy on the same machine that sets X-Real-IP; of IPv6, a /56 is one client.
+/// // One proxy on the same machine, which sets X-Real-IP. A /56 of IPv6 is one client.
 /// let real_ip = ProxyHeader::Single(http::HeaderName::from_static("x-real-ip"));
 /// let key = ClientIp::new(real_ip, ["127.0.0.1", "::1"]).ipv6_prefix(56);
 /// # let _ = key;
@@ -70,12 +72,12 @@ pub struct ClientIp {
 }
 
 impl ClientIp {
-    /// Trusts what the proxies in these networks write into the field. A network is written as
+    /// Trusts the header if it comes from a proxy in one of these networks. A network is written as
     /// `10.0.0.0/8`, `2001:db8::/32`, or as one address.
     ///
     /// # Panics
     ///
-    /// If one of them is not a network. For networks that are not literals there is
+    /// If one of them is not a network. For networks that are not literals, use
     /// [`try_new`](ClientIp::try_new).
     #[must_use]
     #[track_caller]
@@ -100,19 +102,19 @@ impl ClientIp {
         Ok(Self { header, trusted, ipv6_prefix: peer_ip::IPV6_PREFIX, peer_addr: None })
     }
 
-    /// Sets how many bits of an IPv6 address make a client, 64 by default: the least that one host is
-    /// given. Many homes are given a /56.
+    /// Sets how many bits of an IPv6 address identify a client. The default is 64, the smallest
+    /// network that is assigned to a host. Many homes get a /56.
     ///
     /// # Panics
     ///
     /// If `bits` is above 128.
     #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
-        assert!(bits <= 128, "an IPv6 address has 128 bits, not {bits}");
+        assert!(bits <= 128, "an IPv6 prefix has at most 128 bits, not {bits}");
         Self { ipv6_prefix: bits, ..self }
     }
 
-    /// Says where a server puts the address of the peer: there, and nowhere else, it is looked for.
+    /// Sets where the server stores the address of the peer. No other place is searched.
     ///
     /// A request for which `peer_addr` returns `None` is answered with 500.
     ///
@@ -143,7 +145,7 @@ impl ClientIp {
         match &self.header {
             ProxyHeader::XForwardedFor => {
                 let lines = headers.get_all("x-forwarded-for").iter().rev();
-                // It has no quotes: every comma separates.
+                // This header has no quoted strings: every comma is a separator.
                 let entries = lines.flat_map(|line| line.as_bytes().rsplit(|&byte| byte == b','));
                 Ok(self.walk(peer, entries.map(|entry| node(entry.trim_ascii()))))
             }
@@ -156,14 +158,16 @@ impl ClientIp {
                 let mut values = headers.get_all(name).iter();
                 let value = values.next();
                 if values.next().is_some() {
-                    return Err(RequestError::invalid(format!("the field {name} comes twice")));
+                    return Err(RequestError::invalid(format!(
+                        "header {name} occurs more than once"
+                    )));
                 }
                 Ok(value.and_then(|value| node(value.as_bytes().trim_ascii())).unwrap_or(peer))
             }
         }
     }
 
-    /// Returns the first entry that is not trusted, of entries from the right.
+    /// Returns the first entry that is not trusted. The entries are in order from the right.
     fn walk(&self, peer: IpAddr, entries: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
         let mut last = peer;
         for entry in entries {
@@ -188,7 +192,7 @@ fn network(text: &str) -> Result<IpNet, ConfigError> {
     let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
     let network = network.map_err(|_| ConfigError::Network { network: text.to_owned() })?;
     Ok(match network {
-        // As of addresses: 96 bits say that it is mapped.
+        // A prefix of 96 bits covers only mapped IPv4 addresses.
         IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_ipv4_mapped() {
             Some(address) => IpNet::new_assert(address.into(), mapped.prefix_len() - 96),
             None => network,
@@ -197,7 +201,7 @@ fn network(text: &str) -> Result<IpNet, ConfigError> {
     })
 }
 
-/// A node of RFC 7239: an address, which may have brackets and a port.
+/// Parses a node of RFC 7239: an address, optionally with brackets and a port.
 fn node(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
     let (address, port) = match text.strip_prefix('[') {
@@ -205,7 +209,7 @@ fn node(text: &[u8]) -> Option<IpAddr> {
             let (address, port) = rest.split_once(']')?;
             (IpAddr::V6(address.parse().ok()?), port)
         }
-        // Many proxies write an IPv6 address without the brackets; it has no port then.
+        // Many proxies write IPv6 addresses without brackets, and then without a port.
         None => match text.parse() {
             Ok(address) => (address, ""),
             Err(_) => {
@@ -217,7 +221,8 @@ fn node(text: &[u8]) -> Option<IpAddr> {
     (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then(|| address.to_canonical())
 }
 
-/// node-port = 1*5DIGIT / "_" 1*( ALPHA / DIGIT / "." / "_" / "-" ), the latter if it is hidden.
+/// Checks a `node-port = 1*5DIGIT / "_" 1*( ALPHA / DIGIT / "." / "_" / "-" )`. The second form is
+/// a hidden port.
 fn is_port(text: &str) -> bool {
     let is_hidden = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     match text.strip_prefix('_') {

@@ -1,22 +1,21 @@
 //! The tokenizer of the header `Forwarded` (RFC 7239): splits a header line into elements and finds
-//! their `for` parameters. Addresses are parsed, and proxies trusted, in `client_ip`.
+//! their `for` parameters. `client_ip` parses addresses and decides which proxies are trusted.
 //!
-//! A line is read from its end, because only the end is what trusted proxies have appended; a client
-//! wrote the rest. Read from the left, a quote that the client left open would pair with the quotes
-//! of the proxy, and text inside a quoted string of the proxy would become elements. From the right
-//! that cannot happen: the line ends outside of a quoted string, and inside one all quotes but the
-//! opening one are escaped. So every element of a proxy is read as the proxy wrote it, whatever
-//! stands left of it.
+//! A line is read from its end, because trusted proxies append to the end and a client can forge
+//! the rest. Read from the left, a quote that the client left open would pair with the quotes of
+//! the proxy, and text inside a quoted string of the proxy would become elements. Read from the
+//! right, this is impossible: the line ends outside of a quoted string, and all quotes inside a
+//! quoted string are escaped. So the text to the left has no effect on the elements of a proxy.
 
 use std::{borrow::Cow, iter};
 
-/// Returns the `for` parameters of a line, from the last element to the first; `None` for an element
-/// that is malformed, or does not have exactly one.
+/// Returns the `for` parameters of a line, from the last element to the first; `None` for an
+/// element that is malformed, or does not have exactly one.
 pub(super) fn from_the_right(line: &[u8]) -> impl Iterator<Item = Option<Cow<'_, [u8]>>> {
     split_from_the_right(line, b',').map(for_parameter)
 }
 
-/// The parts between the separators that are outside of quoted strings, from the last to the first.
+/// Splits at separators outside of quoted strings. Returns the parts from the last to the first.
 fn split_from_the_right(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(text);
     iter::from_fn(move || {
@@ -31,7 +30,8 @@ fn last_separator(text: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     text.iter().enumerate().rposition(|(at, &byte)| {
         match byte {
-            // A backslash outside of a quoted string does not escape; it makes the element malformed.
+            // A backslash outside of a quoted string makes the element malformed and escapes
+            // nothing.
             b'"' if !quoted => quoted = true,
             b'"' => quoted = is_escaped(&text[..at]),
             _ => {}
@@ -40,13 +40,13 @@ fn last_separator(text: &[u8], separator: u8) -> Option<usize> {
     })
 }
 
-/// Returns whether the character after `before` is escaped: an even number of backslashes escape each
-/// other.
+/// Returns whether the character after `before` is escaped: an even number of backslashes escape
+/// each other.
 fn is_escaped(before: &[u8]) -> bool {
     before.iter().rev().take_while(|&&byte| byte == b'\\').count() % 2 == 1
 }
 
-/// forwarded-element = [ forwarded-pair ] *( ";" [ forwarded-pair ] )
+/// Parses `forwarded-element = [ forwarded-pair ] *( ";" [ forwarded-pair ] )`.
 fn for_parameter(element: &[u8]) -> Option<Cow<'_, [u8]>> {
     let mut found = None;
     for pair in split_from_the_right(element, b';').map(<[u8]>::trim_ascii) {
@@ -65,10 +65,10 @@ fn for_parameter(element: &[u8]) -> Option<Cow<'_, [u8]>> {
     found
 }
 
-/// value = token / quoted-string
+/// Parses `value = token / quoted-string`.
 ///
-/// Proxies also write addresses and ports without the quotes that `:`, `[` and `]` need. None of the
-/// three separates anything, so they are accepted.
+/// Some proxies omit the quotes that `:`, `[` and `]` need in addresses and ports. These characters
+/// are accepted, because they are not separators.
 fn value(text: &[u8]) -> Option<Cow<'_, [u8]>> {
     match text.strip_prefix(b"\"") {
         Some(quoted) => unescaped(quoted.strip_suffix(b"\"")?),
@@ -79,7 +79,7 @@ fn value(text: &[u8]) -> Option<Cow<'_, [u8]>> {
     }
 }
 
-/// The text between the quotes of a quoted-string = DQUOTE *( qdtext / quoted-pair ) DQUOTE.
+/// Unescapes the text between the quotes of a `quoted-string`.
 fn unescaped(quoted: &[u8]) -> Option<Cow<'_, [u8]>> {
     if !quoted.iter().any(|byte| b"\"\\".contains(byte)) {
         return Some(Cow::Borrowed(quoted));

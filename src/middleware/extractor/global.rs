@@ -1,9 +1,9 @@
 //! One key for all requests.
 
 use super::{Key, KeyExtractor};
-use crate::error::RequestError;
+use crate::middleware::rejection::RequestError;
 
-/// One key for all requests: they share one quota.
+/// One key for all requests, which then share one quota.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Global;
 

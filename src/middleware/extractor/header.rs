@@ -3,15 +3,15 @@
 use http::{HeaderName, request::Parts};
 
 use super::{Key, KeyExtractor};
-use crate::{error::RequestError, keys::Scope};
+use crate::{keys::Scope, middleware::rejection::RequestError};
 
-/// The value of a header field, such as an API key.
+/// The value of a header, such as an API key.
 ///
-/// An empty value is a missing key, and a field that comes twice is an invalid request. Two services
-/// that read different fields never share a key: it is `header:name=value`.
+/// An empty value is a missing key, and a header that occurs twice is an invalid request. The key
+/// is `header:name=value`, so services that read different headers never share a key.
 ///
-/// The value is the key as it is: limit by it only where something else checks that it is real, or
-/// clients get a fresh quota with every value that they make up.
+/// Clients can forge headers: use one as a key only if it is authenticated first. Otherwise every
+/// forged value gets a full quota.
 ///
 /// # Examples
 ///
@@ -28,22 +28,22 @@ pub struct Header {
 }
 
 impl Header {
-    /// Takes the value of the field of this name.
+    /// Uses the value of the header of this name.
     ///
     /// # Panics
     ///
-    /// If the name is not a valid field name. For names that are not literals there is
+    /// If the name is not a valid header name. For names that are not literals, use
     /// [`from_name`](Header::from_name).
     #[must_use]
     #[track_caller]
     pub fn new(name: &str) -> Self {
         match HeaderName::try_from(name) {
             Ok(name) => Self::from_name(name),
-            Err(_) => panic!("{name:?} is not the name of a header field"),
+            Err(_) => panic!("{name:?} is not a valid header name"),
         }
     }
 
-    /// Takes the value of the field of this name.
+    /// Uses the value of the header of this name.
     #[must_use]
     pub fn from_name(name: HeaderName) -> Self {
         let scope = Scope::new(&format!("header:{name}"));
@@ -55,10 +55,13 @@ impl KeyExtractor<Parts> for Header {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
         let mut values = head.headers.get_all(&self.name).iter();
         let value = values.next().filter(|value| !value.is_empty()).ok_or_else(|| {
-            RequestError::missing_key(format!("the field {} is missing or empty", self.name))
+            RequestError::missing_key(format!("header {} is missing or empty", self.name))
         })?;
         if values.next().is_some() {
-            return Err(RequestError::invalid(format!("the field {} comes twice", self.name)));
+            return Err(RequestError::invalid(format!(
+                "header {} occurs more than once",
+                self.name
+            )));
         }
         Ok(self.scope.key(value.as_bytes()))
     }

@@ -5,37 +5,38 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use http::{Extensions, request::Parts};
 
 use super::{Key, KeyExtractor};
-use crate::{error::RequestError, keys::written};
+use crate::{keys::written, middleware::rejection::RequestError};
 
-/// The address of the peer of the connection: the client, or the last proxy in front of the service.
+/// The address of the peer of the connection: the client, or the last proxy in front of the
+/// service.
 ///
-/// It is taken from the extensions of the request: a [`SocketAddr`], or, with the feature `axum`, axum's
-/// `ConnectInfo<SocketAddr>`, and in tests its `MockConnectInfo`. For other servers, such as tonic's,
-/// [`peer_addr`](PeerIp::peer_addr) says where it is.
+/// The extensions of the request contain the address: as a [`SocketAddr`], or, with the feature
+/// `axum`, as axum's `ConnectInfo<SocketAddr>`, and in tests as its `MockConnectInfo`. For other
+/// servers, such as tonic's, set [`peer_addr`](PeerIp::peer_addr).
 ///
-/// Of an IPv6 address the first 64 bits count: a host can choose the others as it likes. An IPv6
-/// address that stands for an IPv4 client is that client's IPv4 address, because the first 64 bits
-/// are the same for many of those clients:
+/// The key contains the first 64 bits of an IPv6 address, because a host can choose the others. If
+/// an IPv6 address represents an IPv4 client, the key is the IPv4 address, because many of those
+/// clients have the same first 64 bits:
 ///
 /// * an IPv4 address that is mapped into IPv6 (`::ffff:0:0/96`)
 /// * the address of an IPv4 client behind a translator (NAT64, `64:ff9b::/96`)
-/// * an address of Teredo (`2001::/32`), of which a client can choose all parts but its IPv4 address
+/// * a Teredo address (`2001::/32`), of which a client can choose all parts except its IPv4 address
 ///
-/// A translator with a prefix of its own, or in the local-use `64:ff9b:1::/48`, puts the IPv4 address
-/// where only its operator knows: take the address from there in a closure.
+/// A translator with its own prefix, or in the local-use `64:ff9b:1::/48`, puts the IPv4 address at
+/// a place that only its operator knows: read the address from there in a closure.
 ///
-/// A request without an address is answered with 500: a service that is set up wrong must not make all
-/// of its clients share one quota.
+/// A request without an address is answered with 500. Otherwise all clients of a misconfigured
+/// service would share one quota.
 ///
 /// # Behind a proxy
 ///
-/// All requests then come from the proxy's address, and share one quota: use
-/// [`ClientIp`](super::ClientIp).
+/// Behind a proxy all requests come from the address of the proxy and share one quota. Use
+/// [`ClientIp`](super::ClientIp) there.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeerIp;
 
 impl PeerIp {
-    /// Says where a server puts the address of the peer: there, and nowhere else, it is looked for.
+    /// Sets where the server stores the address of the peer. No other place is searched.
     ///
     /// A request for which `peer_addr` returns `None` is answered with 500.
     ///
@@ -60,7 +61,7 @@ impl KeyExtractor<Parts> for PeerIp {
     }
 }
 
-/// A [`PeerIp`] that knows [where the address is](PeerIp::peer_addr).
+/// A [`PeerIp`] with a [custom place](PeerIp::peer_addr) for the address.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIpFrom {
     peer_addr: PeerAddr,
@@ -72,22 +73,22 @@ impl KeyExtractor<Parts> for PeerIpFrom {
     }
 }
 
-/// Where a server puts the address of the peer.
+/// Returns the address of the peer from the place where the server stores it.
 pub(super) type PeerAddr = fn(&Extensions) -> Option<SocketAddr>;
 
-/// The least that one host is given.
+/// The smallest network that is assigned to a host.
 pub(super) const IPV6_PREFIX: u8 = 64;
 
-/// The address of the peer, where `peer_addr` finds it, or else in one of the usual places.
+/// Returns the address of the peer: from `peer_addr` if it is set, else from the default places.
 pub(super) fn address(head: &Parts, peer_addr: Option<PeerAddr>) -> Result<IpAddr, RequestError> {
     let (address, missing) = match peer_addr {
         Some(peer_addr) => (peer_addr(&head.extensions), MISSING_THERE),
-        None => (usual(&head.extensions), MISSING),
+        None => (default_peer_addr(&head.extensions), MISSING),
     };
     address.map(|address| address.ip()).ok_or(RequestError::misconfigured(missing))
 }
 
-fn usual(extensions: &Extensions) -> Option<SocketAddr> {
+fn default_peer_addr(extensions: &Extensions) -> Option<SocketAddr> {
     let address = extensions.get::<SocketAddr>().copied();
     #[cfg(feature = "axum")]
     let address = address.or_else(|| {
@@ -99,7 +100,8 @@ fn usual(extensions: &Extensions) -> Option<SocketAddr> {
     address
 }
 
-/// The key of an IPv4 client's address, or of the first `prefix` bits of an IPv6 client's.
+/// Returns the key of an IPv4 client, or of the first `prefix` bits of the address of an IPv6
+/// client.
 pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
     match address.to_canonical() {
         IpAddr::V4(address) => Key::from(IpAddr::V4(address)),
@@ -114,8 +116,8 @@ pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
     }
 }
 
-/// The address of the IPv4 client behind a NAT64 (RFC 6052) or a Teredo address (RFC 4380, which
-/// inverts its bits).
+/// Returns the address of the IPv4 client behind a NAT64 address (RFC 6052) or a Teredo address
+/// (RFC 4380, which inverts the bits).
 fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let low = address.to_bits() as u32;
     match address.segments() {
@@ -126,11 +128,11 @@ fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
 }
 
 #[cfg(feature = "axum")]
-const MISSING: &str = "the rate limiter does not know the peer's address: serve the router with \
-     `into_make_service_with_connect_info::<SocketAddr>()`, or say with `peer_addr` where it is";
+const MISSING: &str = "the extensions of the request contain no peer address: serve the router \
+     with `into_make_service_with_connect_info::<SocketAddr>()`, or set `peer_addr`";
 #[cfg(not(feature = "axum"))]
-const MISSING: &str = "the rate limiter does not know the peer's address: say with `peer_addr` where it \
-     is, or enable the feature `axum` of tower-ratelimit and serve the router with \
+const MISSING: &str = "the extensions of the request contain no peer address: set `peer_addr`, or \
+     enable the feature `axum` of tower-ratelimit and serve the router with \
      `into_make_service_with_connect_info::<SocketAddr>()`";
-const MISSING_THERE: &str = "the rate limiter does not know the peer's address: it is not where \
-     `peer_addr` looks for it in the extensions of the request";
+const MISSING_THERE: &str = "the extensions of the request contain no peer address: `peer_addr` \
+     returned `None`; make it read the place where the server stores the address";

@@ -4,11 +4,12 @@ use axum::extract::MatchedPath;
 use http::request::Parts;
 
 use super::{Key, KeyExtractor};
-use crate::error::RequestError;
+use crate::middleware::rejection::RequestError;
 
-/// The route that axum matched, such as `/users/{id}`; for a pair such as `(key::PeerIp, key::Route)`.
+/// The route that axum matched, such as `/users/{id}`; for a pair such as
+/// `(key::PeerIp, key::Route)`.
 ///
-/// Requests that no route matches, and those that reach the layer without a router, are one route.
+/// Requests without a matching route, or without a router around the layer, count as one route.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Route;
 

@@ -10,7 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 pin_project! {
-    /// The body of a response: the service's, or that of a refusal.
+    /// The body of a response: that of the service, or that of a rejection.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -23,7 +23,7 @@ pin_project! {
     #[derive(Debug)]
     enum Kind<B> {
         Service { #[pin] body: B },
-        Refusal { bytes: Option<Bytes> },
+        Rejection { bytes: Option<Bytes> },
     }
 }
 
@@ -32,8 +32,8 @@ impl<B> ResponseBody<B> {
         Self { kind: Kind::Service { body } }
     }
 
-    pub(crate) fn refusal(bytes: Bytes) -> Self {
-        Self { kind: Kind::Refusal { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
+    pub(crate) fn rejection(bytes: Bytes) -> Self {
+        Self { kind: Kind::Rejection { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
     }
 }
 
@@ -53,21 +53,23 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
             KindProj::Service { body } => body.poll_frame(cx),
-            KindProj::Refusal { bytes } => Poll::Ready(bytes.take().map(|it| Ok(Frame::data(it)))),
+            KindProj::Rejection { bytes } => {
+                Poll::Ready(bytes.take().map(|it| Ok(Frame::data(it))))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             Kind::Service { body } => body.is_end_stream(),
-            Kind::Refusal { bytes } => bytes.is_none(),
+            Kind::Rejection { bytes } => bytes.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             Kind::Service { body } => body.size_hint(),
-            Kind::Refusal { bytes } => {
+            Kind::Rejection { bytes } => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
         }

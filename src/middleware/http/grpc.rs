@@ -1,17 +1,19 @@
-//! Refusals of gRPC requests: HTTP 200 with nothing but trailers (gRPC over HTTP/2), and what a client
-//! needs to know when to come back (`google.rpc.RetryInfo`, gRPC proposal A6).
+//! gRPC over HTTP/2: which requests are gRPC calls, their deadlines, and their rejections. A
+//! rejection is HTTP 200 with trailers only; `google.rpc.RetryInfo` and gRPC proposal A6 report
+//! when to retry.
 
 use std::time::Duration;
 
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
+use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method,
+    HeaderMap, HeaderName, HeaderValue, Method, Response,
     header::{CONTENT_TYPE, RETRY_AFTER},
     request::Parts,
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::{error::RequestError, middleware::protocol::Rejection};
+use crate::middleware::rejection::{Rejection, RequestError};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -22,8 +24,18 @@ const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
-/// What a message must not hold as it is.
+/// The characters that a `grpc-message` must escape.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// The units of a `grpc-timeout`.
+const UNITS: [(&str, Duration); 6] = [
+    ("H", Duration::from_secs(3_600)),
+    ("M", Duration::from_secs(60)),
+    ("S", Duration::from_secs(1)),
+    ("m", Duration::from_millis(1)),
+    ("u", Duration::from_micros(1)),
+    ("n", Duration::from_nanos(1)),
+];
 
 /// The codes of `google.rpc.Code`.
 const INVALID_ARGUMENT: u8 = 3;
@@ -31,13 +43,13 @@ const RESOURCE_EXHAUSTED: u8 = 8;
 const INTERNAL: u8 = 13;
 const UNAVAILABLE: u8 = 14;
 
-/// Returns whether the request is a gRPC call: a `POST` with the content type of gRPC. gRPC-Web is
-/// not one, since its trailers are in the body.
+/// Returns whether the request is a gRPC call: a `POST` with the content type of gRPC. A gRPC-Web
+/// request is not a gRPC call, because its trailers are in the body.
 ///
-/// The version of HTTP does not count: a call that tonic-web has translated from gRPC-Web still has
-/// version 1.1, and so has a call that a client in the same process builds. A client that forges
-/// the content type of a `POST` changes its own answer only, which no cache stores.
-pub(crate) fn is_grpc(head: &Parts) -> bool {
+/// The version of HTTP is ignored: calls that tonic-web translates from gRPC-Web still have version
+/// 1.1, and so do calls that are built in the same process. A client that forges the content type
+/// of a `POST` changes only its own response, which no cache stores.
+pub(super) fn is_grpc(head: &Parts) -> bool {
     if head.method != Method::POST {
         return false;
     }
@@ -46,27 +58,26 @@ pub(crate) fn is_grpc(head: &Parts) -> bool {
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
 }
 
-/// How long the client waits for its answer.
-pub(crate) fn timeout(head: &Parts) -> Option<Duration> {
+/// Returns the time for which the client waits for the response.
+pub(super) fn timeout(head: &Parts) -> Option<Duration> {
     let text = head.headers.get(TIMEOUT)?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    let value = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(value * 3_600),
-        "M" => Duration::from_secs(value * 60),
-        "S" => Duration::from_secs(value),
-        "m" => Duration::from_millis(value),
-        "u" => Duration::from_micros(value),
-        "n" => Duration::from_nanos(value),
-        _ => return None,
-    })
+    let (_, unit) = UNITS.iter().find(|(name, _)| *name == unit)?;
+    Some(*unit * digits.parse().ok()?)
 }
 
-/// Puts the status into the header fields of a response without a body.
-pub(crate) fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
+/// Makes the response to a gRPC request: trailers as headers, and no body.
+pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<Bytes> {
+    add_status(&mut headers, rejection);
+    let mut response = Response::new(Bytes::new());
+    *response.headers_mut() = headers;
+    response
+}
+
+fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
     let code = match rejection {
         Rejection::Denied(_) | Rejection::CostAboveQuota { .. } => RESOURCE_EXHAUSTED,
         Rejection::Store(_) => UNAVAILABLE,
@@ -80,17 +91,17 @@ pub(crate) fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
     headers.insert(MESSAGE, HeaderValue::try_from(escaped).expect("printable ASCII"));
     headers.remove(RETRY_AFTER);
     if let Some(retry_after) = rejection.retry_after() {
-        // The field is a signed integer of 32 bits; a client waits exactly so long.
+        // The header contains a signed integer of 32 bits, and clients wait exactly this time.
         let millis = retry_after.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128);
         headers.insert(PUSHBACK, (millis as u64).into());
         let details = BASE64_STANDARD_NO_PAD.encode(status(code, &message, retry_after));
         headers.insert(DETAILS, HeaderValue::try_from(details).expect("printable ASCII"));
     } else if code == RESOURCE_EXHAUSTED {
-        headers.insert(PUSHBACK, HeaderValue::from_static("-1")); // it shall not retry
+        headers.insert(PUSHBACK, HeaderValue::from_static("-1")); // no retry
     }
 }
 
-/// A `google.rpc.Status` with a `RetryInfo`, as protobuf.
+/// Encodes a `google.rpc.Status` with a `RetryInfo` as protobuf.
 fn status(code: u8, message: &str, retry_after: Duration) -> Vec<u8> {
     let mut delay = vec![];
     number(&mut delay, 1, retry_after.as_secs());

@@ -1,36 +1,31 @@
-//! Decisions as header fields (draft-ietf-httpapi-ratelimit-headers-11) and rejections as responses
-//! with a problem description (RFC 9457).
+//! Rate limit headers, one dialect per variant of [`Headers`], and the headers of rejections.
+//! Bodies and statuses of rejections are in `problem.rs` and `grpc.rs`.
 
 use std::time::{Duration, SystemTime};
 
 use bytes::{BufMut, Bytes};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
+    HeaderMap, HeaderName, HeaderValue,
+    header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
 use crate::{
     decision::{Decision, Source},
-    error::RequestError,
     limiter::{AnyLimiter, Charge},
-    middleware::http::grpc,
-    middleware::protocol::Rejection,
+    middleware::rejection::Rejection,
     quota::Quota,
 };
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// RFC 6585: a cache must not store a 429. It would store the 200 of a gRPC status.
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
-
-/// The largest Integer of a structured field (RFC 9651): it has at most 15 digits.
+/// The largest Integer of a structured header (RFC 9651): it has at most 15 digits.
 const LARGEST_INTEGER: u64 = 999_999_999_999_999;
 
-/// Limit, remaining, reset.
+/// The names of the headers for the limit, what remains, and the reset.
 type Triple = [HeaderName; 3];
 
 const TRIPLE: Triple = [
@@ -44,194 +39,151 @@ const X_TRIPLE: Triple = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// The header fields that tell a client how its quota stands. See
+/// A dialect of the headers that report the state of a quota to clients. See
 /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 ///
-/// Of a request that has waited, they tell what remained when its turn was booked. With a burst above the
-/// limit, more can remain than the limit that they tell.
+/// For a request that has waited, the headers report what remained when its instant was reserved.
+/// With a burst above the limit, more can remain than the reported limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Headers {
-    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11. The fields of stacked
-    /// layers stand side by side.
+    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11. Stacked
+    /// layers add their headers side by side.
     Draft11,
-    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the limit, what
-    /// remains, and the seconds until the key is as if never seen. Of stacked layers the one with the least
-    /// remaining tells.
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the
+    /// limit, what remains, and the seconds until the key is in its initial state. If layers are
+    /// stacked, the headers are those of the layer with the least remaining.
     Triple,
-    /// The same three as `X-RateLimit-*`, which many APIs send.
+    /// The same three headers as `X-RateLimit-*`, which many APIs send.
     XRateLimit {
-        /// What `X-RateLimit-Reset` counts.
+        /// The unit of `X-RateLimit-Reset`.
         reset: Reset,
     },
 }
 
-/// What the field `X-RateLimit-Reset` counts: there is no common form.
+impl Headers {
+    /// Writes the headers of a dialect. A new dialect needs a variant above and an arm here.
+    fn write(self, headers: &mut HeaderMap, report: &Report<'_>) {
+        match self {
+            Self::Draft11 => {
+                report.append_policies(headers);
+                if let Some(decision) = report.decision {
+                    headers.append(RATELIMIT, ratelimit(decision, report.replenish_after));
+                }
+            }
+            Self::Triple => insert_triple(headers, &TRIPLE, Reset::Delta, report),
+            Self::XRateLimit { reset } => insert_triple(headers, &X_TRIPLE, reset, report),
+        }
+    }
+}
+
+/// The unit of the header `X-RateLimit-Reset`, for which there is no standard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reset {
-    /// Seconds since 1970-01-01 UTC, as GitHub does.
+    /// Seconds since 1970-01-01 UTC, as GitHub reports them.
     Epoch,
     /// Seconds from now.
     Delta,
 }
 
-/// What is told in header fields. The names of limiters need no escaping: see
-/// [`Limiter::named`](crate::Limiter::named).
-#[derive(Clone, Debug)]
-pub(crate) struct Fields {
-    pub(crate) headers: Box<[Headers]>,
-    /// Of the limiter, if there is always the same one.
-    policy: Option<HeaderValue>,
+/// The state of a quota after a request, for the dialects.
+struct Report<'a> {
+    /// The `RateLimit-Policy` of the layer's limiter, if it is the same for all requests.
+    policy: Option<&'a HeaderValue>,
+    charge: &'a Charge,
+    /// `None` if the request costs more than the quota can grant.
+    decision: Option<&'a Decision>,
+    /// The time until more remains, from now; `None` if all of the quota remains.
+    replenish_after: Option<Duration>,
 }
 
-impl Default for Fields {
-    fn default() -> Self {
-        Self { headers: [Headers::Draft11].into(), policy: None }
+impl Report<'_> {
+    fn append_policies(&self, headers: &mut HeaderMap) {
+        let is_local = self.decision.is_some_and(|it| it.source() == Source::Local);
+        if let Some(policy) = self.policy.filter(|_| !is_local) {
+            headers.append(RATELIMIT_POLICY, policy.clone());
+            return;
+        }
+        // The quota of some limiters is known only by the decision.
+        let decided = self.decision.map(Decision::quota);
+        for (i, limiter) in self.charge.limiters().enumerate() {
+            // One limiter can be charged for two keys.
+            let is_first = self.charge.limiters().take(i).all(|it| it.name() != limiter.name());
+            if let Some(quota) = limiter.quota().or(decided).filter(|_| is_first) {
+                headers.append(RATELIMIT_POLICY, policy(limiter.name(), quota));
+            }
+        }
     }
 }
 
-impl Fields {
-    pub(crate) fn of(limiter: &AnyLimiter) -> Self {
+/// Writes the chosen dialects. The names of limiters need no escaping: see
+/// [`Limiter::named`](crate::Limiter::named).
+#[derive(Clone, Debug)]
+pub(crate) struct HeaderWriter {
+    pub(crate) dialects: Box<[Headers]>,
+    /// The `RateLimit-Policy`, if all requests have the same limiter.
+    policy: Option<HeaderValue>,
+}
+
+impl Default for HeaderWriter {
+    fn default() -> Self {
+        Self { dialects: [Headers::Draft11].into(), policy: None }
+    }
+}
+
+impl HeaderWriter {
+    pub(crate) fn for_limiter(limiter: &AnyLimiter) -> Self {
         let policy = limiter.quota().map(|quota| policy(limiter.name(), quota));
         Self { policy, ..Self::default() }
     }
 
-    /// Adds to the fields of a response that the service, or a layer inside of it, has made.
+    /// Adds headers to a response of the service, or of an inner layer.
     pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision, charge: &Charge) {
-        if self.headers.is_empty() || decision.source() == Source::Open {
+        if self.dialects.is_empty() || decision.source() == Source::Open {
             return;
         }
-        // The time that the request has waited is over.
+        // The time counts from the decision, and the request has waited since.
         let replenish_after = decision.replenish_after().saturating_sub(decision.delay());
-        let t = (!replenish_after.is_zero()).then_some(replenish_after);
-        self.tell(headers, decision, charge, t);
-        if decision.remaining() == 0
-            && let Some(other) = headers.get(RETRY_AFTER)
-            && let Some(seconds) = other.to_str().ok().and_then(|it| it.parse::<u64>().ok())
-            && seconds < whole_seconds(replenish_after)
-        {
-            headers.insert(RETRY_AFTER, whole_seconds(replenish_after).into());
+        let more_after = Some(replenish_after).filter(|time| !time.is_zero());
+        self.write(headers, charge, Some(decision), more_after);
+        if decision.remaining() == 0 {
+            raise_retry_after(headers, whole_seconds(replenish_after));
         }
     }
 
-    fn tell(
-        &self,
-        headers: &mut HeaderMap,
-        decision: &Decision,
-        charge: &Charge,
-        t: Option<Duration>,
-    ) {
-        for kind in &self.headers {
-            match kind {
-                Headers::Draft11 => {
-                    self.append_policies(headers, charge, Some(decision));
-                    headers.append(RATELIMIT, ratelimit(decision, t));
-                }
-                Headers::Triple => insert(headers, &TRIPLE, decision, Reset::Delta),
-                Headers::XRateLimit { reset } => insert(headers, &X_TRIPLE, decision, *reset),
-            }
-        }
-    }
-
-    fn append_policies(
-        &self,
-        headers: &mut HeaderMap,
-        charge: &Charge,
-        decision: Option<&Decision>,
-    ) {
-        let is_local = decision.is_some_and(|it| it.source() == Source::Local);
-        // Where it is known by the decision alone.
-        let decided = decision.map(Decision::quota);
-        match &self.policy {
-            Some(policy) if !is_local => drop(headers.append(RATELIMIT_POLICY, policy.clone())),
-            _ => {
-                for (i, limiter) in charge.limiters().enumerate() {
-                    // One limiter can be charged for two keys.
-                    let is_first = charge.limiters().take(i).all(|it| it.name() != limiter.name());
-                    if let Some(quota) = limiter.quota().or(decided).filter(|_| is_first) {
-                        headers.append(RATELIMIT_POLICY, policy(limiter.name(), quota));
-                    }
-                }
-            }
-        }
-    }
-
-    /// The fields of a refusal.
-    fn refused(&self, rejection: &Rejection, charge: &Charge) -> HeaderMap {
+    /// Returns the headers of a rejection.
+    pub(crate) fn for_rejection(&self, rejection: &Rejection, charge: &Charge) -> HeaderMap {
         let mut headers = HeaderMap::new();
         forbid_storing(&mut headers);
+        if self.dialects.is_empty() {
+            return headers;
+        }
+        let retry_after = rejection.retry_after();
+        if let Some(time) = retry_after {
+            headers.insert(RETRY_AFTER, whole_seconds(time).into());
+        }
         match rejection {
-            Rejection::Denied(decision) if !self.headers.is_empty() => {
-                let retry_after = decision.retry_after();
-                headers.insert(RETRY_AFTER, whole_seconds(retry_after.unwrap_or_default()).into());
-                self.tell(&mut headers, decision, charge, retry_after);
+            Rejection::Denied(decision) => {
+                self.write(&mut headers, charge, Some(decision), retry_after);
             }
-            Rejection::CostAboveQuota { .. } if self.headers.contains(&Headers::Draft11) => {
-                self.append_policies(&mut headers, charge, None);
-            }
-            Rejection::Store(_) if !self.headers.is_empty() => {
-                let retry_after = rejection.retry_after();
-                headers.insert(RETRY_AFTER, whole_seconds(retry_after.unwrap_or_default()).into());
-            }
-            _ => {}
+            Rejection::CostAboveQuota { .. } => self.write(&mut headers, charge, None, None),
+            Rejection::Request(_) | Rejection::Store(_) => {}
         }
         headers
     }
 
-    pub(crate) fn grpc_refusal(&self, rejection: &Rejection, charge: &Charge) -> Response<Bytes> {
-        let mut response = Response::new(Bytes::new());
-        *response.headers_mut() = self.refused(rejection, charge);
-        grpc::add_status(response.headers_mut(), rejection);
-        response
-    }
-
-    pub(crate) fn refusal(&self, rejection: &Rejection, charge: &Charge) -> Response<Bytes> {
-        let mut headers = self.refused(rejection, charge);
-        headers.insert(CONTENT_TYPE, PROBLEM_JSON);
-        let (status, kind, title, detail) = match rejection {
-            Rejection::Denied(decision) => {
-                let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
-                let detail = format!("Try again in {seconds} s.");
-                (StatusCode::TOO_MANY_REQUESTS, "quota-exceeded", "The quota is used up", detail)
-            }
-            Rejection::CostAboveQuota { cost, most, .. } => {
-                let detail = format!(
-                    "The request costs {cost}, and the quota never grants more than {most} at once."
-                );
-                let title = "The request costs more than the quota";
-                (StatusCode::TOO_MANY_REQUESTS, "quota-exceeded", title, detail)
-            }
-            Rejection::Store(_) => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "temporary-reduced-capacity",
-                "Requests cannot be counted at the moment",
-                String::from("Try again later."),
-            ),
-            Rejection::Request(error) => {
-                let status = match error {
-                    RequestError::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
-                    _ => StatusCode::BAD_REQUEST,
-                };
-                (status, "", status.canonical_reason().unwrap_or_default(), error.to_string())
-            }
-        };
-        let kind = match kind {
-            "" => String::from("about:blank"),
-            kind => format!("{PROBLEMS}{kind}"),
-        };
-        let policies = match rejection {
-            Rejection::Denied(decision) => violated(decision.limiter()),
-            Rejection::CostAboveQuota { limiter, .. } => violated(limiter),
-            _ => String::new(),
-        };
-        let (code, detail) = (status.as_u16(), json_string(&detail));
-        let mut response = Response::new(Bytes::from(format!(
-            "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{code},\"detail\":{detail}{policies}}}"
-        )));
-        *response.status_mut() = status;
-        *response.headers_mut() = headers;
-        response
+    fn write(
+        &self,
+        headers: &mut HeaderMap,
+        charge: &Charge,
+        decision: Option<&Decision>,
+        replenish_after: Option<Duration>,
+    ) {
+        let report = Report { policy: self.policy.as_ref(), charge, decision, replenish_after };
+        for dialect in &self.dialects {
+            dialect.write(headers, &report);
+        }
     }
 }
 
@@ -240,23 +192,29 @@ pub(crate) fn forbid_storing(headers: &mut HeaderMap) {
     headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
 }
 
-fn violated(limiter: &str) -> String {
-    format!(",\"violated-policies\":[\"{limiter}\"]")
+/// Raises the `Retry-After` of an inner layer: a retry must satisfy both layers.
+fn raise_retry_after(headers: &mut HeaderMap, seconds: u64) {
+    if let Some(other) = headers.get(RETRY_AFTER)
+        && let Some(other) = other.to_str().ok().and_then(|it| it.parse::<u64>().ok())
+        && other < seconds
+    {
+        headers.insert(RETRY_AFTER, seconds.into());
+    }
 }
 
-/// The limiter's `RateLimit-Policy`.
+/// Returns the `RateLimit-Policy` of a limiter.
 fn policy(name: &str, quota: Quota) -> HeaderValue {
     let mut policy = format!("\"{name}\";q={}", quota.limit());
     let window = quota.window();
     if window.subsec_nanos() == 0 {
-        // The field has no way to say anything but whole seconds.
+        // The header can only contain whole seconds.
         policy.push_str(&format!(";w={}", window.as_secs()));
     }
     HeaderValue::from_maybe_shared(Bytes::from(policy)).expect("printable ASCII")
 }
 
-/// The `RateLimit` of a decision.
-fn ratelimit(decision: &Decision, t: Option<Duration>) -> HeaderValue {
+/// Returns the `RateLimit` of a decision, without an allocation but for the header itself.
+fn ratelimit(decision: &Decision, replenish_after: Option<Duration>) -> HeaderValue {
     let mut digits = itoa::Buffer::new();
     let mut buffer = [0; 128]; // a name has at most 64 characters
     let mut text = &mut buffer[..];
@@ -264,19 +222,20 @@ fn ratelimit(decision: &Decision, t: Option<Duration>) -> HeaderValue {
     text.put_slice(decision.limiter().as_bytes());
     text.put_slice(b"\";r=");
     text.put_slice(digits.format(remaining(decision)).as_bytes());
-    if let Some(t) = t {
+    if let Some(time) = replenish_after {
         text.put_slice(b";t=");
-        text.put_slice(digits.format(whole_seconds(t)).as_bytes());
+        text.put_slice(digits.format(whole_seconds(time)).as_bytes());
     }
     let rest = text.len();
     let text = &buffer[..buffer.len() - rest];
     HeaderValue::from_bytes(text).expect("printable ASCII")
 }
 
-/// Unless another layer has less remaining.
-fn insert(headers: &mut HeaderMap, names: &Triple, decision: &Decision, reset: Reset) {
-    let [limit, left, until] = names;
-    let other = headers.get(left).and_then(|other| other.to_str().ok()?.parse().ok());
+/// Inserts the three headers, unless an inner layer has at most as much remaining.
+fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: &Report<'_>) {
+    let Some(decision) = report.decision else { return };
+    let [limit_name, remaining_name, reset_name] = names;
+    let other = headers.get(remaining_name).and_then(|other| other.to_str().ok()?.parse().ok());
     let own = remaining(decision);
     if other.is_some_and(|other: u64| other <= own) {
         return;
@@ -286,31 +245,19 @@ fn insert(headers: &mut HeaderMap, names: &Triple, decision: &Decision, reset: R
         time += SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     }
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-    headers.insert(limit, decision.quota().limit().into());
-    headers.insert(left, own.into());
-    headers.insert(until, seconds.into());
+    headers.insert(limit_name, decision.quota().limit().into());
+    headers.insert(remaining_name, own.into());
+    headers.insert(reset_name, seconds.into());
 }
 
-/// What remains, as far as a header can report it: Redisson's rates go up to 2^53, of 16 digits. The
-/// other numbers are shorter: a limit has 10 digits, and the times are below 10^15 s.
+/// Returns what remains, bounded to what a header can report: the rates of Redisson go up to 2^53,
+/// which has 16 digits. The other numbers are shorter: a limit has 10 digits, and times are below
+/// 10^15 s.
 fn remaining(decision: &Decision) -> u64 {
     decision.remaining().min(LARGEST_INTEGER)
 }
 
-/// At least 1, so that nobody is told to come back at once.
-fn whole_seconds(time: Duration) -> u64 {
+/// Rounds up, to at least 1: a client that retries immediately would be denied again.
+pub(super) fn whole_seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
-}
-
-fn json_string(text: &str) -> String {
-    let mut json = String::from('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => json.extend(['\\', c]),
-            c if c.is_control() => json.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => json.push(c),
-        }
-    }
-    json.push('"');
-    json
 }

@@ -74,7 +74,7 @@ pub(crate) struct Limit {
 /// Makes the command that decides about these limits, and the script that it runs.
 pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script) {
     let script = Script::of(limits.iter().map(|limit| limit.params.index()));
-    let mut command = command(script, limits.iter().map(|limit| &*limit.key), action.name());
+    let mut command = command(script, limits.iter().map(|limit| &*limit.key), name(action));
     let item = |limit: &Limit| [limit.cost.into(), limit.max_wait].map(f64::to_le_bytes).concat();
     for limit in limits {
         command.arg(packed(&limit.params));
@@ -106,6 +106,15 @@ fn command<'a>(script: &Script, keys: impl ExactSizeIterator<Item = &'a str>, ac
     }
     command.arg(action);
     command
+}
+
+fn name(action: Action) -> &'static str {
+    match action {
+        Action::Check => "check",
+        Action::Peek => "peek",
+        Action::Refund => "refund",
+        Action::Spend => "spend",
+    }
 }
 
 fn packed(params: &Params) -> Vec<u8> {

@@ -1,0 +1,209 @@
+//! Pricing: the settings of a layer that turn the head of a request into a charge. Rules and key
+//! extractors are in `rule.rs` and `extractor.rs`; limiters are asked in `admission.rs`.
+
+use std::{fmt, mem, sync::Arc};
+
+use crate::{
+    decision::Decision,
+    keys::Key,
+    limiter::{AnyLimiter, Charge, Turn},
+    middleware::{
+        extractor::KeyExtractor,
+        rejection::{MissingKey, RequestError},
+        rule::{DynRule, Rule},
+    },
+};
+
+const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
+     charge for requests without a key from the rule";
+
+type Cost<H> = Arc<dyn Fn(&H) -> Result<u32, RequestError> + Send + Sync>;
+type Exempt<H> = Arc<dyn Fn(&H) -> bool + Send + Sync>;
+
+/// The key extractor or rule of a layer, and its other settings for charges.
+pub struct Pricing<H> {
+    source: ChargeSource<H>,
+    cost: Option<Cost<H>>,
+    exempt: Option<Exempt<H>>,
+    pub(crate) missing_key: MissingKey,
+}
+
+/// The origin of charges.
+enum ChargeSource<H> {
+    Key(AnyLimiter, Arc<dyn KeyExtractor<H>>),
+    Rule(Arc<dyn DynRule<H>>),
+}
+
+/// The charge of a request, or where it comes from.
+pub(crate) enum Resolved<'a, H> {
+    /// One limit, whose key is not extracted yet.
+    Key(&'a AnyLimiter, &'a dyn KeyExtractor<H>),
+    Charge(Result<Charge, RequestError>),
+    /// A rule that has to be awaited.
+    Lookup(Arc<dyn DynRule<H>>),
+}
+
+impl<H: 'static> Pricing<H> {
+    pub(crate) fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<H>) -> Self {
+        Self::new(ChargeSource::Key(limiter, Arc::new(key)))
+    }
+
+    pub(crate) fn by_rule(rule: impl Rule<H>) -> Self
+    where
+        H: Send + Sync,
+    {
+        Self::new(ChargeSource::Rule(Arc::new(rule)))
+    }
+
+    fn new(source: ChargeSource<H>) -> Self {
+        Self { source, cost: None, exempt: None, missing_key: MissingKey::default() }
+    }
+
+    pub(crate) fn set_exempt(&mut self, exempt: impl Fn(&H) -> bool + Send + Sync + 'static) {
+        self.exempt = Some(Arc::new(exempt));
+    }
+
+    pub(crate) fn set_cost<C: IntoCost>(&mut self, cost: impl Fn(&H) -> C + Send + Sync + 'static) {
+        self.cost = Some(Arc::new(move |head| cost(head).into_cost()));
+    }
+
+    #[inline]
+    pub(crate) fn resolve(&self, head: &H) -> Resolved<'_, H> {
+        if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
+            return Resolved::Charge(Ok(Charge::exempt()));
+        }
+        match &self.source {
+            ChargeSource::Key(limiter, extractor) => Resolved::Key(limiter, &**extractor),
+            ChargeSource::Rule(rule) => match rule.charge_now(head) {
+                Some(charge) => Resolved::Charge(self.complete(head, charge)),
+                None => Resolved::Lookup(rule.clone()),
+            },
+        }
+    }
+
+    /// Applies the settings for missing keys and for costs to the result of a key extractor or
+    /// rule.
+    #[inline]
+    pub(crate) fn complete(
+        &self,
+        head: &H,
+        charge: Result<Charge, RequestError>,
+    ) -> Result<Charge, RequestError> {
+        let charge = match charge {
+            Err(error @ RequestError::MissingKey(_)) => self.charge_without_key(error)?,
+            charge => charge?,
+        };
+        match &self.cost {
+            Some(cost) if !charge.is_exempt() => Ok(charge.or_cost(cost(head)?)),
+            _ => Ok(charge),
+        }
+    }
+
+    fn charge_without_key(&self, error: RequestError) -> Result<Charge, RequestError> {
+        match (self.missing_key, &self.source) {
+            (MissingKey::Reject, _) => Err(error),
+            (MissingKey::Exempt, _) => Ok(Charge::exempt()),
+            (MissingKey::Share, ChargeSource::Key(limiter, _)) => {
+                Ok(Charge::new(limiter, Key::scoped("anonymous", "")))
+            }
+            (MissingKey::Share, ChargeSource::Rule(_)) => {
+                Err(RequestError::misconfigured(SHARE_WITH_RULE))
+            }
+        }
+    }
+
+    /// Returns the cost of a request by key.
+    pub(crate) fn cost(&self, head: &H) -> Result<u32, RequestError> {
+        self.cost.as_ref().map_or(Ok(1), |cost| cost(head))
+    }
+}
+
+impl<H> Clone for ChargeSource<H> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Key(limiter, key) => Self::Key(limiter.clone(), key.clone()),
+            Self::Rule(rule) => Self::Rule(rule.clone()),
+        }
+    }
+}
+
+impl<H> Clone for Pricing<H> {
+    fn clone(&self) -> Self {
+        let Self { source, cost, exempt, missing_key } = self;
+        Self {
+            source: source.clone(),
+            cost: cost.clone(),
+            exempt: exempt.clone(),
+            missing_key: *missing_key,
+        }
+    }
+}
+
+impl<H> fmt::Debug for Pricing<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pricing").field("missing_key", &self.missing_key).finish_non_exhaustive()
+    }
+}
+
+/// A type that a closure can return as a cost.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be used as a cost",
+    note = "return a `u32` or a `Result<u32, RequestError>` from the closure"
+)]
+pub trait IntoCost {
+    /// Converts the value into a cost.
+    ///
+    /// # Errors
+    ///
+    /// If the request is invalid, or the service is misconfigured.
+    fn into_cost(self) -> Result<u32, RequestError>;
+}
+
+impl IntoCost for u32 {
+    fn into_cost(self) -> Result<u32, RequestError> {
+        Ok(self)
+    }
+}
+
+impl IntoCost for Result<u32, RequestError> {
+    fn into_cost(self) -> Result<u32, RequestError> {
+        self
+    }
+}
+
+/// The charge of a request, and the decision about it, while the request passes through the layer.
+#[derive(Debug)]
+pub struct ChargeState {
+    /// Also exempt if nothing needs the charge of a counted request: see
+    /// [`Shared::admit_by_key`](crate::middleware::admission::Shared::admit_by_key).
+    pub(crate) charge: Charge,
+    /// `None` before the decision, and if the request proceeds without one.
+    pub(crate) decision: Option<Decision>,
+}
+
+impl ChargeState {
+    pub(crate) fn new() -> Self {
+        Self { charge: Charge::exempt(), decision: None }
+    }
+
+    pub(crate) fn take_charge(&mut self) -> Charge {
+        mem::replace(&mut self.charge, Charge::exempt())
+    }
+
+    /// Binds the charge to its decision if the request was allowed. Returns whether it was.
+    pub(crate) fn bind(&mut self) -> bool {
+        let charge = self.take_charge();
+        let allowed = self.decision.as_ref().filter(|decision| decision.is_allowed());
+        self.charge = match allowed {
+            Some(decision) => charge.decided(decision),
+            None => charge,
+        };
+        allowed.is_some()
+    }
+
+    /// Takes the charge of an allowed request as a turn, whose drop releases what was spent.
+    pub(crate) fn take_turn(&mut self) -> Option<Box<Turn>> {
+        let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
+        Some(Box::new(Turn::admitted(self.take_charge(), decision)))
+    }
+}
