@@ -1,7 +1,7 @@
 //! An axum server that reads its limits from a file: one for each group of routes, and one for all.
 //!
 //! ```text
-//! cargo run --example configured -- --check     # prints the limits in the file, and ends
+//! cargo run --example configured -- --check     # prints the limits in the file and exits
 //! cargo run --example configured
 //! curl -i -X POST http://127.0.0.1:3000/login   # six times: the sixth response is a 429
 //! ```
@@ -36,7 +36,7 @@ struct Flags {
     #[arg(default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml"))]
     file: PathBuf,
 
-    /// Read the file, print its limits or its errors, and end
+    /// Read the file, print its limits or its errors, and exit
     #[arg(long)]
     check: bool,
 }
@@ -65,7 +65,7 @@ fn app(limits: &Limits) -> Result<Router, Failure> {
         .route_layer(limit("api")?);
     let login =
         Router::new().route("/login", post(async || "welcome\n")).route_layer(limit("login")?);
-    // `layer` also limits requests without a route (404); `route_layer` leaves them out.
+    // `layer` also limits requests without a route (404); `route_layer` does not.
     let app = api.merge(login).layer(limit("all")?);
     match limiters.keys().next() {
         Some(name) => Err(Failure::new(format!(

@@ -1,5 +1,5 @@
-//! An axum server that keeps limiting while Redis is down, each replica with a share of the quota,
-//! and shows the health of the Redis store.
+//! An axum server that keeps limiting while Redis is down. Each replica then has a share of the
+//! quota. `GET /health` shows the health of the Redis store.
 //!
 //! ```text
 //! redis-server --port 7000 --save '' --daemonize yes
@@ -35,8 +35,8 @@ struct Flags {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// The Redis server; with --sentinel, the name of the master
-    /// stands for the host [default: redis://127.0.0.1/]
+    /// The Redis server; with --sentinel, the host is the name of the
+    /// master [default: redis://127.0.0.1/]
     #[arg(long, value_name = "URL", default_value = "redis://127.0.0.1/")]
     #[arg(verbatim_doc_comment, hide_default_value = true)]
     redis: String,
@@ -53,9 +53,9 @@ struct Flags {
     #[arg(long, value_name = "QUOTA", default_value = "100/min burst 20")]
     quota: Quota,
 
-    /// What happens to requests while Redis is down: closed rejects them,
-    /// open allows them, local:SHARE holds them against that share of the
-    /// quota, counted in this process
+    /// The failure policy while Redis is down: closed rejects requests,
+    /// open allows them, local:SHARE checks them against that share of the
+    /// quota in the memory of this process
     #[arg(long, value_name = "POLICY", default_value = "local:0.5", verbatim_doc_comment)]
     policy: Policy,
 }

@@ -83,7 +83,7 @@ async fn call(server: Endpoint, calls: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Describes the status of a failed call. Of a denied call it contains the time to wait.
+/// Describes the status of a failed call. For a denied call, it contains the time to wait.
 fn outcome(status: &Status) -> String {
     let code = status.code();
     match status.get_details_retry_info().and_then(|info| info.retry_delay) {

@@ -98,7 +98,7 @@ fn client(limiter: Option<Limiter>) -> Client {
     let Some(limiter) = limiter else {
         return http.map_response(IntoResponse::into_response).boxed_clone();
     };
-    // The layer rejects a request that would wait longer: it never reaches the vendor.
+    // The layer rejects requests that would have to wait longer. They never reach the vendor.
     let layer = RateLimitLayer::new(limiter, key::Global).max_wait(Duration::from_secs(2));
     let service = ServiceBuilder::new().layer(layer).service(http);
     service.map_response(IntoResponse::into_response).boxed_clone()
@@ -140,7 +140,7 @@ async fn start_caller(url: String, vendor: Uri, prefix: String) -> Result<(), Fa
     Err(Failure::new(format!("a caller ended: {status}")))
 }
 
-/// Counts exactly, in a sliding window.
+/// A vendor that counts exactly, in a sliding window.
 #[derive(Default)]
 struct Vendor {
     recent: VecDeque<Instant>,

@@ -1,4 +1,4 @@
-//! An axum server in front of a language model (which is left out).
+//! An axum server in front of a language model; the model itself is left out.
 //!
 //! * The plan of an API key limits its requests.
 //! * Tokens are limited per key and for all keys together. A request is charged an estimate first,
@@ -61,7 +61,7 @@ enum Plan {
     Pro,
 }
 
-/// Stands in for a database.
+/// A stand-in for a database.
 struct Accounts(HashMap<&'static str, Plan>);
 
 impl Accounts {
@@ -86,7 +86,7 @@ impl ByPlan {
             Limiter::try_named(name, store.clone(), algorithm, quota)
                 .context(format_args!("--{name}"))
         };
-        // A window returns all that was estimated too much; a bucket only what it has not refilled meanwhile.
+        // A window returns all unused tokens; a bucket returns only those that it has not refilled.
         let (requests, tokens) = (Algorithm::token_bucket(), Algorithm::sliding_window());
         Ok(Self {
             accounts: Accounts(

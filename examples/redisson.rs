@@ -74,7 +74,7 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     }
     redis.print()?;
 
-    title("lower the rate; permits already taken still count, so that there is a debt");
+    title("lower the rate: permits that were taken still count, so there is a debt");
     limiter.update_rate(RateType::Overall, 2, 2 * SECOND).await?;
     show_config(limiter).await?;
     println!("available_permits: {}", limiter.available_permits().await?);
@@ -105,7 +105,7 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
 async fn show_config(limiter: &RateLimiter) -> Result {
     let config = limiter.config().await?;
     let config =
-        config.ok_or_else(|| Failure::new("the rate was deleted meanwhile: run it again"))?;
+        config.ok_or_else(|| Failure::new("the rate was deleted during the run; start again"))?;
     println!("config: rate {} per {:?}", config.rate(), config.interval());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! An axum server that answers every path, limited as its flags say, and prints a line per request.
+//! An axum server with a limit, set by flags: it answers every path and prints a line per request.
 //!
 //! ```text
 //! cargo run --example server
@@ -46,8 +46,8 @@ struct Flags {
     #[arg(long, value_name = "URL", verbatim_doc_comment)]
     redis: Option<String>,
 
-    /// How requests are counted: fixed-window, sliding-window,
-    /// sliding-log, token-bucket or leaky-bucket
+    /// The algorithm: fixed-window, sliding-window, sliding-log,
+    /// token-bucket or leaky-bucket
     #[arg(long, value_name = "NAME", default_value = "token-bucket", verbatim_doc_comment)]
     algorithm: Algorithm,
 
@@ -106,7 +106,7 @@ fn cost_of(head: &Parts, header: &HeaderName) -> Result<u32, RequestError> {
         _ => "",
     };
     match cost.bytes().all(|b| b.is_ascii_digit()) && !cost.is_empty() {
-        // A cost that does not fit into a u32 is above every quota, and is rejected as such.
+        // A cost that does not fit into a u32 is above every quota, so it is rejected.
         true => Ok(cost.parse().unwrap_or(u32::MAX)),
         false => Err(RequestError::invalid(format!("header {header} must be a positive integer"))),
     }
@@ -131,8 +131,8 @@ fn app(limiter: Limiter, flags: &Flags) -> Router {
     Router::new().fallback(async || "Hello! This request was within the quota.\n").layer(layer)
 }
 
-/// Prints a line per request. The last layer of a router is the outermost, so this one sees the
-/// responses of the limiter, too.
+/// Prints a line per request. The last layer of a router is the outermost, so this one also sees
+/// the responses of the limiter.
 fn with_log(app: Router, key: ClientKey) -> Router {
     let (log, printer) = request_log();
     tokio::spawn(printer.print(tokio::io::stdout()));
@@ -155,7 +155,7 @@ async fn log_request(
     response
 }
 
-/// The key of the client. If all clients share a key, or the request has none, it is the address.
+/// The key of the client, or its address if all clients share a key or the request has none.
 fn client(key: &ClientKey, head: &Parts) -> Option<Key<'static>> {
     let key = match key {
         ClientKey::Header(_, header) => header.extract(head),
@@ -226,7 +226,7 @@ fn print_hints(flags: &Flags, url: &str) {
     let per_second = f64::from(flags.quota.limit()) / flags.quota.window().as_secs_f64();
     let codes = format!("{header}-o /dev/null -w '%{{http_code}}\\n'");
     if flags.algorithm == Algorithm::LeakyBucket {
-        // All at once: one after the other, each request would wait and none would be denied.
+        // All at once: in sequence, each request would wait, and none would be denied.
         let count = burst.saturating_mul(2).min(300);
         let curl = format!("curl -Z --parallel-max 300 --no-progress-meter {codes}");
         println!("try it: {curl} '{url}/[1-{count}]' | sort | uniq -c");

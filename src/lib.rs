@@ -1,5 +1,5 @@
-//! Tower middleware that limits requests per key, with the counts in memory or in Redis, so that every
-//! replica enforces one limit.
+//! Tower middleware that limits requests per key, with counts in memory or in Redis, so that all
+//! replicas enforce one limit.
 //!
 //! ```
 //! use axum::{Router, routing::get};
@@ -9,45 +9,64 @@
 //! let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
 //! let app: Router = Router::new()
 //!     .route("/", get(|| async { "hello" }))
-//!     .layer(RateLimitLayer::new(limiter, key::Header::new("x-api-key")));
+//!     .layer(RateLimitLayer::new(limiter, key::PeerIp));
 //! ```
 //!
-//! * A [`Quota`] says how much is allowed, an [`Algorithm`] how it is counted.
-//! * A [`Limiter`] decides about keys. It knows no HTTP, and is useful alone. Its counts are in a
-//!   [`MemoryStore`], or in a `RedisStore` (feature `redis`) that many processes share.
-//! * A request over the quota is denied, or [waits for its turn](Limiter::try_acquire).
-//! * A [`Charge`] is what a request costs: one limit, or several at once, all or nothing. A [`Rule`] says it for
-//!   each request.
-//! * A [`RateLimitLayer`] around a service finds the [`key`] of each request, asks the limiter, and answers
-//!   in the place of the service if it must.
-//! * A [`Decision`] is the limiter's answer, and in the extensions of requests and responses.
+//! # Items
 //!
-//! # Differences from `tower::limit`
+//! | group | items |
+//! |---|---|
+//! | start here | [`RateLimitLayer`], [`Limiter`], [`Quota`], [`Algorithm`], [`MemoryStore`], [`key`] |
+//! | limits | [`Limiter`], [`Decision`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
+//! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
+//! | other requests | [`RateLimitLayer::custom`], [`Custom`] |
+//! | stores | [`MemoryStore`], [`WhenFull`], [`RedisStore`], [`RedisConfig`], [`Health`], [`StoreError`] |
+//! | configuration | [`Limits`], [`Limit`], [`ConfigError`] |
+//! | Redisson | [`redisson::RateLimiter`] |
 //!
-//! `tower::limit::RateLimit` delays all requests to one instance of a service, whoever they are from. This
-//! one counts per key, over all clones, connections and replicas, and refuses instead of delaying, unless
-//! [`max_wait`](RateLimitLayer::max_wait) or a [leaky bucket](Algorithm::LeakyBucket) lets requests wait. It is
-//! always ready, and asks the service for readiness after the decision, so that a rejection never waits for the
-//! service. Put `tower::limit::ConcurrencyLimit`, `LoadShed` and `Buffer` inside of this layer: a `ConcurrencyLimit`
-//! outside gives permits to requests that wait or are rejected, a `LoadShed` outside never sheds, and a `Buffer` outside
-//! never fills. See [readiness](RateLimitLayer#readiness).
+//! The pages of the [`guide`] describe [algorithms](guide::algorithms), [keys](guide::keys),
+//! [several limits](guide::several_limits), [waiting](guide::waiting), [responses](guide::http),
+//! [layers](guide::layers), [configuration](guide::configuration),
+//! [Redis operation](guide::operation), [Redisson](guide::redisson) and
+//! [benchmarks](guide::benchmarks).
+//!
+//! # Glossary
+//!
+//! | term | meaning |
+//! |---|---|
+//! | key | the subject of a limit, such as a client address; each key has its own count |
+//! | quota | `limit` units per `window`; after idling, up to `burst` units at once |
+//! | cost | the units that a request uses, 1 by default |
+//! | decision | the result of a check: allowed or denied, the units that remain, the time to wait |
+//! | denial | a decision against a request: the quota has too few units left |
+//! | rejection | the response of the layer in place of the service, after a denial or an error |
+//! | reservation | the future instant at which a waiting request may proceed; its units are spent |
+//! | charge | the limits, keys and costs of one request: all of them are charged, or none |
+//! | rule | returns the charge of each request |
+//! | store | keeps the state of all keys, and decides in one atomic step |
 //!
 //! # In tests
 //!
-//! The memory store's clock is [`tokio::time::Instant`]: with `#[tokio::test(start_paused = true)]`, limits
-//! refill as `tokio::time::advance` and `sleep` say, without waiting.
+//! The clock of the memory store is [`tokio::time::Instant`]. With
+//! `#[tokio::test(start_paused = true)]`, limits follow `tokio::time::advance` and `sleep`.
 //!
 //! # Features
 //!
-//! | feature | |
+//! | feature | adds |
 //! |---|---|
-//! | `redis` | `RedisStore`, and `redisson`: a limiter that Java services share |
-//! | `tls-rustls`, `tls-rustls-webpki-roots` | `rediss://` URLs |
+//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and [`key::Route`] is its `MatchedPath` |
+//! | `redis` | [`RedisStore`] |
+//! | `redisson` | [`redisson`]: a limiter that Java services share; implies `redis` |
+//! | `serde` | [`Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
+//! | `tls-rustls`, `tls-rustls-webpki-roots` | `rediss://` URLs; imply `redis` |
 //! | `tracing` | events when Redis stops answering, and when it answers again |
-//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and `key::Route` is its `MatchedPath` |
-//! | `serde` | `Limits`, named limits from TOML, JSON and the like; [`Quota`] as text |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The crate docs link to items of all features.
+#![cfg_attr(
+    not(all(feature = "axum", feature = "redis", feature = "serde")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -58,12 +77,11 @@ mod algorithm;
 mod config;
 mod decision;
 mod error;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 mod keys;
 mod limiter;
 mod middleware;
-#[cfg(doc)]
-#[doc = include_str!("../docs/operation.md")]
-pub mod operation {}
 mod quota;
 #[cfg(feature = "redis")]
 pub mod redisson;
@@ -72,6 +90,9 @@ mod time;
 
 #[cfg(feature = "serde")]
 pub use config::{Limit, Limits};
+#[cfg(doc)]
+#[doc(no_inline)]
+pub use guide::operation;
 #[doc(inline)]
 pub use middleware::extractor as key;
 #[cfg(feature = "redis")]

@@ -1,6 +1,6 @@
 //! Error reporting that the examples share: `Failure` prints an error with its causes.
 //!
-//! Nothing here uses the crate. An application has `anyhow` or its own error type instead.
+//! This module does not use the crate. Applications have `anyhow` or their own error type.
 
 // Each example uses a part of it.
 #![allow(dead_code)]
@@ -39,7 +39,7 @@ impl<E: Error> From<E> for Failure {
     }
 }
 
-/// Puts in front of an error what failed.
+/// Adds the failed operation in front of an error.
 pub trait Context<T> {
     fn context(self, what: impl fmt::Display) -> Result<T, Failure>;
 }

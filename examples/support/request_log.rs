@@ -31,22 +31,22 @@ pub enum Outcome {
 
 const OUTCOMES: [&str; 3] = ["allowed", "denied", "rejected"];
 
-/// The side of the requests.
+/// The part that records requests.
 #[derive(Clone)]
 pub struct RequestLog {
-    // The lines that may still be taken in this second bound it.
+    // `Counts::free` bounds it.
     lines: mpsc::UnboundedSender<String>,
     counts: Arc<Counts>,
 }
 
-/// The side of the output.
+/// The part that prints.
 pub struct Printer {
     lines: mpsc::UnboundedReceiver<String>,
     counts: Arc<Counts>,
 }
 
 struct Counts {
-    /// The lines that may still be taken in this second.
+    /// The lines that are left in this second.
     free: Semaphore,
     /// The requests without a line, by their [`Outcome`].
     left_out: [AtomicU64; 3],

@@ -1,0 +1,29 @@
+//! The guide: one module for each page of `docs/`, and no code.
+
+/// Links between the pages. The first definition of a link counts, so in these modules it replaces
+/// the one at the end of the page, which leads to a file.
+macro_rules! pages {
+    ($($name:ident $file:literal)*) => {$(
+        #[doc = "[benchmarks]: crate::guide::benchmarks"]
+        #[doc = "[http]: crate::guide::http"]
+        #[doc = "[operation]: crate::guide::operation"]
+        #[doc = "[several-limits]: crate::guide::several_limits"]
+        #[doc = "[waiting]: crate::guide::waiting"]
+        #[doc = ""]
+        #[doc = include_str!($file)]
+        pub mod $name {}
+    )*};
+}
+
+pages! {
+    algorithms "../docs/algorithms.md"
+    benchmarks "../docs/benchmarks.md"
+    configuration "../docs/configuration.md"
+    http "../docs/http.md"
+    keys "../docs/keys.md"
+    layers "../docs/layers.md"
+    operation "../docs/operation.md"
+    redisson "../docs/redisson.md"
+    several_limits "../docs/several-limits.md"
+    waiting "../docs/waiting.md"
+}
