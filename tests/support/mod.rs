@@ -1,10 +1,11 @@
-//! What several tests need.
+//! Helpers that several test binaries share: servers, load, requests and responses. No tests.
 
 #![allow(dead_code)]
 
 pub mod certificates;
 pub mod cluster;
 pub mod load;
+pub mod log;
 pub mod proxy;
 pub mod sentinel;
 pub mod server;
