@@ -1,6 +1,7 @@
-//! Random histories through the public API: requests wait, are dropped, settle, cancel or are not charged, and the store
-//! loses its state in between. The oracle counts what requests have really used, and knows nothing of states.
-//! `HISTORIES` in the environment sets how many there are in memory; over Redis it is a tenth.
+//! Random histories through the public API: requests wait, are dropped, settle, cancel or are not
+//! charged, and the store loses its state in between. The oracle counts the actual usage; it does
+//! not know any state. `HISTORIES` in the environment sets the number of histories in memory; over
+//! Redis it is a tenth.
 
 use std::{
     cell::Cell,
@@ -609,7 +610,8 @@ impl Player {
                     world.limiters[limit].reset(world.key(limit)).await.unwrap();
                     world.lose(limit);
                 }
-                self.pass(Duration::from_millis(1)).await; // or what is lost is like what comes next
+                // Otherwise the lost charges have the same instant as later ones.
+                self.pass(Duration::from_millis(1)).await;
             }
             Step::Lose => {
                 self.drive().await;

@@ -461,7 +461,8 @@ async fn the_address_that_the_sentinels_name_is_mapped() {
 async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
     let _permit = many_servers().await;
     if task::block_in_place(|| RedisServer::start().major_version()) < 7 {
-        return; // has no such interval, and answers nothing while it loads: the next test holds for it
+        // It has no such setting, and answers nothing while it loads: see the next test.
+        return;
     }
     // About 30 s for the keys below, in which it answers that it loads.
     let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
