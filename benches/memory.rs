@@ -3,8 +3,8 @@
 
 #![allow(missing_docs, unreachable_pub)]
 
-#[path = "support/rounds.rs"]
-mod rounds;
+#[path = "support/interleaved.rs"]
+mod interleaved;
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use governor::{
     state::keyed::DefaultKeyedStateStore,
 };
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
-use rounds::take_turns;
+use interleaved::interleaved;
 use tower::{Layer, Service, ServiceBuilder};
 use tower_governor::{
     GovernorError, GovernorLayer, governor::GovernorConfigBuilder, key_extractor::KeyExtractor,
@@ -72,7 +72,7 @@ fn print_checks() {
 fn print_check(label: &str, quota: Quota, threads: usize) {
     let keys = shuffled_keys();
     let mut admitted = [0; 3];
-    let [ours, theirs, same_clock] = take_turns(ROUNDS, |which| {
+    let [ours, theirs, same_clock] = interleaved(ROUNDS, |which| {
         let run = match which {
             0 => run_checks(&limiter(quota), &keys, threads),
             1 => run_checks(&governor(quota, DefaultClock::default()), &keys, threads),
@@ -201,7 +201,7 @@ fn print_layer<O, T, B>(
     let keys: Vec<_> = shuffled_keys().into_iter().map(header_value).collect();
     let mut admitted = [0; 3];
     let [ours_added, theirs_added] = {
-        let [bare, ours, theirs] = take_turns(ROUNDS, |which| {
+        let [bare, ours, theirs] = interleaved(ROUNDS, |which| {
             let run = match which {
                 0 => run_requests(Bare, &keys),
                 1 => run_requests(ours().layer(Bare), &keys),

@@ -4,8 +4,8 @@
 #![allow(missing_docs, unreachable_pub)]
 
 #[allow(dead_code)]
-#[path = "support/rounds.rs"]
-mod rounds;
+#[path = "support/interleaved.rs"]
+mod interleaved;
 #[allow(dead_code)]
 #[path = "../tests/support/server.rs"]
 mod server;
@@ -15,11 +15,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use interleaved::{Series, interleaved};
 use redis::{
     Client, Cmd, FromRedisValue, InfoDict,
     aio::{ConnectionManager, ConnectionManagerConfig},
 };
-use rounds::{Series, take_turns};
 use server::RedisServer;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -101,7 +101,7 @@ impl Bench {
         let limiter = self.limiter("latency", Algorithm::token_bucket(), PLENTY);
         let (script, key) = (self.script(&limiter), key(0));
         let mut admitted = [0; 2];
-        let [ours, bare] = take_turns(ROUNDS, |which| {
+        let [ours, bare] = interleaved(ROUNDS, |which| {
             let (micros, of_them) = self.runtime.block_on(async {
                 match which {
                     0 => latency(async || check(&limiter, &key).await).await,
@@ -132,7 +132,7 @@ impl Bench {
         let limiter = self.limiter("throughput", Algorithm::token_bucket(), PLENTY);
         let script = Arc::new(self.script(&limiter));
         let mut admitted = [0; 3];
-        let [ours, eval, incr] = take_turns(ROUNDS, |which| {
+        let [ours, eval, incr] = interleaved(ROUNDS, |which| {
             let start = Instant::now();
             admitted[which] += match which {
                 0 => self.checks_in_flight(&limiter, TASKS, CALLS_PER_TASK),
@@ -161,7 +161,7 @@ impl Bench {
         println!("us, median of {CPU_ROUNDS} rounds; ratio to INCR, and its middle half");
         let subjects = self.subjects();
         let (mut admitted, mut main_thread) = ([0; SUBJECTS], [0.0; SUBJECTS]);
-        let series: [Series; SUBJECTS] = take_turns(CPU_ROUNDS, |which| {
+        let series: [Series; SUBJECTS] = interleaved(CPU_ROUNDS, |which| {
             let before = self.cpu();
             admitted[which] += match subjects.get(which) {
                 Some(it) => self.checks_in_flight(&it.limiter, it.keys, CPU_CALLS_PER_TASK),
@@ -233,7 +233,7 @@ impl Bench {
 
     fn print_pair_latency(&self, pair: &Pair) {
         let (key, mut admitted) = (key(0), [0; WAYS]);
-        let [one, together, apart] = take_turns(ROUNDS, |way| {
+        let [one, together, apart] = interleaved(ROUNDS, |way| {
             let calls = latency(async || pair.check(way, &key).await);
             let (micros, of_them) = self.runtime.block_on(calls);
             admitted[way] += of_them;
@@ -252,7 +252,7 @@ impl Bench {
 
     fn print_pair_cpu(&self, pair: &Pair) {
         let mut admitted = [0; WAYS];
-        let [one, together, apart] = take_turns(CPU_ROUNDS, |way| {
+        let [one, together, apart] = interleaved(CPU_ROUNDS, |way| {
             let before = self.cpu();
             admitted[way] += self.in_flight(|task| {
                 let (pair, key) = (pair.clone(), key(task));
@@ -301,7 +301,7 @@ impl Bench {
         let set = shared.set_rate(RateType::Overall, rate, PLENTY.window());
         self.runtime.block_on(set).expect("the server answers");
         let mut admitted = [0; 2];
-        let [redisson, ours] = take_turns(CPU_ROUNDS, |which| {
+        let [redisson, ours] = interleaved(CPU_ROUNDS, |which| {
             let start = Instant::now();
             admitted[which] += match which {
                 0 => self.in_flight(|_| {

@@ -1,4 +1,5 @@
-//! Certificates of a CA of one's own, in files: for a server at `localhost` and 127.0.0.1, and for a client.
+//! Certificates of a CA of one's own, in files: for a server at `localhost` and 127.0.0.1, and for
+//! a client.
 
 use std::fs;
 
@@ -40,7 +41,8 @@ impl Certificates {
         fs::read(self.path(name)).expect("the certificate is there")
     }
 
-    /// What a server with TLS is started with, but for its port. It accepts no client without a certificate.
+    /// What a server with TLS is started with, but for its port. It accepts no client without a
+    /// certificate.
     pub fn settings(&self) -> [(&'static str, String); 4] {
         [
             ("tls-ca-cert-file", self.path("ca.pem")),

@@ -1,7 +1,9 @@
 //! A Redis Cluster of one's own, on free ports.
 
 use std::{
+    collections::BTreeSet,
     net::TcpListener,
+    sync::Mutex,
     thread,
     time::{Duration, Instant},
 };
@@ -16,12 +18,15 @@ pub const SLOTS: u16 = 1 << 14;
 pub const ANNOUNCED: &str = "ANNOUNCED";
 pub const ANNOUNCED_BELOW: u16 = 9_999;
 
-/// A port that is free, as is the one 10,000 above it, where the nodes of a cluster talk. Neither is one that
-/// connections get by themselves.
+/// Returns a free port whose neighbour 10,000 above, where the nodes of a cluster talk, is free too.
+/// Neither is in the range of outgoing connections, and no other test of the process gets the port,
+/// also while its server is down.
 pub fn free_port() -> u16 {
+    static TAKEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
         let port = 10_000 + rand() % 10_000;
-        if [port, port + 10_000].iter().all(|&it| TcpListener::bind(("127.0.0.1", it)).is_ok()) {
+        let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if [port, port + 10_000].into_iter().all(is_free) && TAKEN.lock().unwrap().insert(port) {
             return port;
         }
     }

@@ -1,10 +1,11 @@
-//! What several tests need.
+//! Helpers that several test binaries share: servers, load, requests and responses. No tests.
 
 #![allow(dead_code)]
 
 pub mod certificates;
 pub mod cluster;
 pub mod load;
+pub mod log;
 pub mod proxy;
 pub mod sentinel;
 pub mod server;
@@ -128,14 +129,21 @@ pub fn item(policy: &str, params: &[(&str, i64)]) -> (String, Vec<(String, i64)>
     (policy.to_owned(), params)
 }
 
-/// The program of an example, built anew if need be: `cargo test` builds the examples only when it
-/// runs all tests.
+/// Returns the program of an example, built again if it is out of date: `cargo test` builds examples
+/// only if it runs all tests.
 pub fn example(name: &str) -> PathBuf {
-    let mut build = vec!["build", "--quiet", "--all-features", "--example", name];
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--all-features", "--example", name]);
     if !cfg!(debug_assertions) {
-        build.push("--release");
+        build.arg("--release");
     }
-    assert!(Command::new(env!("CARGO")).args(build).status().unwrap().success());
+    // `cargo test` sets these for the tests, and the build script of `ring` depends on them: it
+    // would build `ring` and its dependents again, and so would the next `cargo test`.
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_")) {
+        build.env_remove(name);
+    }
+    build.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_MANIFEST_LINKS");
+    assert!(build.status().unwrap().success());
     let tests = std::env::current_exe().unwrap();
     tests.ancestors().nth(2).unwrap().join("examples").join(name)
 }

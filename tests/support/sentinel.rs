@@ -20,7 +20,8 @@ use super::{
 
 pub const NAME: &str = "limits";
 
-/// Users of the Sentinels, whose password is `secret`: the documented one, and one that may not subscribe.
+/// Users of the Sentinels, whose password is `secret`: the documented one, and one that may not
+/// subscribe.
 fn users() -> String {
     let listener = permissions("listener")[2..].join(" ");
     let asker = listener.replace("&+switch-master ", "").replace(" +subscribe", "");

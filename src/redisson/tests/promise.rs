@@ -7,7 +7,7 @@ use proptest::{
     test_runner::{TestCaseError, TestRunner},
 };
 
-use super::world::{Id, RedisServer, START, World};
+use super::world::{Entry, Id, RedisServer, START, World};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -105,6 +105,9 @@ struct History {
     stand_in: u64,
     /// Whether `value` was last written by a rate that is not the rate any more.
     by_hand: bool,
+    /// The clocks of the Java clients, in milliseconds from that of the server.
+    skews: [i64; 3],
+    java: bool,
 }
 
 impl History {
@@ -163,18 +166,30 @@ impl History {
     }
 
     /// The entries are lost, and `value` says how many permits are in use.
-    fn lose(&mut self, world: &mut World, java: bool) {
+    fn lose(&mut self, world: &mut World) {
         self.stand_in = 0;
         if world.value().is_none() {
             return self.taken.clear();
         }
         self.taken.iter_mut().for_each(|it| it.lost = true);
-        if java || self.by_hand {
+        if self.java || self.by_hand {
             // `value` may say anything.
             let used = self.unlogged(world);
             let at = self.now(world);
             self.taken = vec![Taken { at, id: [0; 16], permits: used, lost: true }];
         }
+    }
+
+    /// A call without a log to read has lost the entries.
+    fn lose_unlogged(&mut self, world: &mut World) {
+        if world.log().is_empty() {
+            self.lose(world);
+        }
+    }
+
+    /// The permits of a request, which are at most the rate.
+    fn permits(&self, some: u32) -> u32 {
+        some.min(self.rate as u32)
     }
 }
 
@@ -211,13 +226,15 @@ fn history(
         asked: vec![],
         stand_in: 0,
         by_hand: false,
+        skews,
+        java,
     };
     it.exist(world);
     for step in steps {
         it.prune(world);
         it.exist(world);
         it.stand_in = stand_in(world);
-        one_step(world, &mut it, step, skews, java)?;
+        one_step(world, &mut it, step)?;
     }
 
     // It heals: whatever happened, all permits can be taken again after a while.
@@ -236,158 +253,195 @@ fn history(
     Ok(())
 }
 
-fn one_step(
-    world: &mut World,
-    it: &mut History,
-    step: &Step,
-    skews: [i64; 3],
-    java: bool,
-) -> Result<(), TestCaseError> {
-    let permits = |some: u32| some.min(it.rate as u32);
-    match *step {
-        Step::Pass(part, us) => world.now += part * it.interval + us,
-        Step::ClockBack(part) => {
-            let back = part * it.interval;
-            world.now -= back;
-            it.behind += back;
-        }
-        Step::Acquire(some) => {
-            let id = world.id();
-            acquire(world, it, permits(some), id)?;
-        }
-        Step::Repeat(which) if !it.asked.is_empty() => {
-            let (id, some) = it.asked[which.index(it.asked.len())];
-            // Part of it may have been released: then it is not the same any more.
-            let part =
-                world.log().iter().any(|it| it.id() == id && it.permits() != u64::from(some));
-            if u64::from(some) <= it.rate && !part {
-                acquire(world, it, some, id)?;
-            }
-        }
-        Step::GiveBack(which, quarters) if !it.asked.is_empty() => {
-            let which = which.index(it.asked.len());
-            let (id, some) = it.asked[which];
-            let part = (some * quarters).div_ceil(4);
-            world.give_back(part, some, &id);
-            it.asked[which].1 = some - part;
-            it.asked.retain(|(_, some)| *some > 0);
-            it.follow(world);
-            consistent(world, it)?;
-        }
-        Step::Release(some) => {
-            let live = |world: &mut World| {
-                let start = world.now_ms() - it.interval;
-                world.log().iter().filter(|it| it.score > start).map(|it| it.permits()).sum::<u64>()
-            };
-            let before = live(world);
-            if world.log().is_empty() {
-                it.stand_in = it.unlogged(world);
-            }
-            let latest = world.now_ms() + it.interval;
-            let near = world.log().iter().all(|it| it.score <= latest);
-            world.release(some);
-            let after = live(world);
-            if before > 0 && near {
-                prop_assert_eq!(before - after, before.min(some.into()));
-            }
-            it.follow(world);
-            consistent(world, it)?;
-        }
-        Step::Available => {
-            let before = world.dump();
-            let available = world.available();
-            prop_assert!(available <= it.rate);
-            prop_assert_eq!(world.dump(), before);
-        }
-        Step::Update(rate, interval) => {
-            prop_assert!(world.set("update", rate, interval, 0));
-            (it.rate, it.interval) = (rate, interval);
-            consistent(world, it)?;
-        }
-        Step::Set => {
-            world.set("set", it.rate, it.interval, 0);
-            it.taken.clear();
-        }
-        Step::HandUpdate(rate) => {
-            world.command::<()>(&["HSET", "LIMITER_NAME", "rate", &rate.to_string()]);
-            (it.rate, it.by_hand) = (rate, true);
-            if world.log().is_empty() {
-                it.lose(world, java);
-            }
-        }
-        Step::Lend(rate, interval, some) => {
-            world.lent = format!("{rate} {interval} 0 9000");
-            if is_lent(world) {
-                (it.rate, it.interval, it.by_hand) = (rate, interval, true);
-                it.prune(world);
-                if world.log().is_empty() {
-                    it.lose(world, java);
-                }
-            }
-            let id = world.id();
-            acquire(world, it, some.min(it.rate as u32), id)?;
-            let config = world.config().unwrap();
-            prop_assert_eq!((config[0], config[1]), (it.rate, it.interval));
-        }
-        Step::Expire(ms) => {
-            prop_assert!(world.expire(&ms.max(1).to_string()));
-        }
-        Step::KeepAlive(ms) => {
-            world.set_and_keep_alive("update", it.rate, it.interval, 0, &ms.to_string());
-            consistent(world, it)?;
-        }
-        Step::ClearExpire => {
-            world.expire("");
-        }
-        Step::LoseValue => {
-            world.lose(1);
-            if world.log().is_empty() {
-                it.taken.clear();
-            }
-        }
-        Step::LosePermits => {
-            it.lose(world, java);
-            world.lose(3);
-        }
-        Step::LoseTally => world.lose(5),
-        Step::JavaAcquire(who, some) => {
-            let (some, skew, id) = (permits(some), skews[who], world.id());
-            let empty = world.log().is_empty();
-            let granted = world.java_acquire(some, skew, id) == Some(Ok(()));
-            if empty && granted {
-                it.taken.clear(); // what was lost before is not seen behind its entry
-            }
-            it.follow(world);
-            if granted {
-                // In whole milliseconds of its own clock.
-                let at = world.now_ms().saturating_add_signed(skew.min(0)) * 1_000 + it.behind;
-                it.take(world, at, id, some.into());
-            }
-        }
-        Step::JavaAvailable(who) => {
-            let _ = world.java_available(skews[who]);
-            it.follow(world);
-        }
-        Step::JavaRelease(some) => {
-            world.java_release(some);
-            if world.log().is_empty() {
-                it.lose(world, java);
-            }
-        }
-        Step::JavaUpdate(rate, interval) => {
-            world.java_update(rate, interval);
-            (it.rate, it.interval) = (rate, interval);
-            if world.log().is_empty() {
-                it.lose(world, java);
-            }
-        }
-        Step::Repeat(_) | Step::GiveBack(..) => {}
-    }
+fn one_step(world: &mut World, history: &mut History, step: &Step) -> Result<(), TestCaseError> {
+    pass_or_lose(world, history, step);
+    acquire_or_release(world, history, step)?;
+    change_settings(world, history, step)?;
+    change_rate_from_outside(world, history, step)?;
+    call_from_java(world, history, step);
     if matches!(step, Step::HandUpdate(_) | Step::JavaUpdate(..)) && is_lent(world) {
         // By chance the rate that was lent once.
         world.command::<()>(&["HDEL", "LIMITER_NAME", "template"]);
     }
     Ok(())
+}
+
+fn pass_or_lose(world: &mut World, history: &mut History, step: &Step) {
+    match *step {
+        Step::Pass(part, us) => world.now += part * history.interval + us,
+        Step::ClockBack(part) => {
+            let back = part * history.interval;
+            world.now -= back;
+            history.behind += back;
+        }
+        Step::LoseValue => {
+            world.lose(1);
+            if world.log().is_empty() {
+                history.taken.clear();
+            }
+        }
+        Step::LosePermits => {
+            history.lose(world);
+            world.lose(3);
+        }
+        Step::LoseTally => world.lose(5),
+        _ => {}
+    }
+}
+
+fn acquire_or_release(
+    world: &mut World,
+    history: &mut History,
+    step: &Step,
+) -> Result<(), TestCaseError> {
+    match *step {
+        Step::Acquire(some) => {
+            let id = world.id();
+            acquire(world, history, history.permits(some), id)
+        }
+        Step::Repeat(which) if !history.asked.is_empty() => {
+            let (id, some) = history.asked[which.index(history.asked.len())];
+            // If part of it was released, it is another request.
+            let is_changed = |entry: &Entry| entry.id() == id && entry.permits() != u64::from(some);
+            let is_same = !world.log().iter().any(is_changed);
+            if u64::from(some) <= history.rate && is_same {
+                acquire(world, history, some, id)?;
+            }
+            Ok(())
+        }
+        Step::GiveBack(which, quarters) if !history.asked.is_empty() => {
+            let which = which.index(history.asked.len());
+            let (id, some) = history.asked[which];
+            let part = (some * quarters).div_ceil(4);
+            world.give_back(part, some, &id);
+            history.asked[which].1 = some - part;
+            history.asked.retain(|(_, some)| *some > 0);
+            history.follow(world);
+            consistent(world, history)
+        }
+        Step::Release(some) => release(world, history, some),
+        Step::Available => {
+            let before = world.dump();
+            let available = world.available();
+            prop_assert!(available <= history.rate);
+            prop_assert_eq!(world.dump(), before);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn release(world: &mut World, history: &mut History, some: u32) -> Result<(), TestCaseError> {
+    let live = |world: &mut World| {
+        let start = world.now_ms() - history.interval;
+        let log = world.log();
+        log.iter().filter(|entry| entry.score > start).map(Entry::permits).sum::<u64>()
+    };
+    let before = live(world);
+    if world.log().is_empty() {
+        history.stand_in = history.unlogged(world);
+    }
+    let latest = world.now_ms() + history.interval;
+    let near = world.log().iter().all(|entry| entry.score <= latest);
+    world.release(some);
+    let after = live(world);
+    if before > 0 && near {
+        prop_assert_eq!(before - after, before.min(some.into()));
+    }
+    history.follow(world);
+    consistent(world, history)
+}
+
+fn change_settings(
+    world: &mut World,
+    history: &mut History,
+    step: &Step,
+) -> Result<(), TestCaseError> {
+    match *step {
+        Step::Update(rate, interval) => {
+            prop_assert!(world.set("update", rate, interval, 0));
+            (history.rate, history.interval) = (rate, interval);
+            consistent(world, history)?;
+        }
+        Step::Set => {
+            world.set("set", history.rate, history.interval, 0);
+            history.taken.clear();
+        }
+        Step::Expire(ms) => {
+            prop_assert!(world.expire(&ms.max(1).to_string()));
+        }
+        Step::KeepAlive(ms) => {
+            let (rate, interval) = (history.rate, history.interval);
+            world.set_and_keep_alive("update", rate, interval, 0, &ms.to_string());
+            consistent(world, history)?;
+        }
+        Step::ClearExpire => {
+            world.expire("");
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn change_rate_from_outside(
+    world: &mut World,
+    history: &mut History,
+    step: &Step,
+) -> Result<(), TestCaseError> {
+    match *step {
+        Step::HandUpdate(rate) => {
+            world.command::<()>(&["HSET", "LIMITER_NAME", "rate", &rate.to_string()]);
+            (history.rate, history.by_hand) = (rate, true);
+            history.lose_unlogged(world);
+        }
+        Step::Lend(rate, interval, some) => {
+            world.lent = format!("{rate} {interval} 0 9000");
+            if is_lent(world) {
+                (history.rate, history.interval, history.by_hand) = (rate, interval, true);
+                history.prune(world);
+                history.lose_unlogged(world);
+            }
+            let id = world.id();
+            acquire(world, history, history.permits(some), id)?;
+            let config = world.config().unwrap();
+            prop_assert_eq!((config[0], config[1]), (history.rate, history.interval));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn call_from_java(world: &mut World, history: &mut History, step: &Step) {
+    match *step {
+        Step::JavaAcquire(who, some) => {
+            let (some, skew, id) = (history.permits(some), history.skews[who], world.id());
+            let empty = world.log().is_empty();
+            let granted = world.java_acquire(some, skew, id) == Some(Ok(()));
+            if empty && granted {
+                history.taken.clear(); // what was lost before is not seen behind its entry
+            }
+            history.follow(world);
+            if granted {
+                // In whole milliseconds of its own clock.
+                let at = world.now_ms().saturating_add_signed(skew.min(0)) * 1_000;
+                history.take(world, at + history.behind, id, some.into());
+            }
+        }
+        Step::JavaAvailable(who) => {
+            let _ = world.java_available(history.skews[who]);
+            history.follow(world);
+        }
+        Step::JavaRelease(some) => {
+            world.java_release(some);
+            history.lose_unlogged(world);
+        }
+        Step::JavaUpdate(rate, interval) => {
+            world.java_update(rate, interval);
+            (history.rate, history.interval) = (rate, interval);
+            history.lose_unlogged(world);
+        }
+        _ => {}
+    }
 }
 
 fn acquire(world: &mut World, it: &mut History, permits: u32, id: Id) -> Result<(), TestCaseError> {

@@ -10,8 +10,8 @@ use std::{
     thread,
 };
 
-/// Returns the reply to the words of a command, or nothing to close the connection. The first number is that of the
-/// connection.
+/// Returns the reply to the words of a command, or nothing to close the connection. The first
+/// number is that of the connection.
 type Answer = dyn Fn(usize, &[&str]) -> String + Send + Sync;
 
 /// Ends with its value.

@@ -1,7 +1,5 @@
-//! Whatever happens to Redis under load: every request is answered by the policy, nothing is admitted over
-//! the quota while the counts survive, and limiting goes on by itself afterwards.
-
-mod support;
+//! Whatever happens to Redis under load: every request is answered by the policy, nothing is
+//! admitted over the quota while the counts survive, and limiting goes on by itself afterwards.
 
 use std::{
     collections::HashMap,
@@ -16,12 +14,13 @@ use std::{
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use support::{proxy::Proxy, server::RedisServer};
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, FailurePolicy, Health, Limiter, Quota, RateLimitLayer, RedisStore, Source, key,
 };
+
+use crate::support::{self, proxy::Proxy, server::RedisServer};
 
 const IN_FLIGHT: usize = 300;
 const KEYS: usize = 10;
@@ -32,7 +31,8 @@ const SLACK: Duration = Duration::from_secs(1);
 const HEARTBEAT: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Requests from two processes' stores, as many at once as there is room for, until it is told to stop.
+/// Requests from two processes' stores, as many at once as there is room for, until it is told to
+/// stop.
 struct Load {
     stores: Vec<RedisStore>,
     seen: Arc<Seen>,
@@ -112,8 +112,8 @@ impl Load {
         self.seen.failed.load(SeqCst)
     }
 
-    /// Waits until limiting goes on, and tells how long that took. `counts` is how often the counts began anew
-    /// at most.
+    /// Waits until limiting goes on, and tells how long that took. `counts` is how often the counts
+    /// began anew at most.
     async fn ends_well(mut self, fault: &str, counts: u32) {
         let healed = Instant::now();
         self.until_decided(1).await;

@@ -1,7 +1,5 @@
 //! What gRPC clients see.
 
-mod support;
-
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -15,7 +13,6 @@ use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use support::{counting, field, get, in_memory, item, items};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, WriteHalf, duplex, split},
     net::{TcpListener, TcpStream, tcp::OwnedReadHalf},
@@ -42,6 +39,8 @@ use tower_ratelimit::{
     ResponseBody,
     key::{self, ClientIp, ProxyHeader},
 };
+
+use crate::support::{counting, field, get, in_memory, item, items};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -432,8 +431,8 @@ async fn http_and_grpc_draw_from_one_budget_by_a_rule() {
     assert_eq!(get("carl").await, 429, "all together have used three");
 }
 
-/// Sends the second request of a quota of one per `window`, which may wait for 200 years; the time it
-/// took, and how it was refused, if it was.
+/// Sends the second request of a quota of one per `window`, which may wait for 200 years; the time
+/// it took, and how it was refused, if it was.
 async fn second(window: Duration, timeout: &[u8]) -> (Duration, Option<Status>) {
     let layer = RateLimitLayer::new(in_memory(Quota::new(1, window)), key::Global);
     let layer = layer.max_wait(HOUR * 24 * 365 * 200);
@@ -692,7 +691,7 @@ mod example {
         sync::LazyLock,
     };
 
-    use super::support;
+    use crate::support;
 
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("grpc"));
 

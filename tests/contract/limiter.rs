@@ -1,15 +1,14 @@
 //! What holds for a limiter over either store.
 
-mod support;
-
 use std::{sync::Arc, time::Duration};
 
 use proptest::{prelude::*, test_runner::TestRunner};
-use support::{ALGORITHMS, server::RedisServer};
 use tokio::sync::Barrier;
 use tower_ratelimit::{
     Algorithm, ConfigError, Error, Limiter, MemoryStore, Quota, QuotaError, Refill,
 };
+
+use crate::support::{self, ALGORITHMS, server::RedisServer};
 
 /// One limiter in memory, and some over connections of their own, as in replicas.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Vec<Limiter>; 2] {

@@ -1,8 +1,7 @@
-//! Random histories through the public API: requests wait, are dropped, settle, cancel or are not charged, and the store
-//! loses its state in between. The oracle counts what requests have really used, and knows nothing of states.
-//! `HISTORIES` in the environment sets how many there are in memory; over Redis it is a tenth.
-
-mod support;
+//! Random histories through the public API: requests wait, are dropped, settle, cancel or are not
+//! charged, and the store loses its state in between. The oracle counts the actual usage; it does
+//! not know any state. `HISTORIES` in the environment sets the number of histories in memory; over
+//! Redis it is a tenth.
 
 use std::{
     cell::Cell,
@@ -19,7 +18,6 @@ use std::{
 use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
-use support::server::RedisServer;
 use tokio::{
     runtime,
     sync::oneshot,
@@ -31,6 +29,8 @@ use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Refill, Store,
     WhenFull,
 };
+
+use crate::support::{self, server::RedisServer};
 
 const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::FixedWindow,
@@ -79,8 +79,8 @@ enum Step {
         settles: Option<(usize, u32)>,
         responds: Option<bool>,
     },
-    /// A check without the layer, and the longest wait in thousandths of a window. What follows it can be done once, by
-    /// the limiter, or any number of times, by its charge.
+    /// A check without the layer, and the longest wait in thousandths of a window. What follows it
+    /// can be done once, by the limiter, or any number of times, by its charge.
     Check {
         costs: [u32; 2],
         max_wait: u32,
@@ -199,8 +199,8 @@ impl Account {
         self.uses.len() - 1
     }
 
-    /// What was spent before a loss is not in the state, so that its return is a grant: but for what was reserved for an
-    /// instant to come, unless by chance others are reserved for the same.
+    /// What was spent before a loss is not in the state, so that its return is a grant: but for
+    /// what was reserved for an instant to come, unless by chance others are reserved for the same.
     fn lower(&mut self, place: usize, units: f64, now: f64, window: f64) {
         self.uses[place].used -= units;
         let Use { at, losses, .. } = self.uses[place];
@@ -603,13 +603,15 @@ impl Player {
                 }
             }
             Step::Reset(limit) => {
-                // Of limits that are reserved together, one that is lost alone gets reservations for the same instants.
+                // Of limits that are reserved together, one that is lost alone gets reservations
+                // for the same instants.
                 let is_lost = |it: usize| world.setup.shape == Shape::Also || it == limit % 2;
                 for limit in (0..world.limiters.len()).filter(|it| is_lost(*it)) {
                     world.limiters[limit].reset(world.key(limit)).await.unwrap();
                     world.lose(limit);
                 }
-                self.pass(Duration::from_millis(1)).await; // or what is lost is like what comes next
+                // Otherwise the lost charges have the same instant as later ones.
+                self.pass(Duration::from_millis(1)).await;
             }
             Step::Lose => {
                 self.drive().await;
@@ -656,7 +658,8 @@ impl Player {
 fn is_kept(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
     let (limit, window) = (f64::from(quota.limit()), quota.window().as_micros() as f64);
     let rate = limit / window;
-    // Whatever the grid is: the sub-windows that lie wholly inside of the window hold no more than the limit.
+    // Whatever the grid is: the sub-windows that lie wholly inside of the window hold no more than
+    // the limit.
     let inside = |buckets: u32| window - (window / f64::from(buckets)).ceil();
     let holds = |last: usize| {
         let Use { at: end, losses, window: own, .. } = uses[last];
@@ -686,8 +689,9 @@ fn is_kept(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
     (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(holds)
 }
 
-/// Holds the most against the sum of each stretch of time that ends with this check and begins after the last loss.
-/// Whenever units were granted, what they were granted for may have been used before.
+/// Holds the most against the sum of each stretch of time that ends with this check and begins
+/// after the last loss. Whenever units were granted, what they were granted for may have been used
+/// before.
 fn stretches(uses: &[Use], last: usize, last_counts: bool, most: impl Fn(f64) -> f64) -> bool {
     let Use { at: end, losses, used, .. } = uses[last];
     let before = uses[..last].iter().filter(|it| it.losses == losses && it.at <= end);

@@ -1,13 +1,12 @@
 //! Limits from text: what is read, and how mistakes are reported.
 
-mod support;
-
 use std::time::Duration;
 
 use proptest::prelude::*;
 use serde::Deserialize;
-use support::ALGORITHMS;
 use tower_ratelimit::{Algorithm, ConfigError, Limit, Limits, MemoryStore, Quota, Refill};
+
+use crate::support::ALGORITHMS;
 
 #[derive(Debug, Deserialize, PartialEq)]
 struct Config {
@@ -277,7 +276,7 @@ fn quotas_alone_are_text() {
 
 #[test]
 fn the_readme_shows_what_is_read_and_reported() {
-    let readme = include_str!("../README.md");
+    let readme = include_str!("../../README.md");
     let start = readme.find("[limits.api]").unwrap();
     let text = readme[start..].split("```").next().unwrap();
     assert_eq!(toml::from_str::<Config>(text).unwrap().limits.iter().count(), 2);
@@ -403,11 +402,11 @@ mod example {
 
     use tempfile::TempDir;
 
-    use super::support;
+    use crate::support;
 
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("configured"));
 
-    const LIMITS: &str = include_str!("../examples/limits.toml");
+    const LIMITS: &str = include_str!("../../examples/limits.toml");
 
     struct Server(Child);
 

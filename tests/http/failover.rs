@@ -1,7 +1,5 @@
 //! The example `failover`: a server that keeps limiting while Redis is down, and says so.
 
-mod support;
-
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
@@ -9,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::server::RedisServer;
+use crate::support::{self, server::RedisServer};
 
 struct Server {
     process: Child,

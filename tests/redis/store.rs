@@ -1,11 +1,10 @@
 //! The Redis store: scripts, keys, deadlines, and what happens when Redis is away.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
-use support::{ALGORITHMS, server::RedisServer};
 use tower_ratelimit::{Algorithm, Error, Limiter, Quota, RedisStore};
+
+use crate::support::{self, ALGORITHMS, server::RedisServer};
 
 async fn store(server: &RedisServer) -> RedisStore {
     support::redis_store(server).await

@@ -1,7 +1,5 @@
 //! Rules, which say for each request what it is charged: by plan, to several limits, or to nobody.
 
-mod support;
-
 use std::{
     convert::Infallible,
     pin::Pin,
@@ -16,7 +14,6 @@ use std::{
 use axum::{Extension, Router, body::Body, routing};
 use http::{Request, Response, StatusCode, Version, request::Parts};
 use http_body_util::BodyExt;
-use support::{ALGORITHMS, counting, field, get, item, items, json, server::RedisServer};
 use tokio::{
     task::JoinSet,
     time::{Instant, advance, sleep},
@@ -25,6 +22,10 @@ use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Custom, Decision, Error, Headers, Limiter, MemoryStore, MissingKey, Quota,
     RateLimitLayer, Rejection, RequestError, Reset, ResponseBody, Rule, Store,
+};
+
+use crate::support::{
+    self, ALGORITHMS, counting, field, get, item, items, json, server::RedisServer,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -917,7 +918,7 @@ mod example {
         sync::LazyLock,
     };
 
-    use super::support;
+    use crate::support;
 
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("plans"));
 

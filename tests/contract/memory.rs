@@ -1,7 +1,5 @@
 //! The memory store is bounded, and drops what is over by itself.
 
-mod support;
-
 use std::{
     pin::pin,
     sync::Barrier,
@@ -12,6 +10,8 @@ use std::{
 
 use tokio::time::advance;
 use tower_ratelimit::{Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, WhenFull};
+
+use crate::support;
 
 fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
     Limiter::new(store.clone(), Algorithm::token_bucket(), quota)

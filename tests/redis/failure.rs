@@ -1,23 +1,21 @@
 //! What a layer does with requests when the store gives no answer.
 
-mod support;
-
 use std::{
-    io,
-    sync::{Arc, Mutex, atomic::AtomicUsize},
+    sync::{Arc, atomic::AtomicUsize},
     time::{Duration, Instant},
 };
 
 use axum::{Extension, Router, body::Body, routing::get};
 use http::{Response, StatusCode};
 use proptest::prelude::*;
-use support::{counting, field, item, items, json, server::RedisServer};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     RedisStore, Refill, ResponseBody, Source, key, redisson,
 };
+
+use crate::support::{self, counting, field, item, items, json, log::Log, server::RedisServer};
 
 /// A store over a server that is not there.
 fn away() -> RedisStore {
@@ -379,15 +377,7 @@ proptest! {
 
 #[tokio::test]
 async fn an_outage_is_told_once_and_so_is_its_end() {
-    let told = Arc::<Mutex<Vec<u8>>>::default();
-    let writer = told.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::INFO)
-        .with_ansi(false)
-        .with_writer(move || Told(writer.clone()))
-        .finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
-
+    let (log, _guard) = Log::start(tracing::Level::INFO);
     let mut server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let limiter = hundred_per_hour(store.clone());
@@ -404,23 +394,10 @@ async fn an_outage_is_told_once_and_so_is_its_end() {
         assert!(start.elapsed() < Duration::from_secs(60), "Redis is back");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let told = String::from_utf8(told.lock().unwrap().clone()).unwrap();
-    let ours: Vec<_> = told.lines().filter(|line| line.contains("tower_ratelimit")).collect();
-    let [gone, back] = ours[..] else { panic!("{told}") };
+    let text = log.text();
+    let ours: Vec<_> = text.lines().filter(|line| line.contains("tower_ratelimit")).collect();
+    let [gone, back] = ours[..] else { panic!("{text}") };
     assert!(gone.contains("WARN") && gone.contains("does not answer"), "{gone}");
     assert!(gone.contains("error"), "{gone}");
     assert!(back.contains("INFO") && back.contains("answers again"), "{back}");
-}
-
-struct Told(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Told {
-    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend(text);
-        Ok(text.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -1,6 +1,5 @@
-//! Charges over either store: several limits at once, and what is settled, cancelled or returned after a decision.
-
-mod support;
+//! Charges over either store: several limits at once, and what is settled, cancelled or returned
+//! after a decision.
 
 use std::{
     convert::Infallible,
@@ -12,7 +11,6 @@ use std::{
 
 use axum::{Extension, Router, body::Body, http::request::Parts, routing};
 use http::{HeaderMap, Request, Response, StatusCode};
-use support::{ALGORITHMS, load::until, server::RedisServer};
 use tokio::{
     sync::{Barrier, mpsc, oneshot},
     task::JoinSet,
@@ -23,6 +21,8 @@ use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     RedisStore, Refill, Source, Store, key,
 };
+
+use crate::support::{self, ALGORITHMS, load::until, server::RedisServer};
 
 fn named(name: &str, store: &(impl Store + Clone), algorithm: Algorithm, quota: Quota) -> Limiter {
     Limiter::named(name, store.clone(), algorithm, quota)
@@ -544,8 +544,8 @@ async fn what_is_settled_late_takes_nothing_from_others() {
     }
 }
 
-/// The pattern of the README: each request is charged 500 tokens beforehand, and settles what its header says, which
-/// it finds out after as many seconds.
+/// The pattern of the README: each request is charged 500 tokens beforehand, and settles what its
+/// header says, which it finds out after as many seconds.
 fn chat(tokens: &Limiter, requests: &Limiter) -> Router {
     async fn answer(Extension(charge): Extension<Charge>, headers: HeaderMap) {
         let header = |name: &str| headers[name].to_str().unwrap().parse().unwrap();
@@ -672,7 +672,8 @@ enum Step {
     Respond { is_charged: bool },
 }
 
-/// A request of 500 takes these steps. After each, others spend so much. Of 1,000, so many are left then.
+/// A request of 500 takes these steps. After each, others spend so much. Of 1,000, so many are left
+/// then.
 async fn comes_to(limiter: &Limiter, steps: &[Step], others: u32, left: u64) {
     limiter.reset("global").await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)

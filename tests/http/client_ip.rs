@@ -341,7 +341,8 @@ fn pieces(longest: usize) -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..longest).prop_map(|pieces| pieces.concat())
 }
 
-/// What a client can send in a header: anything, and things that look as if a proxy had written them.
+/// What a client can send in a header: anything, and things that look as if a proxy had written
+/// them.
 fn forged() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let text = pieces(8).prop_map(String::into_bytes);
     let bytes = prop::collection::vec(prop_oneof![0x20_u8..0x7f, 0x80_u8..=0xff], 0..40);

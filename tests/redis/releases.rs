@@ -1,6 +1,5 @@
-//! Requests that wait and vanish: their reservations are released, and other requests are decided meanwhile.
-
-mod support;
+//! Requests that wait and vanish: their reservations are released, and other requests are decided
+//! meanwhile.
 
 use std::{
     collections::HashSet,
@@ -14,13 +13,6 @@ use std::{
 
 use axum::{Router, routing::get};
 use http::{Request, StatusCode, request::Parts};
-use support::{
-    cluster::Cluster,
-    counting,
-    load::{eventually, turn, until},
-    proxy::Proxy,
-    server::RedisServer,
-};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Runtime,
@@ -31,6 +23,15 @@ use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
     redisson::{RateLimiter, RateType},
+};
+
+use crate::support::{
+    self,
+    cluster::Cluster,
+    counting,
+    load::{eventually, many_servers, until},
+    proxy::Proxy,
+    server::RedisServer,
 };
 
 const ALGORITHMS: [Algorithm; 5] = [
@@ -214,7 +215,8 @@ fn assert_untroubled(store: &RedisStore) {
     assert_eq!((health.outages, health.consecutive_failures), (0, 0), "{health:?}");
 }
 
-/// Lets 9,000 requests of 100 keys vanish while others are decided, and returns how many calls released them.
+/// Lets 9,000 requests of 100 keys vanish while others are decided, and returns how many calls
+/// released them.
 async fn vanish(
     server: &RedisServer,
     store: &RedisStore,
@@ -418,7 +420,7 @@ async fn what_was_sent_is_not_sent_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_node_of_a_cluster_that_hangs_delays_no_release_of_the_others() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let cluster = block_in_place(|| Cluster::start(3, false, &[]));
     let store = RedisStore::cluster(cluster.urls()).unwrap();
     let limiter = limiter(&store, Algorithm::token_bucket());
@@ -443,7 +445,7 @@ async fn one_node_of_a_cluster_that_hangs_delays_no_release_of_the_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_node_cannot_release_is_released_by_the_replica_that_takes_over() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let settings = ["--cluster-node-timeout", "1500"];
     let mut cluster = block_in_place(|| Cluster::start(3, true, &settings));
     let store = RedisStore::cluster(cluster.urls()).unwrap();

@@ -1,7 +1,5 @@
 //! A Redis Cluster: keys are on different servers, which come, go and hand them over.
 
-mod support;
-
 use std::{
     net::TcpListener,
     sync::{
@@ -12,16 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::{
-    ALGORITHMS,
-    cluster::{ANNOUNCED, ANNOUNCED_BELOW, Cluster, SLOTS, free_port},
-    load::{
-        self, Load, Tasks, eventually, key, redis_key, turn, until, until_decided, until_server,
-    },
-    permissions,
-    sentinel::fake::{Fake, array},
-    server::RedisServer,
-};
 use tokio::{
     sync::Barrier,
     task::{JoinSet, block_in_place},
@@ -30,6 +18,18 @@ use tokio::{
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, Quota, RedisConfig, RedisStore,
     redisson::{RateLimiter, RateType},
+};
+
+use crate::support::{
+    ALGORITHMS,
+    cluster::{ANNOUNCED, ANNOUNCED_BELOW, Cluster, SLOTS, free_port},
+    load::{
+        self, Load, Tasks, eventually, key, many_servers, redis_key, until, until_decided,
+        until_server,
+    },
+    permissions,
+    sentinel::fake::{Fake, array},
+    server::RedisServer,
 };
 
 /// For faults, which are noticed soon.
@@ -54,8 +54,8 @@ fn split(cluster: &Cluster) -> (Vec<String>, Vec<String>) {
     users().into_iter().partition(|user| cluster.place(&redis_key(user)) == 0)
 }
 
-/// Those whose keys are on a master that is one still: if the machine is too busy to keep a node's timeout, its
-/// replica takes over, and counts can be lost.
+/// Those whose keys are on a master that is one still: if the machine is too busy to keep a node's
+/// timeout, its replica takes over, and counts can be lost.
 fn of_survivors(cluster: &Cluster, users: &[String]) -> Vec<String> {
     let is_master = |user: &&String| cluster.masters[cluster.place(&redis_key(user))].is_master();
     block_in_place(|| users.iter().filter(is_master).cloned().collect())
@@ -80,7 +80,7 @@ async fn until_remaining(limiter: &Limiter, key: &str, expected: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_decides_as_one_server_does() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     keys_are_spread(&cluster).await;
     limits_on_one_key_are_one_script(&cluster).await;
@@ -330,7 +330,7 @@ async fn any_node_is_a_way_in(cluster: &Cluster) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let tasks = Tasks::count();
     let cluster = Cluster::start(3, false, &[]);
     let stores = [patient(&cluster).await, patient(&cluster).await];
@@ -353,8 +353,8 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
     }
     answers.check_counts(&load::limiter(&patient(&cluster).await), &users()).await;
 
-    // Of a slot whose keys are not there any more, the next node is asked, and only for this once. A user who may
-    // do what the documentation says is enough.
+    // Of a slot whose keys are not there any more, the next node is asked, and only for this once.
+    // A user who may do what the documentation says is enough.
     let permissions = permissions("clustered").join(" ");
     for master in &cluster.masters {
         let words = ["ACL"].into_iter().chain(permissions.split(' '));
@@ -395,7 +395,7 @@ fn hung() -> (TcpListener, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn seeds_that_refuse_or_hang_fail_no_first_request_wherever_they_are_in_the_list() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     let (_listener, hung) = hung();
     let refused = format!("redis://127.0.0.1:{}", free_port());
@@ -420,7 +420,7 @@ async fn seeds_that_refuse_or_hang_fail_no_first_request_wherever_they_are_in_th
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ping_of_a_cluster_is_one_of_all_its_masters() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     for master in &cluster.masters {
         let _: () = master.ask(&["ACL", "SETUSER", "default", "-evalsha"]);
@@ -433,7 +433,7 @@ async fn a_ping_of_a_cluster_is_one_of_all_its_masters() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     let limiter = |name, store: &RedisStore| {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10))
@@ -486,7 +486,7 @@ async fn refused(cluster: &Cluster, charge: &Charge) -> (String, u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let mut cluster = Cluster::start(3, true, &SETTINGS);
     let store = RedisStore::cluster(cluster.urls()).unwrap();
     let limiter = load::limiter(&store);
@@ -514,7 +514,8 @@ async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
     assert!(right >= on_master + affected.len() as u64);
 }
 
-/// One that was asked for just before may have been answered by the server that had the address then.
+/// One that was asked for just before may have been answered by the server that had the address
+/// then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_slots_are_read_after_each_new_connection_also_if_they_were_read_just_before() {
     // The second connection takes longer than the first request that waits for it.
@@ -574,7 +575,7 @@ async fn a_cluster_whose_seeds_all_hang_keeps_only_the_first_requests_waiting() 
 /// As behind port forwarding.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_addresses_that_the_nodes_name_are_mapped() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &["--cluster-announce-port", ANNOUNCED]);
     let map = |host: &str, port| (host.to_owned(), port + ANNOUNCED_BELOW);
     let config = RedisConfig::cluster([cluster.masters[0].url()]).unwrap().map_addresses(map);
@@ -590,7 +591,7 @@ async fn the_addresses_that_the_nodes_name_are_mapped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_is_followed_that_takes_over_from_a_killed_master() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let tasks = Tasks::count();
     let mut cluster = Cluster::start(3, true, &SETTINGS);
     let (affected, others) = split(&cluster);
@@ -630,7 +631,7 @@ async fn a_replica_is_followed_that_takes_over_from_a_killed_master() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_node_keeps_nobody_waiting_but_for_its_own_keys() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let tasks = Tasks::count();
     let settings = [&SETTINGS[..], &["--cluster-require-full-coverage", "no"]].concat();
     let cluster = Cluster::start(3, true, &settings);
@@ -669,7 +670,7 @@ async fn a_frozen_node_keeps_nobody_waiting_but_for_its_own_keys() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_is_down_is_answered_for_and_comes_back() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let tasks = Tasks::count();
     let mut cluster = Cluster::start(3, true, &SETTINGS);
     let (_, others) = split(&cluster);

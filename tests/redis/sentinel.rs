@@ -1,28 +1,15 @@
 //! Redis behind Sentinels: the master is followed when it changes.
 
-mod support;
-
 use std::{
     error::Error,
-    io,
     net::TcpListener,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
 
-use support::{
-    cluster::free_port,
-    load::{Load, Tasks, eventually, key, limiter, turn, until, until_decided, until_server},
-    permissions,
-    sentinel::{
-        NAME, Watched,
-        fake::{Fake, array, map, push},
-    },
-    server::RedisServer,
-};
 use tokio::{
     net::{TcpSocket, TcpStream},
     runtime::Runtime,
@@ -30,6 +17,20 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_ratelimit::{Limiter, RedisConfig, RedisStore};
+
+use crate::support::{
+    cluster::free_port,
+    load::{
+        Load, Tasks, eventually, key, limiter, many_servers, until, until_decided, until_server,
+    },
+    log::Log,
+    permissions,
+    sentinel::{
+        NAME, Watched,
+        fake::{Fake, array, map, push},
+    },
+    server::RedisServer,
+};
 
 fn store(watched: &Watched) -> RedisStore {
     RedisStore::sentinel(watched.sentinel_urls(), &watched.master_url()).unwrap()
@@ -64,7 +65,7 @@ async fn followed(watched: &Watched, limiters: &[Limiter], users: &[String], fau
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_connects_once_the_sentinels_run_and_follows_when_the_master_is_killed() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let tasks = Tasks::count();
     let mut watched = Watched::start(None);
     let stores = [store(&watched), store(&watched)];
@@ -94,7 +95,7 @@ async fn a_store_connects_once_the_sentinels_run_and_follows_when_the_master_is_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_master_is_left_and_not_gone_back_to() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let tasks = Tasks::count();
     let mut watched = Watched::start(Some("secret"));
     watched.watch();
@@ -206,7 +207,7 @@ async fn fail_over(watched: &Watched, limiter: &Limiter, fault: &str) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_planned_failover_is_followed_when_it_is_announced() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let tasks = Tasks::count();
     let mut watched = Watched::start(None);
     watched.watch();
@@ -229,7 +230,7 @@ async fn a_planned_failover_is_followed_when_it_is_announced() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_planned_failover_is_followed_after_all_subscriptions_have_ended() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     watched.watch();
     let store = store(&watched);
@@ -241,7 +242,7 @@ async fn a_planned_failover_is_followed_after_all_subscriptions_have_ended() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_planned_failover_is_followed_without_the_permission_to_subscribe() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     watched.watch();
     let urls = watched.sentinel_urls_as("asker");
@@ -250,44 +251,23 @@ async fn a_planned_failover_is_followed_without_the_permission_to_subscribe() {
     assert_eq!(watched.subscriptions(), [0; 3]);
 }
 
-/// What is logged.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(text)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn a_missing_permission_to_subscribe_is_reported_once() {
     let mut watched = Watched::start(None);
     watched.watch();
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let (log, _guard) = Log::start(tracing::Level::WARN);
     let urls = watched.sentinel_urls_as("asker");
     let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
     store.ping().await.unwrap();
     until("all have refused", async || watched.refusals() == [1; 3]).await;
-    let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let lines = log.text();
     assert_eq!(lines.matches("+subscribe").count(), 1, "{lines}");
     assert_eq!(lines.lines().count(), 1, "{lines}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn users_with_the_documented_permissions_are_enough() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     let permissions = permissions("watched").join(" ");
     let words: Vec<_> = ["ACL"].into_iter().chain(permissions.split(' ')).collect();
@@ -310,7 +290,7 @@ async fn users_with_the_documented_permissions_are_enough() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_other_sentinels_are_learnt() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     watched.watch();
     let [first, ..] = watched.sentinel_urls();
@@ -323,7 +303,7 @@ async fn the_other_sentinels_are_learnt() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sentinel_that_lies_changes_nothing() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     watched.watch();
     let port = free_port().to_string();
@@ -366,7 +346,7 @@ async fn a_sentinel_that_lies_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sentinel_that_cannot_be_reached_keeps_no_store_from_starting() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     watched.watch();
     let hung = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -415,7 +395,8 @@ async fn sentinels_that_do_not_answer_are_named_in_the_error() {
     assert!(source.contains("; check"), "{source}");
 }
 
-/// One of two says that another server is the master. Neither of them can be believed more than the other.
+/// One of two says that another server is the master. Neither of them can be believed more than the
+/// other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_majority_a_master_is_not_left() {
     let masters = [(); 2].map(|()| {
@@ -478,9 +459,10 @@ async fn the_address_that_the_sentinels_name_is_mapped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
-    let _turn = turn().await;
+    let _permit = many_servers().await;
     if task::block_in_place(|| RedisServer::start().major_version()) < 7 {
-        return; // has no such interval, and answers nothing while it loads: the next test holds for it
+        // It has no such setting, and answers nothing while it loads: see the next test.
+        return;
     }
     // About 30 s for the keys below, in which it answers that it loads.
     let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];

@@ -1,7 +1,5 @@
 //! The limiter that Java services share, as its users see it.
 
-mod support;
-
 use std::{
     pin::Pin,
     process::Command,
@@ -9,12 +7,13 @@ use std::{
     time::Duration,
 };
 
-use support::{proxy::Proxy, server::RedisServer};
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::{
     Charge, ConfigError, Error, RedisStore,
     redisson::{RateLimiter, RateType},
 };
+
+use crate::support::{self, proxy::Proxy, server::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -1,14 +1,12 @@
 //! The example `outbound`: callers that share a vendor's quota.
 
-mod support;
-
 use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::LazyLock,
 };
 
-use support::server::RedisServer;
+use crate::support::{self, server::RedisServer};
 
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("outbound"));
 

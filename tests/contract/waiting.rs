@@ -1,7 +1,5 @@
 //! Waiting for a turn, and giving it back.
 
-mod support;
-
 use std::{
     convert::Infallible,
     future::ready,
@@ -12,7 +10,6 @@ use std::{
 };
 
 use http::{Request, Response, StatusCode};
-use support::{ALGORITHMS, counting, get, server::RedisServer};
 use tokio::{
     task::{JoinHandle, JoinSet},
     time::Instant,
@@ -21,6 +18,8 @@ use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, Refill, key,
 };
+
+use crate::support::{self, ALGORITHMS, counting, get, server::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -977,7 +976,8 @@ async fn a_late_request_does_not_stand_behind_its_own_reservation_in_redis() {
     assert_eq!((next.delay() + HOUR / 2).as_secs() / 3_600, 2, "behind one reservation");
 }
 
-/// Callers that ask again as soon as they were admitted, for a minute: how many were admitted, and the longest wait.
+/// Callers that ask again as soon as they were admitted, for a minute: how many were admitted, and
+/// the longest wait.
 async fn greedy(charges: impl Iterator<Item = Charge>) -> (usize, Duration) {
     let mut callers = JoinSet::new();
     let end = Instant::now() + 60 * SECOND;

@@ -1,7 +1,5 @@
 //! The ways to Redis: addresses, users, TLS, connections of one's own, and several.
 
-mod support;
-
 use std::{
     net::TcpStream,
     pin::Pin,
@@ -18,19 +16,20 @@ use redis::{
     aio::ConnectionManager,
     auth::{BasicAuth, StreamingCredentialsProvider},
 };
-use support::{
+use tokio::{sync::watch, task, time::sleep};
+use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
+use tower_ratelimit::{
+    Algorithm, Charge, Error, Limiter, Quota, RedisConfig, RedisStore,
+    redisson::{self, RateType},
+};
+
+use crate::support::{
     ALGORITHMS,
     cluster::{free_port, until},
     limits, patient, permissions,
     sentinel::fake::{Fake, array},
     server::RedisServer,
     with_sources,
-};
-use tokio::{sync::watch, task, time::sleep};
-use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
-use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, Quota, RedisConfig, RedisStore,
-    redisson::{self, RateType},
 };
 
 #[tokio::test]
@@ -235,8 +234,8 @@ fn kill_connections_of(server: &RedisServer, user: &str) {
     assert!(killed >= 1); // earlier ones of the test may not be closed yet
 }
 
-/// The runtime of the caller is blocked while the server closes the connection, so it has not read that when the next
-/// request comes.
+/// The runtime of the caller is blocked while the server closes the connection, so it has not read
+/// that when the next request comes.
 #[tokio::test]
 async fn a_connection_that_the_server_closes_fails_no_later_request() {
     let port = free_port().to_string();

@@ -1,6 +1,6 @@
-//! Measurements that take turns, so that whatever else the machine does hits all of them alike.
+//! Interleaved measurements: whatever else the machine does affects all of them alike.
 
-/// What one of the measurements said in each round.
+/// The results of one measurement, by round.
 pub struct Series(Vec<f64>);
 
 impl Series {
@@ -8,7 +8,7 @@ impl Series {
         self.quantile(0.5)
     }
 
-    /// Round by round.
+    /// Combines the results of each round.
     pub fn zip(&self, other: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(&a, &b)| of(a, b)).collect())
     }
@@ -33,23 +33,23 @@ impl Series {
         format!("{middle:5.2} ({low:.2}-{high:.2})")
     }
 
-    /// The same, and whether the median is within the goal.
+    /// The summary, and if the median meets the goal.
     pub fn against(&self, goal: f64) -> String {
         let met = if self.median() <= goal { "met" } else { "MISSED" };
         format!("{}  goal {goal:.2} {met}", self.summary())
     }
 }
 
-/// Takes the measurements `0..N` in turn, every other round in the opposite order.
-pub fn take_turns<const N: usize>(
+/// Takes the measurements `0..N` once per round, every other round in the opposite order.
+pub fn interleaved<const N: usize>(
     rounds: usize,
     mut measure: impl FnMut(usize) -> f64,
 ) -> [Series; N] {
     let mut all = [const { Series(Vec::new()) }; N];
     for round in 0..rounds {
-        for turn in 0..N {
-            let which = if round % 2 == 0 { turn } else { N - 1 - turn };
-            all[which].0.push(measure(which));
+        for position in 0..N {
+            let index = if round % 2 == 0 { position } else { N - 1 - position };
+            all[index].0.push(measure(index));
         }
     }
     all

@@ -1,10 +1,8 @@
 //! The example `server`: its limits, also over two processes, and its output. The `--help` of all
 //! examples.
 
-#[path = "../examples/support/request_log.rs"]
+#[path = "../../examples/support/request_log.rs"]
 mod request_log;
-mod support;
-
 use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
@@ -15,7 +13,6 @@ use std::{
 };
 
 use request_log::{LINES_PER_SECOND, Outcome, request_log};
-use support::{ALGORITHMS, server::RedisServer};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -23,6 +20,8 @@ use tokio::{
     time::sleep,
 };
 use tower_ratelimit::{Algorithm, Limiter, Quota};
+
+use crate::support::{self, ALGORITHMS, server::RedisServer};
 
 struct Server {
     process: Child,

@@ -1,11 +1,14 @@
-//! Redis by TLS, with client certificates: one server, Sentinels and a cluster. The servers are real ones, which are
-//! built with TLS.
-
-mod support;
+//! Redis by TLS, with client certificates: one server, Sentinels and a cluster. The servers are
+//! real ones, which are built with TLS.
 
 use std::{net::TcpStream, time::Duration};
 
-use support::{
+use tokio::{task, time::sleep};
+use tokio_rustls::rustls::crypto::ring;
+use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore, Tls};
+
+use crate::support::{
+    self,
     certificates::Certificates,
     cluster::{self, Cluster, free_port},
     limits,
@@ -15,9 +18,6 @@ use support::{
     server::RedisServer,
     with_sources,
 };
-use tokio::{task, time::sleep};
-use tokio_rustls::rustls::crypto::ring;
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore, Tls};
 
 fn tls(certificates: &Certificates) -> Tls {
     // The application chooses the cryptography.

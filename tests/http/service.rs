@@ -1,7 +1,5 @@
 //! The layer keeps the contract of `tower::Service`.
 
-mod support;
-
 use std::{
     convert::Infallible,
     future::ready,
@@ -16,7 +14,6 @@ use std::{
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
-use support::{counting, get, in_memory};
 use tokio::time::Instant;
 use tower::{
     BoxError, Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit,
@@ -27,6 +24,8 @@ use tower_ratelimit::{
     Rejection, key,
 };
 use tower_test::{assert_request_eq, mock};
+
+use crate::support::{counting, get, in_memory};
 
 fn strings(limiter: Limiter) -> RateLimitLayer<tower_ratelimit::Custom<String, String>> {
     RateLimitLayer::custom(
@@ -168,7 +167,8 @@ fn slow() -> BoxCloneSyncService<String, String, BoxError> {
     BoxCloneSyncService::new(slow)
 }
 
-/// The answers to requests that are made at once, in the order in which they come, with the seconds that they took.
+/// The answers to requests that are made at once, in the order in which they come, with the seconds
+/// that they took.
 async fn answers<S>(service: S, requests: usize) -> Vec<(String, u64)>
 where
     S: Service<String, Response = String, Error = BoxError, Future: Send> + Clone + Send + 'static,
@@ -249,8 +249,8 @@ async fn a_buffer_outside_never_fills() {
     assert_eq!(told(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
 }
 
-/// What a request was charged is released if the request is dropped, or fails, before the service is ready, on each way
-/// that it can take through the layer.
+/// What a request was charged is released if the request is dropped, or fails, before the service
+/// is ready, on each way that it can take through the layer.
 async fn costs_nothing_before_the_service_is_ready(fails: bool) {
     #[derive(Clone)]
     struct NeverReady(bool);

@@ -1,18 +1,17 @@
 //! A limiter that Java services share, in front of a service.
 
-mod support;
-
 use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use support::{counting, field, get, items, json, server::RedisServer};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Headers, Key, Limiter, Quota, RateLimitLayer, RedisStore,
     Reset, ResponseBody, key,
     redisson::{RateLimiter, RateType},
 };
+
+use crate::support::{self, counting, field, get, items, json, server::RedisServer};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);

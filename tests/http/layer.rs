@@ -1,7 +1,5 @@
 //! What HTTP clients, handlers and other layers see.
 
-mod support;
-
 use std::{
     collections::HashSet,
     net::{IpAddr, SocketAddr},
@@ -13,13 +11,14 @@ use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
-use support::{
-    ALGORITHMS, counting, field, get, in_memory, item, items, json, server::RedisServer,
-};
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
     RedisStore, Rejection, RequestError, Reset, ResponseBody, key,
+};
+
+use crate::support::{
+    self, ALGORITHMS, counting, field, get, in_memory, item, items, json, server::RedisServer,
 };
 
 async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {

@@ -1,0 +1,11 @@
+//! The laws of limiters, charges and waiting, for each algorithm over both stores. Servers that fail
+//! are in `redis`, HTTP is in `http`.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod charge;
+mod limiter;
+mod memory;
+mod settling;
+mod waiting;

@@ -1,0 +1,16 @@
+//! The Redis store with real servers: connections, clusters, Sentinels, faults, failure policies and
+//! limiters that are shared with Redisson. Decisions are in `contract`.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cluster;
+mod connecting;
+mod failure;
+mod faults;
+mod redisson;
+mod redisson_layer;
+mod releases;
+mod sentinel;
+mod store;
+mod tls;
