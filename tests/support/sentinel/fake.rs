@@ -97,17 +97,25 @@ impl Shared {
     }
 }
 
-/// Reads a command: an array of strings.
+/// Reads a command: an array of strings. Bytes that are no text are replaced.
 fn read(reader: &mut impl BufRead) -> io::Result<Vec<String>> {
-    let mut line = || {
-        let mut line = String::new();
-        match reader.read_line(&mut line)? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            _ => Ok(line.trim_end().to_owned()),
-        }
+    let number = read_size(reader)?;
+    let word = |_| {
+        let mut bytes = vec![0; read_size(reader)? + 2];
+        reader.read_exact(&mut bytes)?;
+        bytes.truncate(bytes.len() - 2); // the end of the line
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
-    let number = line()?[1..].parse().expect("an array");
-    (0..number).map(|_| line().and_then(|_| line())).collect()
+    (0..number).map(word).collect()
+}
+
+/// Reads a line of a type and a size.
+fn read_size(reader: &mut impl BufRead) -> io::Result<usize> {
+    let mut line = String::new();
+    match reader.read_line(&mut line)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(line[1..].trim_end().parse().expect("a size")),
+    }
 }
 
 pub fn array(words: &[&str]) -> String {
