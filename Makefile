@@ -21,6 +21,7 @@ lint:
 	cargo clippy --lib -- -D warnings
 	cargo clippy --lib --features axum -- -D warnings
 	cargo clippy --lib --features redis -- -D warnings
+	cargo clippy --lib --features redisson -- -D warnings
 	cargo clippy --lib --features serde -- -D warnings
 	cargo clippy --lib --features tracing -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --all-features --no-deps

@@ -53,16 +53,14 @@ pub struct Decision {
 
 /// By what a store finds again what a request has spent.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Receipt {
+pub enum Receipt {
     /// Nothing was spent.
     None,
     /// The instant at which the request proceeds, by the clock of the store, for all of its limits.
     At(f64),
     /// The same for each of its limits, if they are on several servers.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Each(Arc<[f64]>),
-    /// The id of an acquire in the log that Redisson shares.
-    #[cfg(feature = "redis")]
+    /// The id of an acquire in the log of a foreign limiter.
     Id(u64),
 }
 

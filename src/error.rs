@@ -1,9 +1,13 @@
-//! Errors of limiters and settings. Errors of stores are in `store/error.rs`, errors in requests in
-//! `middleware/rejection.rs`.
+//! Errors of limiters, stores and settings. Errors in requests are in `middleware/rejection.rs`.
+
+mod store;
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
-use crate::{algorithm::Algorithm, quota::Quota, store::error::StoreError};
+#[cfg(feature = "redis")]
+pub(crate) use self::store::Kind as StoreErrorKind;
+pub use self::store::StoreError;
+use crate::quota::Quota;
 
 /// Why a limiter gave no decision.
 #[derive(Clone, Debug)]
@@ -156,8 +160,8 @@ pub enum ConfigError {
     /// Only the buckets have a burst of their own.
     #[non_exhaustive]
     BurstWithoutBucket {
-        /// The algorithm.
-        algorithm: Algorithm,
+        /// The name of the algorithm.
+        algorithm: &'static str,
         /// The quota with the burst.
         quota: Quota,
     },

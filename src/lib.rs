@@ -64,7 +64,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The crate docs link to items of all features.
 #![cfg_attr(
-    not(all(feature = "axum", feature = "redis", feature = "serde")),
+    not(all(feature = "axum", feature = "redisson", feature = "serde")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 
@@ -83,9 +83,10 @@ mod keys;
 mod limiter;
 mod middleware;
 mod quota;
-#[cfg(feature = "redis")]
+#[cfg(feature = "redisson")]
 pub mod redisson;
 mod store;
+mod sync;
 mod time;
 
 #[cfg(feature = "serde")]
@@ -104,7 +105,7 @@ pub use store::{Health, RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
     decision::{Decision, Source},
-    error::{ConfigError, Error},
+    error::{ConfigError, Error, StoreError},
     keys::Key,
     limiter::{AnyLimiter, Charge, Limiter},
     middleware::{
@@ -113,5 +114,5 @@ pub use {
         ResponseFuture, Rule,
     },
     quota::{Quota, QuotaError},
-    store::{MemoryStore, Store, StoreError, WhenFull},
+    store::{MemoryStore, Store, WhenFull},
 };

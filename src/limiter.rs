@@ -11,10 +11,13 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use self::acquire::{DEFAULT_MAX_LATENESS, Turn};
+pub(crate) use self::acquire::{Acquire, DEFAULT_MAX_LATENESS};
 #[cfg(test)]
 pub(crate) use self::retry::Retry;
-pub use self::{charge::Charge, target::AnyLimiter};
+pub use self::{
+    charge::Charge,
+    target::{AnyLimiter, ChargeTarget},
+};
 pub(crate) use self::{
     retry::RetryQueues,
     wait_queue::{WaitQueue, WaitSlot},
@@ -25,7 +28,10 @@ use crate::{
     error::{ConfigError, Error},
     keys::Key,
     quota::Quota,
-    store::{Answer, AnyStore, Call, Demand, Name, Settings, Store},
+    store::{
+        AnyStore, LimitRequest, MemoryStore, Name, Names, Settings, Store, StoreFuture,
+        StoreRequest,
+    },
 };
 
 /// How many requests of a key may wait, where nothing else bounds them.
@@ -70,32 +76,32 @@ struct Inner {
     share: OnceLock<(f64, Limiter)>,
 }
 
-/// How long a request may wait, in microseconds.
+/// The longest wait of a request, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MaxWait {
-    /// As long as the algorithm lets it by itself: a leaky bucket, until it has run dry.
-    Own {
+    /// That of the algorithm: for a leaky bucket, the time in which it runs dry; else 0.
+    Default {
         at_most: f64,
     },
     UpTo(f64),
 }
 
 impl MaxWait {
-    pub(crate) const OWN: Self = Self::Own { at_most: f64::INFINITY };
+    pub(crate) const DEFAULT: Self = Self::Default { at_most: f64::INFINITY };
     pub(crate) const NONE: Self = Self::UpTo(0.0);
     pub(crate) const LONGEST: Self = Self::UpTo(f64::INFINITY);
 
-    /// The wait of one that waits for `own` by itself, and for `longest` if it is told to.
-    pub(crate) fn cut(self, own: f64, longest: f64) -> f64 {
+    /// Resolves it for a limit with these waits.
+    pub(crate) fn resolve(self, default_wait: f64, max_reservable: f64) -> f64 {
         match self {
-            Self::Own { at_most } => own.min(at_most),
-            Self::UpTo(max_wait) => max_wait.min(longest),
+            Self::Default { at_most } => default_wait.min(at_most),
+            Self::UpTo(max_wait) => max_wait.min(max_reservable),
         }
     }
 
     pub(crate) fn at_most(self, bound: f64) -> Self {
         match self {
-            Self::Own { at_most } => Self::Own { at_most: at_most.min(bound) },
+            Self::Default { at_most } => Self::Default { at_most: at_most.min(bound) },
             Self::UpTo(max_wait) => Self::UpTo(max_wait.min(bound)),
         }
     }
@@ -146,11 +152,10 @@ impl Limiter {
     ) -> Result<Self, ConfigError> {
         let params = Params::new(algorithm, quota)?;
         check_name(name)?;
-        let store = store.into();
-        let taken = store
-            .names()
-            .take(name)
-            .ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
+        let store = store.into_any();
+        let names = store.as_dyn().names();
+        let taken =
+            names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
         let source = Source::Store;
         let settings = Settings { name: taken.text, algorithm, quota, params, source };
         Ok(Self::assemble(store, Arc::new(taken), settings))
@@ -182,7 +187,7 @@ impl Limiter {
 
     fn make_share(&self, share: f64) -> Self {
         let Inner { store, taken, settings, .. } = &*self.0;
-        let store = store.names().local().clone();
+        let store = shared(store.as_dyn().names()).fallback().clone();
         let quota = settings.quota.to_share(share);
         let algorithm = match settings.algorithm {
             Algorithm::TokenBucket { refill, overdraft } => {
@@ -196,7 +201,7 @@ impl Limiter {
         let params = Params::new(algorithm, quota).expect("a part of what can be");
         let source = Source::Local;
         let settings = Settings { name: settings.name, algorithm, quota, params, source };
-        Self::assemble(store.into(), taken.clone(), settings)
+        Self::assemble(store.into_any(), taken.clone(), settings)
     }
 
     fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {
@@ -230,7 +235,7 @@ impl Limiter {
     /// Dropping the future before its first poll spends nothing. After that, it may or may not have
     /// spent: with a [`MemoryStore`](crate::MemoryStore) the first poll decides.
     pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.decide(&key.into(), 1, MaxWait::OWN).await
+        self.decide(Action::Check, &key.into(), 1, MaxWait::DEFAULT)?.await
     }
 
     /// Spends `cost` from `key`'s quota if that much is left.
@@ -244,7 +249,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.decide(&key.into(), cost, MaxWait::OWN).await
+        self.decide(Action::Check, &key.into(), cost, MaxWait::DEFAULT)?.await
     }
 
     /// Like [`check_n`](Limiter::check_n), and books the request's turn if that comes within `max_wait`:
@@ -270,7 +275,7 @@ impl Limiter {
         cost: u32,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        self.decide(&key.into(), cost, MaxWait::UpTo(micros(max_wait))).await
+        self.decide(Action::Check, &key.into(), cost, MaxWait::UpTo(micros(max_wait)))?.await
     }
 
     /// Returns what an allowed `decision` about `key` has spent or reserved.
@@ -363,7 +368,7 @@ impl Limiter {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.call(Action::Peek, &key.into(), 1, MaxWait::OWN)?.await
+        self.decide(Action::Peek, &key.into(), 1, MaxWait::DEFAULT)?.await
     }
 
     /// Spends `cost` of `key`'s quota, even if less is left: for a cost that is known when it is too late to deny it.
@@ -398,7 +403,7 @@ impl Limiter {
     /// # }
     /// ```
     pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.call(Action::Spend, &key.into(), cost, MaxWait::OWN)?.await?;
+        let _ = self.decide(Action::Spend, &key.into(), cost, MaxWait::DEFAULT)?.await?;
         Ok(())
     }
 
@@ -418,7 +423,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.call(Action::Refund, &key.into(), cost, MaxWait::OWN)?.await?;
+        let _ = self.decide(Action::Refund, &key.into(), cost, MaxWait::DEFAULT)?.await?;
         Ok(())
     }
 
@@ -432,7 +437,7 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        self.0.store.reset(&self.0.settings, &key.into()).await
+        self.0.store.as_dyn().reset(&self.0.settings, &key.into()).await
     }
 
     /// The name.
@@ -470,35 +475,23 @@ impl Limiter {
         &self.0.store
     }
 
+    /// Decides about a key: the door through which all decisions of one limit go.
     #[inline]
-    async fn decide(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
-        let demands = &[self.demand(Action::Check, key, cost, max_wait)?];
-        let call = Call { action: Action::Check, demands };
-        match &self.0.store {
-            AnyStore::Memory(store) => store.decide(&call),
-            #[cfg(feature = "redis")]
-            store => store.call(&call).await,
-        }
-    }
-
-    pub(crate) fn ask(
-        &self,
-        key: &Key<'_>,
-        cost: u32,
-        max_wait: MaxWait,
-    ) -> Result<Answer<Decision>, Error> {
-        self.call(Action::Check, key, cost, max_wait)
-    }
-
-    pub(crate) fn call(
+    pub(crate) fn decide(
         &self,
         action: Action,
         key: &Key<'_>,
         cost: u32,
         max_wait: MaxWait,
-    ) -> Result<Answer<Decision>, Error> {
-        let demands = &[self.demand(action, key, cost, max_wait)?];
-        Ok(self.0.store.call(&Call { action, demands }))
+    ) -> Result<StoreFuture<Decision>, Error> {
+        let limits = &[self.request(action, key, cost, max_wait)?];
+        Ok(self.decide_limits(&StoreRequest { action, limits }))
+    }
+
+    /// Decides about several limits of this store.
+    #[inline]
+    pub(crate) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+        self.0.store.decide(request)
     }
 
     /// Returns `units` of those that a decision about the key has `spent` or reserved.
@@ -508,34 +501,40 @@ impl Limiter {
         receipt: &Receipt,
         spent: u32,
         units: u32,
-    ) -> Answer<()> {
+    ) -> StoreFuture<()> {
         match release_of(receipt, spent, units) {
-            Some(release) => self.0.store.release(&self.0.settings, key, release),
-            None => Answer::ready(Ok(())),
+            Some(release) => self.0.store.as_dyn().release(&self.0.settings, key, release),
+            None => StoreFuture::ready(Ok(())),
         }
     }
 
     /// The same in the background, as far as that is possible.
-    pub(crate) fn release_later(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
+    pub(crate) fn release_in_background(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        spent: u32,
+        units: u32,
+    ) {
         if let Some(release) = release_of(receipt, spent, units) {
-            self.0.store.release_later(&self.0.settings, key, release);
+            self.0.store.as_dyn().release_in_background(&self.0.settings, key, release);
         }
     }
 
     /// The wait, in microseconds: not longer than the algorithm can book.
-    pub(crate) fn cut(&self, max_wait: MaxWait) -> f64 {
-        max_wait.cut(self.0.default_wait, self.0.max_reservable)
+    pub(crate) fn resolve(&self, max_wait: MaxWait) -> f64 {
+        max_wait.resolve(self.0.default_wait, self.0.max_reservable)
     }
 
-    /// What is asked of this limiter.
+    /// Makes the request to this limit.
     #[inline]
-    pub(crate) fn demand<'a>(
+    pub(crate) fn request<'a>(
         &'a self,
         action: Action,
         key: &'a Key<'_>,
         cost: u32,
         max_wait: MaxWait,
-    ) -> Result<Demand<'a>, Error> {
+    ) -> Result<LimitRequest<'a>, Error> {
         let Inner { settings, max_cost, .. } = &*self.0;
         if cost == 0 {
             return Err(Error::ZeroCost);
@@ -543,8 +542,26 @@ impl Limiter {
         if matches!(action, Action::Check | Action::Peek) && cost > *max_cost {
             return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
         }
-        Ok(Demand { settings, key, cost, max_wait: self.cut(max_wait) })
+        Ok(LimitRequest { settings, key, cost, max_wait: self.resolve(max_wait) })
     }
+}
+
+/// What the limiters over one store share.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// Decides by a fraction of the quotas while the store fails.
+    fallback: OnceLock<MemoryStore>,
+    pub(crate) retry_queues: Arc<RetryQueues>,
+}
+
+impl Shared {
+    fn fallback(&self) -> &MemoryStore {
+        self.fallback.get_or_init(MemoryStore::new)
+    }
+}
+
+pub(crate) fn shared(names: &Names) -> Arc<Shared> {
+    names.shared()
 }
 
 fn release_of(receipt: &Receipt, spent: u32, units: u32) -> Option<Release> {

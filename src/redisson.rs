@@ -134,13 +134,13 @@ mod acquire;
 mod keys;
 mod per_key;
 mod script;
+mod target;
 #[cfg(test)]
 mod tests;
 
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    pin::Pin,
     sync::{Arc, Mutex, OnceLock},
     time::{Duration, Instant},
 };
@@ -151,7 +151,8 @@ use self::{
 };
 use crate::{
     error::{ConfigError, Error},
-    store::{Answer, Deadline, RedisStore, lock},
+    store::{Deadline, RedisStore, StoreFuture},
+    sync::lock,
 };
 
 const LONGEST: Duration = Duration::from_secs(36_525 * 86_400);
@@ -537,11 +538,6 @@ impl RateLimiter {
         Error::NoRate { name: limiter.name().to_owned() }
     }
 
-    /// Runs what nobody waits for any more.
-    pub(crate) fn spawn_background(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        self.store.spawn_background(task);
-    }
-
     fn run<T>(
         &self,
         deadline: Deadline,
@@ -549,7 +545,7 @@ impl RateLimiter {
         args: &[&[u8]],
         lent: &str,
         tally: &[u8],
-    ) -> Answer<T>
+    ) -> StoreFuture<T>
     where
         T: redis::FromRedisValue + Send + 'static,
     {

@@ -2,7 +2,7 @@
 
 /// What is done with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     Check,
     Peek,
     Refund,
@@ -71,7 +71,7 @@ pub(crate) struct EngineReply {
 
 /// Units to return of what a request has spent or reserved.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Release {
+pub struct Release {
     /// The instant at which the request proceeded, or would have; none for units of any request.
     pub(crate) instant: Option<f64>,
     pub(crate) units: f64,

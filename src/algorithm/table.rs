@@ -204,7 +204,7 @@ impl Params {
     pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
         let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
         if !bucket && quota.burst_size() != quota.limit() {
-            return Err(ConfigError::BurstWithoutBucket { algorithm, quota });
+            return Err(ConfigError::BurstWithoutBucket { algorithm: algorithm.name(), quota });
         }
         Ok(match algorithm {
             Algorithm::FixedWindow => Self::FixedWindow(fixed_window::Params::new(quota)),

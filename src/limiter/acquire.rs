@@ -12,7 +12,7 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
-    algorithm::micros,
+    algorithm::{Action, micros},
     decision::Decision,
     error::Error,
     keys::Key,
@@ -20,7 +20,7 @@ use crate::{
     limiter::WaitSlot,
     limiter::retry::{self, Retry},
     limiter::{Limiter, MaxWait},
-    store::{Answer, AnyStore},
+    store::StoreFuture,
 };
 
 /// The lateness up to which a waiting request goes on without asking again, unless the layer sets another.
@@ -126,11 +126,11 @@ impl Limiter {
     }
 
     async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
-        let answer = self.ask(key, cost, max_wait)?;
+        let answer = self.decide(Action::Check, key, cost, max_wait)?;
         if let Some(decision) = answer.now().filter(|it| it.delay().is_zero()) {
             return Ok(decision.clone());
         }
-        Turn::new(Charge::new(self, key).cost(cost), answer, max_wait).wait().await
+        Acquire::new(Charge::new(self, key).cost(cost), answer, max_wait).wait().await
     }
 }
 
@@ -154,7 +154,7 @@ impl Charge {
         if self.retry_until(max_wait).is_some() {
             retry::let_others_ask_first(self).await;
         }
-        Turn::new(self.clone(), self.ask(max_wait)?, max_wait).wait().await
+        Acquire::new(self.clone(), self.decide(Action::Check, max_wait)?, max_wait).wait().await
     }
 
     /// Spends the costs and waits until the request may go on, as long as it takes. See
@@ -174,17 +174,21 @@ impl Charge {
     pub async fn acquire(&self) -> Result<Decision, Error> {
         retry::let_others_ask_first(self).await;
         let max_wait = MaxWait::LONGEST;
-        let mut turn = Turn::new(self.clone(), self.ask(max_wait)?, max_wait);
+        let mut turn = Acquire::new(self.clone(), self.decide(Action::Check, max_wait)?, max_wait);
         turn.asks_again = true;
         turn.wait().await
     }
 
     /// Returns what `answer` spends or reserves, in the background, and drops `slot` then.
-    pub(crate) fn release_answer_later(self, answer: Answer<Decision>, slot: Option<WaitSlot>) {
+    pub(crate) fn release_answer_in_background(
+        self,
+        answer: StoreFuture<Decision>,
+        slot: Option<WaitSlot>,
+    ) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
         limiter.spawn_background(Box::pin(async move {
             if let Ok(decision) = answer.await {
-                self.decided(&decision).release_later();
+                self.decided(&decision).release_in_background();
             }
             drop(slot);
         }));
@@ -193,7 +197,7 @@ impl Charge {
 
 /// A request that asks for its turn, and waits for it. Dropped before it goes on, it gives back what it
 /// has spent or booked.
-pub(crate) struct Turn {
+pub(crate) struct Acquire {
     phase: Phase,
     charge: Charge,
     max_wait: MaxWait,
@@ -210,7 +214,7 @@ pub(crate) struct Turn {
 }
 
 enum Phase {
-    Asking(Answer<Decision>),
+    Asking(StoreFuture<Decision>),
     Admitted(Decision, Option<Pin<Box<Sleep>>>),
     /// The reservation that the request came too late for is being released.
     Releasing(Option<Pin<Box<Sleep>>>),
@@ -219,8 +223,8 @@ enum Phase {
     Over,
 }
 
-impl Turn {
-    pub(crate) fn new(charge: Charge, answer: Answer<Decision>, max_wait: MaxWait) -> Self {
+impl Acquire {
+    pub(crate) fn new(charge: Charge, answer: StoreFuture<Decision>, max_wait: MaxWait) -> Self {
         let until = charge.retry_until(max_wait);
         Self {
             phase: Phase::Asking(answer),
@@ -237,7 +241,7 @@ impl Turn {
 
     /// A request that has been admitted, and waits only for the service.
     pub(crate) fn admitted(charge: Charge, decision: Decision) -> Self {
-        let mut turn = Self::new(charge, Answer::Ready(None), MaxWait::NONE);
+        let mut turn = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
         turn.phase = Phase::Admitted(decision, None);
         turn
     }
@@ -302,14 +306,16 @@ impl Turn {
                     if let Some(sleep) = pause {
                         ready!(sleep.as_mut().poll(cx));
                     }
-                    Phase::Asking(self.charge.ask(self.max_wait.at_most(self.left()))?)
+                    Phase::Asking(
+                        self.charge.decide(Action::Check, self.max_wait.at_most(self.left()))?,
+                    )
                 }
                 Phase::Retrying(denied) => {
                     let retry = self.retry.get_or_insert_default();
                     if !ready!(retry.poll(cx, self.until)) {
                         return Poll::Ready(Ok(denied.clone()));
                     }
-                    Phase::Asking(self.charge.ask(self.max_wait)?)
+                    Phase::Asking(self.charge.decide(Action::Check, self.max_wait)?)
                 }
                 Phase::Over => panic!("polled after completion"),
             }
@@ -323,7 +329,7 @@ impl Turn {
             return Duration::ZERO; // there is no reservation
         }
         let (now, age) = (Instant::now(), decision.age());
-        let wait = Duration::from_micros(self.charge.longest_wait(self.max_wait) as u64);
+        let wait = Duration::from_micros(self.charge.resolve(self.max_wait) as u64);
         self.until.get_or_insert_with(|| (now + wait).checked_sub(age).unwrap_or(now));
         age.saturating_sub(decision.delay())
     }
@@ -340,10 +346,9 @@ impl Turn {
             panic!("only an admitted request has a reservation");
         };
         self.was_late = true;
-        self.charge.clone().decided(&decision).release_later();
-        let is_released = self.charge.own_parts().all(|(limiter, ..)| {
-            matches!(limiter.store(), AnyStore::Memory(_)) // in the call
-        });
+        self.charge.clone().decided(&decision).release_in_background();
+        let is_released =
+            self.charge.own_parts().all(|(limiter, ..)| limiter.store().releases_immediately());
         Phase::Releasing((!is_released).then(|| Box::pin(sleep(RELEASE_TIME))))
     }
 
@@ -373,19 +378,19 @@ fn timer(decision: &Decision) -> Option<Pin<Box<Sleep>>> {
     (!delay.is_zero()).then(|| Box::pin(sleep(delay)))
 }
 
-impl Drop for Turn {
+impl Drop for Acquire {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
         match mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Asking(answer) => charge.release_answer_later(answer, self.slot.take()),
-            Phase::Admitted(decision, _) => charge.decided(&decision).release_later(),
+            Phase::Asking(answer) => charge.release_answer_in_background(answer, self.slot.take()),
+            Phase::Admitted(decision, _) => charge.decided(&decision).release_in_background(),
             Phase::Releasing(_) | Phase::Retrying(_) | Phase::Over => {}
         }
     }
 }
 
-impl fmt::Debug for Turn {
+impl fmt::Debug for Acquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").finish_non_exhaustive()
+        f.debug_struct("Acquire").finish_non_exhaustive()
     }
 }

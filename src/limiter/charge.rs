@@ -8,15 +8,13 @@ use tokio::time::Instant;
 
 use self::record::{Record, Return, Spent};
 use super::target::AnyLimiter;
-#[cfg(feature = "redis")]
-use super::target::Kind;
 use crate::{
     algorithm::Action,
     decision::Decision,
     error::Error,
     keys::Key,
     limiter::{Limiter, MaxWait},
-    store::{Answer, Call, Demand},
+    store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
 /// What a request is charged: a cost to a key's quota, or several, all or nothing.
@@ -186,7 +184,7 @@ impl Charge {
     ///
     /// As for [`Limiter::check`].
     pub async fn check(&self) -> Result<Decision, Error> {
-        self.ask(MaxWait::OWN)?.await
+        self.decide(Action::Check, MaxWait::DEFAULT)?.await
     }
 
     /// Returns what [`check`](Charge::check) would return now. It spends nothing.
@@ -199,7 +197,7 @@ impl Charge {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self) -> Result<Decision, Error> {
-        self.call(Action::Peek, MaxWait::OWN)?.await
+        self.decide(Action::Peek, MaxWait::DEFAULT)?.await
     }
 
     /// Spends the costs, even if less is left. See [`Limiter::spend`]. An exempt charge spends nothing.
@@ -214,7 +212,7 @@ impl Charge {
     /// As for [`Limiter::check`].
     pub async fn spend(&self) -> Result<(), Error> {
         if !self.is_exempt() {
-            let _ = self.call(Action::Spend, MaxWait::NONE)?.await?;
+            let _ = self.decide(Action::Spend, MaxWait::NONE)?.await?;
         }
         Ok(())
     }
@@ -234,11 +232,10 @@ impl Charge {
     pub async fn refund(&self) -> Result<(), Error> {
         match (&self.first, &*self.rest) {
             (None, _) => Ok(()),
-            #[cfg(feature = "redis")]
-            (Some(Part { limiter: AnyLimiter(Kind::Redisson(limiter)), key, cost }), []) => {
-                limiter.refund_for(key, cost.unwrap_or(1)).await
+            (Some(part), []) if let Some(target) = part.limiter.as_foreign() => {
+                target.refund(&part.key, part.cost()).await
             }
-            _ => self.call(Action::Refund, MaxWait::NONE)?.await.map(drop),
+            _ => self.decide(Action::Refund, MaxWait::NONE)?.await.map(drop),
         }
     }
 
@@ -368,9 +365,9 @@ impl Charge {
     }
 
     /// Returns in the background what the charge has spent, as far as that is possible.
-    pub(crate) fn release_later(&self) {
+    pub(crate) fn release_in_background(&self) {
         for (part, Return { spent, units }) in self.take_returns() {
-            part.limiter.release_later(&part.key, &spent.receipt, spent.units, units);
+            part.limiter.release_in_background(&part.key, &spent.receipt, spent.units, units);
         }
     }
 
@@ -410,26 +407,26 @@ impl Charge {
         self
     }
 
-    /// Whether turns can be booked.
-    fn books(&self) -> bool {
-        self.one_key && self.limiters().all(AnyLimiter::books)
+    /// Returns whether instants can be reserved.
+    fn reserves(&self) -> bool {
+        self.one_key && self.limiters().all(AnyLimiter::reserves)
     }
 
-    /// How long it waits at most, in microseconds.
-    pub(crate) fn longest_wait(&self, max_wait: MaxWait) -> f64 {
-        self.limiters().map(|limiter| limiter.cut(max_wait)).fold(0.0, f64::max)
+    /// Resolves a wait in microseconds: the longest of all limits.
+    pub(crate) fn resolve(&self, max_wait: MaxWait) -> f64 {
+        self.limiters().map(|limiter| limiter.resolve(max_wait)).fold(0.0, f64::max)
     }
 
-    /// How long a turn that is booked for all limits may be away: none further than it can be.
-    fn bookable(&self, max_wait: MaxWait) -> MaxWait {
-        let longest = self.limiters().map(|limiter| limiter.cut(MaxWait::LONGEST));
+    /// Bounds a wait by the longest one that all limits can reserve.
+    fn reservable(&self, max_wait: MaxWait) -> MaxWait {
+        let longest = self.limiters().map(|limiter| limiter.resolve(MaxWait::LONGEST));
         let bound = longest.fold(f64::INFINITY, f64::min);
-        MaxWait::UpTo(self.longest_wait(max_wait)).at_most(bound)
+        MaxWait::UpTo(self.resolve(max_wait)).at_most(bound)
     }
 
     /// Until when a request tries again; `None` if it books its turn.
     pub(crate) fn retry_until(&self, max_wait: MaxWait) -> Option<Instant> {
-        let wait = if self.books() { 0.0 } else { self.longest_wait(max_wait) };
+        let wait = if self.reserves() { 0.0 } else { self.resolve(max_wait) };
         (wait > 0.0).then(|| Instant::now() + Duration::from_micros(wait as u64))
     }
 
@@ -438,43 +435,43 @@ impl Charge {
         self.limiters().map(AnyLimiter::default_max_waiting).max().unwrap_or_default()
     }
 
-    #[inline]
-    pub(crate) fn ask(&self, max_wait: MaxWait) -> Result<Answer<Decision>, Error> {
-        self.call(Action::Check, max_wait)
-    }
-
-    fn call(&self, action: Action, max_wait: MaxWait) -> Result<Answer<Decision>, Error> {
+    /// Decides about all limits: the door through which all decisions of a charge go.
+    pub(crate) fn decide(
+        &self,
+        action: Action,
+        max_wait: MaxWait,
+    ) -> Result<StoreFuture<Decision>, Error> {
         let first = self.first.as_ref().ok_or(Error::NoLimits)?;
         if self.rest.is_empty() {
-            return first.limiter.call(action, &first.key, first.cost(), max_wait);
+            return first.limiter.decide(action, &first.key, first.cost(), max_wait);
         }
         let limiter = first.limiter.own()?;
-        let max_wait = if self.books() { self.bookable(max_wait) } else { MaxWait::NONE };
-        let store = limiter.store();
-        let mut demands = vec![first.demand(limiter, action, max_wait)?];
+        let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
+        let names = limiter.store().as_dyn().names();
+        let mut limits = vec![first.request(limiter, action, max_wait)?];
         for part in &self.rest {
             let limiter = part.limiter.own()?;
-            if !limiter.store().names().is_same(store.names()) {
+            if !limiter.store().as_dyn().names().is_same(names) {
                 return Err(Error::DifferentStores);
             }
-            let demand = part.demand(limiter, action, max_wait)?;
-            if demands.iter().any(|it| it.is_same(&demand)) {
-                return Err(Error::SameLimitTwice { limiter: demand.settings.name });
+            let limit = part.request(limiter, action, max_wait)?;
+            if limits.iter().any(|other| other.is_same_limit(&limit)) {
+                return Err(Error::SameLimitTwice { limiter: limit.settings.name });
             }
-            demands.push(demand);
+            limits.push(limit);
         }
-        Ok(store.call(&Call { action, demands: &demands }))
+        Ok(limiter.decide_limits(&StoreRequest { action, limits: &limits }))
     }
 }
 
 impl Part {
-    fn demand<'a>(
+    fn request<'a>(
         &'a self,
         limiter: &'a Limiter,
         action: Action,
         max_wait: MaxWait,
-    ) -> Result<Demand<'a>, Error> {
-        limiter.demand(action, &self.key, self.cost(), max_wait)
+    ) -> Result<LimitRequest<'a>, Error> {
+        limiter.request(action, &self.key, self.cost(), max_wait)
     }
 
     fn cost(&self) -> u32 {
@@ -488,7 +485,7 @@ impl Part {
         if missing == 0 {
             return Ok(());
         }
-        let answer = self.limiter.call(Action::Spend, &self.key, missing, MaxWait::NONE)?;
+        let answer = self.limiter.decide(Action::Spend, &self.key, missing, MaxWait::NONE)?;
         let receipt = answer.await?.receipt().of(0);
         match record.add(limit, Spent { receipt, units: missing }) {
             Some(it) => self.release(&it).await,
@@ -496,13 +493,13 @@ impl Part {
         }
     }
 
-    fn release(&self, Return { spent, units }: &Return) -> Answer<()> {
+    fn release(&self, Return { spent, units }: &Return) -> StoreFuture<()> {
         self.limiter.release(&self.key, &spent.receipt, spent.units, *units)
     }
 }
 
 /// Waits for all answers, and returns the last error, if there is one.
-async fn all(mut answers: Vec<Answer<()>>) -> Result<(), Error> {
+async fn all(mut answers: Vec<StoreFuture<()>>) -> Result<(), Error> {
     let mut result = Ok(());
     poll_fn(|cx| {
         answers.retain_mut(|answer| match Pin::new(answer).poll(cx) {

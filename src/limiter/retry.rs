@@ -33,7 +33,7 @@ use crate::{
     decision::Decision,
     limiter::Charge,
     limiter::{Limiter, MaxWait},
-    store::lock,
+    sync::lock,
     time::with_jitter,
 };
 
@@ -321,7 +321,8 @@ impl<'a> Part<'a> {
     fn of(charge: &'a Charge, name: &str) -> Option<Self> {
         let parts = || charge.own_parts().filter(|(limiter, ..)| limiter.name() == name);
         let (limiter, _, cost) = parts().next()?;
-        let hasher = &limiter.store().names().retry_queues().hasher;
+        let shared = super::shared(limiter.store().as_dyn().names());
+        let hasher = &shared.retry_queues.hasher;
         let mut queue = hasher.build_hasher();
         parts().for_each(|(limiter, key, _)| (limiter.name(), key).hash(&mut queue));
         let mut all = hasher.build_hasher();
@@ -339,8 +340,8 @@ impl<'a> Part<'a> {
         })
     }
 
-    fn queues(&self) -> &'a Arc<RetryQueues> {
-        self.limiter.store().names().retry_queues()
+    fn queues(&self) -> Arc<RetryQueues> {
+        super::shared(self.limiter.store().as_dyn().names()).retry_queues.clone()
     }
 
     /// The time in which the quota gives back the cost.
@@ -637,7 +638,8 @@ mod tests {
         assert_eq!(second.ask().await, Ok(()));
         assert!(third.was_woken());
         drop((first, second, third));
-        assert!(lock(&limiter.store().names().retry_queues().queues).is_empty());
+        let shared = super::super::shared(limiter.store().as_dyn().names());
+        assert!(lock(&shared.retry_queues.queues).is_empty());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,42 +1,66 @@
-//! One type for the limiters that a charge can have, ours and that of Redisson.
+//! The targets of a charge: limiters of this crate, and limiters in a format of others, which the
+//! rest of the crate reaches through [`ChargeTarget`] alone.
 
-use std::pin::Pin;
+use std::{fmt, sync::Arc};
 
-#[cfg(feature = "redis")]
-use crate::redisson::RateLimiter;
+use super::{DEFAULT_MAX_PER_KEY, Limiter, MaxWait};
 use crate::{
     algorithm::Action,
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
-    limiter::{Limiter, MaxWait},
     quota::Quota,
-    store::Answer,
+    store::{BackgroundTask, StoreFuture},
 };
 
 /// A hundred years, in microseconds.
-#[cfg(feature = "redis")]
 const LONGEST_WAIT: f64 = 36_525.0 * 86_400e6;
 
-/// What can be charged: a [`Limiter`], or a `redisson::RateLimiter` (feature `redis`).
+/// A limiter in a format of others. It reserves no instants, and is charged alone.
+pub trait ChargeTarget: fmt::Debug + Send + Sync {
+    /// The name, as clients see it.
+    fn name(&self) -> &str;
+
+    fn decide(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u32,
+    ) -> Result<StoreFuture<Decision>, Error>;
+
+    /// Returns `units` of those that a decision about the key has `spent`.
+    fn release(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) -> StoreFuture<()>;
+
+    /// Returns units in the background, as far as that is possible.
+    fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32);
+
+    /// Returns units of any requests of the key.
+    fn refund(&self, key: &Key<'_>, units: u32) -> StoreFuture<()>;
+
+    fn spawn_background(&self, task: BackgroundTask);
+}
+
+/// A limiter that can be charged: a [`Limiter`], or a `redisson::RateLimiter` (feature `redisson`).
 #[derive(Clone, Debug)]
-pub struct AnyLimiter(pub(super) Kind);
+pub struct AnyLimiter(Kind);
 
 #[derive(Clone, Debug)]
-pub(super) enum Kind {
+enum Kind {
     Own(Limiter),
-    // In a box, as a charge is moved about with each request.
-    #[cfg(feature = "redis")]
-    Redisson(Box<RateLimiter>),
+    Foreign(Arc<dyn ChargeTarget>),
 }
 
 impl AnyLimiter {
+    #[doc(hidden)]
+    pub fn foreign(target: impl ChargeTarget + 'static) -> Self {
+        Self(Kind::Foreign(Arc::new(target)))
+    }
+
     /// The name, as clients see it.
     pub(crate) fn name(&self) -> &str {
         match &self.0 {
             Kind::Own(limiter) => limiter.name(),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(limiter) => limiter.label,
+            Kind::Foreign(target) => target.name(),
         }
     }
 
@@ -44,8 +68,7 @@ impl AnyLimiter {
     pub(crate) fn quota(&self) -> Option<Quota> {
         match &self.0 {
             Kind::Own(limiter) => Some(limiter.quota()),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(_) => None,
+            Kind::Foreign(_) => None,
         }
     }
 
@@ -53,24 +76,29 @@ impl AnyLimiter {
     pub(super) fn own(&self) -> Result<&Limiter, Error> {
         match &self.0 {
             Kind::Own(limiter) => Ok(limiter),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(_) => Err(Error::DifferentStores),
+            Kind::Foreign(_) => Err(Error::DifferentStores),
         }
     }
 
-    /// Asks it alone.
+    pub(super) fn as_foreign(&self) -> Option<&dyn ChargeTarget> {
+        match &self.0 {
+            Kind::Own(_) => None,
+            Kind::Foreign(target) => Some(&**target),
+        }
+    }
+
+    /// Decides about this limit alone.
     #[inline]
-    pub(crate) fn call(
+    pub(crate) fn decide(
         &self,
         action: Action,
         key: &Key<'_>,
         cost: u32,
         max_wait: MaxWait,
-    ) -> Result<Answer<Decision>, Error> {
+    ) -> Result<StoreFuture<Decision>, Error> {
         match &self.0 {
-            Kind::Own(limiter) => limiter.call(action, key, cost, max_wait),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(limiter) => limiter.answer(action, key, cost),
+            Kind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
+            Kind::Foreign(target) => target.decide(action, key, cost),
         }
     }
 
@@ -81,52 +109,52 @@ impl AnyLimiter {
         receipt: &Receipt,
         spent: u32,
         units: u32,
-    ) -> Answer<()> {
+    ) -> StoreFuture<()> {
         match &self.0 {
             Kind::Own(limiter) => limiter.release(key, receipt, spent, units),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(limiter) => limiter.release_for(key, receipt, spent, units),
+            Kind::Foreign(target) => target.release(key, receipt, spent, units),
         }
     }
 
-    /// The same in the background, as far as that is possible.
-    pub(super) fn release_later(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
+    /// Returns units in the background, as far as that is possible.
+    pub(super) fn release_in_background(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        spent: u32,
+        units: u32,
+    ) {
         match &self.0 {
-            Kind::Own(limiter) => limiter.release_later(key, receipt, spent, units),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(limiter) => limiter.release_later_for(key, receipt, spent, units),
+            Kind::Own(limiter) => limiter.release_in_background(key, receipt, spent, units),
+            Kind::Foreign(target) => target.release_in_background(key, receipt, spent, units),
         }
     }
 
-    /// Whether turns can be booked.
-    pub(super) fn books(&self) -> bool {
+    /// Returns whether instants can be reserved.
+    pub(super) fn reserves(&self) -> bool {
         matches!(self.0, Kind::Own(_))
     }
 
-    /// The wait, in microseconds: not longer than it can be.
-    pub(crate) fn cut(&self, max_wait: MaxWait) -> f64 {
+    /// Resolves a wait in microseconds: at most the longest that is possible.
+    pub(crate) fn resolve(&self, max_wait: MaxWait) -> f64 {
         match &self.0 {
-            Kind::Own(limiter) => limiter.cut(max_wait),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(_) => max_wait.cut(0.0, LONGEST_WAIT),
+            Kind::Own(limiter) => limiter.resolve(max_wait),
+            Kind::Foreign(_) => max_wait.resolve(0.0, LONGEST_WAIT),
         }
     }
 
-    /// Returns the default number of requests of a key that can wait.
+    /// The number of requests of a key that may wait, where no setting bounds it.
     pub(super) fn default_max_waiting(&self) -> usize {
         match &self.0 {
             Kind::Own(limiter) => limiter.default_max_waiting(),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(_) => crate::limiter::DEFAULT_MAX_PER_KEY,
+            Kind::Foreign(_) => DEFAULT_MAX_PER_KEY,
         }
     }
 
-    /// Runs a task in the background.
-    pub(crate) fn spawn_background(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    pub(crate) fn spawn_background(&self, task: BackgroundTask) {
         match &self.0 {
-            Kind::Own(limiter) => limiter.store().spawn_background(task),
-            #[cfg(feature = "redis")]
-            Kind::Redisson(limiter) => limiter.spawn_background(task),
+            Kind::Own(limiter) => limiter.store().as_dyn().spawn_background(task),
+            Kind::Foreign(target) => target.spawn_background(task),
         }
     }
 }
@@ -146,19 +174,5 @@ impl From<&Limiter> for AnyLimiter {
 impl From<&Self> for AnyLimiter {
     fn from(limiter: &Self) -> Self {
         limiter.clone()
-    }
-}
-
-#[cfg(feature = "redis")]
-impl From<RateLimiter> for AnyLimiter {
-    fn from(limiter: RateLimiter) -> Self {
-        Self(Kind::Redisson(Box::new(limiter)))
-    }
-}
-
-#[cfg(feature = "redis")]
-impl From<&RateLimiter> for AnyLimiter {
-    fn from(limiter: &RateLimiter) -> Self {
-        limiter.clone().into()
     }
 }

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{limiter::Charge, store::lock};
+use crate::{limiter::Charge, sync::lock};
 
 const DEFAULT_MAX: usize = 10_000;
 

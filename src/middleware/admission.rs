@@ -7,7 +7,7 @@ use crate::{
     algorithm::{Action, micros},
     decision::Decision,
     error::Error,
-    limiter::{AnyLimiter, Charge, DEFAULT_MAX_LATENESS, MaxWait, Turn, WaitQueue, WaitSlot},
+    limiter::{Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, MaxWait, WaitQueue, WaitSlot},
     middleware::{
         extractor::KeyExtractor,
         failure_policy::FailurePolicy,
@@ -15,7 +15,7 @@ use crate::{
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
     },
-    store::Answer,
+    store::StoreFuture,
 };
 
 /// The state that all services of a layer share.
@@ -32,9 +32,9 @@ pub(crate) struct Shared<P> {
 /// The next step of a request.
 pub(crate) enum Next {
     /// The request proceeds. A turn, if there is one, releases what was spent if it is dropped.
-    Proceed(Option<Box<Turn>>),
+    Proceed(Option<Box<Acquire>>),
     /// The request waits for a decision, or for a reserved instant.
-    Wait(Box<Turn>),
+    Wait(Box<Acquire>),
     Reject(Rejection),
 }
 
@@ -42,7 +42,7 @@ impl<P: ProtocolBase> Shared<P> {
     pub(crate) fn new(protocol: P) -> Self {
         Self {
             protocol,
-            max_wait: MaxWait::OWN,
+            max_wait: MaxWait::DEFAULT,
             max_lateness: DEFAULT_MAX_LATENESS,
             wait_queue: WaitQueue::new(),
             dry_run: false,
@@ -65,7 +65,7 @@ impl<P: ProtocolBase> Shared<P> {
         is_ready: impl FnOnce() -> bool,
     ) -> Next {
         let pricing = self.protocol.pricing();
-        let can_wait = !self.dry_run && limiter.cut(self.max_wait) > 0.0;
+        let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0.0;
         let key = match extractor.extract(head) {
             Ok(key) if !can_wait && !self.protocol.keeps_charge() => key,
             extracted => {
@@ -77,9 +77,9 @@ impl<P: ProtocolBase> Shared<P> {
             Ok(cost) => cost,
             Err(error) => return self.reject(Rejection::Request(error), state),
         };
-        let answer = limiter.call(Action::Check, &key, cost, MaxWait::NONE);
+        let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
         match answer {
-            Ok(Answer::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
+            Ok(StoreFuture::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
                 state.decision = Some(decision);
                 if !is_ready() {
                     state.charge = Charge::new(limiter, key).cost(cost);
@@ -109,22 +109,24 @@ impl<P: ProtocolBase> Shared<P> {
             return Next::Proceed(None);
         }
         let (max_wait, slot) = self.wait_budget(head, charge, self.max_wait);
-        self.evaluate(charge.ask(max_wait), max_wait, slot, state)
+        self.evaluate(charge.decide(Action::Check, max_wait), max_wait, slot, state)
     }
 
     fn evaluate(
         &self,
-        answer: Result<Answer<Decision>, Error>,
+        answer: Result<StoreFuture<Decision>, Error>,
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
         state: &mut ChargeState,
     ) -> Next {
         match answer {
-            Ok(Answer::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
+            Ok(StoreFuture::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
                 state.decision = Some(decision);
                 Next::Proceed(None)
             }
-            Ok(Answer::Ready(Some(Ok(decision)))) if !decision.is_allowed() && slot.is_none() => {
+            Ok(StoreFuture::Ready(Some(Ok(decision))))
+                if !decision.is_allowed() && slot.is_none() =>
+            {
                 self.reject(Rejection::Denied(decision), state)
             }
             Ok(answer) => Next::Wait(self.turn(state.take_charge(), answer, max_wait, slot)),
@@ -136,7 +138,7 @@ impl<P: ProtocolBase> Shared<P> {
     pub(crate) fn after_wait(
         &self,
         head: &P::Head,
-        mut turn: Box<Turn>,
+        mut turn: Box<Acquire>,
         result: Result<Decision, Error>,
         state: &mut ChargeState,
     ) -> Next {
@@ -179,7 +181,7 @@ impl<P: ProtocolBase> Shared<P> {
         };
         let Some(fallback) = fallback else { return self.reject(Rejection::Store(error), state) };
         let (max_wait, slot) = self.wait_budget(head, &fallback, self.max_wait.at_most(budget));
-        match fallback.ask(max_wait) {
+        match fallback.decide(Action::Check, max_wait) {
             Ok(answer) => {
                 drop(state.take_charge());
                 Next::Wait(self.turn(fallback, answer, max_wait, slot))
@@ -203,11 +205,11 @@ impl<P: ProtocolBase> Shared<P> {
     fn turn(
         &self,
         charge: Charge,
-        answer: Answer<Decision>,
+        answer: StoreFuture<Decision>,
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
-    ) -> Box<Turn> {
-        let turn = Turn::new(charge, answer, max_wait).max_lateness(self.max_lateness);
+    ) -> Box<Acquire> {
+        let turn = Acquire::new(charge, answer, max_wait).max_lateness(self.max_lateness);
         Box::new(turn.wait_slot(slot))
     }
 
@@ -218,7 +220,7 @@ impl<P: ProtocolBase> Shared<P> {
         charge: &Charge,
         max_wait: MaxWait,
     ) -> (MaxWait, Option<WaitSlot>) {
-        if self.dry_run || charge.longest_wait(max_wait) == 0.0 {
+        if self.dry_run || charge.resolve(max_wait) == 0.0 {
             return (MaxWait::NONE, None);
         }
         let Some(slot) = self.wait_queue.enter(charge) else { return (MaxWait::NONE, None) };

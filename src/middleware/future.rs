@@ -14,7 +14,7 @@ use tower_service::Service;
 use crate::{
     decision::Decision,
     error::Error,
-    limiter::{Charge, Turn},
+    limiter::{Acquire, Charge},
     middleware::{
         admission::{Next, Shared},
         pricing::{ChargeState, Resolved},
@@ -56,8 +56,8 @@ pin_project! {
     enum State<Req, F, H, R> {
         Starting { request: Option<Req> },
         Resolving { lookup: Lookup<H>, rest: Option<R> },
-        Waiting { waiting: Option<(Box<Turn>, Req)> },
-        Readying { admitted: Option<(Option<Box<Turn>>, Req)> },
+        Waiting { waiting: Option<(Box<Acquire>, Req)> },
+        Readying { admitted: Option<(Option<Box<Acquire>>, Req)> },
         Calling { #[pin] future: F },
     }
 }
@@ -72,9 +72,9 @@ struct Call<S, P> {
 /// The step from one state to the next.
 enum Step<H, T, E> {
     Resolve(Arc<dyn DynRule<H>>),
-    Wait(Box<Turn>),
+    Wait(Box<Acquire>),
     /// The service is not ready. A turn, if there is one, releases the charge if it is dropped.
-    AwaitReadiness(Option<Box<Turn>>),
+    AwaitReadiness(Option<Box<Acquire>>),
     Call,
     Return(Result<T, E>),
 }
@@ -214,7 +214,7 @@ impl<S, P> Call<S, P> {
         &mut self,
         cx: &mut Context<'_>,
         head: &P::Head,
-        turn: Box<Turn>,
+        turn: Box<Acquire>,
         result: Result<Decision, Error>,
     ) -> StepOf<S, P, Req>
     where
@@ -253,7 +253,7 @@ impl<S, P> Call<S, P> {
     #[inline]
     fn proceed<Req>(
         &mut self,
-        turn: Option<Box<Turn>>,
+        turn: Option<Box<Acquire>>,
         readiness: Poll<Result<(), S::Error>>,
     ) -> StepOf<S, P, Req>
     where

@@ -139,7 +139,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
             }
         }
         if !is_charged {
-            state.charge.release_later();
+            state.charge.release_in_background();
         }
         response.map(ResponseBody::service)
     }

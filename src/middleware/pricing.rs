@@ -6,7 +6,7 @@ use std::{fmt, mem, sync::Arc};
 use crate::{
     decision::Decision,
     keys::Key,
-    limiter::{AnyLimiter, Charge, Turn},
+    limiter::{Acquire, AnyLimiter, Charge},
     middleware::{
         extractor::KeyExtractor,
         rejection::{MissingKey, RequestError},
@@ -202,8 +202,8 @@ impl ChargeState {
     }
 
     /// Takes the charge of an allowed request as a turn, whose drop releases what was spent.
-    pub(crate) fn take_turn(&mut self) -> Option<Box<Turn>> {
+    pub(crate) fn take_turn(&mut self) -> Option<Box<Acquire>> {
         let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
-        Some(Box::new(Turn::admitted(self.take_charge(), decision)))
+        Some(Box::new(Acquire::admitted(self.take_charge(), decision)))
     }
 }

@@ -3,7 +3,10 @@
 
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
-use crate::{decision::Decision, error::Error, store::StoreError};
+use crate::{
+    decision::Decision,
+    error::{Error, StoreError},
+};
 
 /// `Retry-After` of a rejection because the store did not decide.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@ use crate::{
     decision::{Decision, Policy, Receipt, Source},
     error::Error,
     quota::Quota,
-    store::{Answer, Deadline},
+    store::{Deadline, Store, StoreFuture},
     time::with_jitter,
 };
 
@@ -94,7 +94,7 @@ impl RateLimiter {
         if permits == 0 {
             return Err(Error::ZeroCost);
         }
-        let answer = Answer::Pending(Box::pin(self.clone().ask(deadline, permits, id)));
+        let answer = StoreFuture::Pending(Box::pin(self.clone().ask(deadline, permits, id)));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
         let reply = poll_fn(|cx| attempt.poll(cx)).await?;
         self.decision(permits, id, &reply)
@@ -143,7 +143,7 @@ impl RateLimiter {
     }
 
     /// Returns what `answer` grants, in the background.
-    fn release_answer_later(&self, permits: u32, id: u64, answer: Answer<Reply>) {
+    fn release_answer_later(&self, permits: u32, id: u64, answer: StoreFuture<Reply>) {
         let limiter = self.clone();
         self.store.spawn_background(Box::pin(async move {
             let denied = matches!(answer.await, Ok(reply) if reply.0 != DONE);
@@ -181,7 +181,7 @@ struct Attempt<'a> {
     limiter: &'a RateLimiter,
     permits: u32,
     id: u64,
-    answer: Option<Answer<Reply>>,
+    answer: Option<StoreFuture<Reply>>,
 }
 
 impl Attempt<'_> {

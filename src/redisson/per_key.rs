@@ -11,7 +11,8 @@ use crate::{
     decision::{Decision, Receipt},
     error::{ConfigError, Error},
     keys::Key,
-    store::{Answer, Deadline, lock},
+    store::{Deadline, StoreFuture},
+    sync::lock,
 };
 
 /// So that a key that comes now and then is not looked up each time.
@@ -91,13 +92,13 @@ impl RateLimiter {
         action: Action,
         key: &Key<'_>,
         cost: u32,
-    ) -> Result<Answer<Decision>, Error> {
+    ) -> Result<StoreFuture<Decision>, Error> {
         if action != Action::Check {
             return Err(Error::Unsupported);
         }
         let (limiter, deadline) = (self.for_key(key)?, self.store.start_deadline());
         let decision = async move { limiter.attempt(deadline, cost, random()).await };
-        Ok(Answer::Pending(Box::pin(decision)))
+        Ok(StoreFuture::Pending(Box::pin(decision)))
     }
 
     /// Returns `permits` of those that a decision about a key has `taken`.
@@ -107,14 +108,14 @@ impl RateLimiter {
         receipt: &Receipt,
         taken: u32,
         permits: u32,
-    ) -> Answer<()> {
+    ) -> StoreFuture<()> {
         let (limiter, id) = match (self.for_key(key), receipt) {
             (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(*id)),
-            (Err(error), _) => return Answer::ready(Err(error.into())),
-            _ => return Answer::ready(Ok(())),
+            (Err(error), _) => return StoreFuture::ready(Err(error.into())),
+            _ => return StoreFuture::ready(Ok(())),
         };
         let deadline = self.store.start_deadline();
-        Answer::Pending(Box::pin(async move {
+        StoreFuture::Pending(Box::pin(async move {
             unless_gone(limiter.give_back(deadline, permits, taken, &id).await)
         }))
     }

@@ -1,5 +1,5 @@
-//! The store in process memory: its shards, its clock, and the way of a decision about one key.
-//! Several limits at once are in `transaction`, what is counted for a key is in `entry`.
+//! The store in process memory: its shards, its clock, and decisions about one key. Several limits
+//! at once are in `transaction`, the counts of a key in `entry`.
 
 mod entry;
 mod shard;
@@ -15,6 +15,7 @@ use std::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Waker},
 };
 
 use foldhash::fast::RandomState;
@@ -26,12 +27,16 @@ use self::{
     shard::{Search, Shard},
     slots::{Slot, Slots},
 };
-use super::{AnyStore, Call, Demand, Names, Settings, Store, StoreError, lock};
+use super::{
+    AnyStore, BackgroundTask, LimitRequest, Names, Sealed, Settings, Store, StoreFuture,
+    StoreRequest,
+};
 use crate::{
     algorithm::{EngineReply, EngineRequest, Release},
     decision::Decision,
-    error::Error,
+    error::{Error, StoreError},
     keys::Key,
+    sync::lock,
 };
 
 const DEFAULT_MAX_KEYS: usize = 100_000;
@@ -164,35 +169,45 @@ impl MemoryStore {
     }
 
     /// Decides at once.
-    pub(crate) fn decide(&self, call: &Call<'_>) -> Result<Decision, Error> {
-        match call.demands {
-            [demand] => self.decide_single(call, demand),
-            _ => Ok(self.decide_combined(call)?),
+    #[inline]
+    pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Decision, Error> {
+        match request.limits {
+            [limit] => self.decide_single(request, limit),
+            _ => Ok(self.decide_combined(request)?),
         }
     }
 
-    fn decide_single(&self, call: &Call<'_>, demand: &Demand<'_>) -> Result<Decision, Error> {
-        let Demand { settings, key, .. } = *demand;
+    fn decide_single(
+        &self,
+        request: &StoreRequest<'_>,
+        limit: &LimitRequest<'_>,
+    ) -> Result<Decision, Error> {
+        let LimitRequest { settings, key, .. } = *limit;
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
         let found = shard.find(hash, settings, key);
-        let request = call.ask(demand, self.now());
+        let engine_request = request.at(limit, self.now());
         let reply = match found {
-            Some(entry) => match entry.check_fast(settings, &request) {
+            Some(entry) => match entry.check_fast(settings, &engine_request) {
                 Some(checked) => {
                     drop(shard);
                     checked.reply()
                 }
-                None => entry.check(settings, &request),
+                None => entry.check(settings, &engine_request),
             },
-            None => self.decide_new(call, demand, hash, shard, &request)?,
+            None => self.decide_new(request, limit, hash, shard, &engine_request)?,
         };
-        Ok(Decision::new(demand.policy(), reply, call.action, 0.0))
+        Ok(Decision::new(limit.policy(), reply, request.action, 0.0))
     }
 
     /// Returns units to a key.
-    pub(crate) fn release(&self, settings: &Arc<Settings>, key: &Key<'_>, releases: &[Release]) {
+    pub(crate) fn release_now(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        releases: &[Release],
+    ) {
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
@@ -206,47 +221,47 @@ impl MemoryStore {
     #[inline(never)]
     fn decide_new(
         &self,
-        call: &Call<'_>,
-        demand: &Demand<'_>,
+        request: &StoreRequest<'_>,
+        limit: &LimitRequest<'_>,
         hash: u64,
         mut shard: MutexGuard<'_, Shard>,
-        request: &EngineRequest,
+        engine_request: &EngineRequest,
     ) -> Result<EngineReply, StoreError> {
-        let (settings, key) = (demand.settings, demand.key.as_bytes());
+        let (settings, key) = (limit.settings, limit.key.as_bytes());
         let fresh = |request: &EngineRequest| {
             let mut entry = Entry::new(settings, key);
             let reply = entry.check(settings, request);
             (entry, reply)
         };
-        let (entry, reply) = fresh(request);
+        let (entry, reply) = fresh(engine_request);
         if entry.is_initial() {
             return Ok(reply);
         }
         let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
         if let Some(slot) = slots.take() {
-            shard.sweep(request.now, slots);
+            shard.sweep(engine_request.now, slots);
             shard.insert(hash, entry, hasher, slot);
             return Ok(reply);
         }
-        let mut search = self.search(request.now, &[]);
+        let mut search = self.search(engine_request.now, &[]);
         if let Some(slot) = shard.evict(&mut search, slots) {
             shard.insert(hash, entry, hasher, slot);
             return Ok(reply);
         }
         drop(shard);
-        let slot = self.evict_elsewhere(&[self.place(hash)], &mut search)?;
+        let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
         let mut shard = self.shard(hash);
-        let request = call.ask(demand, self.now());
+        let engine_request = request.at(limit, self.now());
         if let Some(entry) = shard.find(hash, settings, key) {
             // Another request inserted the key while the shard was not locked.
-            return Ok(entry.check(settings, &request));
+            return Ok(entry.check(settings, &engine_request));
         }
-        let (entry, reply) = fresh(&request);
+        let (entry, reply) = fresh(&engine_request);
         shard.insert(hash, entry, hasher, slot);
         Ok(reply)
     }
 
-    fn search<'a>(&self, now: f64, kept: &'a [Demand<'a>]) -> Search<'a> {
+    fn search<'a>(&self, now: f64, kept: &'a [LimitRequest<'a>]) -> Search<'a> {
         let evicts = self.0.evicts.load(Ordering::Relaxed);
         let when_full = if evicts { WhenFull::EvictSoonest } else { WhenFull::RejectNewKeys };
         Search::new(now, when_full, kept)
@@ -260,40 +275,36 @@ impl MemoryStore {
         search: &mut Search<'_>,
     ) -> Result<Slot<'_>, StoreError> {
         let (shards, slots) = (&self.0.shards, &self.0.slots.0);
-        let first = searched.first().map_or(0, |place| place + 1);
-        let places = (first..first + shards.len()).map(|place| place % shards.len());
-        for place in places.filter(|place| !searched.contains(place)) {
+        let first = searched.first().map_or(0, |index| index + 1);
+        let indices = (first..first + shards.len()).map(|index| index % shards.len());
+        for index in indices.filter(|index| !searched.contains(index)) {
             if search.is_over() {
                 break;
             }
-            if let Some(slot) = lock(&shards[place].0).evict(search, slots) {
+            if let Some(slot) = lock(&shards[index].0).evict(search, slots) {
                 return Ok(slot);
             }
         }
         Err(StoreError::full(slots.max()))
     }
 
-    pub(super) fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) {
+    fn reset_now(&self, settings: &Arc<Settings>, key: &Key<'_>) {
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
         drop(self.shard(hash).remove(hash, settings, key, &self.0.slots.0));
-    }
-
-    pub(super) fn names(&self) -> &Names {
-        &self.0.names
     }
 
     fn hash(&self, settings: &Settings, key: &[u8]) -> u64 {
         entry::hash(&self.0.hasher, settings, key)
     }
 
-    fn place(&self, hash: u64) -> usize {
+    fn shard_index(&self, hash: u64) -> usize {
         // The table takes the lowest and the highest bits.
         (hash >> 32) as usize & (self.0.shards.len() - 1)
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        lock(&self.0.shards[self.place(hash)].0)
+        lock(&self.0.shards[self.shard_index(hash)].0)
     }
 }
 
@@ -311,10 +322,42 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-impl Store for MemoryStore {}
+impl Sealed for MemoryStore {}
 
-impl From<MemoryStore> for AnyStore {
-    fn from(store: MemoryStore) -> Self {
-        Self::Memory(store)
+impl Store for MemoryStore {
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+        StoreFuture::ready(self.decide_now(request))
+    }
+
+    fn release(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        release: Release,
+    ) -> StoreFuture<()> {
+        self.release_now(settings, key, &[release]);
+        StoreFuture::ready(Ok(()))
+    }
+
+    fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
+        self.release_now(settings, key, &[release]);
+    }
+
+    fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
+        self.reset_now(settings, key);
+        StoreFuture::ready(Ok(()))
+    }
+
+    fn spawn_background(&self, mut task: BackgroundTask) {
+        // The answers of this store are ready at once.
+        let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+
+    fn names(&self) -> &Names {
+        &self.0.names
+    }
+
+    fn into_any(self) -> AnyStore {
+        AnyStore::Memory(self)
     }
 }

@@ -1,16 +1,16 @@
 //! The store in Redis: keys, scripts and their replies. The transport below sends the commands.
 
+mod call;
+mod cross_slot;
 mod release;
 pub(crate) mod script;
 mod transport;
 
-use std::{fmt, mem, pin::Pin, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
-use tokio::{runtime::Handle, task::JoinSet};
+use tokio::runtime::Handle;
 
-use self::release::ReleaseFuture;
-use self::script::{Decided, Limit, Script};
 pub(crate) use self::transport::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::transport::Tls;
@@ -19,10 +19,12 @@ use self::transport::{
     assert_prefix,
 };
 pub use self::transport::{Health, RedisConfig};
-use super::{Answer, AnyStore, Call, Demand, Names, Settings, Store, StoreError, error::Kind};
+use self::{call::ScriptCall, cross_slot::CrossSlot, release::ReleaseFuture};
+use super::{BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest};
 use crate::{
-    algorithm::{Action, Release},
-    decision::{Decision, Policy, Receipt},
+    algorithm::Release,
+    decision::Decision,
+    error::{StoreError, StoreErrorKind},
     keys::Key,
 };
 
@@ -269,12 +271,17 @@ impl RedisStore {
     }
 
     /// Executes a command. If the server does not know the script of an `EVALSHA`, sends the text.
-    pub(crate) fn run<T>(&self, deadline: Deadline, command: Cmd, text: &'static str) -> Answer<T>
+    pub(crate) fn run<T>(
+        &self,
+        deadline: Deadline,
+        command: Cmd,
+        text: &'static str,
+    ) -> StoreFuture<T>
     where
         T: FromRedisValue + Send + 'static,
     {
         let client = self.client.clone();
-        Answer::Pending(Box::pin(async move {
+        StoreFuture::Pending(Box::pin(async move {
             let reply = client.execute(deadline, Command::script(&command, text)).await;
             let (reply, _) = reply.map_err(StoreError::from)?;
             Ok(reply)
@@ -307,237 +314,77 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-impl Store for RedisStore {}
-
 /// The border: the only place in which errors of the transport become errors of a store.
 impl From<TransportError> for StoreError {
     fn from(error: TransportError) -> Self {
         let kind = if error.is_timeout() {
-            Kind::Timeout
+            StoreErrorKind::Timeout
         } else if error.is_interrupted() {
-            Kind::Interrupted
+            StoreErrorKind::Interrupted
         } else {
-            Kind::Other
+            StoreErrorKind::Other
         };
         Self::new(kind, error.may_have_run(), error)
     }
 }
 
-impl From<RedisStore> for AnyStore {
-    fn from(store: RedisStore) -> Self {
-        Self::Redis(store)
-    }
-}
+impl Sealed for RedisStore {}
 
-impl RedisStore {
-    pub(super) fn call(&self, call: &Call<'_>) -> Answer<Decision> {
+impl Store for RedisStore {
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
         let (client, deadline) = (self.client.clone(), self.start_deadline());
-        if !self.client.is_cluster() || call.demands.iter().all(|it| it.key == call.demands[0].key)
-        {
-            let question = ScriptCall::new(self, call);
-            return Answer::Pending(Box::pin(
-                async move { Ok(question.ask(&client, deadline).await?) },
-            ));
+        let first = request.limits[0].key;
+        if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
+            let call = ScriptCall::new(self, request);
+            return StoreFuture::pending(async move { Ok(call.execute(&client, deadline).await?) });
         }
-        let apart = Apart::new(self, call);
-        let action = call.action;
-        Answer::Pending(Box::pin(async move {
+        let calls = CrossSlot::new(self, request);
+        let action = request.action;
+        StoreFuture::pending(async move {
             Ok(match action.can_be_denied() {
-                true => apart.ask(deadline).await?,
-                false => apart.change(deadline).await?,
+                true => calls.execute_in_order(deadline).await?,
+                false => calls.execute_all(deadline).await?,
             })
-        }))
+        })
     }
 
-    pub(super) fn release(
+    fn release(
         &self,
-        settings: &Settings,
+        settings: &Arc<Settings>,
         key: &Key<'_>,
         release: Release,
-    ) -> Answer<()> {
+    ) -> StoreFuture<()> {
         let (params, key) = (settings.params, self.key(settings, key));
         let (client, deadline) = (self.client.clone(), self.start_deadline());
-        Answer::Pending(Box::pin(async move {
+        StoreFuture::pending(async move {
             Ok(release::execute(&client, deadline, &params, &key, release).await?)
-        }))
+        })
     }
 
-    pub(super) fn release_later(&self, settings: &Settings, key: &Key<'_>, release: Release) {
+    fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
         let key = self.key(settings, key);
         self.client.execute_later(release::job(&settings.params, &key, release));
     }
 
-    pub(crate) fn spawn_background(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
+        let mut del = redis::cmd("DEL");
+        let key = self.key(settings, key);
+        del.arg(&key);
+        let (client, deadline) = (self.client.clone(), self.start_deadline());
+        StoreFuture::pending(async move {
+            let reply = client.execute(deadline, Command::new(&del)).await;
+            let ((), _) = reply.map_err(StoreError::from)?;
+            Ok(())
+        })
+    }
+
+    fn spawn_background(&self, task: BackgroundTask) {
         if let Some(runtime) = Handle::try_current().ok().or_else(|| self.client.runtime()) {
             runtime.spawn(task);
         }
     }
 
-    pub(super) fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Answer<()> {
-        let mut del = redis::cmd("DEL");
-        let key = self.key(settings, key);
-        del.arg(&key);
-        let (client, deadline) = (self.client.clone(), self.start_deadline());
-        Answer::Pending(Box::pin(async move {
-            let reply = client.execute(deadline, Command::new(&del)).await;
-            let ((), _) = reply.map_err(StoreError::from)?;
-            Ok(())
-        }))
-    }
-
-    pub(super) fn names(&self) -> &Names {
+    fn names(&self) -> &Names {
         &self.names
     }
-}
-
-/// A script with its keys and arguments.
-struct ScriptCall {
-    script: &'static Script,
-    command: Cmd,
-    action: Action,
-    limits: Vec<Limit>,
-    policies: Vec<Policy>,
-}
-
-impl ScriptCall {
-    fn new(store: &RedisStore, call: &Call<'_>) -> Self {
-        let limit = |demand: &Demand<'_>| {
-            let Demand { settings, key, cost, max_wait } = *demand;
-            let key = store.key(settings, key);
-            Limit { key, params: settings.params, cost, max_wait }
-        };
-        let limits: Vec<_> = call.demands.iter().map(limit).collect();
-        let (command, script) = script::decide(call.action, &limits);
-        let policies = call.demands.iter().map(Demand::policy).collect();
-        Self { script, command, action: call.action, limits, policies }
-    }
-
-    async fn ask(&self, client: &Client, deadline: Deadline) -> Result<Decision, StoreError> {
-        let command = Command::script(&self.command, &self.script.text);
-        let (reply, connection) = client.execute(deadline, command).await?;
-        let decided = script::read(&reply, self.action, &self.limits);
-        let Decided { reply, limit, now } = decided.map_err(TransportError::of_redis)?;
-        // So that requests with replies of different latency go on in the order of their
-        // reservations.
-        let age = if reply.admitted { connection.age(now) } else { 0.0 };
-        Ok(Decision::new(self.policies[limit], reply, self.action, age))
-    }
-}
-
-/// A call about keys that may be on several servers, which have clocks of their own.
-struct Apart {
-    /// For each key a call.
-    calls: Vec<ScriptCall>,
-    /// For each limit the call that it is part of.
-    call_of: Vec<usize>,
-    /// For each limit its key, and what is charged for it.
-    limits: Vec<(Arc<Settings>, String, u32)>,
-    client: Client,
-}
-
-impl Apart {
-    fn new(store: &RedisStore, call: &Call<'_>) -> Self {
-        let mut keys: Vec<&Key<'_>> = vec![];
-        let mut call_of = vec![];
-        for demand in call.demands {
-            let known = keys.iter().position(|key| *key == demand.key);
-            call_of.push(known.unwrap_or_else(|| {
-                keys.push(demand.key);
-                keys.len() - 1
-            }));
-        }
-        let of_key = |key| {
-            let demands: Vec<_> = call.demands.iter().filter(|it| it.key == key).copied().collect();
-            ScriptCall::new(store, &Call { demands: &demands, ..*call })
-        };
-        let limit =
-            |it: &Demand<'_>| (it.settings.clone(), store.key(it.settings, it.key), it.cost);
-        Self {
-            calls: keys.into_iter().map(of_key).collect(),
-            call_of,
-            limits: call.demands.iter().map(limit).collect(),
-            client: store.client.clone(),
-        }
-    }
-
-    /// Asks one after the other. If one denies what the ones before have taken, or gives no answer,
-    /// that is returned.
-    async fn ask(self, deadline: Deadline) -> Result<Decision, StoreError> {
-        let mut taken = Taken { apart: &self, instants: vec![] };
-        let mut binding = None;
-        for call in &self.calls {
-            let decision = call.ask(&self.client, deadline).await?;
-            if !decision.is_allowed() {
-                return Ok(decision);
-            }
-            taken.instants.push(instant_of(&decision));
-            binding = tighter(binding, decision);
-        }
-        let instants = mem::take(&mut taken.instants);
-        Ok(self.with_receipts(binding, &instants))
-    }
-
-    /// Spends, or returns, wherever it can be.
-    async fn change(self, deadline: Deadline) -> Result<Decision, StoreError> {
-        let mut tasks = JoinSet::new();
-        let calls = self.calls.len();
-        let this = Arc::new(self);
-        for place in 0..calls {
-            let this = this.clone();
-            tasks
-                .spawn(async move { (place, this.calls[place].ask(&this.client, deadline).await) });
-        }
-        let (mut binding, mut failure) = (None, None);
-        let mut instants = vec![0.0; calls];
-        for (place, answer) in tasks.join_all().await {
-            match answer {
-                Ok(decision) => {
-                    instants[place] = instant_of(&decision);
-                    binding = tighter(binding, decision);
-                }
-                Err(error) => failure = Some(error),
-            }
-        }
-        match failure {
-            Some(error) => Err(error),
-            None => Ok(this.with_receipts(binding, &instants)),
-        }
-    }
-
-    fn with_receipts(&self, binding: Option<Decision>, instants: &[f64]) -> Decision {
-        let of_limits = self.call_of.iter().map(|call| instants[*call]).collect();
-        binding.expect("a request has a limit").with_receipts(of_limits)
-    }
-}
-
-/// What the first servers have taken, which is returned unless all of them have decided.
-struct Taken<'a> {
-    apart: &'a Apart,
-    /// Of the calls that were answered.
-    instants: Vec<f64>,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        for ((settings, key, cost), call) in self.apart.limits.iter().zip(&self.apart.call_of) {
-            if let Some(&instant) = self.instants.get(*call).filter(|instant| **instant > 0.0) {
-                let (instant, units) = (Some(instant), (*cost).into());
-                let release = Release { instant, units, kept: 0.0 };
-                let job = release::job(&settings.params, key, release);
-                self.apart.client.execute_later(job);
-            }
-        }
-    }
-}
-
-/// That of a decision that has spent something; else one that names nothing.
-fn instant_of(decision: &Decision) -> f64 {
-    match decision.receipt() {
-        Receipt::At(instant) => *instant,
-        _ => 0.0,
-    }
-}
-
-fn tighter(binding: Option<Decision>, other: Decision) -> Option<Decision> {
-    Some(binding.filter(|it| it.remaining() <= other.remaining()).unwrap_or(other))
 }

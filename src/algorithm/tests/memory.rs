@@ -15,7 +15,7 @@ use crate::{
     decision::Source,
     keys::Key,
     quota::Quota,
-    store::{Call, Demand, MemoryStore, Settings},
+    store::{LimitRequest, MemoryStore, Settings, StoreRequest},
 };
 
 #[test]
@@ -64,7 +64,7 @@ fn history(params: [Params; 2], steps: &[Step]) {
         let releases = step.releases(&mut admitted);
         if !releases.is_empty() {
             both.twin.release(params, now, &releases);
-            both.store.release(&settings, &Key::from("key"), &releases);
+            both.store.release_now(&settings, &Key::from("key"), &releases);
             continue;
         }
         let ask = step.decide(params, now);
@@ -89,8 +89,8 @@ impl Both {
     fn decide(&mut self, settings: &Arc<Settings>, ask: EngineRequest) -> EngineReply {
         let verdict = self.twin.decide(&settings.params, ask);
         let (cost, max_wait) = (ask.cost as u32, ask.max_wait);
-        let demands = &[Demand { settings, key: &Key::from("key"), cost, max_wait }];
-        let decision = self.store.decide(&Call { action: ask.action, demands });
+        let limits = &[LimitRequest { settings, key: &Key::from("key"), cost, max_wait }];
+        let decision = self.store.decide_now(&StoreRequest { action: ask.action, limits });
         let spent = verdict.admitted && ask.action.commits();
         let expected =
             EngineReply { instant: if spent { verdict.instant } else { 0.0 }, ..verdict };

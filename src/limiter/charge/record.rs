@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use crate::{
     decision::{Decision, Receipt},
-    store::lock,
+    sync::lock,
 };
 
 /// For each limit of a charge what was spent, and by which decisions. Shared by the clones of the charge.

@@ -10,7 +10,7 @@ use super::{
     entry::{Entry, Usage},
     slots::{Slot, Slots},
 };
-use crate::store::{Demand, Settings};
+use crate::store::{LimitRequest, Settings};
 
 /// The buckets that an insertion looks at for expired keys while the store has room.
 const SWEPT_BUCKETS: usize = 4;
@@ -33,13 +33,13 @@ pub(super) struct Search<'a> {
     now: f64,
     when_full: WhenFull,
     /// The keys under decision, which stay.
-    kept: &'a [Demand<'a>],
+    kept: &'a [LimitRequest<'a>],
     keys_left: usize,
     buckets_left: usize,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(now: f64, when_full: WhenFull, kept: &'a [Demand<'a>]) -> Self {
+    pub(super) fn new(now: f64, when_full: WhenFull, kept: &'a [LimitRequest<'a>]) -> Self {
         let (keys_left, buckets_left) = (MAX_KEYS_LOOKED_AT, MAX_BUCKETS_LOOKED_AT);
         Self { now, when_full, kept, keys_left, buckets_left }
     }
@@ -54,7 +54,7 @@ impl<'a> Search<'a> {
     }
 
     fn keeps(&self, entry: &Entry) -> bool {
-        self.kept.iter().any(|demand| entry.is(demand.settings, demand.key.as_bytes()))
+        self.kept.iter().any(|limit| entry.is(limit.settings, limit.key.as_bytes()))
     }
 }
 

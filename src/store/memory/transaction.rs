@@ -1,4 +1,4 @@
-//! Several limits at once: their shards are locked combine, and all of their keys find room, or
+//! Several limits at once: their shards are locked together, and all of their keys find room, or
 //! none.
 
 use std::sync::MutexGuard;
@@ -7,113 +7,120 @@ use super::{Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, combine},
     decision::Decision,
-    store::{Call, Demand, StoreError, lock},
+    error::StoreError,
+    store::{LimitRequest, StoreRequest},
+    sync::lock,
 };
 
 impl MemoryStore {
-    pub(super) fn decide_combined(&self, call: &Call<'_>) -> Result<Decision, StoreError> {
-        let demands = call.demands;
+    pub(super) fn decide_combined(
+        &self,
+        request: &StoreRequest<'_>,
+    ) -> Result<Decision, StoreError> {
+        let limits = request.limits;
         let mut slots = vec![];
         loop {
-            let mut held = Held::new(self, demands);
+            let mut transaction = Transaction::new(self, limits);
             let now = self.now();
             let requests: Vec<EngineRequest> =
-                demands.iter().map(|demand| call.ask(demand, now)).collect();
-            if call.action.commits() && !held.take_slots(&mut slots) {
+                limits.iter().map(|limit| request.at(limit, now)).collect();
+            if request.action.commits() && !transaction.take_slots(&mut slots) {
                 // A denied request needs no room.
-                if call.action == Action::Check
-                    && let Some(denial) = held.denial(&requests)
+                if request.action == Action::Check
+                    && let Some(denial) = transaction.denial(&requests)
                 {
                     return Ok(denial);
                 }
-                let mut search = self.search(now, demands);
-                if !held.evict(&mut slots, &mut search) {
-                    let searched = held.unlock();
+                let mut search = self.search(now, limits);
+                if !transaction.evict(&mut slots, &mut search) {
+                    let searched = transaction.unlock();
                     // Then from the beginning, as the keys may change meanwhile. Each round finds a
                     // slot, or fails.
                     slots.push(self.evict_elsewhere(&searched, &mut search)?);
                     continue;
                 }
             }
-            let (reply, binding) = combine(&requests, |place, request| match call.action {
-                Action::Check => held.ask(place, request),
-                _ => held.step(place, request),
-            });
-            held.insert_fresh(slots, now);
-            return Ok(Decision::new(demands[binding].policy(), reply, call.action, 0.0));
+            let (reply, binding) =
+                combine(&requests, |index, engine_request| match request.action {
+                    Action::Check => transaction.check(index, engine_request),
+                    _ => transaction.step(index, engine_request),
+                });
+            transaction.insert_fresh(slots, now);
+            return Ok(Decision::new(limits[binding].policy(), reply, request.action, 0.0));
         }
     }
 }
 
 /// The keys of several limits, with their shards locked.
-struct Held<'a> {
+struct Transaction<'a> {
     store: &'a MemoryStore,
-    demands: &'a [Demand<'a>],
+    limits: &'a [LimitRequest<'a>],
     hashes: Vec<u64>,
     /// Sorted: a fixed lock order prevents deadlock.
-    places: Vec<usize>,
+    shard_indices: Vec<usize>,
     shards: Vec<MutexGuard<'a, Shard>>,
     /// Of the keys that are not in the store.
     fresh: Vec<Option<Entry>>,
 }
 
-impl<'a> Held<'a> {
-    fn new(store: &'a MemoryStore, demands: &'a [Demand<'a>]) -> Self {
+impl<'a> Transaction<'a> {
+    fn new(store: &'a MemoryStore, limits: &'a [LimitRequest<'a>]) -> Self {
         let hashes: Vec<u64> =
-            demands.iter().map(|it| store.hash(it.settings, it.key.as_bytes())).collect();
-        let mut places: Vec<usize> = hashes.iter().map(|&hash| store.place(hash)).collect();
-        places.sort_unstable();
-        places.dedup();
-        let shards = places.iter().map(|&place| lock(&store.0.shards[place].0)).collect();
-        let mut held = Self { store, demands, hashes, places, shards, fresh: vec![] };
-        let entry = |demand: &Demand<'_>| Entry::new(demand.settings, demand.key.as_bytes());
-        for (i, demand) in demands.iter().enumerate() {
-            let known = held.find(i).is_some();
-            held.fresh.push((!known).then(|| entry(demand)));
+            limits.iter().map(|limit| store.hash(limit.settings, limit.key.as_bytes())).collect();
+        let mut shard_indices: Vec<usize> =
+            hashes.iter().map(|&hash| store.shard_index(hash)).collect();
+        shard_indices.sort_unstable();
+        shard_indices.dedup();
+        let shards = shard_indices.iter().map(|&index| lock(&store.0.shards[index].0)).collect();
+        let mut transaction = Self { store, limits, hashes, shard_indices, shards, fresh: vec![] };
+        let entry = |limit: &LimitRequest<'_>| Entry::new(limit.settings, limit.key.as_bytes());
+        for (i, limit) in limits.iter().enumerate() {
+            let known = transaction.find(i).is_some();
+            transaction.fresh.push((!known).then(|| entry(limit)));
         }
-        held
+        transaction
     }
 
-    /// The number of the shard, among those that are held.
-    fn shard_of(&self, demand: usize) -> usize {
-        let place = self.store.place(self.hashes[demand]);
-        self.places.partition_point(|&it| it < place)
+    /// The index of the shard, among those that are locked.
+    fn shard_of(&self, limit: usize) -> usize {
+        let index = self.store.shard_index(self.hashes[limit]);
+        self.shard_indices.partition_point(|&other| other < index)
     }
 
-    fn find(&mut self, demand: usize) -> Option<&mut Entry> {
-        let shard = self.shard_of(demand);
-        let Demand { settings, key, .. } = self.demands[demand];
-        self.shards[shard].find(self.hashes[demand], settings, key.as_bytes())
+    fn find(&mut self, limit: usize) -> Option<&mut Entry> {
+        let shard = self.shard_of(limit);
+        let LimitRequest { settings, key, .. } = self.limits[limit];
+        self.shards[shard].find(self.hashes[limit], settings, key.as_bytes())
     }
 
-    fn entry(&mut self, demand: usize) -> &mut Entry {
-        if self.fresh[demand].is_some() {
-            return self.fresh[demand].as_mut().expect("it is fresh");
+    fn entry(&mut self, limit: usize) -> &mut Entry {
+        if self.fresh[limit].is_some() {
+            return self.fresh[limit].as_mut().expect("the key is new");
         }
-        self.find(demand).expect("it is in the store")
+        self.find(limit).expect("the key is in the store")
     }
 
     /// Steps for a check, and remembers a denial by this limit itself.
-    fn ask(&mut self, demand: usize, request: &EngineRequest) -> EngineReply {
-        let reply = self.step(demand, request);
+    fn check(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
+        let reply = self.step(limit, request);
         if request.admission.is_none() && !reply.admitted {
-            self.entry(demand).note_denial(request.now + reply.wait);
+            self.entry(limit).note_denial(request.now + reply.wait);
         }
         reply
     }
 
-    fn step(&mut self, demand: usize, request: &EngineRequest) -> EngineReply {
-        let settings = self.demands[demand].settings;
-        self.entry(demand).step(settings, request)
+    fn step(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
+        let settings = self.limits[limit].settings;
+        self.entry(limit).step(settings, request)
     }
 
     /// Decides without committing. Returns the decision, if it is a denial.
     fn denial(&mut self, requests: &[EngineRequest]) -> Option<Decision> {
         let peek = |request: &EngineRequest| EngineRequest { action: Action::Peek, ..*request };
         let peeks: Vec<EngineRequest> = requests.iter().map(peek).collect();
-        let (reply, binding) = combine(&peeks, |place, request| self.ask(place, request));
+        let (reply, binding) = combine(&peeks, |index, request| self.check(index, request));
         let denied = !reply.admitted;
-        denied.then(|| Decision::new(self.demands[binding].policy(), reply, Action::Check, 0.0))
+        denied.then(|| Decision::new(self.limits[binding].policy(), reply, Action::Check, 0.0))
     }
 
     fn fresh_count(&self) -> usize {
@@ -144,13 +151,13 @@ impl<'a> Held<'a> {
         slots.len() >= needed
     }
 
-    /// Unlocks the shards, and returns their places.
+    /// Unlocks the shards, and returns their shard_indices.
     fn unlock(self) -> Vec<usize> {
-        self.places
+        self.shard_indices
     }
 
     fn insert_fresh(&mut self, mut slots: Vec<Slot<'_>>, now: f64) {
-        for i in 0..self.demands.len() {
+        for i in 0..self.limits.len() {
             if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_initial())
                 && let Some(slot) = slots.pop()
             {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     algorithm::{Params, Release},
-    store::StoreError,
+    error::StoreError,
 };
 
 /// Calls that release units of a key.

@@ -17,7 +17,7 @@ use redis::Cmd;
 use tokio::{runtime::Handle, time::sleep};
 
 use super::{command::Command, error::TransportError};
-use crate::store::lock;
+use crate::sync::lock;
 
 /// The most items and tasks in the queue of a node. Further ones are dropped.
 const MAX_QUEUED: usize = 20_000;

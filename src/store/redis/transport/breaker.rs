@@ -15,7 +15,7 @@ use super::{
     error::TransportError,
     reports::{Reports, State},
 };
-use crate::store::lock;
+use crate::sync::lock;
 
 /// The longest time between two probes. If it is exceeded, their runtime does not run.
 const MAX_PROBE: Duration = Duration::from_secs(3);

@@ -17,7 +17,7 @@ use super::{
     connection::{Connection, MAX_ATTEMPT, connect},
     server::Server,
 };
-use crate::store::lock;
+use crate::sync::lock;
 
 /// The pause after a failed attempt to connect. Calls meanwhile fail with its error.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_millis(20);

@@ -37,7 +37,7 @@ use super::{
     probe::Probe,
     server::Server,
 };
-use crate::{store::lock, time::random_fraction};
+use crate::{sync::lock, time::random_fraction};
 
 const SLOTS: usize = 1 << 14;
 

@@ -18,7 +18,7 @@ use super::{
     sentinel::Sentinels,
     server::Server,
 };
-use crate::store::error::StoreError;
+use crate::error::StoreError;
 
 pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 pub(crate) const DEFAULT_PREFIX: &str = "ratelimit";

@@ -18,7 +18,7 @@ use super::{
     error::{TransportError, is_reply, is_routine, is_write_rejection},
     server::{Connected, DynConnection, Server},
 };
-use crate::store::lock;
+use crate::sync::lock;
 
 /// The time limit of an attempt to connect, which may include questions to Sentinels.
 pub(crate) const MAX_ATTEMPT: Duration = Duration::from_secs(3);

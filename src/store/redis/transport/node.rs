@@ -27,7 +27,7 @@ use super::{
     probe::Probe,
     server::Server,
 };
-use crate::store::lock;
+use crate::sync::lock;
 
 /// The least lifetime of a connection that is given up because of an error reply. A new one may
 /// lead to a server that accepts writes.

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{error::TransportError, events};
-use crate::store::lock;
+use crate::sync::lock;
 
 /// The time for which there is at most one pair of events: unavailable, and available again.
 const PERIOD: Duration = Duration::from_secs(10);

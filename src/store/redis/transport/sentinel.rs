@@ -36,7 +36,7 @@ use super::{
     error::is_reply,
     events,
 };
-use crate::{store::lock, time::with_jitter};
+use crate::{sync::lock, time::with_jitter};
 
 /// The pause between two questions to a Sentinel, before jitter.
 const POLL_PAUSE: Duration = Duration::from_millis(900);

@@ -12,7 +12,7 @@ use tokio_rustls::{
 };
 
 use super::error::TransportError;
-use crate::store::error::StoreError;
+use crate::error::StoreError;
 
 /// TLS settings of a [`RedisConfig`](crate::RedisConfig): the trusted servers, and the client
 /// certificate.

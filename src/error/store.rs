@@ -8,7 +8,10 @@ use std::{error::Error, fmt, sync::Arc};
 pub struct StoreError {
     kind: Kind,
     /// Whether the call may have changed the store.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "other stores change nothing"))]
+    #[cfg_attr(
+        not(feature = "redisson"),
+        allow(dead_code, reason = "the transport repeats the rest")
+    )]
     may_have_run: bool,
     cause: Arc<dyn Error + Send + Sync>,
 }
@@ -60,7 +63,7 @@ impl StoreError {
     }
 
     /// Returns whether the call may have changed the store: it must not be repeated then.
-    #[cfg(feature = "redis")]
+    #[cfg_attr(not(feature = "redisson"), allow(dead_code))]
     pub(crate) fn may_have_run(&self) -> bool {
         self.may_have_run
     }

@@ -1,0 +1,139 @@
+//! A decision about keys that may be on several nodes of a cluster, which have clocks of their own:
+//! a call for each key.
+
+use std::{mem, sync::Arc};
+
+use tokio::task::JoinSet;
+
+use super::{
+    RedisStore,
+    call::ScriptCall,
+    release,
+    transport::{Client, Deadline},
+};
+use crate::{
+    algorithm::{Params, Release},
+    decision::{Decision, Receipt},
+    error::StoreError,
+    keys::Key,
+    store::{LimitRequest, StoreRequest},
+};
+
+pub(super) struct CrossSlot {
+    /// For each key a call.
+    calls: Vec<ScriptCall>,
+    /// For each limit the index of its call.
+    call_of: Vec<usize>,
+    /// For each limit its key, and the cost that is charged.
+    limits: Vec<(Params, String, u32)>,
+    client: Client,
+}
+
+impl CrossSlot {
+    pub(super) fn new(store: &RedisStore, request: &StoreRequest<'_>) -> Self {
+        let mut keys: Vec<&Key<'_>> = vec![];
+        let mut call_of = vec![];
+        for limit in request.limits {
+            let known = keys.iter().position(|key| *key == limit.key);
+            call_of.push(known.unwrap_or_else(|| {
+                keys.push(limit.key);
+                keys.len() - 1
+            }));
+        }
+        let of_key = |key| {
+            let limits = request.limits.iter().filter(|limit| limit.key == key);
+            let limits: Vec<_> = limits.copied().collect();
+            ScriptCall::new(store, &StoreRequest { limits: &limits, ..*request })
+        };
+        let limit = |limit: &LimitRequest<'_>| {
+            (limit.settings.params, store.key(limit.settings, limit.key), limit.cost)
+        };
+        Self {
+            calls: keys.into_iter().map(of_key).collect(),
+            call_of,
+            limits: request.limits.iter().map(limit).collect(),
+            client: store.client.clone(),
+        }
+    }
+
+    /// Executes one call after the other. If one denies or fails, the calls before it are released,
+    /// and its result is returned.
+    pub(super) async fn execute_in_order(self, deadline: Deadline) -> Result<Decision, StoreError> {
+        let mut charged = Charged { calls: &self, instants: vec![] };
+        let mut binding = None;
+        for call in &self.calls {
+            let decision = call.execute(&self.client, deadline).await?;
+            if !decision.is_allowed() {
+                return Ok(decision);
+            }
+            charged.instants.push(instant_of(&decision));
+            binding = tighter(binding, decision);
+        }
+        let instants = mem::take(&mut charged.instants);
+        Ok(self.with_receipts(binding, &instants))
+    }
+
+    /// Executes all calls, also if one fails.
+    pub(super) async fn execute_all(self, deadline: Deadline) -> Result<Decision, StoreError> {
+        let mut tasks = JoinSet::new();
+        let count = self.calls.len();
+        let this = Arc::new(self);
+        for index in 0..count {
+            let this = this.clone();
+            tasks.spawn(
+                async move { (index, this.calls[index].execute(&this.client, deadline).await) },
+            );
+        }
+        let (mut binding, mut failure) = (None, None);
+        let mut instants = vec![0.0; count];
+        for (index, result) in tasks.join_all().await {
+            match result {
+                Ok(decision) => {
+                    instants[index] = instant_of(&decision);
+                    binding = tighter(binding, decision);
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(this.with_receipts(binding, &instants)),
+        }
+    }
+
+    fn with_receipts(&self, binding: Option<Decision>, instants: &[f64]) -> Decision {
+        let of_limits = self.call_of.iter().map(|call| instants[*call]).collect();
+        binding.expect("a request has a limit").with_receipts(of_limits)
+    }
+}
+
+/// The charges of the first calls, which are released unless all calls have decided.
+struct Charged<'a> {
+    calls: &'a CrossSlot,
+    /// Of the calls that were answered.
+    instants: Vec<f64>,
+}
+
+impl Drop for Charged<'_> {
+    fn drop(&mut self) {
+        for ((params, key, cost), call) in self.calls.limits.iter().zip(&self.calls.call_of) {
+            if let Some(&instant) = self.instants.get(*call).filter(|instant| **instant > 0.0) {
+                let (instant, units) = (Some(instant), (*cost).into());
+                let release = Release { instant, units, kept: 0.0 };
+                self.calls.client.execute_later(release::job(params, key, release));
+            }
+        }
+    }
+}
+
+/// The instant of a decision that has spent something; else one that names nothing.
+fn instant_of(decision: &Decision) -> f64 {
+    match decision.receipt() {
+        Receipt::At(instant) => *instant,
+        _ => 0.0,
+    }
+}
+
+fn tighter(binding: Option<Decision>, other: Decision) -> Option<Decision> {
+    Some(binding.filter(|known| known.remaining() <= other.remaining()).unwrap_or(other))
+}

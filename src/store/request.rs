@@ -1,0 +1,118 @@
+//! What a store is asked, and the future of its answer.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use crate::{
+    algorithm::{Action, Algorithm, EngineRequest, Params},
+    decision::{Policy, Source},
+    error::Error,
+    keys::Key,
+    quota::Quota,
+};
+
+/// The settings of a limiter, as a store needs them.
+#[derive(Debug)]
+pub struct Settings {
+    pub(crate) name: &'static str,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) quota: Quota,
+    pub(crate) params: Params,
+    pub(crate) source: Source,
+}
+
+impl Settings {
+    pub(crate) fn policy(&self, cost: u32) -> Policy {
+        let Self { name, quota, source, .. } = *self;
+        Policy { limiter: name, quota, cost, source }
+    }
+}
+
+/// A request to one limit, or to several, which admit it all or none.
+///
+/// It borrows: a decision in memory copies no key, and counts no reference to settings that all
+/// threads share.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreRequest<'a> {
+    pub(crate) action: Action,
+    pub(crate) limits: &'a [LimitRequest<'a>],
+}
+
+/// The part of a request that concerns one limit.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitRequest<'a> {
+    pub(crate) settings: &'a Arc<Settings>,
+    pub(crate) key: &'a Key<'a>,
+    pub(crate) cost: u32,
+    /// In microseconds.
+    pub(crate) max_wait: f64,
+}
+
+impl LimitRequest<'_> {
+    /// Returns whether both are counted in one place.
+    pub(crate) fn is_same_limit(&self, other: &Self) -> bool {
+        self.settings.name == other.settings.name && self.key == other.key
+    }
+
+    pub(crate) fn policy(&self) -> Policy {
+        self.settings.policy(self.cost)
+    }
+}
+
+impl StoreRequest<'_> {
+    pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: f64) -> EngineRequest {
+        let LimitRequest { cost, max_wait, .. } = *limit;
+        EngineRequest { action: self.action, cost: cost.into(), max_wait, now, admission: None }
+    }
+}
+
+/// The answer of a store: immediate, if it can be.
+pub enum StoreFuture<T> {
+    /// The answer; `None` once it was taken.
+    Ready(Option<Result<T, Error>>),
+    /// The answer will come.
+    Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
+}
+
+impl<T> StoreFuture<T> {
+    pub(crate) fn ready(result: Result<T, Error>) -> Self {
+        Self::Ready(Some(result))
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn pending(answer: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
+        Self::Pending(Box::pin(answer))
+    }
+
+    /// The answer, if it is ready and no error.
+    pub(crate) fn now(&self) -> Option<&T> {
+        match self {
+            Self::Ready(Some(Ok(answer))) => Some(answer),
+            _ => None,
+        }
+    }
+}
+
+impl<T: Unpin> Future for StoreFuture<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Ready(result) => Poll::Ready(result.take().expect("polled after completion")),
+            Self::Pending(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for StoreFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready(result) => f.debug_tuple("Ready").field(result).finish(),
+            Self::Pending(_) => f.write_str("Pending"),
+        }
+    }
+}
