@@ -17,14 +17,14 @@ pub(super) fn step<M: Model>(
 ) -> EngineReply {
     let EngineRequest { action, cost, max_wait, now, .. } = *request;
     let found = stored.is_some();
-    let mut reserved = stored.take().unwrap_or_else(|| Reserved::new(M::initial(now, params)));
-    let state = &mut reserved.state;
-    let saved = state.save(now, params);
+    let Reserved { state, waiting } =
+        stored.get_or_insert_with(|| Reserved::new(M::initial(now, params)));
+    let mut saved = state.save();
     let mut stale = false;
     if found {
         stale = state.step_back(now);
         state.advance(now);
-        stale |= state.adopt(now, params);
+        stale |= state.adopt(now, params, &mut saved);
     }
 
     let Earliest { wait, blocked } = state.earliest(now, request.needed(), params);
@@ -40,11 +40,14 @@ pub(super) fn step<M: Model>(
     let Report { remaining, replenish } = state.report(now, reset, params);
     if admits || action.commits() && stale {
         let reservation = admits.then_some(Reservation { instant, cost });
-        reserved.waiting.update(stale, now, reservation, before, params);
-        *stored = (reset > 0.0).then_some(reserved);
-    } else {
+        waiting.update(stale, now, reservation, before, params);
+        if reset == 0.0 {
+            *stored = None;
+        }
+    } else if found {
         state.restore(saved);
-        *stored = found.then_some(reserved);
+    } else {
+        *stored = None;
     }
     EngineReply { admitted, wait, remaining, replenish, reset, instant }
 }

@@ -56,6 +56,7 @@ impl Model for State {
         params.limit
     }
 
+    #[inline]
     fn initial(now: f64, params: &Params) -> Self {
         Self { start: now, ahead: 0.0, count: 0.0, length: params.window }
     }
@@ -66,14 +67,17 @@ impl Model for State {
         Some(Self { start, ahead, count, length })
     }
 
-    fn save(&self, _: f64, _: &Params) -> Self {
+    #[inline]
+    fn save(&self) -> Self {
         *self
     }
 
+    #[inline]
     fn restore(&mut self, saved: Self) {
         *self = saved;
     }
 
+    #[inline]
     fn step_back(&mut self, now: f64) -> bool {
         let back = now < self.start;
         if back {
@@ -82,6 +86,7 @@ impl Model for State {
         back
     }
 
+    #[inline]
     fn advance(&mut self, now: f64) {
         let windows = self.index_of(now);
         self.start += windows * self.length;
@@ -92,7 +97,8 @@ impl Model for State {
         }
     }
 
-    fn adopt(&mut self, now: f64, params: &Params) -> bool {
+    #[inline]
+    fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
         let changed = self.length != params.window;
         if changed {
             self.length = params.window;
@@ -104,12 +110,14 @@ impl Model for State {
         changed
     }
 
+    #[inline]
     fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
         let full = self.count + needed > params.limit;
         let index = if full { self.ahead + 1.0 } else { self.ahead };
         max(self.start + index * self.length - now, 0.0).into()
     }
 
+    #[inline]
     fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
         let index = self.index_of(instant);
         if index > self.ahead {
@@ -126,6 +134,7 @@ impl Model for State {
         }
     }
 
+    #[inline]
     fn reset_after(&self, now: f64) -> f64 {
         match self.is_empty() {
             true => 0.0,
@@ -133,6 +142,7 @@ impl Model for State {
         }
     }
 
+    #[inline]
     fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
         let Self { start, ahead, count, length } = *self;
         if reset == 0.0 {
@@ -143,10 +153,12 @@ impl Model for State {
         Report { remaining, replenish: start + opening * length - now }
     }
 
+    #[inline]
     fn pack(&self, _: f64, params: &Params) -> Option<Packed> {
         (self.length == params.window && self.ahead == 0.0).then_some([self.start, self.count])
     }
 
+    #[inline]
     fn unpack([start, count]: Packed, params: &Params) -> Option<Self> {
         Some(Self { start, ahead: 0.0, count, length: params.window })
     }

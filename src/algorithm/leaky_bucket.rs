@@ -88,6 +88,7 @@ impl Model for State {
         min(LONGEST_REFILL as f64, max(exact, Self::default_wait(params)))
     }
 
+    #[inline]
     fn initial(now: f64, params: &Params) -> Self {
         Self { at: now, debt: 0.0, excess: 0.0, unit: params.unit, tick: params.tick }
     }
@@ -99,26 +100,31 @@ impl Model for State {
         Some(Self { at, debt, excess, unit, tick })
     }
 
-    fn save(&self, _: f64, _: &Params) -> Self {
+    #[inline]
+    fn save(&self) -> Self {
         *self
     }
 
+    #[inline]
     fn restore(&mut self, saved: Self) {
         *self = saved;
     }
 
+    #[inline]
     fn step_back(&mut self, now: f64) -> bool {
         let back = now < self.at;
         self.at = min(self.at, now);
         back
     }
 
+    #[inline]
     fn advance(&mut self, now: f64) {
         self.lower((now - self.at) * self.tick);
         self.at = now;
     }
 
-    fn adopt(&mut self, _: f64, params: &Params) -> bool {
+    #[inline]
+    fn adopt(&mut self, _: f64, params: &Params, _: &mut Self::Saved) -> bool {
         let changed = self.rate() != params.rate();
         if changed {
             (self.debt, self.excess) =
@@ -128,12 +134,14 @@ impl Model for State {
         changed
     }
 
+    #[inline]
     fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
         let room = params.full() - needed * self.unit;
         let wait = self.time_until(self.debt, now);
         Earliest { wait, blocked: self.time_until(self.debt - room, now) }
     }
 
+    #[inline]
     fn commit(&mut self, instant: f64, cost: f64, params: &Params) {
         let idle = (instant - self.at) * self.tick;
         if self.debt <= idle - self.tick {
@@ -160,10 +168,12 @@ impl Model for State {
         self.lower(back);
     }
 
+    #[inline]
     fn reset_after(&self, now: f64) -> f64 {
         self.time_until(self.debt, now)
     }
 
+    #[inline]
     fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
         let room = params.full() - self.debt;
         let remaining = max(floor_div(room, self.unit), 0.0);
@@ -174,11 +184,13 @@ impl Model for State {
         Report { remaining, replenish: self.time_until(missing, now) }
     }
 
+    #[inline]
     fn pack(&self, _: f64, params: &Params) -> Option<Packed> {
         let own = self.rate() == params.rate() && self.excess == 0.0;
         own.then_some([self.at, self.debt])
     }
 
+    #[inline]
     fn unpack([at, debt]: Packed, params: &Params) -> Option<Self> {
         Some(Self { debt, ..Self::initial(at, params) })
     }

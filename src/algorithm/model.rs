@@ -43,7 +43,7 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn decode(bytes: &[u8]) -> Option<Self>;
 
-    fn save(&self, now: f64, params: &Self::Params) -> Self::Saved;
+    fn save(&self) -> Self::Saved;
 
     fn restore(&mut self, saved: Self::Saved);
 
@@ -54,7 +54,7 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     fn advance(&mut self, now: f64);
 
     /// Converts a state of other parameters. Returns whether they were others.
-    fn adopt(&mut self, now: f64, params: &Self::Params) -> bool;
+    fn adopt(&mut self, now: f64, params: &Self::Params, saved: &mut Self::Saved) -> bool;
 
     /// The wait until `needed` units are left.
     fn earliest(&self, now: f64, needed: f64, params: &Self::Params) -> Earliest;

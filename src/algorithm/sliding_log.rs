@@ -178,6 +178,7 @@ impl Model for State {
         exact.min(LONGEST_REFILL as f64)
     }
 
+    #[inline]
     fn initial(now: f64, params: &Params) -> Self {
         Self::new([now, 0.0, params.window], VecDeque::new())
     }
@@ -193,14 +194,17 @@ impl Model for State {
         Some(Self::new(head, entries))
     }
 
-    fn save(&self, _: f64, _: &Params) -> [f64; 3] {
+    #[inline]
+    fn save(&self) -> [f64; 3] {
         [self.at, self.skew, self.window]
     }
 
+    #[inline]
     fn restore(&mut self, saved: [f64; 3]) {
         [self.at, self.skew, self.window] = saved;
     }
 
+    #[inline]
     fn step_back(&mut self, now: f64) -> bool {
         let back = now + self.skew < self.at;
         if back {
@@ -209,6 +213,7 @@ impl Model for State {
         back
     }
 
+    #[inline]
     fn advance(&mut self, now: f64) {
         self.at = now + self.skew;
         self.find_live();
@@ -217,7 +222,8 @@ impl Model for State {
         }
     }
 
-    fn adopt(&mut self, _: f64, params: &Params) -> bool {
+    #[inline]
+    fn adopt(&mut self, _: f64, params: &Params, _: &mut Self::Saved) -> bool {
         let changed = self.window != params.window;
         let is_over = self.first == self.entries.len();
         self.window = params.window;
@@ -227,10 +233,12 @@ impl Model for State {
         changed && !is_over
     }
 
+    #[inline]
     fn earliest(&self, _: f64, needed: f64, params: &Params) -> Earliest {
         (self.first_instant(needed, params) - self.at).into()
     }
 
+    #[inline]
     fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
         self.drop_expired();
         let instant = instant + self.skew;
@@ -252,6 +260,7 @@ impl Model for State {
         self.live = self.sum;
     }
 
+    #[inline]
     fn reset_after(&self, _: f64) -> f64 {
         match self.first < self.entries.len() {
             true => self.last() + self.window - self.at,
@@ -259,6 +268,7 @@ impl Model for State {
         }
     }
 
+    #[inline]
     fn report(&self, _: f64, reset: f64, params: &Params) -> Report {
         if reset == 0.0 {
             return Report { remaining: params.limit, replenish: 0.0 };

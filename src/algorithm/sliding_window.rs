@@ -2,6 +2,8 @@
 //! the one before them, which is weighted by its overlap with the window. Its Lua twin is
 //! `scripts/sliding_window.lua`.
 
+use std::mem;
+
 use super::{
     arithmetic::max,
     model::{Earliest, Model, Report},
@@ -127,7 +129,7 @@ impl State {
 
     /// Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that
     /// two alternating quotas do not move the counts ahead of the time.
-    fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) {
+    fn regridded(&mut self, now: f64, Params { window, buckets, .. }: Params) -> Box<[u32]> {
         let Grid { start, last, .. } = self.grid;
         let mut moved = vec![0_u32; buckets as usize + 1].into_boxed_slice();
         let newest = ((last - start) * buckets / window).floor();
@@ -140,8 +142,8 @@ impl State {
                 *sum = sum.saturating_add(count);
             }
         }
-        (self.grid.index, self.counts) = (newest, moved);
-        (self.grid.length, self.grid.parts) = (window, buckets);
+        self.grid = Grid { index: newest, length: window, parts: buckets, ..self.grid };
+        moved
     }
 }
 
@@ -157,6 +159,7 @@ impl Model for State {
         params.limit
     }
 
+    #[inline]
     fn initial(now: f64, &Params { window, buckets, .. }: &Params) -> Self {
         let counts = vec![0; buckets as usize + 1].into_boxed_slice();
         let grid =
@@ -174,11 +177,12 @@ impl Model for State {
         Some(Self { grid: Grid { at, start, length, last, index, parts }, counts })
     }
 
-    fn save(&self, now: f64, params: &Params) -> Self::Saved {
-        let moves = self.is_foreign_to(params) || self.newest(now).is_none();
-        (self.grid, moves.then(|| self.counts.clone()))
+    #[inline]
+    fn save(&self) -> Self::Saved {
+        (self.grid, None)
     }
 
+    #[inline]
     fn restore(&mut self, (grid, counts): Self::Saved) {
         self.grid = grid;
         if let Some(counts) = counts {
@@ -186,6 +190,7 @@ impl Model for State {
         }
     }
 
+    #[inline]
     fn step_back(&mut self, now: f64) -> bool {
         let Grid { at, start, last, .. } = &mut self.grid;
         let back = *at - now;
@@ -195,25 +200,32 @@ impl Model for State {
         back > 0.0
     }
 
+    #[inline]
     fn advance(&mut self, now: f64) {
         self.grid.at = now;
     }
 
-    fn adopt(&mut self, now: f64, params: &Params) -> bool {
+    #[inline]
+    fn adopt(&mut self, now: f64, params: &Params, saved: &mut Self::Saved) -> bool {
         let changed = self.is_foreign_to(params) && self.newest(now).is_some();
         if changed {
-            self.regrid(now, *params);
+            let moved = self.regridded(now, *params);
+            saved.1 = Some(mem::replace(&mut self.counts, moved));
         }
         if self.newest(now).is_none() {
-            *self = Self::initial(now, params);
+            let Self { grid, counts } = Self::initial(now, params);
+            self.grid = grid;
+            saved.1.get_or_insert(mem::replace(&mut self.counts, counts));
         }
         changed
     }
 
+    #[inline]
     fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
         (self.first_instant(now, needed.min(params.limit), *params) - now).into()
     }
 
+    #[inline]
     fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
         let slot = self.slot_of(instant);
         let by = (slot - self.grid.index).min(self.counts.len() as f64) as usize;
@@ -250,11 +262,13 @@ impl Model for State {
         }
     }
 
+    #[inline]
     fn reset_after(&self, now: f64) -> f64 {
         let end = |newest| self.opening(newest + self.grid.parts + 1.0) - now;
         self.newest(now).map_or(0.0, end)
     }
 
+    #[inline]
     fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
         let Params { limit, grain, .. } = *params;
         if reset == 0.0 {

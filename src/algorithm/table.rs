@@ -50,6 +50,7 @@ macro_rules! algorithms {
         },)*];
 
         impl State {
+            #[inline]
             pub(crate) fn is_initial(&self) -> bool {
                 match self {
                     Self::Initial => true,
@@ -58,6 +59,7 @@ macro_rules! algorithms {
             }
 
             /// The instant of the last request that waits, of those with a known reservation.
+            #[inline]
             pub(crate) fn waited_until(&self, now: f64) -> Option<f64> {
                 let instant = match self {
                     Self::Initial => None,
@@ -70,6 +72,7 @@ macro_rules! algorithms {
             }
 
             /// Forgets reservations that are over, by a clock that never steps back.
+            #[inline]
             pub(crate) fn forget_reservations(&mut self, now: f64) {
                 match self {
                     $(Self::$variant(Some(Reserved { waiting, .. })) if waiting.is_over(now) => {
@@ -137,6 +140,7 @@ macro_rules! algorithms {
             }
 
             /// Decides, and changes the state. A state of another algorithm counts as initial.
+            #[inline]
             pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
                 if request.action == Action::Refund {
                     self.release(state, request.now, &[Release::grant(request.cost)]);
@@ -167,6 +171,7 @@ macro_rules! algorithms {
 
             /// Represents the state by two numbers for later requests. `None` if these do not
             /// suffice: because requests wait, or other parameters counted it.
+            #[inline]
             pub(crate) fn pack(&self, state: &State, now: f64) -> Option<Packed> {
                 match (self, state) {
                     $((Self::$variant(params), State::$variant(Some(it))) => {
@@ -177,6 +182,7 @@ macro_rules! algorithms {
             }
 
             /// The state that the numbers represent.
+            #[inline]
             pub(crate) fn unpack(&self, packed: Packed) -> State {
                 if packed == INITIAL {
                     return State::Initial;

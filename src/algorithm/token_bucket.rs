@@ -183,7 +183,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn save(&self, _: f64, _: &Params) -> Self {
+    fn save(&self) -> Self {
         *self
     }
 
@@ -210,7 +210,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn adopt(&mut self, now: f64, params: &Params) -> bool {
+    fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
         let changed = self.rate() != params.rate();
         if changed {
             (self.debt, self.excess) =
@@ -287,11 +287,13 @@ impl Model for State {
         Report { remaining, replenish: max(self.time_until(missing, now), self.last - now) }
     }
 
+    #[inline]
     fn pack(&self, now: f64, params: &Params) -> Option<Packed> {
         let own = self.rate() == params.rate() && self.excess == 0.0;
         (own && self.last <= now).then_some([self.at, self.debt])
     }
 
+    #[inline]
     fn unpack([at, debt]: Packed, params: &Params) -> Option<Self> {
         Some(Self { at, debt, last: at, ..Self::initial(at, params) })
     }
