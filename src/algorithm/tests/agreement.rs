@@ -1,5 +1,5 @@
-//! The script and the twin give the same answers and leave the same state, to the bit; and on the way
-//! each answer is held against the laws.
+//! The script and the twin give the same answers and leave the same state, to the bit; and on the
+//! way each answer is held against the laws.
 
 use std::cell::RefCell;
 

@@ -143,8 +143,8 @@ fn log(elements: &[Vec<u8>]) -> sliding_log::State {
     state
 }
 
-/// The state with all that has passed made part of the base, and without reservations of which none waits: script and
-/// twin do both, at different times.
+/// The state with all that has passed made part of the base, and without reservations of which none
+/// waits: script and twin do both, at different times.
 pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
     fn settle<S: Model>(
         Reserved { state, waiting }: &mut Reserved<S>,

@@ -1,4 +1,5 @@
-//! Several limits at once: script and twin agree, all are charged or none, and each keeps its promise.
+//! Several limits at once: script and twin agree, all are charged or none, and each keeps its
+//! promise.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -25,7 +26,8 @@ fn max_reservable(limits: &[Params]) -> f64 {
     limits.iter().map(Params::max_reservable).fold(f64::INFINITY, f64::min)
 }
 
-/// The questions of a history. Turns are given back one limit at a time in the test of the algorithms.
+/// The questions of a history. Turns are given back one limit at a time in the test of the
+/// algorithms.
 fn requests(limits: &[Params], steps: &[Step]) -> Vec<EngineRequest> {
     let (window, _) = window_and_most(&limits[0]);
     let part = |thousandths: f64| (window * thousandths / 1e3).floor();

@@ -24,9 +24,9 @@ pub(super) fn all_with(quota: Quota) -> Vec<(Algorithm, Quota)> {
     .to_vec()
 }
 
-/// At a time in milliseconds, a request of a cost that may wait for some milliseconds (`None`: as long
-/// as the algorithm lets it) gets a delay (`Ok`) or a retry-after (`Err`), and leaves so much remaining,
-/// and so long until the key is as if never seen.
+/// At a time in milliseconds, a request of a cost that may wait for some milliseconds (`None`: as
+/// long as the algorithm lets it) gets a delay (`Ok`) or a retry-after (`Err`), and leaves so much
+/// remaining, and so long until the key is as if never seen.
 type Row = (u32, u32, Option<u32>, Result<f64, f64>, u32, f64);
 
 struct Table {

@@ -1,4 +1,5 @@
-//! A store in memory, which holds most states as two numbers, decides as the twin does, which does not.
+//! A store in memory, which holds most states as two numbers, decides as the twin does, which does
+//! not.
 
 use std::{sync::Arc, time::Duration};
 

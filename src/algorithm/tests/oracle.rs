@@ -47,7 +47,8 @@ fn admitted(
     let part = |thousandths: u32| (quota.window_us() as f64 * f64::from(thousandths) / 1e3).floor();
     let mut now = 1.7e15;
     let (mut admitted, mut history): Outcome = Default::default();
-    // Also when the turn has come; but windows stay where they are, even if their first request is given back.
+    // Also when the turn has come; but windows stay where they are, even if their first request is
+    // given back.
     let at_any_time =
         !matches!(algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow { .. });
     for &(ahead, cost, max_wait, gives_up) in requests {
@@ -302,8 +303,8 @@ fn the_quota_is_met_in_the_long_run() {
             let (spent, allowed) = long_run(algorithm, quota, cost, 20_000);
             let limit = f64::from(quota.limit());
             assert!(spent <= allowed + limit, "{algorithm} {quota}: {spent} of {allowed}");
-            // What does not fill a whole request is lost to the windows; to the estimate of a sliding
-            // window, up to two requests more.
+            // What does not fill a whole request is lost to the windows; to the estimate of a
+            // sliding window, up to two requests more.
             let requests = f64::from(quota.limit() / cost);
             let sliding = matches!(algorithm, Algorithm::SlidingWindow { .. });
             let estimated = if sliding { requests / (requests + 2.0) } else { 1.0 };

@@ -8,7 +8,8 @@ use crate::quota::Quota;
 
 const LIMIT: u32 = 1_000;
 
-/// The most that was admitted in any window, as a multiple of the limit, of requests at the given times.
+/// The most that was admitted in any window, as a multiple of the limit, of requests at the given
+/// times.
 fn overshoot(buckets: u32, times: impl Iterator<Item = f64>) -> f64 {
     let params =
         Params::new(Algorithm::SlidingWindow { buckets }, Quota::per_second(LIMIT)).unwrap();

@@ -22,7 +22,8 @@ fn peek(backend: &mut impl Backend, params: &Params, now: f64) -> EngineReply {
     backend.decide(params, EngineRequest { action: Action::Peek, ..check(1, now) })
 }
 
-/// Uses all of the quota at one instant; exactly one window later all of it is back, and not before.
+/// Uses all of the quota at one instant; exactly one window later all of it is back, and not
+/// before.
 fn returns_after_a_window(backend: &mut impl Backend, algorithm: Algorithm, quota: Quota) {
     let params = Params::new(algorithm, quota).unwrap();
     let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);

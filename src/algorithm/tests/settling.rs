@@ -1,5 +1,5 @@
-//! Settling, cancelling and releasing let nothing more through than the promise, in any order and whatever is lost.
-//! The oracle counts what was really used, and knows nothing of states.
+//! Settling, cancelling and releasing let nothing more through than the promise, in any order and
+//! whatever is lost. The oracle counts what was really used, and knows nothing of states.
 
 use std::{env, time::Duration};
 
@@ -15,7 +15,8 @@ use crate::quota::Quota;
 enum Step {
     /// A cost, and the longest wait in 1/1000 of a window.
     Check(u32, u32),
-    /// Of a request that was admitted, how much of its cost was used, in quarters: more than four is spent.
+    /// Of a request that was admitted, how much of its cost was used, in quarters: more than four
+    /// is spent.
     Settle(Index, u32),
     /// Requests that are gone, at once.
     Cancel(Vec<Index>),
@@ -62,8 +63,8 @@ struct Use {
     window: f64,
 }
 
-/// The opening of the window of an instant, or else of the newest one that something is reserved in, for those that
-/// are fixed.
+/// The opening of the window of an instant, or else of the newest one that something is reserved
+/// in, for those that are fixed.
 fn window_of(state: &State, instant: Option<f64>, length: f64) -> f64 {
     let State::FixedWindow(Some(it)) = state else { return 0.0 };
     let ahead = instant.map_or(it.state.ahead, |at| ((at - it.state.start) / length).floor());
@@ -109,7 +110,8 @@ fn history(
     let limiters = quotas.map(|quota| Params::new(algorithm, quota).unwrap());
     let mut current_quota = 0;
     let window = quotas[0].window_us() as f64;
-    // Requests that wait keep their instants when the quota is changed, for which the oracle has no bound.
+    // Requests that wait keep their instants when the quota is changed, for which the oracle has no
+    // bound.
     let waits = quotas[0] == quotas[1];
     let max_cost = quotas.map(|quota| quota.limit()).into_iter().min().unwrap();
     let part = |thousandths: u32| (window * f64::from(thousandths) / 1e3).floor();
@@ -200,8 +202,8 @@ fn history(
     Ok(())
 }
 
-/// What was spent before a loss is not in the state, so that its return is a grant: but for what was reserved for an
-/// instant to come, unless by chance others are reserved for the same.
+/// What was spent before a loss is not in the state, so that its return is a grant: but for what
+/// was reserved for an instant to come, unless by chance others are reserved for the same.
 fn returned(uses: &mut Vec<Use>, place: usize, grant: Use) {
     let Use { instant, losses, .. } = uses[place];
     let same = uses.iter().any(|it| it.losses == grant.losses && it.instant == instant);
@@ -210,7 +212,8 @@ fn returned(uses: &mut Vec<Use>, place: usize, grant: Use) {
     }
 }
 
-/// Some histories on the twin, and some on the script: with `HISTORIES=100000` in the environment so many, and a tenth.
+/// Some histories on the twin, and some on the script: with `HISTORIES=100000` in the environment
+/// so many, and a tenth.
 fn never_over(algorithm: Algorithm, oracle: Oracle) {
     histories(algorithm, quotas().prop_map(|quota| [quota; 2]), oracle);
 }
@@ -231,8 +234,9 @@ fn histories(algorithm: Algorithm, quotas: impl Strategy<Value = [Quota; 2]>, or
     result.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Holds `most` against the sum and the time of each stretch that ends with a check and begins after the last loss.
-/// Whenever units were granted, what they were granted for may have been used before.
+/// Holds `most` against the sum and the time of each stretch that ends with a check and begins
+/// after the last loss. Whenever units were granted, what they were granted for may have been used
+/// before.
 fn stretches(
     quota: Quota,
     uses: &[Use],
@@ -294,7 +298,8 @@ fn both_quotas() -> impl Strategy<Value = [Quota; 2]> {
     (quotas(), quotas()).prop_map(|(one, other)| [one, other])
 }
 
-/// What is left of the quota of `params`, on the twin and on the script, after `history` with one of them.
+/// What is left of the quota of `params`, on the twin and on the script, after `history` with one
+/// of them.
 fn left_after(params: &Params, now: f64, history: impl Fn(&mut dyn Lossy)) -> [f64; 2] {
     let server = RedisServer::start();
     let mut scripted = Scripted::new(&server, "{key}");
@@ -434,7 +439,8 @@ fn a_sliding_window_is_never_over() {
     fn oracle<const BUCKETS: u32>([quota, _]: [Quota; 2], uses: &[Use]) -> bool {
         let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
         let buckets = f64::from(BUCKETS);
-        // Whatever the grid is: the sub-windows that lie wholly inside of the window hold no more than the limit.
+        // Whatever the grid is: the sub-windows that lie wholly inside of the window hold no more
+        // than the limit.
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { instant: end, losses, .. } = uses[last];
             let inside = window - (window / buckets).ceil();
