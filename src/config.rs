@@ -102,12 +102,12 @@ use crate::{
 pub struct Limits(BTreeMap<String, Limit>);
 
 impl Limits {
-    /// Makes the limiters, by their names, which are then taken in `store`.
+    /// Makes the limiters and takes their names in `store`.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NameTaken`] if the store has a limiter of one of the names already. No name
-    /// is taken then.
+    /// [`ConfigError::NameTaken`] if the store already has a limiter with one of the names; then no
+    /// name is taken.
     pub fn limiters(
         &self,
         store: &(impl Store + Clone),
