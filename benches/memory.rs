@@ -1,5 +1,5 @@
-//! What a check over the memory store costs, against governor, and what the layer adds to a request,
-//! against tower_governor: times and allocations.
+//! Compares a check over the memory store with governor, and the overhead of the layer with
+//! tower_governor: times and allocations.
 
 #![allow(missing_docs, unreachable_pub)]
 
@@ -42,7 +42,7 @@ const REQUEST_PASSES: usize = 4;
 const CHECK_GOAL: f64 = 1.0;
 const LAYER_GOAL: f64 = 0.6;
 
-/// Refills a bucket between two requests of its key.
+/// Refills a bucket between two requests with its key.
 const QUICK: Quota = Quota::per_second(1_000_000);
 /// Admits all requests, and never refills a bucket meanwhile.
 const SLOW: Quota = Quota::per_day(1_000_000);
@@ -109,7 +109,7 @@ fn governor<C: Clock>(quota: Quota, clock: C) -> Governor<C> {
     RateLimiter::dashmap_with_clock(quota.allow_burst(burst), clock)
 }
 
-/// The time in which a token comes back.
+/// The time in which a token is refilled.
 fn period(quota: Quota) -> Duration {
     quota.window() / quota.limit()
 }
@@ -137,7 +137,7 @@ struct Run {
     admitted: usize,
 }
 
-/// Checks all keys several times in each thread, after a first time that is not counted.
+/// Checks all keys several times in each thread, after a warm-up.
 fn run_checks(subject: &impl Check, keys: &[String], threads: usize) -> Run {
     for key in keys {
         black_box(subject.check(key));
@@ -163,7 +163,9 @@ fn run_checks(subject: &impl Check, keys: &[String], threads: usize) -> Run {
 
 fn print_layers() {
     println!();
-    println!("What the layer adds to a service that answers at once, against tower_governor");
+    println!(
+        "Overhead of the layer around a service that is ready at once, against tower_governor"
+    );
     println!("ns and allocations per request without those of the bare service");
 
     let ours = |quota, fields: bool, extensions| {
@@ -269,7 +271,7 @@ fn theirs(quota: Quota) -> GovernorConfigBuilder<ApiKey, NoOpMiddleware> {
         .key_extractor(ApiKey)
 }
 
-/// Sends requests with all keys several times, after a first time that is not counted.
+/// Sends requests with all keys several times, after a warm-up.
 fn run_requests<S, B>(mut service: S, keys: &[HeaderValue]) -> Run
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
@@ -282,14 +284,14 @@ where
     })
 }
 
-/// Counts no allocations meanwhile, as that would be part of the time.
+/// Runs the work without counting allocations, which takes time.
 fn uncounted<T>(work: impl FnOnce() -> T) -> T {
     let mut output = None;
     opt_out(|| output = Some(work()));
     output.expect("the work is done")
 }
 
-/// Counts them per request; an allocation that grows counts again.
+/// Counts the allocations per request; one that grows counts again.
 fn allocations<S, B>(mut service: S, keys: &[HeaderValue]) -> f64
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
@@ -301,7 +303,7 @@ where
     counted.count_total as f64 / keys.len() as f64
 }
 
-/// Returns how many were admitted.
+/// Returns the number of admitted requests.
 fn send_all<S, B>(service: &mut S, keys: &[HeaderValue]) -> usize
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,

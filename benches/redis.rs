@@ -1,5 +1,5 @@
-//! What a decision over Redis costs, against bare commands over the same kind of connection: time, CPU
-//! of the server, and memory of the server.
+//! Compares decisions over Redis with bare commands over the same kind of connection: time, CPU of
+//! the server, and memory of the server.
 
 #![allow(missing_docs, unreachable_pub)]
 
@@ -42,7 +42,7 @@ const CPU_CALLS_PER_TASK: usize = 20;
 
 const LOGGED: u32 = 10_000;
 
-/// One limit, two in one round trip, and two one after the other.
+/// The ways to decide: one limit, two in one round trip, and two one after the other.
 const WAYS: usize = 3;
 
 const PLENTY: Quota = Quota::per_second(1_000_000);
@@ -164,7 +164,9 @@ impl Bench {
         let series: [Series; SUBJECTS] = interleaved(CPU_ROUNDS, |which| {
             let before = self.cpu();
             admitted[which] += match subjects.get(which) {
-                Some(it) => self.checks_in_flight(&it.limiter, it.keys, CPU_CALLS_PER_TASK),
+                Some(Subject { limiter, keys, .. }) => {
+                    self.checks_in_flight(limiter, *keys, CPU_CALLS_PER_TASK)
+                }
                 None => self.increments_in_flight(CPU_CALLS_PER_TASK),
             };
             let after = self.cpu();
@@ -177,7 +179,7 @@ impl Bench {
         for (which, cpu) in series.iter().enumerate() {
             println!(
                 "  {:<34} {:5.2}  (main thread, mean: {:5.2})  ratio {}  admitted of {}: {}",
-                subjects.get(which).map_or("INCR", |it| &it.label),
+                subjects.get(which).map_or("INCR", |subject| &subject.label),
                 cpu.median(),
                 main_thread[which],
                 cpu.ratio_to(incr).summary(),
@@ -217,7 +219,7 @@ impl Bench {
         println!("Two limits in one round trip against one limit: a token bucket for each user");
         for (label, shared) in [
             ("and a sliding window for the same user", None),
-            ("and a sliding window for all together", Some("everybody")),
+            ("and a sliding window for all users together", Some("all")),
         ] {
             println!("  {label}");
             let prefix = if shared.is_some() { "different" } else { "same" };
@@ -233,26 +235,26 @@ impl Bench {
 
     fn print_pair_latency(&self, pair: &Pair) {
         let (key, mut admitted) = (key(0), [0; WAYS]);
-        let [one, together, apart] = interleaved(ROUNDS, |way| {
+        let [one, combined, separate] = interleaved(ROUNDS, |way| {
             let calls = latency(async || pair.check(way, &key).await);
             let (micros, of_them) = self.runtime.block_on(calls);
             admitted[way] += of_them;
             micros
         });
         println!(
-            "    one request in flight, us: one {:.1}  two together {:.1}  two apart {:.1}  \
+            "    one request in flight, us: one {:.1}  two combined {:.1}  two separate {:.1}  \
              admitted of {}: {admitted:?}",
             one.median(),
-            together.median(),
-            apart.median(),
+            combined.median(),
+            separate.median(),
             ROUNDS * CALLS,
         );
-        print_pair_ratios(&one, &together, &apart);
+        print_pair_ratios(&one, &combined, &separate);
     }
 
     fn print_pair_cpu(&self, pair: &Pair) {
         let mut admitted = [0; WAYS];
-        let [one, together, apart] = interleaved(CPU_ROUNDS, |way| {
+        let [one, combined, separate] = interleaved(CPU_ROUNDS, |way| {
             let before = self.cpu();
             admitted[way] += self.in_flight(|task| {
                 let (pair, key) = (pair.clone(), key(task));
@@ -261,14 +263,14 @@ impl Bench {
             (self.cpu().process - before.process) / (TASKS * CPU_CALLS_PER_TASK) as f64
         });
         println!(
-            "    CPU of the server per request, {TASKS} in flight, us: one {:.2}  two together {:.2}  \
-             two apart {:.2}  admitted of {}: {admitted:?}",
+            "    CPU of the server per request, {TASKS} in flight, us: one {:.2}  \
+             two combined {:.2}  two separate {:.2}  admitted of {}: {admitted:?}",
             one.median(),
-            together.median(),
-            apart.median(),
+            combined.median(),
+            separate.median(),
             CPU_ROUNDS * TASKS * CPU_CALLS_PER_TASK,
         );
-        print_pair_ratios(&one, &together, &apart);
+        print_pair_ratios(&one, &combined, &separate);
     }
 
     fn print_memory(&self) {
@@ -276,7 +278,7 @@ impl Bench {
         println!("Bytes per key in Redis (MEMORY USAGE), after one admitted request");
         for algorithm in ALGORITHMS {
             let limiter = self.limiter("default", algorithm, Quota::per_hour(1_000_000));
-            self.ask::<()>("FLUSHALL");
+            self.query::<()>("FLUSHALL");
             assert!(self.runtime.block_on(check(&limiter, &key(0))));
             let (key, one) = self.only_key();
             print!("  {:<20} {one:4}  of which the key's name {}", name(algorithm), key.len());
@@ -324,23 +326,23 @@ impl Bench {
         println!("  bytes per permit: {:.1}", self.bytes_per_permit());
     }
 
-    /// Of a limiter that Redisson shares.
+    /// The bytes per permit of a limiter that Redisson shares.
     fn bytes_per_permit(&self) -> f64 {
-        self.ask::<()>("FLUSHALL");
+        self.query::<()>("FLUSHALL");
         let shared = RateLimiter::new(self.store.clone(), "shared-with-java");
         self.runtime.block_on(async {
             let (rate, hour) = (u64::from(2 * LOGGED), Duration::from_secs(3_600));
             shared.set_rate(RateType::Overall, rate, hour).await.expect("the server answers");
             assert!(acquire(&shared).await);
         });
-        let bytes = || self.ask::<u64>("MEMORY USAGE {shared-with-java}:permits SAMPLES 0");
+        let bytes = || self.query::<u64>("MEMORY USAGE {shared-with-java}:permits SAMPLES 0");
         let one = bytes();
         let acquires = often(LOGGED as usize, async || acquire(&shared).await);
         assert_eq!(self.runtime.block_on(acquires), LOGGED as usize);
         (bytes() - one) as f64 / f64::from(LOGGED)
     }
 
-    /// Admits so many requests of one key that a sliding log has `LOGGED` entries more.
+    /// Admits requests of one key, which add `LOGGED` entries to a sliding log.
     fn log(&self, limiter: &Limiter) {
         let key = key(0);
         let checks = often(LOGGED as usize, async || check(limiter, &key).await);
@@ -372,7 +374,7 @@ impl Bench {
         })
     }
 
-    /// Runs a task for each of the requests in flight, and sums up what they admitted.
+    /// Runs a task for each of the requests in flight. Returns the number of admitted requests.
     fn in_flight<F>(&self, work: impl Fn(usize) -> F) -> usize
     where
         F: Future<Output = usize> + Send + 'static,
@@ -383,20 +385,20 @@ impl Bench {
         })
     }
 
-    /// What the limiter sends, from the slow log of the server.
+    /// The script that the limiter sends, from the slow log of the server.
     fn script(&self, limiter: &Limiter) -> Script {
         // The first one may load the script.
-        self.ask::<()>("CONFIG SET slowlog-log-slower-than 0");
+        self.query::<()>("CONFIG SET slowlog-log-slower-than 0");
         self.runtime.block_on(often(2, async || check(limiter, &key(0)).await));
-        self.ask::<()>("CONFIG SET slowlog-log-slower-than -1");
+        self.query::<()>("CONFIG SET slowlog-log-slower-than -1");
         type Entry = (u64, u64, u64, Vec<Vec<u8>>, Vec<u8>, Vec<u8>);
-        let log: Vec<Entry> = self.ask("SLOWLOG GET");
+        let log: Vec<Entry> = self.query("SLOWLOG GET");
         let sent = log.into_iter().map(|entry| entry.3).find(|args| args[0] == b"EVALSHA");
         Script { sent: sent.expect("a limiter runs a script") }
     }
 
     fn cpu(&self) -> Cpu {
-        let info: InfoDict = self.ask("INFO cpu");
+        let info: InfoDict = self.query("INFO cpu");
         let micros = |name: &str| info.get::<f64>(name).unwrap_or_default() * 1e6;
         Cpu {
             process: micros("used_cpu_user") + micros("used_cpu_sys"),
@@ -404,15 +406,15 @@ impl Bench {
         }
     }
 
-    /// The only key, and its bytes.
+    /// The only key, and the size of its value in bytes.
     fn only_key(&self) -> (String, u64) {
-        let keys: Vec<String> = self.ask("KEYS *");
+        let keys: Vec<String> = self.query("KEYS *");
         let [key] = keys.try_into().expect("one key");
-        let bytes = self.ask(&format!("MEMORY USAGE {key} SAMPLES 0"));
+        let bytes = self.query(&format!("MEMORY USAGE {key} SAMPLES 0"));
         (key, bytes)
     }
 
-    fn ask<T: FromRedisValue>(&self, words: &str) -> T {
+    fn query<T: FromRedisValue>(&self, words: &str) -> T {
         let mut words = words.split(' ');
         let mut cmd = redis::cmd(words.next().unwrap_or_default());
         words.for_each(|word| {
@@ -457,7 +459,7 @@ impl Pair {
 /// In microseconds.
 struct Cpu {
     process: f64,
-    /// 0 if the server does not tell.
+    /// 0 if the server does not report it.
     main_thread: f64,
 }
 
@@ -467,7 +469,7 @@ struct Script {
 }
 
 impl Script {
-    /// What the limiter calls `key` in Redis.
+    /// The key in Redis for `key`.
     fn key_of(&self, key: &str) -> String {
         String::from_utf8_lossy(&self.sent[3]).replace(&self::key(0), key)
     }
@@ -479,8 +481,9 @@ impl Script {
             cmd.arg(arg);
         }
         let (_, found): (u64, Vec<u8>) = query(connection, &cmd).await;
-        // It was admitted if the bucket that was found had a token: its debt stands behind 12 bytes.
-        let debt = found.get(12..20).map_or(0.0, |it| f64::from_le_bytes(it.try_into().unwrap()));
+        // The request was admitted if the bucket had a token: its debt stands behind 12 bytes.
+        let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap());
+        let debt = found.get(12..20).map_or(0.0, number);
         debt < f64::from(PLENTY.limit())
     }
 }
@@ -504,21 +507,21 @@ async fn acquire(limiter: &RateLimiter) -> bool {
     limiter.try_acquire(1, Duration::ZERO).await.expect("the server answers").is_allowed()
 }
 
-/// Asks one time after the other, and counts what was admitted.
-async fn often(calls: usize, mut ask: impl AsyncFnMut() -> bool) -> usize {
+/// Makes calls one after the other, and counts those that were admitted.
+async fn often(calls: usize, mut call: impl AsyncFnMut() -> bool) -> usize {
     let mut admitted = 0;
     for _ in 0..calls {
-        admitted += usize::from(ask().await);
+        admitted += usize::from(call().await);
     }
     admitted
 }
 
-/// The median time of a call in microseconds, and how many were admitted.
-async fn latency(mut ask: impl AsyncFnMut() -> bool) -> (f64, usize) {
+/// The median time of a call in microseconds, and the number of admitted calls.
+async fn latency(mut call: impl AsyncFnMut() -> bool) -> (f64, usize) {
     let mut times = Vec::with_capacity(CALLS);
     let admitted = often(CALLS, async || {
         let start = Instant::now();
-        let admitted = ask().await;
+        let admitted = call().await;
         times.push(start.elapsed());
         admitted
     })
@@ -527,9 +530,9 @@ async fn latency(mut ask: impl AsyncFnMut() -> bool) -> (f64, usize) {
     (times[CALLS / 2].as_secs_f64() * 1e6, admitted)
 }
 
-fn print_pair_ratios(one: &Series, together: &Series, apart: &Series) {
-    println!("      two together / one       {}", together.ratio_to(one).summary());
-    println!("      two together / two apart {}", together.ratio_to(apart).summary());
+fn print_pair_ratios(one: &Series, combined: &Series, separate: &Series) {
+    println!("      two combined / one          {}", combined.ratio_to(one).summary());
+    println!("      two combined / two separate {}", combined.ratio_to(separate).summary());
 }
 
 fn name(algorithm: Algorithm) -> String {

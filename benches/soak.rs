@@ -1,5 +1,5 @@
-//! Ten minutes of mixed load over four replicas while Redis fails in every way at random: nobody is admitted over
-//! the quota, and neither this process nor Redis grows.
+//! Ten minutes of mixed load over four replicas while Redis fails at random: no quota is exceeded,
+//! and neither this process nor Redis uses more and more memory.
 //!
 //! ```text
 //! cargo bench --bench soak              # ten minutes
@@ -47,14 +47,14 @@ const ALGORITHMS: [Algorithm; 5] = [
 ];
 const QUOTA: Quota = Quota::per_second(LIMIT);
 const SAMPLES: usize = 60;
-/// How much more memory may be used in the last third than in the one before.
+/// The allowed growth of memory from the middle third to the last one.
 const FLAT: f64 = 1.1;
 
-/// The limiters of one replica, and what was admitted, which all replicas share.
+/// The limiters of one replica, and the counts of all replicas.
 struct Replica {
     store: RedisStore,
     limiters: [Limiter; ALGORITHMS.len()],
-    /// Of everybody's, in a charge together with a limiter of one's own.
+    /// The second limit of a charge: one key for all requests.
     all: Limiter,
     seen: Arc<Seen>,
 }
@@ -64,7 +64,7 @@ struct Seen {
     is_over: AtomicBool,
     admitted: [[AtomicU64; KEYS]; ALGORITHMS.len()],
     denied: AtomicU64,
-    given_up: AtomicU64,
+    dropped: AtomicU64,
     failed: AtomicU64,
 }
 
@@ -78,20 +78,20 @@ impl Replica {
         Self { store, limiters, all, seen: seen.clone() }
     }
 
-    async fn ask_until_over(self: Arc<Self>) {
+    async fn send_until_over(self: Arc<Self>) {
         while !self.seen.is_over.load(Relaxed) {
-            self.ask().await;
+            self.send().await;
         }
     }
 
-    async fn ask(&self) {
-        let (place, key) = (fastrand::usize(..ALGORITHMS.len()), fastrand::usize(..KEYS));
-        let (limiter, name) = (&self.limiters[place], format!("key-{key}"));
+    async fn send(&self) {
+        let (index, key) = (fastrand::usize(..ALGORITHMS.len()), fastrand::usize(..KEYS));
+        let (limiter, name) = (&self.limiters[index], format!("key-{key}"));
         let cost = fastrand::u32(1..4);
         let wait = Duration::from_millis(fastrand::u64(1..300));
         let decision = match fastrand::u8(..10) {
             0 => {
-                // Somebody who comes once, and is forgotten.
+                // A key that has one request, and expires.
                 let _ = limiter.check(format!("once-{}", fastrand::u64(..))).await;
                 return;
             }
@@ -101,17 +101,17 @@ impl Replica {
             }
             2 => {
                 let charge = Charge::new(limiter, name.as_str()).cost(cost);
-                charge.and(Charge::new(&self.all, "everybody")).check().await
+                charge.and(Charge::new(&self.all, "all")).check().await
             }
             3 | 4 => limiter.try_acquire(name.as_str(), cost, wait).await,
             5 => {
-                // Gives its turn back.
-                let patience = Duration::from_millis(fastrand::u64(..50));
+                // Is dropped after a while, which releases its reservation.
+                let time = Duration::from_millis(fastrand::u64(..50));
                 let attempt = limiter.try_acquire(name.as_str(), cost, wait);
-                match timeout(patience, attempt).await {
+                match timeout(time, attempt).await {
                     Ok(decision) => decision,
                     Err(_) => {
-                        self.seen.given_up.fetch_add(1, Relaxed);
+                        self.seen.dropped.fetch_add(1, Relaxed);
                         return;
                     }
                 }
@@ -120,7 +120,7 @@ impl Replica {
         };
         let (count, pause) = match decision {
             Ok(decision) if decision.is_allowed() => {
-                self.seen.admitted[place][key].fetch_add(cost.into(), Relaxed);
+                self.seen.admitted[index][key].fetch_add(cost.into(), Relaxed);
                 return;
             }
             Ok(_) => (&self.seen.denied, 10),
@@ -131,18 +131,29 @@ impl Replica {
     }
 }
 
-/// The most that is admitted in this time, whatever comes.
+/// The maximum of units that may be admitted in this time.
 fn allowed(time: Duration) -> u64 {
-    // What was left from before, or is used up ahead: the burst of a bucket, and the windows that have begun.
+    // Two windows more: the burst of a bucket, and the windows that have begun.
     (f64::from(LIMIT) * (time.as_secs_f64() + 2.0)) as u64
 }
 
+fn command(server: &RedisServer, words: &[&str]) {
+    let _ = redis::cmd(words[0]).arg(&words[1..]).exec(&mut server.connection());
+}
+
+async fn for_a_while() {
+    sleep(Duration::from_millis(fastrand::u64(200..3_000))).await;
+}
+
 async fn fail(server: &mut RedisServer, proxy: &Proxy) -> &'static str {
-    let command = |server: &RedisServer, words: &[&str]| {
-        let _ = redis::cmd(words[0]).arg(&words[1..]).exec(&mut server.connection());
-    };
-    let for_a_while = || sleep(Duration::from_millis(fastrand::u64(200..3_000)));
     match fastrand::u8(..11) {
+        fault @ 7.. => fail_network(proxy, fault).await,
+        fault => fail_server(server, fault).await,
+    }
+}
+
+async fn fail_server(server: &mut RedisServer, fault: u8) -> &'static str {
+    match fault {
         0 => {
             server.kill();
             for_a_while().await;
@@ -173,10 +184,15 @@ async fn fail(server: &mut RedisServer, proxy: &Proxy) -> &'static str {
             command(server, &["CONFIG", "SET", "maxmemory", "0"]);
             "memory used up"
         }
-        6 => {
+        _ => {
             command(server, &["EVAL", "for i = 1, 5e7 do end", "0"]);
-            "a slow script of somebody else"
+            "a slow script of another program"
         }
+    }
+}
+
+async fn fail_network(proxy: &Proxy, fault: u8) -> &'static str {
+    match fault {
         7 => {
             proxy.drop_all(true);
             for_a_while().await;
@@ -200,13 +216,13 @@ async fn fail(server: &mut RedisServer, proxy: &Proxy) -> &'static str {
     }
 }
 
-/// The megabytes of this process, and of what Redis holds.
+/// The megabytes of this process, and of the data in Redis.
 fn memory(server: &RedisServer) -> [f64; 2] {
     let ours = fs::read_to_string(format!("/proc/{}/statm", process::id())).unwrap_or_default();
     let pages: f64 =
         ours.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or_default();
     let info = redis::cmd("INFO").arg("memory").query::<redis::InfoDict>(&mut server.connection());
-    let held: f64 = info.ok().and_then(|it| it.get("used_memory_dataset")).unwrap_or_default();
+    let held: f64 = info.ok().and_then(|info| info.get("used_memory_dataset")).unwrap_or_default();
     [pages * 4_096.0 / 1e6, held / 1e6]
 }
 
@@ -222,7 +238,7 @@ async fn soak(time: Duration) -> bool {
         let url = if number % 2 == 0 { server.url() } else { proxy.url() };
         let replica = Arc::new(Replica::new(&url, &seen));
         for _ in 0..TASKS_PER_REPLICA {
-            tasks.spawn(replica.clone().ask_until_over());
+            tasks.spawn(replica.clone().send_until_over());
         }
         replicas.push(replica);
     }
@@ -256,9 +272,9 @@ async fn soak(time: Duration) -> bool {
 fn report(seen: &Seen, allowed: u64) -> bool {
     let mut is_within = true;
     println!(
-        "{} denied, {} given up, {} failed",
+        "{} denied, {} dropped, {} failed",
         seen.denied.load(Relaxed),
-        seen.given_up.load(Relaxed),
+        seen.dropped.load(Relaxed),
         seen.failed.load(Relaxed)
     );
     println!("admitted, of {allowed} that were allowed for each key:");
@@ -271,7 +287,7 @@ fn report(seen: &Seen, allowed: u64) -> bool {
     is_within
 }
 
-/// Whether the last third of the samples is as the one before.
+/// Returns true if the last third of the samples is about as large as the middle one.
 fn is_flat(what: &str, samples: &[[f64; 2]], column: usize) -> bool {
     let third = samples.len() / 3;
     let mean = |part: &[[f64; 2]]| {

@@ -1,9 +1,10 @@
-//! What it takes to wait for a turn, against asking again and again: round trips to Redis, the order and
-//! the spread of the departures, and the memory of those who wait.
+//! Compares waiting for a reservation with checking in a loop: round trips to Redis, the order and
+//! the spread of the departures, and the memory of waiting requests.
 //!
-//! A waiter arrives when the server runs its script. For `try_acquire` the server's slow log tells the
-//! order: each waiter names a timeout of its own, which the log shows. In the loop nobody has one, and
-//! the order is that of the first answers. A waiter departs when its call has returned.
+//! A waiter arrives when the server runs its script. For `try_acquire`, the slow log of the server
+//! contains the order: each waiter has a different timeout, which the log shows. In the loop,
+//! waiters have no timeout, and the order is that of their first replies. A waiter departs when its
+//! call returns.
 
 #![allow(missing_docs, unreachable_pub)]
 
@@ -37,21 +38,22 @@ const WAITERS: usize = 1_000;
 const REPLICAS: usize = 4;
 const ROUNDS: usize = 5;
 const RATE: Quota = Quota::per_second(1_000);
-/// Between two departures.
+/// The time between two departures.
 const PACE: Duration = Duration::from_millis(1);
 const TRIPS_GOAL: f64 = 1.0;
 
-/// The shortest timeout: longer than anybody waits.
+/// The shortest timeout: longer than any wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Where an EVALSHA has the timeout.
-const MAX_WAIT: usize = 6;
-/// How long the loop may take in a round.
-const PATIENCE: Duration = Duration::from_secs(6);
+/// The index of the items among the words of an EVALSHA.
+const ITEMS: usize = 6;
+/// The longest time of the loop in a round.
+const LOOP_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Nobody's turn comes while the memory is counted, and all have one.
+/// No reservation comes due while the memory is counted.
 const SLOW: Quota = Quota::per_hour(1);
-const TURNS: Duration = Duration::from_secs(3_600 * 2 * WAITERS as u64);
-/// After this time all know their turns.
+/// All waiters can reserve within this time.
+const LONG_WAIT: Duration = Duration::from_secs(3_600 * 2 * WAITERS as u64);
+/// All waiters have a reservation after this time.
 const SETTLED: Duration = Duration::from_secs(1);
 
 const ALGORITHMS: [Algorithm; 6] = [
@@ -90,18 +92,16 @@ impl Bench {
     }
 
     fn print_departures(&self) {
+        println!("{WAITERS} waiters on one key at {RATE}, all at once over {REPLICAS} connections");
         println!(
-            "{WAITERS} waiters on one key at {RATE}, asking at once over {REPLICAS} connections"
+            "sums over {ROUNDS} rounds, the total is the median; \
+             goals: {TRIPS_GOAL:.1} round trips, no waiter overtaken"
         );
         println!(
-            "{ROUNDS} rounds taken together, the total is the median; \
-             goals: {TRIPS_GOAL:.1} round trips, nobody overtaken"
+            "off: the k-th departure, against k ms after the first; tokio's timer ticks in ms"
         );
         println!(
-            "off: between the k-th departure and k ms after the first; tokio's timer ticks in ms"
-        );
-        println!(
-            "overtaken: waiters that left after one that arrived later, and the longest time after"
+            "overtaken: waiters that departed after a later one, and the longest time after it"
         );
         println!(
             "  {:<26} {:>18} {:>8} {:>9} {:>20} {:>16} {:>8} {:>9}",
@@ -123,27 +123,29 @@ impl Bench {
         print_runs("check, sleep, check again", &runs[2]);
     }
 
-    /// Everybody books a turn, and waits for it.
+    /// Each waiter makes a reservation, and waits for it.
     fn run_ours(&self, algorithm: Algorithm, quota: Quota) -> Run {
-        let ask = async |limiter: Limiter, waiter, _| {
+        let wait = async |limiter: Limiter, waiter, _| {
             let timeout = TIMEOUT + Duration::from_micros(waiter);
             let decision = limiter.try_acquire("key", 1, timeout).await;
             let departed = Instant::now();
             assert!(decision.expect("the server answers").is_allowed());
             Waiter { arrived: waiter, departed: Some(departed) }
         };
-        self.ask::<()>("CONFIG SET slowlog-max-len 1000000");
-        self.ask::<()>("CONFIG SET slowlog-log-slower-than 0");
-        let mut run = self.run(algorithm, quota, ask);
-        self.ask::<()>("CONFIG SET slowlog-log-slower-than -1");
+        self.query::<()>("CONFIG SET slowlog-max-len 1000000");
+        self.query::<()>("CONFIG SET slowlog-log-slower-than 0");
+        let mut run = self.run(algorithm, quota, wait);
+        self.query::<()>("CONFIG SET slowlog-log-slower-than -1");
         let order = self.order_of_arrival();
-        run.waiters.iter_mut().for_each(|it| it.arrived = order[it.arrived as usize]);
+        for waiter in &mut run.waiters {
+            waiter.arrived = order[waiter.arrived as usize];
+        }
         run.in_order()
     }
 
-    /// Everybody asks, sleeps for as long as the answer says, and asks again.
+    /// Each waiter checks, sleeps until the `retry_after`, and checks again.
     fn run_loop(&self, algorithm: Algorithm, quota: Quota) -> Run {
-        let ask = async |limiter: Limiter, _, start: Instant| {
+        let wait = async |limiter: Limiter, _, start: Instant| {
             let mut first = None;
             loop {
                 let decision = limiter.check("key").await.expect("the server answers");
@@ -151,19 +153,21 @@ impl Bench {
                 let arrived = (*first.get_or_insert(now) - start).as_nanos() as u64;
                 match decision.retry_after() {
                     None => return Waiter { arrived, departed: Some(now) },
-                    Some(_) if now - start > PATIENCE => return Waiter { arrived, departed: None },
+                    Some(_) if now - start > LOOP_TIMEOUT => {
+                        return Waiter { arrived, departed: None };
+                    }
                     Some(retry_after) => sleep(retry_after).await,
                 }
             }
         };
-        self.run(algorithm, quota, ask).in_order()
+        self.run(algorithm, quota, wait).in_order()
     }
 
     fn run<F>(
         &self,
         algorithm: Algorithm,
         quota: Quota,
-        ask: impl Fn(Limiter, u64, Instant) -> F,
+        wait: impl Fn(Limiter, u64, Instant) -> F,
     ) -> Run
     where
         F: Future<Output = Waiter> + Send + 'static,
@@ -171,42 +175,42 @@ impl Bench {
         let limiters: Vec<Limiter> = (self.stores.iter())
             .map(|store| Limiter::new(store.clone(), algorithm, quota))
             .collect();
-        self.ask::<()>("FLUSHALL");
+        self.query::<()>("FLUSHALL");
         // The server learns the script.
         let _ = self.runtime.block_on(limiters[0].peek("key")).expect("the server answers");
-        self.ask::<()>("CONFIG RESETSTAT");
-        self.ask::<()>("SLOWLOG RESET");
+        self.query::<()>("CONFIG RESETSTAT");
+        self.query::<()>("SLOWLOG RESET");
         let start = Instant::now();
         let waiters = self.runtime.block_on(async {
             let tasks: JoinSet<Waiter> = (0..WAITERS)
-                .map(|waiter| ask(limiters[waiter % REPLICAS].clone(), waiter as u64, start))
+                .map(|waiter| wait(limiters[waiter % REPLICAS].clone(), waiter as u64, start))
                 .collect();
             tasks.join_all().await
         });
         Run { start, waiters, trips: self.trips() }
     }
 
-    /// The place of each waiter in the order in which the server ran the scripts.
+    /// The position of each waiter in the order in which the server ran the scripts.
     fn order_of_arrival(&self) -> Vec<u64> {
         type Entry = (u64, u64, u64, Vec<Vec<u8>>, Vec<u8>, Vec<u8>);
-        let log: Vec<Entry> = self.ask("SLOWLOG GET -1");
-        let questions = log.iter().rev().filter(|entry| entry.3[0] == b"EVALSHA");
+        let log: Vec<Entry> = self.query("SLOWLOG GET -1");
+        let commands = log.iter().rev().filter(|entry| entry.3[0] == b"EVALSHA");
         let mut order = vec![0; WAITERS];
-        for (place, question) in questions.enumerate() {
-            let max_wait: u128 =
-                String::from_utf8_lossy(&question.3[MAX_WAIT]).parse().expect("a number");
-            order[(max_wait - TIMEOUT.as_micros()) as usize] = place as u64;
+        for (position, command) in commands.enumerate() {
+            // The items are the cost and the longest wait, as doubles.
+            let max_wait = f64::from_le_bytes(command.3[ITEMS][8..16].try_into().expect("8 bytes"));
+            order[max_wait as usize - TIMEOUT.as_micros() as usize] = position as u64;
         }
         order
     }
 
-    /// The scripts that the server has run.
+    /// The number of scripts that the server ran.
     fn trips(&self) -> u64 {
-        let stats: InfoDict = self.ask("INFO commandstats");
+        let stats: InfoDict = self.query("INFO commandstats");
         let calls = |command| {
             let stat: String = stats.get(&format!("cmdstat_{command}")).unwrap_or_default();
-            let calls = stat.split(',').find_map(|it| it.strip_prefix("calls="));
-            calls.map_or(0, |it| it.parse().expect("a number"))
+            let calls = stat.split(',').find_map(|part| part.strip_prefix("calls="));
+            calls.map_or(0, |calls| calls.parse().expect("a number"))
         };
         calls("evalsha") + calls("eval")
     }
@@ -214,15 +218,11 @@ impl Bench {
     fn print_memory(&self) {
         println!();
         println!(
-            "Bytes per waiter in the process: what {WAITERS} on one key have allocated and not freed"
+            "Bytes per waiter in the process: allocated and not freed by {WAITERS} on one key"
         );
-        println!("waiting: with a turn; in memory the store's entry of the turn included");
-        println!(
-            "at most: while all of them ask; future: the part of both that is the future itself"
-        );
-        println!(
-            "layer: around a service that does nothing, with requests without fields and body"
-        );
+        println!("waiting: with a reservation, which the memory store holds in the process, too");
+        println!("at most: while all of them call; future: the part of both that is the future");
+        println!("layer: around a service that does nothing, requests without headers and body");
         println!("  {:<26} {:>8} {:>8} {:>8}", "", "waiting", "at most", "future");
         let redis = || self.stores[0].clone();
         self.print_acquire("try_acquire, memory", MemoryStore::new());
@@ -231,7 +231,7 @@ impl Bench {
         self.print_layer("layer, Redis", redis());
         println!(
             "  {:<26} {:>8} {:>8} {:>8}",
-            "such a request",
+            "the request alone",
             "",
             "",
             size_of::<Request<Body>>()
@@ -240,12 +240,12 @@ impl Bench {
 
     fn print_acquire(&self, label: &str, store: impl Store) {
         let limiter = self.used_up(label, store);
-        self.print_waiting(label, || limiter.try_acquire("key", 1, TURNS));
+        self.print_waiting(label, || limiter.try_acquire("key", 1, LONG_WAIT));
     }
 
     fn print_layer(&self, label: &str, store: impl Store) {
         let layer = RateLimitLayer::new(self.used_up(label, store), |_: &Parts| "key")
-            .max_wait(TURNS)
+            .max_wait(LONG_WAIT)
             .max_waiting_per_key(WAITERS);
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             Ok::<_, Infallible>(Response::new(Body::empty()))
@@ -255,7 +255,7 @@ impl Bench {
 
     /// A limiter with nothing left.
     fn used_up(&self, label: &str, store: impl Store) -> Limiter {
-        self.ask::<()>("FLUSHALL");
+        self.query::<()>("FLUSHALL");
         let limiter =
             Limiter::named(&label.replace([' ', ','], "-"), store, Algorithm::token_bucket(), SLOW);
         let first = self.runtime.block_on(limiter.check("key")).expect("the store answers");
@@ -269,7 +269,7 @@ impl Bench {
             self.runtime.block_on(async {
                 waiters.extend((0..WAITERS).map(|_| Box::pin(wait())));
                 let all_wait = poll_fn(|cx| {
-                    let waits = |it: &mut Pin<Box<F>>| it.as_mut().poll(cx).is_pending();
+                    let waits = |future: &mut Pin<Box<F>>| future.as_mut().poll(cx).is_pending();
                     assert!(waiters.iter_mut().all(waits));
                     Poll::<()>::Pending
                 });
@@ -283,41 +283,41 @@ impl Bench {
             per_waiter(counted.bytes_max),
             size_of::<F>(),
         );
-        mem::forget(waiters); // or each of them gives its turn back
+        mem::forget(waiters); // dropping them would release all reservations
     }
 
     fn print_memory_in_redis(&self) {
         println!();
-        println!("Bytes in Redis per waiting turn (MEMORY USAGE of all keys), {WAITERS} turns");
+        println!("Bytes in Redis per reservation (MEMORY USAGE of all keys), {WAITERS} of them");
         for algorithm in ALGORITHMS {
             let quota = match algorithm {
                 Algorithm::LeakyBucket => SLOW.burst(WAITERS as u32 + 1),
                 _ => SLOW,
             };
-            self.ask::<()>("FLUSHALL");
+            self.query::<()>("FLUSHALL");
             let limiter = Limiter::new(self.stores[0].clone(), algorithm, quota);
-            let book = |turns| {
+            let reserve = |count| {
                 self.runtime.block_on(async {
-                    for _ in 0..turns {
-                        let decision = limiter.check_within("key", 1, TURNS).await;
+                    for _ in 0..count {
+                        let decision = limiter.check_within("key", 1, LONG_WAIT).await;
                         assert!(decision.expect("the server answers").is_allowed());
                     }
                 })
             };
-            book(1);
+            reserve(1);
             let before = self.memory_usage();
-            book(WAITERS);
+            reserve(WAITERS);
             let bytes = (self.memory_usage() - before) as f64 / WAITERS as f64;
             println!("  {:<26} {bytes:>8.1}", name(algorithm));
         }
     }
 
     fn memory_usage(&self) -> u64 {
-        let keys: Vec<String> = self.ask("KEYS *");
-        keys.iter().map(|key| self.ask::<u64>(&format!("MEMORY USAGE {key} SAMPLES 0"))).sum()
+        let keys: Vec<String> = self.query("KEYS *");
+        keys.iter().map(|key| self.query::<u64>(&format!("MEMORY USAGE {key} SAMPLES 0"))).sum()
     }
 
-    fn ask<T: FromRedisValue>(&self, words: &str) -> T {
+    fn query<T: FromRedisValue>(&self, words: &str) -> T {
         let mut words = words.split(' ');
         let mut cmd = redis::cmd(words.next().unwrap_or_default());
         words.for_each(|word| {
@@ -328,7 +328,7 @@ impl Bench {
 }
 
 struct Waiter {
-    /// Its place among the others.
+    /// Its position among the others.
     arrived: u64,
     /// `None` if it was not admitted in time.
     departed: Option<Instant>,
@@ -342,12 +342,13 @@ struct Run {
 
 impl Run {
     fn in_order(mut self) -> Self {
-        self.waiters.sort_by_key(|it| it.arrived);
+        self.waiters.sort_by_key(|waiter| waiter.arrived);
         self
     }
 
     fn departures(&self) -> Vec<Instant> {
-        let mut departures: Vec<_> = self.waiters.iter().filter_map(|it| it.departed).collect();
+        let departures = self.waiters.iter().filter_map(|waiter| waiter.departed);
+        let mut departures: Vec<_> = departures.collect();
         departures.sort();
         departures
     }
@@ -356,22 +357,22 @@ impl Run {
         self.departures().last().map_or(0.0, |&last| (last - self.start).as_secs_f64())
     }
 
-    /// How far each departure is from its ideal, in ms.
+    /// The difference of each departure from its ideal instant, in ms.
     fn off(&self) -> Vec<f64> {
         let departures = self.departures();
         let ideal = (0..).map(|k| departures[0] + PACE * k);
         departures
             .iter()
             .zip(ideal)
-            .map(|(&it, ideal)| millis(it.max(ideal) - it.min(ideal)))
+            .map(|(&departure, ideal)| millis(departure.max(ideal) - departure.min(ideal)))
             .collect()
     }
 
-    /// For each waiter that left after one that had arrived later: how long after the first such, in ms.
+    /// The times, in ms, by which waiters departed after the first one that had arrived later.
     fn overtaken(&self) -> Vec<f64> {
         let (mut first, mut overtaken) = (None, Vec::new());
         for waiter in self.waiters.iter().rev() {
-            let departed = waiter.departed.unwrap_or(self.start + PATIENCE);
+            let departed = waiter.departed.unwrap_or(self.start + LOOP_TIMEOUT);
             let first = first.get_or_insert(departed);
             if departed > *first {
                 overtaken.push(millis(departed - *first));
@@ -393,7 +394,8 @@ fn print_runs(label: &str, runs: &[Run]) {
     let total = sorted(&|run| vec![run.seconds()]);
     let trips = runs.iter().map(|run| run.trips).sum::<u64>() as f64 / off.len() as f64;
     println!(
-        "  {label:<26} {trips:>11.2} {:>6} {:>8} {:>9.3} {:>6.2} {:>6.2} {:>6.2} {:>9} {:>6} {:>8} {:>9.2}",
+        "  {label:<26} {trips:>11.2} {:>6} {:>8} {:>9.3} {:>6.2} {:>6.2} {:>6.2} {:>9} {:>6} {:>8} \
+         {:>9.2}",
         met(trips <= TRIPS_GOAL),
         off.len(),
         total[total.len() / 2],
@@ -402,7 +404,7 @@ fn print_runs(label: &str, runs: &[Run]) {
         off[off.len() - 1],
         overtaken.len(),
         met(overtaken.is_empty()),
-        overtaken.iter().filter(|&&it| it > 1.0).count(),
+        overtaken.iter().filter(|&&time| time > 1.0).count(),
         overtaken.last().unwrap_or(&0.0),
     );
 }

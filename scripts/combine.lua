@@ -1,5 +1,6 @@
--- Combine: several limits for one request. All of them admit it or none, and it proceeds when the last of them lets it.
--- `algorithms` has for the letter of each algorithm its function; see algorithm.lua.
+-- Combine: decides about several limits for one request. All of them admit the request or none, and
+-- it waits as long as the longest wait of a limit.
+-- `algorithms` has the function of each algorithm under its letter; see algorithm.lua.
 local limits, wait, excess = {}, 0, 0
 for i, key in ipairs(KEYS) do
   local params = ARGV[i + 1]
@@ -13,7 +14,7 @@ local reply = {now}
 for i, limit in ipairs(limits) do
   if can_be_denied then
     reply[i + 1] = limit.finish(excess == 0, wait)
-  else -- what is spent for one limit does not wait for another
+  else -- units that are spent for one limit do not wait for another
     reply[i + 1] = limit.finish(true, limit.wait)
   end
 end

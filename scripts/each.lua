@@ -1,5 +1,5 @@
--- Each: several keys of one limiter, each decided by itself. The text of the algorithm, model to engine, replaces BODY,
--- and finish.lua FINISH.
+-- Each: decides about several keys of one limiter, each by itself. The text of the algorithm, model
+-- to engine, replaces BODY, and finish.lua FINISH.
 local reply = {now}
 for i = 1, #KEYS do
   local key, params = KEYS[i], ARGV[2]

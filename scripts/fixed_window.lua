@@ -1,7 +1,7 @@
 -- Fixed window: at most `limit` in a window that opens at its first admitted request.
--- state   'F', then doubles: {start, ahead, count, length}: the opening of the current window, the windows between
---         it and the newest one that a request has reserved, the count of that one, the window that this was counted
---         with
+-- state   'F', then doubles: {start, ahead, count, length}: the opening of the current window, the
+--         windows between it and the newest one that a request has reserved, the count of that
+--         newest window, the window that this was counted with
 -- params  'F', then doubles: {limit, window}
 local size = '33' -- of a state, as text, which needs no printing
 local limit, window = struct.unpack('<dd', params, 2)
@@ -72,7 +72,8 @@ end
 local refund
 if returns then
   function refund(instant, units)
-    if not instant or math.floor((instant - start) / length) == ahead then -- an older window does not count any more
+    -- An older window does not count any more.
+    if not instant or math.floor((instant - start) / length) == ahead then
       count = math.max(count - units, 0)
     end
   end

@@ -1,9 +1,11 @@
--- Leaky bucket: a queue with a constant outflow. A request leaves when those before it have left; a request that
--- would not fit into the bucket is denied.
--- state   'L', excess, an integer of three bytes, then doubles: {at, debt, unit, tick}: what is in the bucket at `at`,
---         and by how many 2^-24 parts that was rounded up, and the rate that this was counted at
+-- Leaky bucket: a queue with a constant outflow. A request leaves when those before it have left; a
+-- request that would not fit into the bucket is denied.
+-- state   'L', excess, an integer of three bytes, then doubles: {at, debt, unit, tick}: the content
+--         of the bucket at `at`, by how many 2^-24 parts it was rounded up when the quota was
+--         changed, and the rate that this was counted at
 -- params  'L', then doubles: {burst, unit, tick, max_debt}
--- `debt` is in parts: `unit` parts are one request of cost 1, of which `tick` flow out in a microsecond.
+-- `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
+-- microsecond.
 local size = '36' -- of a state, as text, which needs no printing
 local burst, new_unit, new_tick, max_debt = struct.unpack('<dddd', params, 2)
 local at, debt, excess, unit, tick
@@ -69,12 +71,12 @@ end
 
 local function commit(instant, units)
   local idle = (instant - at) * tick
-  if debt <= idle - tick then -- it proceeds later than it could
+  if debt <= idle - tick then -- the request proceeds later than it could
     debt, excess = idle, 0
   end
   debt = debt + units * unit
   if not is_foreign() then
-    debt = math.min(debt, max_debt) -- what is spent may be above the quota
+    debt = math.min(debt, max_debt) -- units spent may exceed the quota
   end
 end
 
@@ -83,7 +85,7 @@ if returns then
   function refund(instant, units, kept)
     local back = units * unit
     if instant then
-      -- What has flowed out since is back already. What is kept was the first to flow out.
+      -- Units that have flowed out since are back already. Units that are kept flowed out first.
       local flowed_out = (now - instant) * tick
       if is_foreign() then
         local other = (now - instant) * new_tick / new_unit * unit

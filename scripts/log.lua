@@ -1,5 +1,5 @@
--- Log: loads and stores the state that is a list, and releases what its entries contain. Stands between
--- sliding_log.lua and engine.lua, as reservations.lua does for the other models.
+-- Log: loads and stores the state that is a list, and releases reservations, which are entries of
+-- it. Stands between sliding_log.lua and engine.lua, as reservations.lua does for the other models.
 local stale = false
 local tail, found = call('LRANGE', key, '-2', '-1')
 if tail[1] then
@@ -12,8 +12,8 @@ if tail[1] then
   found, found_at, found_skew, found_window = true, at, skew, window
 end
 
--- The log as it was found, with few entries that stand for all that count: the reply to this request is the same.
--- 'S', then doubles: {at, skew, window}, then for each entry {instant, cost}.
+-- The log as it was found, with a few entries that represent all that count: the reply to this
+-- request is the same. 'S', then doubles: {at, skew, window}, then for each entry {instant, cost}.
 local function report()
   if not found or found_live == 0 then
     return found and struct.pack('<Bddd', 83, found_at, found_skew, found_window) or ''
@@ -33,7 +33,7 @@ local function report()
   return struct.pack('<Bddddd', 83, found_at, found_skew, found_window, found_last, found_live)
 end
 
--- Stores what a decision leaves.
+-- Stores the state after a decision.
 local function store()
   local reset = reset_after()
   if reset == 0 then
@@ -77,7 +77,8 @@ if returns then
       return back
     end
 
-    -- Returns units that were spent at an instant, or are reserved for it, if they are still in the log.
+    -- Returns units that were spent at an instant, or are reserved for it, if they are still in the
+    -- log.
     local function refund_at(instant, units)
       local i = leading(instant - 1)
       while units > 0 and i < length and instant_of(i) == instant do
@@ -85,8 +86,8 @@ if returns then
       end
     end
 
-    -- Returns units of any requests, the oldest first: what is left then stays for as long as any of it could. Not
-    -- those of requests that wait.
+    -- Returns units of any requests, the oldest first: the units that stay are those that count
+    -- longest. Requests that wait keep theirs.
     local function refund_any(units)
       scan(0, length - 1, function(i)
         if instants[i] > at then
@@ -97,8 +98,8 @@ if returns then
       end)
     end
 
-    -- Drops the newest entries that are dead, so that later requests need not come after them; and all, once they are
-    -- more than half as many as the others.
+    -- Drops the newest entries while they are dead, so that later requests need not come after
+    -- them. Drops all dead entries once they are more than half as many as the others.
     local function drop_dead()
       while length > 0 do
         local _, units = struct.unpack(ENTRY, call('LINDEX', key, -1))
@@ -132,7 +133,7 @@ if returns then
   function release(_, releases)
     advance(now)
     if length == 0 then
-      call('DEL', key) -- it is over
+      call('DEL', key) -- no entry counts any more
       return
     end
     call('RPOP', key)

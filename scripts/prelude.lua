@@ -1,12 +1,14 @@
--- Prelude: what a call asks for, and the clock. This text stands in front of every script; behind it stands each.lua, or
--- for several limits a function for each algorithm, see algorithm.lua, and combine.lua.
+-- Prelude: the arguments of a call, and the clock. This text stands in front of every script.
+-- Behind it stands each.lua or, for several limits, a function for each algorithm (see
+-- algorithm.lua) and combine.lua.
 -- KEYS     for each limit: the key of its state
--- ARGV     action (check, peek, spend, refund, release); parameters, of several limits for each; items
+-- ARGV     action (check, peek, spend, refund, release); parameters, for several limits those of
+--          each; items
 --          parameters: the letter of the algorithm, then doubles
---          items: for each key {cost, max_wait}, doubles; to release, of one key, for each request that returns units
---          of what it has spent and keeps others: {instant, units, kept}, doubles
--- Returns  {now}, then for each key the state that was found, from which the reply is computed; none for refund and
---          release
+--          items: for each key {cost, max_wait}, doubles; to release, for each request of the one
+--          key {instant, units, kept}, doubles: the units to return, and those that it has used
+-- Returns  {now}, then for each key the state that was found, from which the reply is computed; no
+--          states for refund and release
 -- Times are in microseconds; all numbers are integers below 2^53.
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
@@ -17,13 +19,14 @@ local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
--- Another program wrote to the key, or another form of the state.
+-- Reports a value that another program wrote to the key, or a state in another form.
 local function fail(key)
   error('the key ' .. key .. ' holds no state of this limiter: delete it', 0)
 end
 
--- Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and what it was
--- rounded up by. So quotas that alternate on one key do not raise the debt with each conversion.
+-- Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and
+-- what it was rounded up by. So quotas that alternate on one key do not raise the debt with each
+-- conversion.
 local function convert(debt, excess, unit, new_unit, max_debt)
   local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
   debt = math.ceil(exact)
@@ -31,5 +34,6 @@ local function convert(debt, excess, unit, new_unit, max_debt)
 end
 
 local function expire_at(time)
-  return string.format('%.0f', math.ceil(time / 1000)) -- a number is written with more digits, which takes longer
+  -- A number would be written with more digits, which takes longer.
+  return string.format('%.0f', math.ceil(time / 1000))
 end

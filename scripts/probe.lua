@@ -1,4 +1,4 @@
--- Probe: proves that Redis can decide. It runs scripts and accepts writes; nothing is written.
+-- Probe: shows that Redis can decide, as it runs scripts and accepts writes. Nothing is written.
 -- KEYS     a key that does not exist
 local function call(command, ...)
   local reply = redis.pcall(command, ...)

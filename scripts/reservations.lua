@@ -1,18 +1,19 @@
--- Reservations: the requests that wait, so that a request that is dropped can release what it reserved. Loads and
--- stores the states that are a string; stands between the model and engine.lua.
--- key  the state, in which all reservations are counted (the head); while requests wait, behind it the state
---      before the first of them (the base), then in the order of their instants {instant, cost}, doubles
+-- Reservations: the requests that wait, so that a request that is dropped can release what it
+-- reserved. Loads and stores the states that are a string; stands between the model and engine.lua.
+-- key  the state, which counts all reservations (the head). While requests wait, the state before
+--      the first of them (the base) follows, then in the order of their instants {instant, cost},
+--      doubles
 -- A check reads the head alone, and one byte that shows whether anything stands behind it.
 local found = call('GETRANGE', key, '0', size)
 found = found ~= '' and decode(found) or nil
 local stale = false
 local report -- none: what was read is the state
 
--- What few calls need.
+-- The functions that few calls need: each takes time to create.
 local function reservations()
   local ENTRY = 16
 
-  -- The base and what stands behind it, if a request waits.
+  -- The base and the entries behind it, if a request waits.
   local function read_tail(size)
     local tail = call('GETRANGE', key, size, -1)
     if #tail >= size + ENTRY and struct.unpack('<d', tail, #tail - ENTRY + 1) > now then
@@ -20,7 +21,8 @@ local function reservations()
     end
   end
 
-  -- Makes the base the state, with the entries whose instant has passed. Returns the position behind them.
+  -- Makes the base the state, and the entries whose instant has passed part of it. Returns the
+  -- position behind them.
   local function fold(tail, size)
     decode(string.sub(tail, 1, size))
     local position = size + 1
@@ -52,7 +54,7 @@ local function reservations()
     end
   end
 
-  -- Counts the entries in the state again. Returns what stands behind its head then.
+  -- Counts the entries in the state again. Returns the base and the entries, if any are left.
   local function recount(entries)
     local base, packed = encode(), {}
     for _, entry in ipairs(entries) do
@@ -64,7 +66,8 @@ local function reservations()
     return packed[1] and base .. table.concat(packed) or ''
   end
 
-  -- Reserves among others that wait: half of them are over, or one waits for another limit for longer.
+  -- Inserts a reservation. Needed if half of the entries are over, which are folded into the base,
+  -- or if a request waits longer for another limit.
   local function insert(head, instant, cost, reset)
     local size = #head
     local tail = call('GETRANGE', key, size, -1)
@@ -84,7 +87,7 @@ local function reservations()
     call('SET', key, head .. encode() .. rest, 'PXAT', expire_at(now + reset))
   end
 
-  -- Stores the state behind a reservation; `before` is the state before it.
+  -- Stores the state with a reservation; `before` is the state without it.
   local function reserve(head, before, instant, cost, reset)
     local size, entry = #head, struct.pack('<dd', instant, cost)
     local length = call('STRLEN', key)
@@ -92,7 +95,7 @@ local function reservations()
     if length >= 2 * size + ENTRY then
       newest, newest_cost = struct.unpack('<dd', call('GETRANGE', key, length - ENTRY, -1))
     end
-    if newest <= now then -- none waits
+    if newest <= now then -- no request waits
       call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
       return
     end
@@ -111,7 +114,7 @@ local function reservations()
     call('PEXPIREAT', key, expire_at(now + reset))
   end
 
-  -- Stores what a check left that proceeds before those that wait for another limit.
+  -- Stores the state after a request that proceeds before requests that wait for another limit.
   local function write_before(head, cost, reset)
     local size, behind = #head, ''
     local tail = read_tail(size)
@@ -131,8 +134,9 @@ end
 
 local release
 if returns then
-  -- Returns units to the state. Units of an instant to come are only returned if their reservation is found: the
-  -- state may have been lost, and other requests may have spent since. Reservations that stay keep their instants.
+  -- Returns units to the state. Units of an instant to come are only returned if their reservation
+  -- is found: the state may have been lost, and other requests may have spent since. Reservations
+  -- that stay keep their instants.
   function release(stale, releases)
     local of, entries = reservations(), {}
     local size = #encode()
@@ -161,8 +165,8 @@ if returns then
   end
 end
 
--- Stores what a decision leaves. Reservations by another clock or quota (`stale`) stay counted, and cannot be
--- released.
+-- Stores the state after a decision. Reservations by another clock or quota (`stale`) stay counted,
+-- and cannot be released.
 local function store(before, instant)
   local head, reset = encode(), reset_after()
   if before and not stale then

@@ -1,14 +1,17 @@
 -- Sliding log: at most `limit` in any interval of length `window`, open at its old end.
--- state   a list of entries, oldest first: {instant, cost} of what was admitted, integers of seven and four bytes;
---         its last element is 'S', then integers of seven bytes: {at, skew, window, sum, dead}: `sum` of all costs,
---         and how many entries have a cost of 0, as they were released
+-- state   a list of entries, oldest first: {instant, cost} of each admitted request, integers of
+--         seven and four bytes; its last element is 'S', then integers of seven bytes: {at, skew,
+--         window, sum, dead}: `sum` of all costs, `dead` the number of entries whose cost is 0, as
+--         they were released
 -- params  'S', then doubles: {limit, window}
--- When the clock steps back, `skew` keeps the times of the log from following it: `at` is the time of the log.
+-- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
+-- that stepped back.
 local limit, new_window = struct.unpack('<dd', params, 2)
 local MAX_SUM, MAX_COST, ENTRY = 2 ^ 52, 2 ^ 32 - 1, '<I7I4'
 local at, skew, window, sum, dead
 local length, last, last_cost = 0, 0, 0
-local first, live, live_dead = 0, 0, 0 -- the leading entries that do not count any more; the sum of the others
+-- `first`: the number of leading entries that do not count any more; `live`: the sum of the others.
+local first, live, live_dead = 0, 0, 0
 local instants, costs = {}, {}
 local found_at, found_skew, found_window, found_live, found_last, mark, mark_total
 local committed, merges = false, false
@@ -16,13 +19,14 @@ local encode -- none: a log contains its reservations
 
 local function instant_of(i)
   if not instants[i] then
-    -- A number takes longer to print than the rest takes.
+    -- Printing a number takes longer than the rest.
     instants[i], costs[i] = struct.unpack(ENTRY, call('LINDEX', key, i == 0 and '0' or i))
   end
   return instants[i]
 end
 
--- The number of leading entries whose instant is at most `time`, by steps that double and then halve.
+-- The number of leading entries whose instant is at most `time`, by steps that double and then
+-- halve.
 local function leading(time)
   local low, high, step = 0, 0, 1
   while high < length and instant_of(high) <= time do
@@ -40,8 +44,8 @@ local function leading(time)
   return low
 end
 
--- Calls `visit` with the index of each entry from `from` to `to`, forwards or backwards, until it returns true; reads
--- them in pages that double.
+-- Calls `visit` with the index of each entry from `from` to `to`, forwards or backwards, until it
+-- returns true. Reads the entries in pages that double.
 local function scan(from, to, visit)
   local step, page = from <= to and 1 or -1, 1
   local function read(i)
@@ -49,7 +53,7 @@ local function scan(from, to, visit)
     other = step > 0 and math.min(other, to) or math.max(other, to)
     local low = math.min(i, other)
     for j, entry in ipairs(call('LRANGE', key, low, math.max(i, other))) do
-      if not costs[low + j - 1] then -- which is not in the list yet
+      if not costs[low + j - 1] then -- an entry that was added is not in the list yet
         instants[low + j - 1], costs[low + j - 1] = struct.unpack(ENTRY, entry)
       end
     end
@@ -88,8 +92,8 @@ local function find_live()
   live, live_dead = units, zeros
 end
 
--- The instant of the entry with which `units` of the live ones have left, found from the nearer end, and the sum of
--- those up to it.
+-- The instant of the entry with which `units` of the live ones have left, found from the nearer
+-- end, and the sum of the entries up to it.
 local function leaving(units)
   local total, i = 0, first
   if instant_of(first) and costs[first] >= units then
@@ -109,6 +113,20 @@ local function leaving(units)
     return instants[i], live - total + costs[i]
   end
   return last, live
+end
+
+-- The first instant, by the time of the log, at which `needed` units are left; and the entry that
+-- must leave for it, if one must.
+local function first_instant(needed)
+  if first == length then
+    return at
+  end
+  local excess, instant = live + needed - limit, math.max(at, last)
+  if excess <= 0 then
+    return instant
+  end
+  local left, total = leaving(excess)
+  return math.max(instant, left + window), left, total
 end
 
 local function summary()
@@ -132,7 +150,7 @@ local function advance(time)
   if at < last + window then
     length = call('LLEN', key) - 1
     find_live()
-  else -- it is over
+  else -- no entry counts any more
     at, skew, last, sum, dead = time, 0, 0, 0, 0
   end
 end
@@ -146,19 +164,6 @@ local function adopt()
   return changed and length > 0
 end
 
--- The first instant at which `needed` units are left; and the entry with which they are, if others must leave.
-local function first_instant(needed)
-  if first == length then
-    return at
-  end
-  local excess, instant = live + needed - limit, math.max(at, last)
-  if excess <= 0 then
-    return instant
-  end
-  local left, total = leaving(excess)
-  return math.max(instant, left + window), left, total
-end
-
 local function earliest(needed)
   local instant
   found_live, found_last = live, last
@@ -168,7 +173,7 @@ end
 
 local function commit(instant, units)
   committed, instant = true, instant + skew
-  units = math.min(units, MAX_SUM - live) -- what is spent may be above the quota
+  units = math.min(units, MAX_SUM - live) -- units spent may exceed the quota
   merges = length > 0 and last == instant and last_cost + units <= MAX_COST
   if merges then
     instants[length - 1], costs[length - 1] = last, last_cost + units

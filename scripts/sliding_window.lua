@@ -1,14 +1,15 @@
--- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one before them,
--- which is weighted by its overlap with the window.
--- state   'W', parts, a byte, then doubles: {at, start, length, last}, then `parts + 1` counts of four bytes, newest
---         first: `last`, the newest admitted request, is in the first of these sub-windows
+-- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one
+-- before them, which is weighted by its overlap with the window.
+-- state   'W', parts, a byte, then doubles: {at, start, length, last}, then the counts of `parts +
+--         1` sub-windows, of four bytes, newest first: the first one contains `last`, the instant
+--         of the newest admitted request
 -- params  'W', then doubles: {limit, window, buckets, grain}
--- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are rounded up to
--- `grain` parts.
+-- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
+-- rounded up to `grain` parts.
 local limit, window, buckets, grain = struct.unpack('<dddd', params, 2)
 local size = 4 * buckets + 38 -- of a state
 local at, start, length, last -- `length` is that of a sub-window, in parts
-local index, parts, counts -- the sub-window of `last`, from `start`; the parts of a microsecond
+local index, parts, counts -- the number of the sub-window of `last`; parts of a microsecond
 
 local function is_foreign()
   return length ~= window or parts ~= buckets
@@ -48,7 +49,7 @@ local function light(slot, oldest, free)
   return start + math.ceil(((slot + 1) * length - overlap) / parts)
 end
 
--- The newest sub-window that counts; none if even that has left the window.
+-- The newest sub-window with a count; none if it has left the window.
 local function newest()
   for i = 1, parts + 1 do
     if counts[i] > 0 then
@@ -58,8 +59,31 @@ local function newest()
   end
 end
 
--- Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two alternating quotas
--- do not move the counts ahead of the time.
+local function first_instant(needed)
+  local instant = math.max(now, last)
+  local slot = slot_of(instant)
+  local inside = count_inside(slot)
+  for _ = 0, parts + 1 do -- after these steps, the newest sub-window has left the window
+    local oldest = count(slot - parts)
+    local free = limit - needed - inside
+    if free >= oldest then
+      return instant
+    end
+    if free >= 0 then
+      local light = light(slot, oldest, free)
+      if light < opening(slot + 1) then
+        return math.max(instant, light)
+      end
+    end
+    slot = slot + 1
+    inside = inside - count(slot - parts)
+    instant = opening(slot)
+  end
+  return instant
+end
+
+-- Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two
+-- alternating quotas do not move the counts ahead of the time.
 local function regrid()
   local moved, newest = zeros(buckets + 1), math.floor((last - start) * buckets / window)
   for slot = index, index - parts, -1 do
@@ -78,7 +102,7 @@ local function initial()
   index, parts, counts = 0, buckets, zeros(buckets + 1)
 end
 
--- The numbers of another program must not keep the loops from ending.
+-- Checks the numbers: those of another program could keep the loops from ending.
 local function is_sound()
   return parts > 0 and length >= 1 and length < 2 ^ 53 and start > -2 ^ 53 and start <= last and last < 2 ^ 53
     and (last - start) * parts / length < 2 ^ 53
@@ -131,29 +155,6 @@ local function adopt()
   return changed
 end
 
-local function first_instant(needed)
-  local instant = math.max(now, last)
-  local slot = slot_of(instant)
-  local inside = count_inside(slot)
-  for _ = 0, parts + 1 do -- then even the newest has left the window
-    local oldest = count(slot - parts)
-    local free = limit - needed - inside
-    if free >= oldest then
-      return instant
-    end
-    if free >= 0 then
-      local light = light(slot, oldest, free)
-      if light < opening(slot + 1) then
-        return math.max(instant, light)
-      end
-    end
-    slot = slot + 1
-    inside = inside - count(slot - parts)
-    instant = opening(slot)
-  end
-  return instant
-end
-
 local function earliest(needed)
   return first_instant(math.min(needed, limit)) - now
 end
@@ -164,7 +165,7 @@ local function commit(instant, units)
   for i = parts + 1, 1, -1 do
     counts[i] = i > by and counts[i - by] or 0
   end
-  counts[1] = math.min(counts[1] + units, 2 ^ 32 - 1) -- what is spent may be above the quota
+  counts[1] = math.min(counts[1] + units, 2 ^ 32 - 1) -- units spent may exceed the quota
   local cycles = math.floor(slot / parts) -- `start` moves by whole windows
   start, last, index = start + cycles * length, instant, slot - cycles * parts
 end

@@ -1,11 +1,13 @@
--- Token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA, whose theoretical
--- arrival time is `at` plus the time in which `debt` flows in. A request is admitted when the balance covers what of
--- its cost may not be overdrawn.
--- state   'T', excess, an integer of three bytes, then doubles: {at, debt, unit, period, lump, last}: what the bucket
---         lacks at `at` to be full, and by how many 2^-24 parts that was rounded up, the rate that this was counted
---         at, the instant of the newest admitted request
+-- Token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA, whose
+-- theoretical arrival time is `at` plus the time in which `debt` flows in. A request is admitted
+-- when the balance covers the part of its cost that may not be overdrawn.
+-- state   'T', excess, an integer of three bytes, then doubles: {at, debt, unit, period, lump,
+--         last}: what the bucket lacks at `at` to be full, by how many 2^-24 parts it was rounded
+--         up when the quota was changed, the rate that this was counted at, the instant of the
+--         newest admitted request
 -- params  'T', then doubles: {burst, overdraft, unit, period, lump, max_debt}
--- `debt` and `lump` are in parts of a token, `unit` parts to a token.
+-- `debt` and `lump` are in parts of a token, `unit` parts to a token. `max_debt` flows in within
+-- the longest refill; a changed quota could make the debt larger.
 local size = '52' -- of a state, as text, which needs no printing
 local burst, overdraft, new_unit, new_period, new_lump, max_debt = struct.unpack('<dddddd', params, 2)
 local at, debt, excess, unit, period, lump, last
@@ -90,7 +92,7 @@ local function commit(instant, units)
   end
   debt = debt + units * unit
   if not is_foreign() then
-    debt = math.min(debt, max_debt) -- what is spent may be above the quota
+    debt = math.min(debt, max_debt) -- units spent may exceed the quota
   end
   last = instant
 end
@@ -100,7 +102,7 @@ if returns then
   function refund(instant, units, kept)
     local back = units * unit
     if instant then
-      -- What has been refilled since, up to `at`, is back already. It has repaid what is kept first.
+      -- Units that were refilled since, up to `at`, are back already. They repaid those kept first.
       local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
       if is_foreign() then
         local lumps = math.floor((now - instant) / new_period) + 1

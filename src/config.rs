@@ -1,4 +1,4 @@
-//! Limits as text: what is in a configuration file.
+//! Limits from a configuration file: an algorithm and a quota by name. Does not open files.
 
 mod de;
 mod ser;
@@ -16,8 +16,8 @@ use crate::{
 
 /// Limits by name, from a configuration file in TOML, JSON, or another form that `serde` reads.
 ///
-/// It is a table of tables, for a configuration struct of your own. A name is 1 to 64 of the characters
-/// `A-Z a-z 0-9 - _ . /`, and the name of a [limiter](Limiter::named).
+/// A table of tables, as a field of your configuration struct. A name is 1 to 64 of the characters
+/// `A-Z a-z 0-9 - _ . /`, and becomes the name of a [limiter](Limiter::named).
 ///
 /// ```toml
 /// [limits.api]
@@ -30,22 +30,29 @@ use crate::{
 /// buckets = 4
 /// ```
 ///
-/// | field | | |
+/// | field | used by | value |
 /// |---|---|---|
-/// | `algorithm` | always | `"fixed-window"`, `"sliding-window"`, `"sliding-log"`, `"token-bucket"` (a good first choice) or `"leaky-bucket"` |
-/// | `quota` | always | a [`Quota`]: `"10/s"`, `"5/10s"`; with a bucket also `"10/s burst 20"` |
-/// | `buckets` | of a sliding window | 1 to 100, 1 by default |
-/// | `refill` | of a token bucket | `"continuous"`, which is the default, or `"interval"` |
-/// | `overdraft` | of a token bucket | the tokens that may be spent before they are there, 0 by default |
+/// | `algorithm` | all limits | a [name](Algorithm::name), such as `"token-bucket"` |
+/// | `quota` | all limits | a [`Quota`]: `"10/s"`, `"5/10s"`; for a bucket also `"10/s burst 20"` |
+/// | `buckets` | sliding window | 1 to 100, 1 by default |
+/// | `refill` | token bucket | `"continuous"` (the default) or `"interval"` |
+/// | `overdraft` | token bucket | the tokens that may be pre-spent, 0 by default |
 ///
-/// See [`Algorithm`] for what they mean.
+/// The names are `"fixed-window"`, `"sliding-window"`, `"sliding-log"`, `"token-bucket"` (a good
+/// first choice) and `"leaky-bucket"`. See [`Algorithm`] for their meaning and for the settings.
 ///
 /// # Errors
 ///
-/// All that can be wrong with a limit is reported when the text is read: fields that are unknown, missing or
-/// twice there, numbers out of range, settings that do not go together, and names that are not valid or
-/// come twice. TOML and JSON tell the line: that of the field, of one of two fields that do not go together, or
-/// of the limit that lacks one. (`#[serde(flatten)]` and `#[serde(untagged)]` around it lose the line.)
+/// All errors in a limit are reported when the text is read:
+///
+/// * fields that are unknown, missing or duplicate;
+/// * numbers out of range;
+/// * settings that conflict;
+/// * names that are invalid or duplicate.
+///
+/// TOML and JSON report the line: that of the field, of one of two conflicting fields, or of the
+/// limit that lacks a field. (`#[serde(flatten)]` and `#[serde(untagged)]` around it lose the
+/// line.)
 ///
 /// # Examples
 ///
@@ -95,12 +102,12 @@ use crate::{
 pub struct Limits(BTreeMap<String, Limit>);
 
 impl Limits {
-    /// Makes the limiters, by their names, which are then taken in `store`.
+    /// Makes the limiters and takes their names in `store`.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NameTaken`] if the store has a limiter of one of the names already. No name is taken
-    /// then.
+    /// [`ConfigError::NameTaken`] if the store already has a limiter with one of the names; then no
+    /// name is taken.
     pub fn limiters(
         &self,
         store: &(impl Store + Clone),
@@ -112,7 +119,7 @@ impl Limits {
         limiters.collect()
     }
 
-    /// Adds a limit; one of the same name is replaced, and returned.
+    /// Adds a limit. Returns the one of the same name that it replaces, if there is one.
     ///
     /// # Errors
     ///
@@ -134,10 +141,10 @@ impl Limits {
     }
 }
 
-/// One limit of a configuration file: an algorithm and a quota that go together.
+/// One limit of a configuration file: an algorithm and a quota that fits it.
 ///
-/// The fields are those of [`Limits`]. Where the names are known beforehand, a struct makes a missing limit
-/// an error of the file:
+/// The fields are those of [`Limits`]. If the names are known in advance, use a struct: then a
+/// missing limit is an error in the file:
 ///
 /// ```
 /// use tower_ratelimit::{Limit, MemoryStore};
@@ -169,11 +176,11 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Puts an algorithm and a quota together.
+    /// Combines an algorithm and a quota.
     ///
     /// # Errors
     ///
-    /// If the algorithm's settings and the quota do not go together.
+    /// If the settings of the algorithm and the quota conflict.
     pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
         Params::new(algorithm, quota)?;
         Ok(Self { algorithm, quota })
@@ -183,7 +190,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// If the name is not valid or taken, as for [`Limiter::try_named`].
+    /// If the name is invalid or taken, as for [`Limiter::try_named`].
     pub fn limiter(&self, name: &str, store: impl Store) -> Result<Limiter, ConfigError> {
         Limiter::try_named(name, store, self.algorithm, self.quota)
     }

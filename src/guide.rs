@@ -1,7 +1,7 @@
 //! The guide: one module for each page of `docs/`, and no code.
 
-/// Links between the pages. The first definition of a link counts, so in these modules it replaces
-/// the one at the end of the page, which leads to a file.
+/// Links between the pages. The first definition of a link counts, so these replace the definitions
+/// at the end of a page, which lead to files.
 macro_rules! pages {
     ($($name:ident $file:literal)*) => {$(
         #[doc = "[benchmarks]: crate::guide::benchmarks"]

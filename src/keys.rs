@@ -1,4 +1,5 @@
-//! `Key`: escaped text of bounded length, which counts are kept under.
+//! `Key`: escaped text of bounded length, under which a store counts. No extractors: these are in
+//! `middleware`.
 
 mod text;
 
@@ -14,21 +15,22 @@ use sha2::{Digest, Sha256};
 
 pub(crate) use text::Text;
 
-/// Longer keys are replaced by their hash, so that a client cannot fill the store with a few of them.
+/// Longer keys are replaced by their hash, so that a client cannot fill the store with a few keys.
 const LONGEST: usize = 128;
 
-/// What precedes the hash. A scope and a value have one `=` between them, and escape their own, so no
-/// scope makes this text.
+/// The prefix of a hash. No scoped key begins with it: a scope and a value have one `=` between
+/// them, and their own are escaped.
 const HASHED: &str = "sha256==";
 
-/// Who a request is charged to.
+/// The key that a request is charged to, such as a user or an address.
 ///
-/// A key is text that a person can read: of the bytes that it is made from, all but printable ASCII, and
-/// the characters `% { } = |`, are written as `%XX`. A key of more than 128 bytes becomes
-/// `sha256==` and its hash, which no shorter key is equal to. So a key may come from a client as it
-/// is: whatever it holds, it cannot be taken for a [scoped](Key::scoped) key, and it cannot choose
-/// its slot in a Redis Cluster by braces. (By trying many values, a client can still find keys that
-/// share a slot.)
+/// A key is readable text. Bytes that are not printable ASCII, and the characters `% { } = |`, are
+/// written as `%XX`. A key of more than 128 bytes is replaced by `sha256==` and its hash, which no
+/// shorter key equals.
+///
+/// So a client may choose the text of a key: it cannot forge a [scoped](Key::scoped) key, and it
+/// cannot choose its slot in a Redis Cluster by braces. (By trying many values, a client can still
+/// find keys that share a slot.)
 ///
 /// # Examples
 ///
@@ -53,13 +55,13 @@ enum Repr<'a> {
 }
 
 impl<'a> Key<'a> {
-    /// A key that no key of another scope is equal to: `scope=value`.
+    /// Makes a key that no key of another scope equals: `scope=value`.
     #[must_use]
     pub fn scoped(scope: &str, value: impl AsRef<[u8]>) -> Key<'static> {
         Scope::new(scope).key(value.as_ref())
     }
 
-    /// A key for both together: `this|other`.
+    /// Combines two keys into one: `this|other`.
     #[must_use]
     pub fn and(self, other: &Key<'_>) -> Key<'static> {
         bounded([self.as_bytes(), b"|", other.as_bytes()].concat())
@@ -79,7 +81,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// The key with a copy of what it borrows.
+    /// Copies the text if it is borrowed.
     #[must_use]
     #[inline]
     pub fn into_owned(self) -> Key<'static> {
@@ -90,7 +92,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// A scope, ready to be put in front of values.
+/// A scope, escaped, as the prefix of keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope(Box<str>);
 
@@ -105,7 +107,7 @@ impl Scope {
     }
 }
 
-/// The bytes that stand for themselves.
+/// The bytes that need no escaping.
 const PLAIN: [bool; 256] = {
     let mut plain = [false; 256];
     let mut byte = b'!';
@@ -120,7 +122,7 @@ fn is_plain(byte: u8) -> bool {
     PLAIN[usize::from(byte)]
 }
 
-/// Most text is plain to its end, so that it would take longer to stop early.
+/// Does not stop early: most text is plain to its end, so that branches would cost more.
 #[inline]
 fn all_plain(bytes: &[u8]) -> bool {
     let (chunks, rest) = bytes.as_chunks::<4>();
@@ -144,7 +146,7 @@ fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// The key of a value, behind a prefix that needs no escaping.
+/// Makes the key of a value behind a prefix that needs no escaping.
 #[inline]
 fn behind(prefix: &str, value: &[u8]) -> Key<'static> {
     if prefix.len() + value.len() <= LONGEST && all_plain(value) {
@@ -154,7 +156,7 @@ fn behind(prefix: &str, value: &[u8]) -> Key<'static> {
     }
 }
 
-/// As [`bounded`], of a short text.
+/// Makes the key of a short text that needs no escaping, without an allocation for the text.
 pub(crate) fn written(text: fmt::Arguments<'_>) -> Key<'static> {
     let mut buffer = [0; LONGEST];
     let mut rest = &mut buffer[..];
@@ -163,7 +165,7 @@ pub(crate) fn written(text: fmt::Arguments<'_>) -> Key<'static> {
     Key(Repr::Owned(buffer[..length].into()))
 }
 
-/// The key of a text that needs no escaping.
+/// Makes the key of a text that needs no escaping, or of its hash if it is long.
 fn bounded(text: impl Into<Vec<u8>>) -> Key<'static> {
     let mut text = text.into();
     if text.len() > LONGEST {
@@ -205,7 +207,7 @@ impl From<String> for Key<'static> {
 }
 
 impl From<IpAddr> for Key<'static> {
-    /// An IPv4 address that is written as an IPv6 address is the IPv4 address.
+    /// Makes the same key of an IPv4 address and of the IPv6 address that it is mapped to.
     fn from(address: IpAddr) -> Self {
         written(format_args!("ip={}", address.to_canonical()))
     }

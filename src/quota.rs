@@ -1,4 +1,4 @@
-//! A quota: the requests that a period allows, and the burst; also as text.
+//! A quota: the units that a window allows, and the burst; also as text. No algorithm.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -6,25 +6,25 @@ const MICROS_PER_DAY: u64 = 86_400_000_000;
 const SHORTEST_WINDOW: u64 = 1_000;
 const LONGEST_WINDOW: u64 = 366 * MICROS_PER_DAY;
 
-/// The longest time in which a whole burst may refill: 100 years. It keeps every sum of a time
-/// and a refill below 2^53 microseconds, where the arithmetic of the scripts is exact.
+/// The longest time in which a full burst may refill: 100 years. It keeps every sum of a time and a
+/// refill below 2^53 microseconds, where the arithmetic of the scripts is exact.
 pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
 
-/// How much is allowed: `limit` units per `window`, and `burst` units back to back.
+/// The allowed amount: `limit` units per `window`, and `burst` units back to back.
 ///
-/// `Quota::per_second(10)` is ten per second. The burst is a *total*, the first request included,
-/// and it is the limit unless [`burst`](Quota::burst) says otherwise. Only the token bucket and
+/// `Quota::per_second(10)` is ten per second. The burst is a *total*, including the first request.
+/// By default it is the limit; [`burst`](Quota::burst) sets another one. Only the token bucket and
 /// the leaky bucket have a burst; the windows admit up to `limit` at once.
 ///
-/// # Why a burst, and why not just a shorter window?
+/// # A burst or a shorter window
 ///
 /// `per_minute(60)` and `per_second(1)` allow the same rate. The first lets a client that was idle
-/// spend a minute's worth at once, the second makes it spread its requests. A page that loads with
-/// twenty calls wants `per_second(1).burst(20)`.
+/// spend the units of a minute at once, the second makes it spread its requests. For a page that
+/// loads with twenty calls, use `per_second(1).burst(20)`.
 ///
 /// # Examples
 ///
-/// Literals are checked when they are compiled, if they stand in a `const`:
+/// In a `const`, literals are checked at compile time:
 ///
 /// ```
 /// use std::time::Duration;
@@ -70,7 +70,7 @@ impl Quota {
     /// # Panics
     ///
     /// If `limit` is 0 or `window` is out of range: at compile time in a `const`. For numbers that
-    /// are not literals there is [`try_new`](Quota::try_new).
+    /// are not literals, use [`try_new`](Quota::try_new).
     #[must_use]
     #[track_caller]
     pub const fn new(limit: u32, window: Duration) -> Self {
@@ -134,12 +134,13 @@ impl Quota {
         Self::new(limit, Duration::from_secs(86_400))
     }
 
-    /// Sets the most units that may pass back to back after idling, the first request included.
+    /// Sets the maximum number of units that may pass back to back after idling, including the
+    /// first request.
     ///
     /// # Panics
     ///
     /// If `burst` is 0, or takes more than 100 years to refill: at compile time in a `const`. For
-    /// numbers that are not literals there is [`try_burst`](Quota::try_burst).
+    /// numbers that are not literals, use [`try_burst`](Quota::try_burst).
     #[must_use]
     #[track_caller]
     pub const fn burst(self, burst: u32) -> Self {
@@ -171,7 +172,7 @@ impl Quota {
         Duration::from_micros(self.window_us)
     }
 
-    /// The most units that may pass back to back.
+    /// The maximum number of units that may pass back to back.
     #[must_use]
     pub const fn burst_size(&self) -> u32 {
         self.burst
@@ -181,16 +182,17 @@ impl Quota {
         self.window_us
     }
 
-    /// What can be overdrawn besides the burst and refill in time.
+    /// The largest overdraft that, together with the burst, refills within the longest refill.
     pub(crate) fn longest_overdraft(&self) -> u32 {
-        let most = u128::from(LONGEST_REFILL) * u128::from(self.limit) / u128::from(self.window_us);
-        let most = most.min(u32::MAX.into()) as u32;
-        most.saturating_sub(self.burst)
+        let max = u128::from(LONGEST_REFILL) * u128::from(self.limit) / u128::from(self.window_us);
+        let max = max.min(u32::MAX.into()) as u32;
+        max.saturating_sub(self.burst)
     }
 
-    /// A part of it, rounded down; of less than one unit in a window, one in a longer window.
+    /// A fraction of the quota, rounded down. A fraction of less than one unit in a window is one
+    /// unit in a longer window.
     pub(crate) fn to_share(self, share: f64) -> Self {
-        // Not below a whole number because of a third that is written in binary.
+        // The binary fraction of a third must not round a product below an integer.
         let part = |units: u32| f64::from(units) * share * (1.0 + 1e-12);
         let limit = part(self.limit);
         let window_us = match limit >= 1.0 {
@@ -226,7 +228,7 @@ impl Quota {
         Ok(Self { burst, ..self })
     }
 
-    /// The time in which `units` flow in, rounded up.
+    /// The time in which `units` are refilled, rounded up.
     pub(crate) const fn refill_us(&self, units: u128) -> u128 {
         (units * self.window_us as u128).div_ceil(self.limit as u128)
     }
@@ -280,7 +282,8 @@ fn unit_us(name: &str) -> Option<u64> {
 
 /// Reads `LIMIT/[N]UNIT [burst BURST]`: `10/s`, `100/min burst 20`, `5/10s`.
 ///
-/// The units are `us`, `ms`, `s`, `min` (`m`), `h` and `day` (`d`), or the whole words.
+/// The units are `us`, `ms`, `s`, `min` (`m`), `h` and `day` (`d`). `sec`, `second`, `minute`,
+/// `hour` and the plurals of words are also read.
 impl FromStr for Quota {
     type Err = QuotaError;
 
@@ -313,7 +316,7 @@ fn number(digits: &str) -> Result<u32, Problem> {
     }
 }
 
-/// A quota that cannot be: the message names the input and what to change.
+/// The error of an invalid quota: it names the input, the problem and the valid values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaError {
     input: Option<String>,
@@ -346,12 +349,13 @@ impl fmt::Display for QuotaError {
         f.write_str(": ")?;
         match self.problem {
             Problem::Form => f.write_str(
-                "write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s, 5/10s or 100/min burst 20",
+                "write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s, 5/10s or 100/min \
+                 burst 20",
             ),
-            Problem::Unit => f.write_str(
-                "the window must be in whole us, ms, s, min, h or day, such as 1500ms",
-            ),
-            Problem::Number => write!(f, "a number is too large, the most is {}", u32::MAX),
+            Problem::Unit => {
+                f.write_str("the window must be in whole us, ms, s, min, h or day, such as 1500ms")
+            }
+            Problem::Number => write!(f, "a number is too large, the maximum is {}", u32::MAX),
             Problem::ZeroLimit => f.write_str("the limit is 0, but must be at least 1"),
             Problem::ZeroBurst => f.write_str("the burst is 0, but must be at least 1"),
             Problem::Window(window) => {

@@ -1,4 +1,4 @@
-//! Jitter for pauses. Clocks of stores are with the stores.
+//! Jitter for pauses. No clocks: those of the stores are in `store`.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -25,9 +25,9 @@ mod tests {
     #[test]
     fn jitter_is_random_and_at_most_a_tenth_or_100_ms() {
         let (short, long) = (Duration::from_millis(50), Duration::from_secs(3_600));
-        let all: Vec<_> = (0..100).map(|_| with_jitter(short)).collect();
-        assert!(all.iter().all(|it| (short..=short * 11 / 10).contains(it)), "{all:?}");
-        assert!(all.iter().any(|it| *it != all[0]), "all wake together");
+        let delays: Vec<_> = (0..100).map(|_| with_jitter(short)).collect();
+        assert!(delays.iter().all(|delay| (short..=short * 11 / 10).contains(delay)), "{delays:?}");
+        assert!(delays.iter().any(|delay| *delay != delays[0]), "all wake together");
         assert!((long..=long + MAX_JITTER).contains(&with_jitter(long)));
         assert!(with_jitter(Duration::MAX / 2) < Duration::MAX);
     }

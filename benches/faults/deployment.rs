@@ -1,6 +1,6 @@
 //! A master, its replicas, and the three Sentinels that watch them.
 
-use std::{error::Error, sync::mpsc, thread};
+use std::{error::Error, sync::mpsc, thread, time::Duration};
 
 use tower_ratelimit::RedisStore;
 
@@ -62,20 +62,25 @@ impl Deployment {
         let sentinels = plan.sentinels.each_ref().map(|it| Instance::sentinel(it, &lines));
         let sentinels = sentinels.into_iter().collect::<Result<_, _>>()?;
         let deployment = Self { servers, sentinels };
-        let replicas = replicas.to_string();
-        until("the Sentinels know all", || {
-            deployment.sentinels.iter().all(|sentinel| {
-                let words = ["SENTINEL", "MASTER", NAME];
-                let told: Vec<String> = sentinel.ask(&words).unwrap_or_default();
-                let is = |name: &str, value: &str| {
-                    told.chunks(2).any(|it| it[0] == name && it[1] == value)
-                };
-                is("num-slaves", &replicas)
-                    && is("num-other-sentinels", "2")
-                    && is("flags", "master")
-            })
-        })?;
+        until("the Sentinels know all", || deployment.is_known(replicas))?;
         Ok(deployment)
+    }
+
+    /// Returns true if the Sentinels know each other, the master and the replicas.
+    fn is_known(&self, replicas: usize) -> bool {
+        let expected = [
+            ("num-slaves", &*replicas.to_string()),
+            ("num-other-sentinels", "2"),
+            ("flags", "master"),
+        ];
+        self.sentinels.iter().all(|sentinel| {
+            let words = ["SENTINEL", "MASTER", NAME];
+            let reply: Vec<String> = sentinel.ask(&words).unwrap_or_default();
+            let has = |&(name, value): &(&str, &str)| {
+                reply.chunks(2).any(|pair| pair[0] == name && pair[1] == value)
+            };
+            expected.iter().all(has)
+        })
     }
 
     pub fn sentinel_urls(&self) -> Vec<String> {
@@ -119,6 +124,18 @@ impl Deployment {
         Ok((promoted.unwrap_or_default(), moment))
     }
 
+    /// Commands a failover, and waits for a decision of the new master, after a request before each
+    /// look. Returns the time from the promotion to the decision.
+    pub fn fail_over_until_decided(&self, request: impl Fn()) -> Result<Duration, Box<dyn Error>> {
+        self.fail_over()?;
+        let (new, promoted) = self.until_promoted(&[0])?;
+        let followed = until("the new master decides", || {
+            request();
+            self.servers[new].decisions().is_some_and(|count| count > 0)
+        })?;
+        Ok(followed.saturating_sub(promoted))
+    }
+
     /// Waits until a server is a replica.
     pub fn until_demoted(&self, old: usize) -> Result<Moment, Box<dyn Error>> {
         until("the old master is a replica", || self.servers[old].info("replication", "role:slave"))
@@ -128,7 +145,7 @@ impl Deployment {
         self.servers[server].info("replication", "role:master")
     }
 
-    /// Returns whether a server is a replica with a link to this master.
+    /// Returns true if a server is a replica with a link to this master.
     pub fn is_replica_of(&self, server: usize, master: usize) -> bool {
         let port = format!("master_port:{}\r", self.servers[master].port);
         let info = self.servers[server].ask::<String>(&["INFO", "replication"]);

@@ -134,7 +134,7 @@ impl Instance {
         redis::cmd(words[0]).arg(&words[1..]).query(&mut self.connection()?)
     }
 
-    /// Returns whether a section of `INFO` contains a text.
+    /// Returns true if a section of `INFO` contains a text.
     pub fn info(&self, section: &str, text: &str) -> bool {
         self.ask::<String>(&["INFO", section]).is_ok_and(|it| it.contains(text))
     }

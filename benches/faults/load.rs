@@ -293,7 +293,7 @@ impl Report {
     }
 
     /// Returns the largest number of admissions of a key.
-    pub fn most_admitted(&self) -> u32 {
+    pub fn max_admitted(&self) -> u32 {
         self.admitted(&[]).values().copied().max().unwrap_or_default()
     }
 

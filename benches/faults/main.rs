@@ -1,5 +1,5 @@
 //! Injects one fault after another into Redis under load, and prints a table of what callers see.
-//! The exit code is not 0 if a row breaks its promise.
+//! The exit code is not 0 if a row misses an expectation.
 //!
 //! ```text
 //! make test-faults                                  # some 9 minutes
@@ -94,8 +94,8 @@ fn selected(words: &[&str]) -> Result<Vec<&'static Run>, Box<dyn Error>> {
     Ok(ROWS.iter().filter(|run| names.is_empty() || names.contains(&run.name)).collect())
 }
 
-/// Runs this program in namespaces of its own. Returns whether all promises were kept, or nothing
-/// where namespaces are not permitted.
+/// Runs this program in namespaces of its own. Returns true if all expectations were met, `None` if
+/// namespaces are not permitted.
 fn isolated(words: &[&str]) -> Result<Option<bool>, Box<dyn Error>> {
     let mut unshare = vec!["--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let is_permitted = |options: &[&str]| {
@@ -130,7 +130,7 @@ fn end_with_the_parent() {
     });
 }
 
-/// Returns whether all promises were kept.
+/// Returns true if all expectations were met.
 fn run_all(runs: &[&Run], is_isolated: bool) -> Result<bool, Box<dyn Error>> {
     if is_isolated {
         namespace::start_loopback()?;
@@ -140,7 +140,7 @@ fn run_all(runs: &[&Run], is_isolated: bool) -> Result<bool, Box<dyn Error>> {
     load::count_events()?;
     let start = Instant::now();
     println!("{}", table::head());
-    let mut broken = vec![];
+    let mut missed = vec![];
     let mut left_out = vec![];
     for run in runs {
         if run.needs_root && !is_isolated {
@@ -150,7 +150,7 @@ fn run_all(runs: &[&Run], is_isolated: bool) -> Result<bool, Box<dyn Error>> {
         load::EVENTS.store(0, SeqCst);
         for row in finished(run) {
             println!("{row}");
-            broken.extend(row.broken.iter().map(|it| format!("{}: {it}", row.fault)));
+            missed.extend(row.missed.iter().map(|text| format!("{}: {text}", row.fault)));
         }
     }
     println!("\n{} s", start.elapsed().as_secs());
@@ -160,13 +160,13 @@ fn run_all(runs: &[&Run], is_isolated: bool) -> Result<bool, Box<dyn Error>> {
             left_out.join(", ")
         );
     }
-    if !broken.is_empty() {
-        println!("broken promises:\n- {}", broken.join("\n- "));
+    if !missed.is_empty() {
+        println!("missed expectations:\n- {}", missed.join("\n- "));
     }
-    Ok(broken.is_empty())
+    Ok(missed.is_empty())
 }
 
-/// Runs the fault of a name. An error or a panic is a broken promise.
+/// Runs the fault of a name. An error or a panic is a missed expectation.
 fn finished(run: &Run) -> Vec<Row> {
     let rows: Rows = panic::catch_unwind(AssertUnwindSafe(|| (run.run)()))
         .unwrap_or_else(|_| Err("it panicked; see above".into()));

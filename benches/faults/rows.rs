@@ -15,7 +15,7 @@ pub type Rows = Result<Vec<Row>, Box<dyn Error>>;
 /// A name, and the lines of the table that belong to it.
 pub struct Run {
     pub name: &'static str,
-    /// Whether it needs network namespaces.
+    /// True if it needs network namespaces.
     pub needs_root: bool,
     /// Installs missing programs; it runs where the network can be reached.
     pub prepare: fn() -> Result<(), Box<dyn Error>>,

@@ -1,4 +1,4 @@
-//! The rows of the table, with the promises that they break. It does not run the faults.
+//! The rows of the table, with the expectations that they miss. It does not run the faults.
 
 use std::{error::Error, fmt, sync::atomic::Ordering::SeqCst, time::Duration};
 
@@ -15,7 +15,7 @@ pub struct Row {
     /// The time from the promotion or the end of the fault to the first answer.
     pub first: Option<Duration>,
     pub remark: Vec<String>,
-    pub broken: Vec<String>,
+    pub missed: Vec<String>,
 }
 
 pub fn head() -> String {
@@ -60,8 +60,8 @@ impl Row {
 
     /// Makes a row for a fault that could not be injected or ended.
     pub fn failed(fault: &str, error: &dyn Error) -> Self {
-        let broken = vec![error.to_string()];
-        Self { fault: fault.to_owned(), broken, ..Self::default() }
+        let missed = vec![error.to_string()];
+        Self { fault: fault.to_owned(), missed, ..Self::default() }
     }
 
     pub fn first(mut self, first: Option<Duration>) -> Self {
@@ -74,10 +74,10 @@ impl Row {
         self.remark.push(text.into());
     }
 
-    /// Adds a broken promise if `is_kept` is false.
-    pub fn expect(&mut self, is_kept: bool, what: impl FnOnce() -> String) {
-        if !is_kept {
-            self.broken.push(what());
+    /// Adds a missed expectation if `is_met` is false.
+    pub fn expect(&mut self, is_met: bool, what: impl FnOnce() -> String) {
+        if !is_met {
+            self.missed.push(what());
         }
     }
 }
@@ -92,8 +92,8 @@ impl fmt::Display for Row {
             self.over.to_string(),
             first,
         ];
-        let broken = self.broken.iter().map(|it| format!("BROKEN: {it}"));
-        let remark: Vec<_> = self.remark.iter().cloned().chain(broken).collect();
+        let missed = self.missed.iter().map(|text| format!("MISSED: {text}"));
+        let remark: Vec<_> = self.remark.iter().cloned().chain(missed).collect();
         f.write_str(&line(&self.fault, numbers, &remark.join("; ")))
     }
 }

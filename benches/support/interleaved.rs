@@ -1,4 +1,4 @@
-//! Interleaved measurements: whatever else the machine does affects all of them alike.
+//! Interleaved measurements, so that other load on the machine affects all of them equally.
 
 /// The results of one measurement, by round.
 pub struct Series(Vec<f64>);
@@ -33,7 +33,7 @@ impl Series {
         format!("{middle:5.2} ({low:.2}-{high:.2})")
     }
 
-    /// The summary, and if the median meets the goal.
+    /// The summary, the goal, and a note if the median misses it.
     pub fn against(&self, goal: f64) -> String {
         let met = if self.median() <= goal { "met" } else { "MISSED" };
         format!("{}  goal {goal:.2} {met}", self.summary())

@@ -1,4 +1,4 @@
-//! Whatever a client sends, it cannot choose its key: `cargo +nightly fuzz run client_ip`.
+//! A client cannot choose its key, with any headers: `cargo +nightly fuzz run client_ip`.
 
 #![no_main]
 
@@ -22,7 +22,7 @@ fn head(peer: &str, name: &HeaderName, lines: &[Vec<u8>]) -> Option<Parts> {
     Some(request.into_parts().0)
 }
 
-/// As a proxy writes a text of the client into an element.
+/// Quotes a text of the client, as a proxy does in an element.
 fn quoted(text: &[u8]) -> Vec<u8> {
     let escaped = text.iter().flat_map(|&byte| match byte {
         b'"' | b'\\' => vec![b'\\', byte],
@@ -45,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
         let key = ClientIp::new(header, ["10.0.0.0/8"]);
         let name = HeaderName::from_static(name);
 
-        // To the service itself, and to a proxy that adds its element in either way.
+        // The proxy appends its element to the last line, or adds a line.
         let mut same_line = forged.clone();
         match same_line.last_mut() {
             Some(line) => line.extend([b", ", &element[..]].concat()),

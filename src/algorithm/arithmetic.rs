@@ -1,14 +1,16 @@
-//! Exact arithmetic: integers below 2^53 in doubles, as Lua counts, and rates as fractions.
+//! Exact arithmetic: integers below 2^53 in doubles, as Lua counts, and rates as fractions. No
+//! algorithm.
 
 use crate::quota::{LONGEST_REFILL, Quota};
 
 /// Doubles hold every integer up to here.
 pub(super) const EXACT: f64 = (1_u64 << 53) as f64;
 
-/// The rate of a bucket as a fraction: `unit` parts to a unit of the quota, `tick` parts per microsecond.
+/// The rate of a bucket as a fraction: `unit` parts to a unit of the quota, `tick` parts per
+/// microsecond.
 ///
-/// It is exact if a full bucket then counts at most 2^52 parts, which leaves as many for requests that wait. Beyond, it
-/// is the closest slower rate that does.
+/// It is exact if a full bucket then counts at most 2^52 parts, which leaves as many for requests
+/// that wait. Otherwise it is the closest slower rate with at most as many.
 #[derive(Debug, PartialEq)]
 pub(super) struct Rate {
     pub(super) unit: f64,
@@ -16,7 +18,7 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// Of a bucket that can lack up to `size` units.
+    /// The rate of a bucket that can lack up to `size` units.
     pub(super) fn new(quota: Quota, size: u64) -> Self {
         let (window, limit) = (quota.window_us().into(), quota.limit().into());
         let max_unit = (1 << 52) / u128::from(size);
@@ -25,9 +27,9 @@ impl Rate {
     }
 }
 
-/// The closest fraction that is at least `numerator / denominator`, with a numerator of at most `max`: the fraction
-/// itself in lowest terms, if that fits. A walk down the Stern-Brocot tree (Graham, Knuth, Patashnik: Concrete
-/// Mathematics, 4.5).
+/// The closest fraction that is at least `numerator / denominator`, with a numerator of at most
+/// `max`: the fraction itself in lowest terms, if that fits. A walk down the Stern-Brocot tree
+/// (Graham, Knuth, Patashnik: Concrete Mathematics, 4.5).
 pub(super) fn closest_above(numerator: u128, denominator: u128, max: u128) -> (u128, u128) {
     let (mut below, mut above) = ((0, 1), (1, 0));
     loop {
@@ -36,7 +38,8 @@ pub(super) fn closest_above(numerator: u128, denominator: u128, max: u128) -> (u
         if gap_above == 0 {
             return above;
         }
-        // As many steps as keep the lower one below; then as many as keep the upper one at or above.
+        // As many steps as keep the lower one below; then as many as keep the upper one at or
+        // above.
         let down = ((gap_below - 1) / gap_above).min((max - below.0) / above.0);
         below = (below.0 + down * above.0, below.1 + down * above.1);
         let gap_below = gap_below - down * gap_above;
@@ -49,7 +52,7 @@ pub(super) fn closest_above(numerator: u128, denominator: u128, max: u128) -> (u
     }
 }
 
-/// `math.max`. There is no NaN here, which `f64::max` looks out for.
+/// `math.max`. Faster than `f64::max`, which also handles NaN.
 #[inline]
 pub(super) fn max(a: f64, b: f64) -> f64 {
     if a > b { a } else { b }
@@ -61,33 +64,37 @@ pub(super) fn min(a: f64, b: f64) -> f64 {
     if a < b { a } else { b }
 }
 
-/// `math.floor(whole / part)` of integers. Most rates count in parts of 1, and a division takes its time.
+/// `math.floor(dividend / divisor)` of integers. Avoids the division in the most common case, a
+/// divisor of 1.
 #[inline]
-pub(super) fn floor_div(whole: f64, part: f64) -> f64 {
-    if part == 1.0 { whole } else { floor(whole / part) }
+pub(super) fn floor_div(dividend: f64, divisor: f64) -> f64 {
+    if divisor == 1.0 { dividend } else { floor(dividend / divisor) }
 }
 
-/// `math.ceil(whole / part)` of integers.
+/// `math.ceil(dividend / divisor)` of integers.
 #[inline]
-pub(super) fn ceil_div(whole: f64, part: f64) -> f64 {
-    if part == 1.0 { whole } else { ceil(whole / part) }
+pub(super) fn ceil_div(dividend: f64, divisor: f64) -> f64 {
+    if divisor == 1.0 { dividend } else { ceil(dividend / divisor) }
 }
 
-/// `f64::floor`, which is a call on processors that are not known to have an instruction for it.
+/// `f64::floor` for numbers within an `i64`. The standard one is a call, unless the build is for
+/// processors with an instruction for it.
 #[inline]
 pub(super) fn floor(number: f64) -> f64 {
-    let whole = number as i64 as f64;
-    if whole > number { whole - 1.0 } else { whole }
+    let truncated = number as i64 as f64;
+    if truncated > number { truncated - 1.0 } else { truncated }
 }
 
+/// `f64::ceil` for numbers within an `i64`.
 #[inline]
 pub(super) fn ceil(number: f64) -> f64 {
-    let whole = number as i64 as f64;
-    if whole < number { whole + 1.0 } else { whole }
+    let truncated = number as i64 as f64;
+    if truncated < number { truncated + 1.0 } else { truncated }
 }
 
-/// Converts a debt with its excess to another rate, as a whole number of parts and what it was rounded up by. So quotas
-/// that alternate on one key do not raise the debt with each conversion.
+/// Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and
+/// what it was rounded up by. So quotas that alternate on one key do not raise the debt with each
+/// conversion.
 pub(super) fn convert(
     [debt, excess]: [f64; 2],
     unit: f64,
@@ -99,10 +106,10 @@ pub(super) fn convert(
     (debt, floor((debt - exact) * EXCESS_UNIT))
 }
 
-/// An excess is counted in so many to a part.
+/// The number of units of an excess in a part.
 const EXCESS_UNIT: f64 = (1 << 24) as f64;
 
-/// The most that a bucket may lack: exact, and back within the longest refill.
+/// The largest debt of a bucket: exact, and repaid within the longest refill.
 pub(super) fn max_debt(period: f64, lump: f64) -> f64 {
     (floor_div(LONGEST_REFILL as f64, period) * lump).min(EXACT)
 }

@@ -1,12 +1,12 @@
-//! Combines several limits for one request: all of them admit it, or none. Its Lua twin is
-//! `scripts/combine.lua`.
+//! Combine: decides about several limits for one request. Does not know the algorithms. Its Lua
+//! twin is `scripts/combine.lua`.
 
 use super::request::{Action, Admission, EngineReply, EngineRequest};
 
-/// Decides about several limits. All of them admit the request or none, and it proceeds when the
-/// last of them lets it. `step` decides about one of them. Returns the reply of the limit that
-/// binds, and its index: the one that denies longest, or else has least remaining, and of several
-/// such the one that makes the request wait longest.
+/// Decides about several limits. All of them admit the request or none, and it waits as long as the
+/// longest wait of a limit. `step` decides about one of them. Returns the reply of the limit that
+/// binds, and its index. The limit that binds is the one that denies longest, or else has least
+/// remaining; of several with as few, the one with the longest wait.
 pub(crate) fn combine(
     requests: &[EngineRequest],
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
@@ -15,7 +15,7 @@ pub(crate) fn combine(
     let mut waits = vec![0.0; requests.len()];
     for (limit, request) in requests.iter().enumerate() {
         if !request.action.can_be_denied() {
-            continue; // what is spent for one limit does not wait for another
+            continue; // units that are spent for one limit do not wait for another
         }
         let peek = step(limit, &EngineRequest { action: Action::Peek, ..*request });
         if peek.admitted {
@@ -28,19 +28,18 @@ pub(crate) fn combine(
 
     let admitted = excess == 0.0;
     let admission = Admission { admitted, wait: if admitted { wait } else { excess } };
-    let mut reply: Option<EngineReply> = None;
+    let mut bound: Option<EngineReply> = None;
     for (limit, request) in requests.iter().enumerate() {
         let admission = request.action.can_be_denied().then_some(admission);
-        let own = step(limit, &EngineRequest { admission, ..*request });
-        let binds = match reply {
+        let reply = step(limit, &EngineRequest { admission, ..*request });
+        let binds = match bound {
             _ if !admitted => limit == binding,
-            Some(known) if own.remaining == known.remaining => waits[limit] > waits[binding],
-            Some(known) => own.remaining < known.remaining,
+            Some(bound) => (reply.remaining, -waits[limit]) < (bound.remaining, -waits[binding]),
             None => true,
         };
         if binds {
-            (reply, binding) = (Some(own), limit);
+            (bound, binding) = (Some(reply), limit);
         }
     }
-    (reply.expect("a request has a limit"), binding)
+    (bound.expect("a request has a limit"), binding)
 }

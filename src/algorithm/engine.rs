@@ -1,5 +1,5 @@
-//! The engine: decides about one limit with the functions of a [`Model`]. Its Lua twin is
-//! `scripts/engine.lua`.
+//! The engine: decides about one limit with the functions of a [`Model`]. Does not know what a
+//! state contains. Its Lua twin is `scripts/engine.lua`, which `scripts/finish.lua` ends.
 
 use super::{
     arithmetic::max,
@@ -8,7 +8,7 @@ use super::{
     reservations::{Reservation, Reserved},
 };
 
-/// Decides, and stores what the decision leaves.
+/// Decides, and stores the state after the decision.
 #[inline]
 pub(super) fn step<M: Model>(
     stored: &mut Option<Reserved<M>>,
@@ -65,7 +65,7 @@ pub(super) fn release<M: Model>(
     if state.step_back(now) {
         waiting.0 = None;
     }
-    waiting.0.take_if(|it| it.are_over(now));
+    waiting.0.take_if(|reservations| reservations.are_over(now));
     match &mut waiting.0 {
         Some(reservations) => {
             reservations.fold(now, usize::MAX, params);
@@ -74,10 +74,10 @@ pub(super) fn release<M: Model>(
                 reservations.release(now, release, params);
             }
             *state = reservations.base.clone();
-            for it in &reservations.entries {
-                state.commit(it.instant, it.cost, params);
+            for &Reservation { instant, cost } in &reservations.entries {
+                state.commit(instant, cost, params);
             }
-            waiting.0.take_if(|it| it.entries.is_empty());
+            waiting.0.take_if(|reservations| reservations.entries.is_empty());
         }
         None => {
             state.advance(now);

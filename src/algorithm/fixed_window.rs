@@ -22,7 +22,7 @@ pub(crate) struct State {
     pub(super) start: f64,
     /// The windows between it and the newest one that a request has reserved.
     pub(super) ahead: f64,
-    /// Of that newest window.
+    /// The count of that newest window.
     pub(super) count: f64,
     /// The window that this was counted with.
     pub(super) length: f64,

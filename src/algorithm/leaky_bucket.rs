@@ -1,6 +1,9 @@
 //! The leaky bucket: a queue with a constant outflow. A request leaves when those before it have
 //! left; a request that would not fit into the bucket is denied. Its Lua twin is
 //! `scripts/leaky_bucket.lua`.
+//!
+//! `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
+//! microsecond.
 
 use super::{
     arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, max, max_debt, min},
@@ -11,7 +14,6 @@ use super::{
 };
 use crate::quota::{LONGEST_REFILL, Quota};
 
-/// `unit` parts are one request of cost 1, of which `tick` flow out in a microsecond.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
@@ -23,9 +25,9 @@ pub(crate) struct Params {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct State {
     pub(super) at: f64,
-    /// What is in the bucket at `at`, in parts.
+    /// The content of the bucket at `at`.
     pub(super) debt: f64,
-    /// By how much `debt` was rounded up when the quota was changed, in 2^-24 parts.
+    /// By how many 2^-24 parts `debt` was rounded up when the quota was changed.
     pub(super) excess: f64,
     /// The rate that this was counted at.
     pub(super) unit: f64,
@@ -77,7 +79,7 @@ impl Model for State {
         params.burst
     }
 
-    /// The time in which a full bucket runs dry.
+    /// The time in which a full bucket drains.
     fn default_wait(params: &Params) -> f64 {
         ceil_div(params.full(), params.tick)
     }
@@ -145,11 +147,11 @@ impl Model for State {
     fn commit(&mut self, instant: f64, cost: f64, params: &Params) {
         let idle = (instant - self.at) * self.tick;
         if self.debt <= idle - self.tick {
-            (self.debt, self.excess) = (idle, 0.0); // it proceeds later than it could
+            (self.debt, self.excess) = (idle, 0.0); // the request proceeds later than it could
         }
         self.debt += cost * self.unit;
         if self.rate() == params.rate() {
-            self.debt = min(self.debt, params.max_debt); // what is spent may be above the quota
+            self.debt = min(self.debt, params.max_debt); // units spent may exceed the quota
         }
     }
 
@@ -157,11 +159,12 @@ impl Model for State {
         let Release { instant, units, kept } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
-            // What has flowed out since is back already. What is kept was the first to flow out.
+            // Units that have flowed out since are back already. Units that are kept flowed out
+            // first.
             let mut flowed_out = (now - instant) * self.tick;
             if self.rate() != params.rate() {
                 let other = (now - instant) * params.tick / params.unit * self.unit;
-                flowed_out = max(flowed_out, other.ceil()); // beyond an i64, too
+                flowed_out = max(flowed_out, other.ceil()); // can exceed an i64
             }
             back = max(back - max(flowed_out - kept * self.unit, 0.0), 0.0);
         }
@@ -186,8 +189,8 @@ impl Model for State {
 
     #[inline]
     fn pack(&self, _: f64, params: &Params) -> Option<Packed> {
-        let own = self.rate() == params.rate() && self.excess == 0.0;
-        own.then_some([self.at, self.debt])
+        let fits = self.rate() == params.rate() && self.excess == 0.0;
+        fits.then_some([self.at, self.debt])
     }
 
     #[inline]

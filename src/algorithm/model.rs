@@ -1,5 +1,6 @@
-//! The model of an algorithm: its state, and what time, a request and a release do to it. Its Lua
-//! twin is the text of `scripts/NAME.lua`, which has the same functions in the same order.
+//! The model of an algorithm: its state, and how time, requests and releases change it. Does not
+//! decide. Its Lua twin is the text of `scripts/NAME.lua`, which has the same functions in the same
+//! order.
 
 use std::fmt;
 
@@ -13,10 +14,11 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// The algorithm with a quota.
     type Params: Copy + fmt::Debug;
 
-    /// What a check changes before it decides. It is restored if nothing is written.
+    /// The parts of the state that a check changes before it decides. They are restored if nothing
+    /// is written.
     type Saved;
 
-    /// Whether the engine keeps the reservations of waiting requests. A log contains them itself.
+    /// True if the engine keeps the reservations of waiting requests. A log contains them itself.
     const RESERVES: bool = true;
 
     /// The parameters of the script.
@@ -39,12 +41,14 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// The state of a key without requests.
     fn initial(now: f64, params: &Self::Params) -> Self;
 
-    /// Reads the state that a script has found.
+    /// Reads the state that a script found.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn decode(bytes: &[u8]) -> Option<Self>;
 
+    /// Copies the parts of the state that a check changes before it decides.
     fn save(&self) -> Self::Saved;
 
+    /// Restores the parts that were saved.
     fn restore(&mut self, saved: Self::Saved);
 
     /// Follows a clock that stepped back. Returns whether it did.
@@ -62,13 +66,13 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// Counts a request that proceeds at `instant`.
     fn commit(&mut self, instant: f64, cost: f64, params: &Self::Params);
 
-    /// Returns units that still count: those of one request, or of any.
+    /// Returns units that still count: those of one request, or of any requests.
     fn refund(&mut self, now: f64, release: &Release, params: &Self::Params);
 
     /// The time until the state is the initial one; 0 if it is.
     fn reset_after(&self, now: f64) -> f64;
 
-    /// What is left, and the time until more is; `reset` is that of
+    /// The units that are left, and the time until there are more; `reset` is the result of
     /// [`reset_after`](Model::reset_after).
     fn report(&self, now: f64, reset: f64, params: &Self::Params) -> Report;
 
@@ -88,17 +92,17 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     }
 }
 
-/// When a request can proceed.
+/// The earliest instant at which a request can proceed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Earliest {
-    /// The time until it can.
+    /// The time until that instant.
     pub(crate) wait: f64,
-    /// The time until it may begin to wait, if its room is bounded.
+    /// The time until there is room for it to wait.
     pub(crate) blocked: f64,
 }
 
 impl From<f64> for Earliest {
-    /// A wait that may begin at once.
+    /// A wait that may begin immediately.
     #[inline]
     fn from(wait: f64) -> Self {
         Self { wait, blocked: 0.0 }

@@ -1,21 +1,22 @@
-//! What an algorithm is asked, and what it replies. Times are in microseconds.
+//! The requests to an algorithm, and its replies. Times are in microseconds.
 
-/// What is done with a key.
+/// The action of a request on the state of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Check,
     Peek,
     Refund,
-    /// Spends units that are not left, too.
+    /// Spends units, also more than are left.
     Spend,
 }
 
 impl Action {
-    /// Returns whether it can be denied.
+    /// Returns true if the action can be denied.
     pub(crate) fn can_be_denied(self) -> bool {
         matches!(self, Self::Check | Self::Peek)
     }
 
+    /// Returns true if the action counts units when it is admitted.
     pub(crate) fn commits(self) -> bool {
         matches!(self, Self::Check | Self::Spend)
     }
@@ -32,7 +33,7 @@ pub(crate) struct EngineRequest {
     pub(crate) admission: Option<Admission>,
 }
 
-/// Whether a request is admitted.
+/// The result of a decision: admitted or denied, and for how long to wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Admission {
     pub(crate) admitted: bool,

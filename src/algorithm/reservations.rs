@@ -1,6 +1,6 @@
 //! Reservations: the requests that wait, so that a request that is dropped can release what it
 //! reserved. A sliding log does not use them: it contains its reservations. The Lua twin is
-//! `scripts/reservations.lua`.
+//! `scripts/reservations.lua`, which also loads and stores the states.
 
 use std::collections::VecDeque;
 
@@ -38,28 +38,28 @@ impl<S> Reserved<S> {
 }
 
 impl<S: Model> Reservations<S> {
-    /// Lowers the cost of the entry at the instant of the release; returns units of the past to the
-    /// base.
+    /// Makes the entries whose instant has passed, up to `max` of them, part of the base.
+    pub(super) fn fold(&mut self, now: f64, max: usize, params: &S::Params) {
+        let passed = self.entries.partition_point(|entry| entry.instant <= now);
+        for Reservation { instant, cost } in self.entries.drain(..passed.min(max)) {
+            self.base.advance(instant);
+            self.base.commit(instant, cost, params);
+        }
+    }
+
+    /// Lowers the cost of the entry at the instant of the release, if it is there; returns units of
+    /// the past to the base.
     pub(super) fn release(&mut self, now: f64, release: &Release, params: &S::Params) {
         let Release { instant, units, .. } = *release;
         let Some(instant) = instant.filter(|instant| *instant > now) else {
             return self.base.refund(now, release, params);
         };
-        let index = self.entries.partition_point(|it| it.instant < instant);
-        if let Some(it) = self.entries.get_mut(index).filter(|it| it.instant == instant) {
-            it.cost -= units.min(it.cost);
-            if it.cost == 0.0 {
+        let index = self.entries.partition_point(|entry| entry.instant < instant);
+        if let Some(entry) = self.entries.get_mut(index).filter(|entry| entry.instant == instant) {
+            entry.cost -= units.min(entry.cost);
+            if entry.cost == 0.0 {
                 self.entries.remove(index);
             }
-        }
-    }
-
-    /// Makes up to `max` of the entries whose instant has passed part of the base.
-    pub(super) fn fold(&mut self, now: f64, max: usize, params: &S::Params) {
-        let passed = self.entries.partition_point(|it| it.instant <= now);
-        for it in self.entries.drain(..passed.min(max)) {
-            self.base.advance(it.instant);
-            self.base.commit(it.instant, it.cost, params);
         }
     }
 }
@@ -71,8 +71,22 @@ impl<S> Reservations<S> {
 }
 
 impl<S: Model> Waiting<S> {
-    /// Adds what a decision reserved behind the state `before` it. Reservations by another clock or
-    /// quota (`stale`) stay counted, and cannot be released.
+    /// Inserts a reservation; `before` is the state without it.
+    fn insert(&mut self, now: f64, reservation: Reservation, before: S, params: &S::Params) {
+        let new = || Box::new(Reservations { base: before, entries: VecDeque::new() });
+        let reservations = self.0.get_or_insert_with(new);
+        reservations.fold(now, 2, params); // more than are added
+        // The last one, unless a request waits longer for another limit.
+        let entries = &mut reservations.entries;
+        let index = entries.partition_point(|entry| entry.instant < reservation.instant);
+        match entries.get_mut(index) {
+            Some(same) if same.instant == reservation.instant => same.cost += reservation.cost,
+            _ => entries.insert(index, reservation),
+        }
+    }
+
+    /// Stores the reservation of a decision; `before` is the state without it. Reservations by
+    /// another clock or quota (`stale`) stay counted, and cannot be released.
     #[inline]
     pub(super) fn update(
         &mut self,
@@ -86,34 +100,22 @@ impl<S: Model> Waiting<S> {
             self.0 = None;
         }
         let Some(reservation) = admitted else { return };
-        self.0.take_if(|it| it.are_over(now));
+        self.0.take_if(|reservations| reservations.are_over(now));
         if let Some(before) = before {
-            self.add(now, reservation, before, params);
+            self.insert(now, reservation, before, params);
         } else if let Some(reservations) = &mut self.0 {
-            // The request proceeds before those that wait for another limit.
+            // The request proceeds before requests that wait for another limit.
             reservations.fold(now, usize::MAX, params);
             reservations.base.advance(now);
             reservations.base.commit(now, reservation.cost, params);
         }
     }
-
-    fn add(&mut self, now: f64, reservation: Reservation, before: S, params: &S::Params) {
-        let new = || Box::new(Reservations { base: before, entries: VecDeque::new() });
-        let reservations = self.0.get_or_insert_with(new);
-        reservations.fold(now, 2, params); // more than are added
-        // Mostly the last one, unless a request waits longer for another limit.
-        let index = reservations.entries.partition_point(|it| it.instant < reservation.instant);
-        match reservations.entries.get_mut(index) {
-            Some(same) if same.instant == reservation.instant => same.cost += reservation.cost,
-            _ => reservations.entries.insert(index, reservation),
-        }
-    }
 }
 
 impl<S> Waiting<S> {
-    /// Whether no request waits any more.
+    /// Returns true if no request waits any more.
     pub(super) fn is_over(&self, now: f64) -> bool {
-        self.0.as_ref().is_none_or(|it| it.are_over(now))
+        self.0.as_ref().is_none_or(|reservations| reservations.are_over(now))
     }
 
     /// The instant of the last request that waits.

@@ -23,7 +23,7 @@ pub(crate) struct Params {
     window: f64,
 }
 
-/// When each request that counts was admitted, and for what cost.
+/// The instant and the cost of each request that counts.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     /// The time of the log: that of the clock, and `skew`, which keeps it from following a clock
@@ -31,20 +31,20 @@ pub(crate) struct State {
     pub(super) at: f64,
     pub(super) skew: f64,
     pub(super) window: f64,
-    /// Of the costs of all entries.
+    /// The sum of the costs of all entries.
     pub(super) sum: f64,
     /// The instant of each admitted request, and its cost, oldest first.
     pub(super) entries: VecDeque<(f64, f64)>,
-    /// The leading entries that do not count any more. Known from `advance` on.
+    /// The number of leading entries that do not count any more. Known from `advance` on.
     first: usize,
-    /// The sum of the costs of the others.
+    /// The sum of the others.
     live: f64,
 }
 
-/// Without what is known only during a decision.
+/// Ignores the fields that are known only during a decision.
 impl PartialEq for State {
     fn eq(&self, other: &Self) -> bool {
-        let lasting = |it: &Self| (it.at, it.skew, it.window, it.sum);
+        let lasting = |log: &Self| (log.at, log.skew, log.window, log.sum);
         lasting(self) == lasting(other) && self.entries == other.entries
     }
 }
@@ -65,7 +65,7 @@ impl State {
         self.entries.back().map_or(0.0, |&(instant, _)| instant)
     }
 
-    /// Finds the entries that count.
+    /// Finds the entries that count, and adds up their costs from the nearer end.
     fn find_live(&mut self) {
         let oldest = self.at - self.window;
         self.first = self.entries.partition_point(|&(instant, _)| instant <= oldest);
@@ -144,8 +144,8 @@ impl State {
         }
     }
 
-    /// Returns units of any requests, the oldest first: what is left then stays for as long as any
-    /// of it could. Not those of requests that wait.
+    /// Returns units of any requests, the oldest first: the units that stay are those that count
+    /// longest. Requests that wait keep theirs.
     fn refund_any(&mut self, mut units: f64) {
         let mut i = 0;
         while units > 0.0 && self.entries.get(i).is_some_and(|&(instant, _)| instant <= self.at) {
@@ -218,7 +218,7 @@ impl Model for State {
         self.at = now + self.skew;
         self.find_live();
         if self.first == self.entries.len() {
-            (self.at, self.skew) = (now, 0.0); // it is over
+            (self.at, self.skew) = (now, 0.0); // no entry counts any more
         }
     }
 
@@ -242,7 +242,7 @@ impl Model for State {
     fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
         self.drop_expired();
         let instant = instant + self.skew;
-        let units = cost.min(MAX_SUM - self.sum); // what is spent may be above the quota
+        let units = cost.min(MAX_SUM - self.sum); // units spent may exceed the quota
         match self.entries.back_mut() {
             Some((last, cost)) if *last == instant && *cost + units <= MAX_COST => *cost += units,
             _ => self.entries.push_back((instant, units)),

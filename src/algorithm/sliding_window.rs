@@ -1,6 +1,9 @@
 //! The sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of
 //! the one before them, which is weighted by its overlap with the window. Its Lua twin is
 //! `scripts/sliding_window.lua`.
+//!
+//! Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
+//! rounded up to `grain` parts.
 
 use std::mem;
 
@@ -14,8 +17,6 @@ use crate::{error::ConfigError, quota::Quota};
 
 const MAX_BUCKETS: u32 = 100;
 
-/// Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
-/// rounded up to `grain` parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -26,9 +27,9 @@ pub(crate) struct Params {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct State {
-    /// What the state is kept with, apart from the counts.
+    /// The position of the sub-windows.
     pub(super) grid: Grid,
-    /// The counts of `parts + 1` sub-windows, newest first.
+    /// The counts of `parts + 1` sub-windows, newest first: the first one contains `last`.
     pub(super) counts: Box<[u32]>,
 }
 
@@ -38,9 +39,9 @@ pub(crate) struct Grid {
     pub(super) start: f64,
     /// The parts of a sub-window: the window in microseconds.
     pub(super) length: f64,
-    /// The newest admitted request.
+    /// The instant of the newest admitted request.
     pub(super) last: f64,
-    /// The number of its sub-window, from `start`.
+    /// The number of the sub-window of `last`, from `start`.
     pub(super) index: f64,
     /// The parts of a microsecond: the sub-windows of a window.
     pub(super) parts: f64,
@@ -83,7 +84,7 @@ impl State {
         (0..self.grid.parts as u32).map(|i| self.count(slot - f64::from(i))).sum()
     }
 
-    /// What the oldest sub-window counts for.
+    /// The part of the count of the oldest sub-window that its overlap weights.
     fn weight(&self, slot: f64, instant: f64, grain: f64) -> f64 {
         let Grid { start, length, parts, .. } = self.grid;
         let overlap = (slot + 1.0) * length - (instant - start) * parts;
@@ -98,7 +99,7 @@ impl State {
         start + (((slot + 1.0) * length - overlap) / parts).ceil()
     }
 
-    /// The newest sub-window that counts; none if even that has left the window.
+    /// The newest sub-window with a count; none if it has left the window.
     fn newest(&self, now: f64) -> Option<f64> {
         let i = self.counts.iter().position(|&count| count > 0)?;
         let slot = self.grid.index - i as f64;
@@ -231,7 +232,7 @@ impl Model for State {
         let by = (slot - self.grid.index).min(self.counts.len() as f64) as usize;
         self.counts.rotate_right(by);
         self.counts[..by].fill(0);
-        // What is spent may be above the quota.
+        // Units spent may exceed the quota.
         self.counts[0] = self.counts[0].saturating_add(cost as u32);
         let Grid { start, length, last, index, parts, .. } = &mut self.grid;
         let cycles = (slot / *parts).floor(); // `start` moves by whole windows

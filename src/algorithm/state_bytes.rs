@@ -1,10 +1,10 @@
-//! Reads the bytes of a state, as the scripts pack it.
+//! Reads the bytes of a state, as the scripts pack it. Does not know the fields of a state.
 
-/// Reads numbers from the front of a text.
+/// Reads numbers from the front of packed bytes.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Begins behind the letter of the form; `None` if the text has another form.
+    /// Begins behind the letter of the form; `None` if the bytes begin with another letter.
     pub(super) fn new(bytes: &'a [u8], form: u8) -> Option<Self> {
         let (first, rest) = bytes.split_first()?;
         (*first == form).then_some(Self(rest))
@@ -18,13 +18,13 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn doubles<const N: usize>(&mut self) -> Option<[f64; N]> {
-        let mut all = [0.0; N];
-        for number in &mut all {
+        let mut numbers = [0.0; N];
+        for number in &mut numbers {
             let (bytes, rest) = self.0.split_first_chunk()?;
             self.0 = rest;
             *number = f64::from_le_bytes(*bytes);
         }
-        Some(all)
+        Some(numbers)
     }
 
     pub(super) fn is_at_end(&self) -> bool {

@@ -1,4 +1,5 @@
-//! The table of the algorithms: the one place that lists their models and scripts.
+//! The table of the algorithms: the only list of their models and scripts. Holds no logic of its
+//! own.
 
 use super::{
     Algorithm, engine, fixed_window, leaky_bucket,
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::{error::ConfigError, quota::Quota};
 
-/// The Lua function that decides by one algorithm.
+/// The Lua text that decides by one algorithm.
 #[cfg(feature = "redis")]
 pub(crate) struct Source {
     pub(crate) name: &'static str,
@@ -26,7 +27,7 @@ macro_rules! algorithms {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub(crate) enum State {
-            /// That of a key without requests, under any algorithm.
+            /// The state of a key without requests, under any algorithm.
             #[default]
             Initial,
             $($variant(Option<Reserved<$module::State>>),)*
@@ -58,7 +59,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// The instant of the last request that waits, of those with a known reservation.
+            /// The instant of the last waiting request with a known reservation.
             #[inline]
             pub(crate) fn waited_until(&self, now: f64) -> Option<f64> {
                 let instant = match self {
@@ -71,7 +72,7 @@ macro_rules! algorithms {
                 instant.filter(|instant| *instant > now)
             }
 
-            /// Forgets reservations that are over, by a clock that never steps back.
+            /// Drops reservations that are over, by a clock that never steps back.
             #[inline]
             pub(crate) fn forget_reservations(&mut self, now: f64) {
                 match self {
@@ -103,7 +104,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Reads the state that a script has found; `None` if it is malformed.
+            /// Reads the state that a script found; `None` if it is malformed.
             pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
                 if bytes.is_empty() {
                     return Some(State::Initial);
@@ -118,7 +119,7 @@ macro_rules! algorithms {
         }
 
         impl Params {
-                        /// The largest cost that a check can be granted.
+            /// The largest cost that a check can be granted.
             pub(crate) fn max_cost(&self) -> f64 {
                 match self {
                     $(Self::$variant(params) => <$module::State as Model>::max_cost(params),)*
@@ -165,17 +166,18 @@ macro_rules! algorithms {
                     $((Self::$variant(params), State::$variant(stored)) => {
                         engine::release(stored, now, releases, params);
                     })*
-                    _ => {} // of another algorithm, or the initial state
+                    _ => {} // the state of another algorithm, or the initial one
                 }
             }
 
-            /// Represents the state by two numbers for later requests. `None` if these do not
-            /// suffice: because requests wait, or other parameters counted it.
+            /// Encodes the state in two numbers for later requests. `None` if two do not suffice:
+            /// because requests wait, or because it was counted with other parameters.
             #[inline]
             pub(crate) fn pack(&self, state: &State, now: f64) -> Option<Packed> {
                 match (self, state) {
-                    $((Self::$variant(params), State::$variant(Some(it))) => {
-                        if it.waiting.is_over(now) { it.state.pack(now, params) } else { None }
+                    $((Self::$variant(params), State::$variant(Some(reserved))) => {
+                        let is_over = reserved.waiting.is_over(now);
+                        if is_over { reserved.state.pack(now, params) } else { None }
                     })*
                     _ => state.is_initial().then_some(INITIAL),
                 }
@@ -225,7 +227,7 @@ impl Params {
         })
     }
 
-    /// Decides as [`step`](Params::step) does, in the most common case; `None` in others.
+    /// Decides as [`step`](Params::step) does, in the most common case; `None` in other cases.
     #[inline]
     pub(crate) fn check_fast(
         &self,

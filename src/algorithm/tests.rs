@@ -1,4 +1,4 @@
-//! The laws of `Algorithm`, for the twins and the scripts alike.
+//! Tests of the laws of the algorithms, on the Rust twins and on the scripts.
 
 mod agreement;
 mod backends;

@@ -1,7 +1,9 @@
 //! The token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA,
 //! whose theoretical arrival time is `at` plus the time in which `debt` flows in. A request is
-//! admitted when the balance covers what of its cost may not be overdrawn. Its Lua twin is
+//! admitted when the balance covers the part of its cost that may not be overdrawn. Its Lua twin is
 //! `scripts/token_bucket.lua`.
+//!
+//! `debt` and `lump` are in parts of a token, `unit` parts to a token.
 
 use super::{
     Refill,
@@ -16,7 +18,6 @@ use crate::{
     quota::{LONGEST_REFILL, Quota},
 };
 
-/// `debt` and `lump` are in parts of a token, `unit` parts to a token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     burst: f64,
@@ -24,7 +25,7 @@ pub(crate) struct Params {
     unit: f64,
     period: f64,
     lump: f64,
-    /// What flows in within the longest refill; a changed quota could make it more.
+    /// Flows in within the longest refill; a changed quota could make the debt larger.
     max_debt: f64,
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct State {
     pub(super) at: f64,
     /// What the bucket lacks at `at` to be full.
     pub(super) debt: f64,
-    /// By how much `debt` was rounded up when the quota was changed, in 2^-24 parts.
+    /// By how many 2^-24 parts `debt` was rounded up when the quota was changed.
     pub(super) excess: f64,
     /// The rate that this was counted at.
     pub(super) unit: f64,
@@ -69,13 +70,13 @@ impl Params {
         self.burst * self.unit
     }
 
-    /// With an overdraft, a request of cost 1 is admitted to an empty bucket.
+    /// The units that an empty bucket admits: with an overdraft, a request of cost 1.
     fn overdrawn(&self) -> f64 {
         if self.overdraft > 0.0 { 1.0 } else { 0.0 }
     }
 
     /// Decides as the engine does in the most common case: a check that does not wait, of a bucket
-    /// that refills continuously and has no overdraft. None in others.
+    /// that refills continuously and has no overdraft. `None` in other cases.
     #[inline]
     pub(super) fn check_fast(
         &self,
@@ -106,8 +107,8 @@ impl Params {
     }
 }
 
-/// The outcome of the most common check. The rest of the reply is computed when the key is not
-/// locked any more.
+/// The result of a check on the fast path. The rest of the reply is computed after the key is
+/// unlocked.
 pub(crate) struct FastCheck<'a> {
     params: &'a Params,
     pub(crate) admission: Admission,
@@ -253,12 +254,12 @@ impl Model for State {
         let Release { instant, units, kept } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
-            // What has been refilled since, up to `at`, is back already. It has repaid what is kept
+            // Units that were refilled since, up to `at`, are back already. They repaid those kept
             // first.
             let mut refilled = ceil_div(max(self.at - instant, 0.0), self.period) * self.lump;
             if self.rate() != params.rate() {
                 let lumps = floor_div(now - instant, params.period) + 1.0;
-                // It can be beyond an i64, which the ceil of this crate goes by.
+                // `f64::ceil`, as the number can exceed an i64.
                 refilled = max(refilled, (lumps * params.lump / params.unit * self.unit).ceil());
             }
             back = max(back - max(refilled - kept * self.unit, 0.0), 0.0);
@@ -289,8 +290,8 @@ impl Model for State {
 
     #[inline]
     fn pack(&self, now: f64, params: &Params) -> Option<Packed> {
-        let own = self.rate() == params.rate() && self.excess == 0.0;
-        (own && self.last <= now).then_some([self.at, self.debt])
+        let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
+        fits.then_some([self.at, self.debt])
     }
 
     #[inline]

@@ -1,4 +1,5 @@
-//! Named limits and quotas from TOML, JSON and the like, with errors that name the field.
+//! Deserializes named limits and quotas from TOML, JSON and similar formats, with errors that name
+//! the field.
 
 use std::fmt;
 
@@ -57,7 +58,7 @@ impl<'de> Deserialize<'de> for Limits {
     }
 }
 
-/// A name that none of the limits has.
+/// Reads a name that the limits do not contain yet.
 struct NewName<'a>(&'a Limits);
 
 impl<'de> DeserializeSeed<'de> for NewName<'_> {
@@ -134,8 +135,7 @@ impl<'de> Deserialize<'de> for Field {
     }
 }
 
-/// The value of a field. It checks the settings as soon as they have the value, where the format still
-/// knows the line.
+/// Reads the value of a field. It checks the settings immediately, while the format knows the line.
 struct Value<'a> {
     field: Field,
     settings: &'a mut Settings,

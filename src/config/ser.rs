@@ -1,4 +1,4 @@
-//! Named limits and quotas to TOML, JSON and the like.
+//! Serializes named limits and quotas to TOML, JSON and similar formats.
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 

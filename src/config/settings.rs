@@ -1,4 +1,5 @@
-//! The fields of one limit in a file: which there are, and whether they go together.
+//! The fields of one limit in a file, and the check that they do not conflict. Knows no file
+//! format.
 
 use super::Limit;
 use crate::{
@@ -9,7 +10,7 @@ use crate::{
 
 pub(super) const FIELDS: &[&str] = &["algorithm", "quota", "buckets", "refill", "overdraft"];
 
-/// What a limit has, in the order of [`FIELDS`].
+/// A field of a limit, in the order of [`FIELDS`].
 #[derive(Clone, Copy)]
 pub(super) enum Field {
     Algorithm,
@@ -27,7 +28,7 @@ impl Field {
         FIELDS[self as usize]
     }
 
-    /// The algorithm that has this setting, if not all have.
+    /// The algorithm with this setting; none if all algorithms have it.
     fn only_of(self) -> Option<Algorithm> {
         match self {
             Self::Algorithm | Self::Quota => None,
@@ -37,7 +38,7 @@ impl Field {
     }
 }
 
-/// What is known of a limit so far.
+/// The fields of a limit that were read so far.
 #[derive(Default)]
 pub(super) struct Settings {
     pub(super) algorithm: Option<Algorithm>,
@@ -58,7 +59,7 @@ impl Settings {
         }
     }
 
-    /// Tells what is wrong so far.
+    /// Reports the first error in the fields that were read so far.
     pub(super) fn check(&self) -> Result<(), String> {
         let algorithm = self.algorithm()?;
         if let Some(buckets) = self.buckets {

@@ -1,6 +1,6 @@
-//! Text of a key, in place if it is short.
+//! The text of a key, stored inline if it is short. Does not check or escape it.
 
-/// The longest text that lies in place: with it, a key and its counts fill a cache line.
+/// The longest inline text: with it, a key and its counts fill a cache line.
 const SHORT: usize = 30;
 
 /// Text that needs no allocation if it is short, as most keys are.
@@ -11,7 +11,7 @@ pub(crate) enum Text {
 }
 
 impl Text {
-    /// The two together.
+    /// Joins two texts.
     #[inline]
     pub(crate) fn join(head: &[u8], tail: &[u8]) -> Self {
         let length = head.len() + tail.len();

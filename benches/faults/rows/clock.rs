@@ -65,53 +65,63 @@ async fn watch(limiter: Limiter, end: Moment) -> Seen {
 /// Uses up a quota on a deployment and on a server without a failover. Then it compares the nth
 /// admissions of both.
 fn shifted(direction: &str, offset: &str) -> Rows {
+    let deployment = with_shifted_replica(direction, offset)?;
+    let control = Instance::server(&Place::LOCAL, &[], &[])?;
+    let limiters = [limiters(&deployment.store()?)?, limiters(&RedisStore::lazy(&control.url())?)?];
+    let begin = now();
+    limiters.iter().flatten().try_for_each(use_up)?;
+    deployment.until_replicated()?;
+    let first = deployment.fail_over_until_decided(|| {
+        let _ = Handle::current().block_on(limiters[0][0].peek("other"));
+    })?;
+    let end = begin + WINDOW + OFFSET + SECOND;
+    // The control runs longer, because admissions may be earlier than there.
+    let seen = watch_all(limiters, [end, end + OFFSET + SLACK]);
+    let pairs = seen.chunks(2).zip(ALGORITHMS);
+    let row = |(pair, algorithm): (&[Seen], Algorithm)| {
+        let mut row = compared(direction, algorithm, &pair[0], &pair[1]);
+        row.first = Some(first);
+        row
+    };
+    Ok(pairs.map(row).collect())
+}
+
+/// Makes a limiter for each algorithm, once the store answers.
+fn limiters(store: &RedisStore) -> Result<[Limiter; ALGORITHMS.len()], Box<dyn Error>> {
+    until("the store answers", || Handle::current().block_on(store.ping()).is_ok())?;
+    let quota = Quota::new(LIMIT, WINDOW).burst(LIMIT);
+    let named =
+        |algorithm: Algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
+    Ok(ALGORITHMS.map(named))
+}
+
+fn with_shifted_replica(direction: &str, offset: &str) -> Result<Deployment, Box<dyn Error>> {
     let environment = clock(offset)?;
     let servers = vec![(Place::LOCAL, vec![]), (Place::LOCAL, environment)];
     let deployment = Deployment::start(&Plan { servers, ..Plan::default() })?;
     check_clock(&deployment.servers[1], direction)?;
-    let control = Instance::server(&Place::LOCAL, &[], &[])?;
-    let stores = [deployment.store()?, RedisStore::lazy(&control.url())?];
-    let quota = Quota::new(LIMIT, WINDOW).burst(LIMIT);
-    let limiters = |store: &RedisStore| {
-        ALGORITHMS.map(|it| Limiter::named(it.name(), store.clone(), it, quota))
-    };
-    let limiters = stores.each_ref().map(limiters);
-    let handle = Handle::current();
-    for store in &stores {
-        until("the store answers", || handle.block_on(store.ping()).is_ok())?;
-    }
-    let begin = now();
-    for limiter in limiters.iter().flatten() {
-        let denied = || handle.block_on(limiter.check("key")).is_ok_and(|it| !it.is_allowed());
-        until("the quota is used up", denied)?;
-    }
-    deployment.until_replicated()?;
-    deployment.fail_over()?;
-    let (new, promoted) = deployment.until_promoted(&[0])?;
-    let decides = || {
-        let _ = handle.block_on(limiters[0][0].peek("other"));
-        deployment.servers[new].decisions().is_some_and(|it| it > 0)
-    };
-    let followed = until("the new master decides", decides)?;
-    let end = begin + WINDOW + OFFSET + SECOND;
-    // The control runs longer, because admissions may be earlier than there.
-    let ends = [end, end + OFFSET + SLACK];
+    Ok(deployment)
+}
+
+fn use_up(limiter: &Limiter) -> Result<(), Box<dyn Error>> {
+    let check = || Handle::current().block_on(limiter.check("key"));
+    until("the quota is used up", || check().is_ok_and(|decision| !decision.is_allowed()))?;
+    Ok(())
+}
+
+/// Watches the limiters of both stores until these ends. Returns, for each algorithm, the requests
+/// on the first store and those on the second one.
+fn watch_all(limiters: [[Limiter; ALGORITHMS.len()]; 2], ends: [Moment; 2]) -> Vec<Seen> {
     let mut tasks = JoinSet::new();
-    for (store, (limiters, end)) in limiters.iter().zip(ends).enumerate() {
-        for (place, limiter) in limiters.iter().cloned().enumerate() {
-            let seen = async move { ((place, store), watch(limiter, end).await) };
-            tasks.spawn_on(seen, &handle);
+    for (store, (limiters, end)) in limiters.into_iter().zip(ends).enumerate() {
+        for (index, limiter) in limiters.into_iter().enumerate() {
+            let seen = async move { ((index, store), watch(limiter, end).await) };
+            tasks.spawn_on(seen, &Handle::current());
         }
     }
-    let mut seen = handle.block_on(tasks.join_all());
-    seen.sort_by_key(|(place, _)| *place);
-    let pairs = seen.chunks(2).zip(ALGORITHMS);
-    let row = |(pair, algorithm): (&[(_, Seen)], Algorithm)| {
-        let mut row = compared(direction, algorithm, &pair[0].1, &pair[1].1);
-        row.first = Some(followed.saturating_sub(promoted));
-        row
-    };
-    Ok(pairs.map(row).collect())
+    let mut seen = Handle::current().block_on(tasks.join_all());
+    seen.sort_by_key(|(index, _)| *index);
+    seen.into_iter().map(|(_, seen)| seen).collect()
 }
 
 /// Compares admissions with those of a server without a failover. They may be up to 5 s later, and
@@ -139,9 +149,9 @@ fn compared(direction: &str, algorithm: Algorithm, seen: &Seen, control: &Seen) 
         .iter()
         .zip(&control.admitted)
         .map(|(at, other)| at.as_secs_f64() - other.as_secs_f64());
-    let (least, most) = delay.fold((f64::MAX, f64::MIN), |(a, b), it| (a.min(it), b.max(it)));
-    if least <= most {
-        row.remark(format!("{least:+.1} to {most:+.1} s later than without a failover"));
+    let (min, max) = delay.fold((f64::MAX, f64::MIN), |(a, b), it| (a.min(it), b.max(it)));
+    if min <= max {
+        row.remark(format!("{min:+.1} to {max:+.1} s later than without a failover"));
     }
     row.expect(early == 0, || format!("{early} requests are admitted too early"));
     row.expect(late == 0, || format!("{late} requests are admitted too late"));

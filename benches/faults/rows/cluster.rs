@@ -8,7 +8,7 @@ use tower_ratelimit::{Algorithm, Charge, Decision, Limiter, Quota, RedisStore};
 use super::{Rows, decisions, fresh::Fresh};
 use crate::{
     cluster::{Cluster, free_port},
-    load::{Key, Load, Loss, Report, Settings, now, until},
+    load::{Key, Load, Loss, Moment, Report, Settings, now, until},
     namespace::{self, Namespace},
     server::RedisServer,
     table::Row,
@@ -16,7 +16,9 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 const LAG: Duration = Duration::from_millis(500);
-/// A timeout after which a failure is detected soon.
+/// The longest time in which a store may use the address of a dead master.
+const TIME_TO_LEAVE: Duration = Duration::from_secs(45);
+/// A short timeout, so that a failure is detected soon.
 const SETTINGS: [&str; 2] = ["--cluster-node-timeout", "1500"];
 
 fn start(cluster: &Cluster) -> Result<Load, Box<dyn Error>> {
@@ -90,7 +92,7 @@ fn start_fresh(fault: &str, cluster: &Cluster, bad: &str) -> Result<Row, Box<dyn
     let mut row = Row { fault: format!("cluster: {fault} seed of three"), ..Row::default() };
     let seeds = [bad.to_owned(), cluster.masters[0].url(), cluster.masters[1].url()];
     let fresh = Fresh::start(FRESH, || Ok(RedisStore::cluster(&seeds)?))?;
-    // A machine that stands still for a moment may fail one.
+    // A machine that pauses for a moment may fail one.
     fresh.add_to(&mut row, FRESH / 20);
     Ok(row)
 }
@@ -169,12 +171,12 @@ pub fn open_slot() -> Rows {
             row.expect(commands <= 3.0, || format!("{commands:.1} commands per decision"));
             (row, texts)
         };
-    let by_turns = |number| check(if number % 2 == 0 { &one } else { &other });
-    let (mut single, texts) = decide("cluster: slot left open, one limit", &by_turns);
+    let alternate = |number| check(if number % 2 == 0 { &one } else { &other });
+    let (mut single, texts) = decide("cluster: slot left open, one limit", &alternate);
     single.expect(texts.is_empty(), || "decisions about one limit failed".to_owned());
-    let together = |_| Handle::current().block_on(both.check());
-    let (mut several, texts) = decide("cluster: slot left open, two limits", &together);
-    // On a busy machine an answer may come too late to tell.
+    let combined = |_| Handle::current().block_on(both.check());
+    let (mut several, texts) = decide("cluster: slot left open, two limits", &combined);
+    // On a busy machine, an answer may come too late to name the slot.
     let is_named = texts
         .iter()
         .all(|it| it.contains(&format!("slot {slot} ")) || it.contains("no answer from"));
@@ -217,28 +219,16 @@ pub fn stranger_with_partial_coverage() -> Rows {
 /// Starts a standalone server at the address of a dead master. With full coverage, the other nodes
 /// refuse commands, and the slots are read again at once; otherwise each 30 to 38 s.
 fn taken_address(fault: &str, is_full: &str) -> Rows {
-    const PATIENCE: Duration = Duration::from_secs(45);
-    let own = ["--cluster-require-full-coverage", is_full];
-    let mut cluster = Cluster::start(3, true, &[SETTINGS, own].concat());
+    let coverage = ["--cluster-require-full-coverage", is_full];
+    let mut cluster = Cluster::start(3, true, &[SETTINGS, coverage].concat());
     let load = start(&cluster)?;
     let killed = now();
     cluster.masters[0].server.kill();
     let port = cluster.masters[0].port.to_string();
     let stranger = RedisServer::start_with(&["--port", &port, "--bind", "127.0.0.1"]);
     let promoted = until("the replica is promoted", || cluster.replicas[0].is_master())?;
-    let mut first = None;
-    let mut last = (decisions(&stranger), now());
-    while now() < last.1 + SECOND && now() < promoted + PATIENCE {
-        if first.is_none() && decisions(&cluster.replicas[0].server) > 0 {
-            first = Some(now().saturating_sub(promoted));
-        }
-        let count = decisions(&stranger);
-        if count > last.0 {
-            last = (count, now());
-        }
-        load.run_for(SECOND / 100);
-    }
-    let (count, left) = last;
+    let new = &cluster.replicas[0].server;
+    let (first, count, left) = watch_stranger(&load, &stranger, new, promoted);
     let is_left = now() >= left + SECOND;
     load.until_decided(left)?;
     load.run_for(SECOND);
@@ -247,9 +237,32 @@ fn taken_address(fault: &str, is_full: &str) -> Rows {
     row.first = first;
     let after = left.saturating_sub(promoted).as_millis();
     row.remark(format!("{count} decisions on the stranger, until {after} ms after the promotion"));
-    row.expect(is_left, || format!("the stranger is not left within {PATIENCE:?}"));
+    row.expect(is_left, || format!("the stranger is not left within {TIME_TO_LEAVE:?}"));
     row.expect(first.is_some(), || "the new master does not decide".to_owned());
     Ok(vec![row])
+}
+
+/// Waits until the stranger has not decided for a second. Returns the time until the first decision
+/// of the new master, and the number and the moment of the last decisions of the stranger.
+fn watch_stranger(
+    load: &Load,
+    stranger: &RedisServer,
+    new: &RedisServer,
+    promoted: Moment,
+) -> (Option<Duration>, u64, Moment) {
+    let mut first = None;
+    let mut last = (decisions(stranger), now());
+    while now() < last.1 + SECOND && now() < promoted + TIME_TO_LEAVE {
+        if first.is_none() && decisions(new) > 0 {
+            first = Some(now().saturating_sub(promoted));
+        }
+        let count = decisions(stranger);
+        if count > last.0 {
+            last = (count, now());
+        }
+        load.run_for(SECOND / 100);
+    }
+    (first, last.0, last.1)
 }
 
 pub fn full_coverage() -> Rows {
@@ -263,8 +276,8 @@ pub fn partial_coverage() -> Rows {
 /// Kills a master that has no replica, and restarts it after 5 s.
 fn coverage(fault: &str, is_full: &str) -> Rows {
     let disk = ["--appendonly", "yes", "--appendfsync", "always"];
-    let own = ["--cluster-require-full-coverage", is_full];
-    let mut cluster = Cluster::start(3, false, &[&SETTINGS[..], &disk, &own].concat());
+    let coverage = ["--cluster-require-full-coverage", is_full];
+    let mut cluster = Cluster::start(3, false, &[&SETTINGS[..], &disk, &coverage].concat());
     let load = start(&cluster)?;
     let killed = now();
     cluster.masters[0].server.kill();

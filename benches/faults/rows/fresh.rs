@@ -60,14 +60,14 @@ impl Fresh {
         Ok(fresh)
     }
 
-    /// Adds the counts to a row, and the promise that at most `most` attempts of a kind fail.
-    pub fn add_to(&self, row: &mut Row, most: usize) {
+    /// Adds the counts to a row, and expects that at most `max` attempts of a kind fail.
+    pub fn add_to(&self, row: &mut Row, max: usize) {
         for (kind, tries) in [("pings", &self.pings), ("first decisions", &self.decisions)] {
             row.requests += tries.made;
             row.errors += tries.failed;
             row.worst = row.worst.max(tries.worst);
             row.remark(format!("{kind}: {}", tries.text()));
-            row.expect(tries.failed <= most, || format!("{} {kind} failed", tries.failed));
+            row.expect(tries.failed <= max, || format!("{} {kind} failed", tries.failed));
         }
     }
 }

@@ -28,8 +28,8 @@ struct Trial {
 impl Trial {
     fn start(settings: &[&str]) -> Result<Self, Box<dyn Error>> {
         let port = free_port().to_string();
-        let own = ["--port", &port, "--bind", "127.0.0.1"];
-        let server = RedisServer::start_with(&[&own, settings].concat());
+        let address = ["--port", &port, "--bind", "127.0.0.1"];
+        let server = RedisServer::start_with(&[&address, settings].concat());
         Self::with(server, &format!("redis://127.0.0.1:{port}"))
     }
 
@@ -51,6 +51,16 @@ impl Trial {
         let mut command = redis::cmd("INFO");
         let info = command.arg("persistence").query(&mut self.server.connection());
         info.unwrap_or_default()
+    }
+
+    /// Writes a snapshot, and waits until it ends with this status.
+    fn save(&self, what: &str, status: &str) -> Result<Moment, Box<dyn Error>> {
+        self.command(&["BGSAVE"])?;
+        until(what, || {
+            let info = self.persistence();
+            info.contains("rdb_bgsave_in_progress:0")
+                && info.contains(&format!("rdb_last_bgsave_status:{status}"))
+        })
     }
 
     /// Waits for decisions after the end of the fault, and summarizes the load. `outages` is the
@@ -103,9 +113,9 @@ pub fn client_kill() -> Rows {
         thread::sleep(Duration::from_millis(30));
     }
     let (mut row, report) = trial.row("CLIENT KILL each 30 ms for 5 s", now(), 0)?;
-    let most = kills * 2 * Settings::default().tasks;
+    let max = kills * 2 * Settings::default().tasks;
     row.remark(format!("{kills} kills, {:.2} errors each", report.errors() as f64 / kills as f64));
-    row.expect(report.errors() <= most, || "more requests failed than were under way".to_owned());
+    row.expect(report.errors() <= max, || "more requests failed than were under way".to_owned());
     Ok(vec![row])
 }
 
@@ -168,20 +178,12 @@ pub fn oom() -> Rows {
 pub fn misconf() -> Rows {
     // With a snapshot that is due after an hour, a snapshot that fails stops the writes.
     let trial = Trial::start(&["--save", "3600 1"])?;
-    let socket = trial.server.socket();
-    let obstacle = socket.parent().ok_or("the server has a folder")?.join("dump.rdb");
+    let obstacle = trial.server.socket().with_file_name("dump.rdb");
     fs::create_dir(&obstacle)?;
-    let saved = |status: &str| {
-        let info = trial.persistence();
-        info.contains("rdb_bgsave_in_progress:0")
-            && info.contains(&format!("rdb_last_bgsave_status:{status}"))
-    };
-    trial.command(&["BGSAVE"])?;
-    until("a snapshot fails", || saved("err"))?;
+    trial.save("a snapshot fails", "err")?;
     trial.load.run_for(FAULT);
     fs::remove_dir(&obstacle)?;
-    trial.command(&["BGSAVE"])?;
-    let end = until("a snapshot is written", || saved("ok"))?;
+    let end = trial.save("a snapshot is written", "ok")?;
     Ok(vec![trial.row("MISCONF for 3 s", end, 0)?.0])
 }
 

@@ -1,5 +1,5 @@
-//! The script and the twin give the same answers and leave the same state, to the bit; and on the way
-//! each answer is held against the laws.
+//! The script and the twin give the same replies and leave the same state, to the bit. Each reply
+//! is checked against the laws on the way.
 
 use std::cell::RefCell;
 
@@ -14,26 +14,26 @@ use crate::quota::Quota;
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) action: Action,
-    /// Replaces the action: of what was admitted, what to release, and how much of it, in 1/4.
+    /// Replaces the action: the admitted requests to release, and the part of each, in 1/4.
     releases: Vec<(prop::sample::Index, u32)>,
-    /// In units, or in 1/1000 of the most that can be granted.
+    /// In units, or in 1/1000 of the largest cost that can be granted.
     pub(super) cost: Result<u32, u32>,
     /// In 1/1000 of a window.
     pub(super) max_wait: Option<u32>,
     /// In 1/1000 of a window, and microseconds.
     pub(super) ahead: (i32, i32),
-    /// Whether the other quota holds from here on.
+    /// True if the other quota applies from here on.
     pub(super) switch: bool,
 }
 
 impl Step {
-    /// In microseconds.
+    /// The time that passes before the step, in microseconds.
     pub(super) fn ahead(&self, params: &Params) -> f64 {
-        let (window, _) = window_and_most(params);
+        let (window, _) = window_and_max_cost(params);
         (window * f64::from(self.ahead.0) / 1e3).floor() + f64::from(self.ahead.1)
     }
 
-    /// Takes out of what was `admitted`, by instants and costs, what is released, if anything is.
+    /// Takes the units to release out of the `admitted` instants and costs.
     pub(super) fn releases(&self, admitted: &mut Vec<(f64, f64)>) -> Vec<Release> {
         let mut releases = vec![];
         for (which, quarters) in &self.releases {
@@ -52,10 +52,10 @@ impl Step {
     }
 
     pub(super) fn decide(&self, params: &Params, now: f64) -> EngineRequest {
-        let (window, most) = window_and_most(params);
+        let (window, max_cost) = window_and_max_cost(params);
         let cost = match self.cost {
-            Ok(cost) => f64::from(cost).min(most),
-            Err(part) => (most * f64::from(part) / 1e3).ceil(),
+            Ok(cost) => f64::from(cost).min(max_cost),
+            Err(part) => (max_cost * f64::from(part) / 1e3).ceil(),
         };
         let max_wait = self
             .max_wait
@@ -132,7 +132,7 @@ pub(super) fn params() -> impl Strategy<Value = [Params; 2]> {
         let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
         (quota(bucket), quota(bucket)).prop_map(move |quotas| {
             <[Quota; 2]>::from(quotas).map(|quota| {
-                // An overdraft can be too much for a quota.
+                // An overdraft can be too large for a quota.
                 Params::new(algorithm, quota)
                     .or_else(|_| Params::new(Algorithm::token_bucket(), quota))
                     .unwrap()
@@ -141,7 +141,7 @@ pub(super) fn params() -> impl Strategy<Value = [Params; 2]> {
     })
 }
 
-pub(super) fn window_and_most(params: &Params) -> (f64, f64) {
+pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
     let args = params.args();
     match params {
         Params::FixedWindow(_) | Params::SlidingLog(_) | Params::SlidingWindow(_) => {
@@ -198,37 +198,49 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
             same_states(scripted, params, &twin, now, &format!("{before:?} {releases:?}"));
             continue;
         }
-        let ask = step.decide(params, now);
-        let verdict = both(scripted, &mut twin, params, ask);
+        let request = step.decide(params, now);
+        let reply = both(scripted, &mut twin, params, request);
 
-        if ask.action == Action::Check && verdict.admitted {
-            admitted.push((verdict.instant, ask.cost));
+        if request.action == Action::Check && reply.admitted {
+            admitted.push((reply.instant, request.cost));
         }
 
-        same_states(scripted, params, &twin, now, &format!("{ask:?}"));
-        let writes = ask.action.commits() && verdict.admitted;
-        if writes {
-            assert_eq!(scripted.expiry(), Some(((now + verdict.reset) / 1e3).ceil()));
-        }
-        if ask.action == Action::Peek || steady && ask.action.commits() && !writes {
-            assert!(expired || (scripted.bytes(), scripted.expiry()) == (bytes, expiry));
-        }
+        same_states(scripted, params, &twin, now, &format!("{request:?}"));
+        let before = (!expired).then_some((bytes, expiry));
+        check_writes(scripted, before, &request, &reply, steady);
         if steady {
-            laws(params, &twin, ask, verdict);
+            laws(params, &twin, request, reply);
         }
     }
 }
 
-/// Asserts that both reply the same. The script replies nothing to a refund: a peek behind it shows
-/// what it has done.
+/// Asserts that an admission sets the expiry, and that denied requests and peeks write nothing to
+/// the bytes and the expiry `before`.
+fn check_writes(
+    scripted: &mut Scripted,
+    before: Option<(Vec<Vec<u8>>, Option<f64>)>,
+    request: &EngineRequest,
+    reply: &EngineReply,
+    steady: bool,
+) {
+    let writes = request.action.commits() && reply.admitted;
+    if writes {
+        assert_eq!(scripted.expiry(), Some(((request.now + reply.reset) / 1e3).ceil()));
+    }
+    if request.action == Action::Peek || steady && request.action.commits() && !writes {
+        assert!(before.is_none_or(|before| before == (scripted.bytes(), scripted.expiry())));
+    }
+}
+
+/// Asserts that both reply the same. The script replies nothing to a refund: a peek after it shows
+/// its effect.
 fn both(
     scripted: &mut Scripted,
     twin: &mut State,
     params: &Params,
-    request: EngineRequest,
+    mut request: EngineRequest,
 ) -> EngineReply {
     let before = twin.clone();
-    let mut request = request;
     if request.action == Action::Refund {
         scripted.decide(params, request);
         let _ = twin.decide(params, request);
@@ -250,46 +262,49 @@ fn same_states(scripted: &mut Scripted, params: &Params, twin: &State, now: f64,
     }
 }
 
-fn laws(params: &Params, after: &State, ask: EngineRequest, verdict: EngineReply) {
-    let later = |time: f64, ask: EngineRequest| {
-        after.clone().decide(params, EngineRequest { now: ask.now + time, ..ask })
+fn laws(params: &Params, after: &State, request: EngineRequest, reply: EngineReply) {
+    let later = |time: f64, request: EngineRequest| {
+        after.clone().decide(params, EngineRequest { now: request.now + time, ..request })
     };
-    let checking = EngineRequest { action: Action::Check, ..ask };
+    let checking = EngineRequest { action: Action::Check, ..request };
 
-    if ask.action == Action::Check && !verdict.admitted {
-        assert!(later(verdict.wait, checking).admitted, "retry_after is too short");
-        assert!(!later(verdict.wait - 1.0, checking).admitted, "retry_after is too long");
+    if request.action == Action::Check && !reply.admitted {
+        assert!(later(reply.wait, checking).admitted, "retry_after is too short");
+        assert!(!later(reply.wait - 1.0, checking).admitted, "retry_after is too long");
     }
 
     let one = EngineRequest { cost: 1.0, max_wait: default_wait(params), ..checking };
     let mut state = after.clone();
-    for _ in 0..verdict.remaining.min(40.0) as u32 {
+    for _ in 0..reply.remaining.min(40.0) as u32 {
         assert!(state.decide(params, one).admitted, "remaining is too large");
     }
-    if verdict.remaining <= 40.0 {
+    if reply.remaining <= 40.0 {
         let next = state.decide(params, one);
         assert!(!next.admitted, "remaining is too small");
     }
 
-    if verdict.replenish > 0.0 {
+    if reply.replenish > 0.0 {
         let peek = EngineRequest { action: Action::Peek, ..one };
-        assert!(later(verdict.replenish, peek).remaining > verdict.remaining);
-        assert!(later(verdict.replenish - 1.0, peek).remaining <= verdict.remaining);
+        assert!(later(reply.replenish, peek).remaining > reply.remaining);
+        assert!(later(reply.replenish - 1.0, peek).remaining <= reply.remaining);
     }
 
     let fresh =
-        State::Initial.decide(params, EngineRequest { now: ask.now + verdict.reset, ..one });
+        State::Initial.decide(params, EngineRequest { now: request.now + reply.reset, ..one });
     let mut reset = after.clone();
-    assert_eq!(reset.decide(params, EngineRequest { now: ask.now + verdict.reset, ..one }), fresh);
-    if verdict.reset > 0.0 {
+    assert_eq!(
+        reset.decide(params, EngineRequest { now: request.now + reply.reset, ..one }),
+        fresh
+    );
+    if reply.reset > 0.0 {
         assert!(
-            later(verdict.reset - 1.0, EngineRequest { action: Action::Peek, ..one }).reset > 0.0
+            later(reply.reset - 1.0, EngineRequest { action: Action::Peek, ..one }).reset > 0.0
         );
     }
 }
 
 #[test]
-fn a_clock_that_steps_back_admits_nothing_extra_and_locks_nobody_out() {
+fn a_clock_that_steps_back_admits_nothing_extra_and_does_not_extend_a_denial() {
     for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
         let params = Params::new(algorithm, quota).unwrap();
         for back in [1.0, 1e3, 5e5, 1e6, 1e9] {
@@ -299,16 +314,16 @@ fn a_clock_that_steps_back_admits_nothing_extra_and_locks_nobody_out() {
             let denied = state.decide(&params, check(1, start));
             let after = state.decide(&params, check(1, start - back));
             assert!(!after.admitted, "{algorithm} admits extra after a step of {back} us");
-            assert_eq!(after.wait, denied.wait, "{algorithm} takes time as passed");
+            assert_eq!(after.wait, denied.wait, "{algorithm} counts time that did not pass");
             assert!(after.wait <= 2e6, "{algorithm}");
             let retry = state.decide(&params, check(1, start - back + after.wait));
-            assert!(retry.admitted, "{algorithm} does not go on after a step of {back} us");
+            assert!(retry.admitted, "{algorithm} still denies after a step of {back} us");
         }
     }
 }
 
 #[test]
-fn what_is_over_when_it_is_refunded_stays_over_if_the_clock_steps_back() {
+fn a_state_that_is_over_when_it_is_refunded_stays_over_if_the_clock_steps_back() {
     let server = RedisServer::start();
     let quota = Quota::new(1, std::time::Duration::from_micros(1_727));
     for (algorithm, quota) in super::contract::all_with(quota) {
@@ -319,14 +334,14 @@ fn what_is_over_when_it_is_refunded_stays_over_if_the_clock_steps_back() {
         let reset = twin.clone().decide(&params, check(1, 1.7e15)).reset;
         let steps = [(Action::Check, 0.0), (Action::Refund, reset), (Action::Check, reset - 3.0)];
         for (action, at) in steps {
-            let ask = EngineRequest { action, ..check(1, 1.7e15 + at) };
-            both(&mut scripted, &mut twin, &params, ask);
+            let request = EngineRequest { action, ..check(1, 1.7e15 + at) };
+            both(&mut scripted, &mut twin, &params, request);
         }
     }
 }
 
 #[test]
-fn to_look_changes_nothing_even_if_all_is_over() {
+fn a_peek_changes_nothing_even_if_the_state_is_over() {
     for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
         let params = Params::new(algorithm, quota).unwrap();
         let mut state = State::Initial;

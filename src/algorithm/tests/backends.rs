@@ -1,4 +1,4 @@
-//! An algorithm behind one question, wherever its state is; time is part of the question.
+//! One interface to an algorithm for each place of its state; time is part of a request. No laws.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ mod server;
 pub(super) use server::RedisServer;
 
 pub(super) trait Backend {
-    fn decide(&mut self, params: &Params, ask: EngineRequest) -> EngineReply;
+    fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply;
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]);
 }
 
 /// The twin.
 impl Backend for State {
-    fn decide(&mut self, params: &Params, ask: EngineRequest) -> EngineReply {
-        params.step(self, &ask)
+    fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply {
+        params.step(self, &request)
     }
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
@@ -36,8 +36,8 @@ impl Backend for State {
     }
 }
 
-/// The script, in front of which a few lines take the place of the server's clock: `TIME` and the
-/// expiry of keys. The expiry is kept as a value, in milliseconds.
+/// The script, with a few lines in front of it that replace the clock of the server: `TIME` and the
+/// expiry of keys. The expiry is stored as a value, in milliseconds.
 pub(super) struct Scripted {
     pub(super) connection: redis::Connection,
     key: String,
@@ -87,7 +87,7 @@ impl Scripted {
         &self.key
     }
 
-    /// When the key expires, in milliseconds.
+    /// The instant at which the key expires, in milliseconds.
     pub(super) fn expiry(&mut self) -> Option<f64> {
         let expiry = format!("{}:expiry", self.key);
         redis::cmd("GET").arg(expiry).query(&mut self.connection).unwrap()
@@ -110,7 +110,7 @@ impl Scripted {
         }
     }
 
-    /// The state, as the twin would hold it.
+    /// The state in the form of the twin.
     pub(super) fn state(&mut self, params: &Params) -> State {
         let bytes = self.bytes();
         let Some(text) = bytes.first() else { return State::Initial };
@@ -136,22 +136,22 @@ fn log(elements: &[Vec<u8>]) -> sliding_log::State {
     let dead = entries.iter().filter(|(_, cost)| *cost == 0.0).count();
     assert_eq!((dead as f64, summary.len()), (number(4), 36), "dead entries");
     assert_ne!(entries.last().unwrap().1, 0.0, "a dead entry at the end");
-    // The twin drops dead entries at once.
+    // The twin drops dead entries immediately.
     let entries = entries.into_iter().filter(|(_, cost)| *cost > 0.0).collect();
     let state = sliding_log::State::new([0, 1, 2].map(number), entries);
     assert_eq!(state.sum, number(3), "the sum");
     state
 }
 
-/// The state with all that has passed made part of the base, and without reservations of which none waits: script and
-/// twin do both, at different times.
+/// The state with past reservations made part of the base, and with no reservations if no request
+/// waits: script and twin do both, at different times.
 pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
     fn settle<S: Model>(
         Reserved { state, waiting }: &mut Reserved<S>,
         now: f64,
         params: &S::Params,
     ) {
-        // Of a clock that stepped back, both drop them with what they do next.
+        // After the clock stepped back, both drop them with their next change.
         if waiting.is_over(now) || state.clone().step_back(now) {
             waiting.0 = None;
         }
@@ -161,10 +161,18 @@ pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
         }
     }
     match (&mut state, params) {
-        (State::FixedWindow(Some(it)), Params::FixedWindow(params)) => settle(it, now, params),
-        (State::SlidingWindow(Some(it)), Params::SlidingWindow(params)) => settle(it, now, params),
-        (State::TokenBucket(Some(it)), Params::TokenBucket(params)) => settle(it, now, params),
-        (State::LeakyBucket(Some(it)), Params::LeakyBucket(params)) => settle(it, now, params),
+        (State::FixedWindow(Some(state)), Params::FixedWindow(params)) => {
+            settle(state, now, params);
+        }
+        (State::SlidingWindow(Some(state)), Params::SlidingWindow(params)) => {
+            settle(state, now, params);
+        }
+        (State::TokenBucket(Some(state)), Params::TokenBucket(params)) => {
+            settle(state, now, params);
+        }
+        (State::LeakyBucket(Some(state)), Params::LeakyBucket(params)) => {
+            settle(state, now, params);
+        }
         _ => {}
     }
     state
@@ -174,7 +182,7 @@ fn integer(bytes: &[u8]) -> f64 {
     bytes.iter().rev().fold(0.0, |sum, byte| sum * 256.0 + f64::from(*byte))
 }
 
-/// A head of this size, and what may be behind it.
+/// Reads a head of this size, and the reservations behind it, if there are any.
 fn reserved<S: Model>(text: &[u8], size: usize) -> Reserved<S> {
     let (head, tail) = text.split_at(size);
     let read = |bytes| S::decode(bytes).expect("a state");
@@ -205,8 +213,8 @@ impl Backend for Scripted {
     }
 }
 
-/// Runs the script about limits with these parameters, each with the same request. Returns the
-/// reply of the limit that binds, and its index.
+/// Runs the script for limits with these parameters, each with the same request. Returns the reply
+/// of the limit that binds, and its index.
 pub(super) fn eval(
     connection: &mut redis::Connection,
     keys: &[String],
@@ -248,7 +256,7 @@ pub(super) fn check(cost: impl Into<f64>, now: f64) -> EngineRequest {
     EngineRequest { action: Action::Check, cost: cost.into(), max_wait: 0.0, now, admission: None }
 }
 
-pub(super) fn verdict_of(decision: Decision) -> EngineReply {
+pub(super) fn reply_of(decision: Decision) -> EngineReply {
     let micros = |time: Duration| time.as_micros() as f64;
     EngineReply {
         admitted: decision.is_allowed(),
@@ -263,7 +271,7 @@ pub(super) fn verdict_of(decision: Decision) -> EngineReply {
     }
 }
 
-/// Like the limiter, which lets a leaky bucket delay.
+/// The default of the limiter, which lets a leaky bucket delay.
 pub(super) fn default_wait(params: &Params) -> f64 {
     if matches!(params, Params::LeakyBucket(_)) { params.max_reservable() } else { 0.0 }
 }

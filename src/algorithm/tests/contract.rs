@@ -1,14 +1,14 @@
-//! One table, for every algorithm, and wherever its state is.
+//! The contract of the algorithms as tables, checked on the twin, the script and the memory store.
 
 use std::time::Duration;
 
 use super::{
     super::{Algorithm, EngineReply, EngineRequest, Params, Refill, State},
-    backends::{Backend, RedisServer, Scripted, check, default_wait, verdict_of},
+    backends::{Backend, RedisServer, Scripted, check, default_wait, reply_of},
 };
 use crate::{limiter::Limiter, quota::Quota, store::MemoryStore};
 
-/// Every algorithm, with every setting that changes how it decides.
+/// Every algorithm, with every setting that changes its decisions.
 pub(super) fn all_with(quota: Quota) -> Vec<(Algorithm, Quota)> {
     let interval = Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 };
     [
@@ -24,9 +24,9 @@ pub(super) fn all_with(quota: Quota) -> Vec<(Algorithm, Quota)> {
     .to_vec()
 }
 
-/// At a time in milliseconds, a request of a cost that may wait for some milliseconds (`None`: as long
-/// as the algorithm lets it) gets a delay (`Ok`) or a retry-after (`Err`), and leaves so much remaining,
-/// and so long until the key is as if never seen.
+/// A request and its reply, with times in milliseconds: its time, cost and longest wait (`None`:
+/// the default of the algorithm); its delay (`Ok`) or retry-after (`Err`), the remaining units, and
+/// the time until the state is the initial one.
 type Row = (u32, u32, Option<u32>, Result<f64, f64>, u32, f64);
 
 struct Table {
@@ -48,7 +48,7 @@ const TABLES: &[Table] = &[
             (999, 1, None, Err(1.0), 0, 1.0),
             // The window opened at its first request, and ends a window later.
             (1000, 10, None, Ok(0.0), 0, 1000.0),
-            // Turns are booked in the windows to come.
+            // Later windows are reserved.
             (1500, 8, Some(500), Ok(500.0), 0, 1500.0),
             (1500, 2, Some(400), Err(100.0), 0, 1500.0),
             (1500, 3, Some(2000), Ok(1500.0), 0, 2500.0),
@@ -79,10 +79,10 @@ const TABLES: &[Table] = &[
             (300, 1, None, Err(700.0), 0, 1000.0),
             (300, 5, None, Err(1000.0), 0, 1000.0),
             (999, 1, None, Err(1.0), 0, 301.0),
-            // What was admitted exactly one window ago has left.
+            // Requests that were admitted exactly one window ago do not count.
             (1000, 4, None, Ok(0.0), 0, 1000.0),
             (1000, 7, Some(1000), Ok(1000.0), 0, 2000.0),
-            // First come, first served: behind the booked one.
+            // First come, first served: behind the reservation.
             (1300, 1, None, Err(700.0), 0, 1700.0),
             (2000, 3, None, Ok(0.0), 0, 1000.0),
             (3000, 10, None, Ok(0.0), 0, 1000.0),
@@ -96,7 +96,7 @@ const TABLES: &[Table] = &[
             (0, 10, None, Ok(0.0), 0, 2000.0),
             (500, 1, None, Err(600.0), 0, 1500.0),
             (1000, 1, None, Err(100.0), 0, 1000.0),
-            // The ten of the last window weigh nine by now.
+            // The ten requests of the last window weigh nine now.
             (1100, 1, None, Ok(0.0), 0, 1900.0),
             (1100, 2, None, Err(200.0), 0, 1900.0),
             (1500, 4, None, Ok(0.0), 0, 1500.0),
@@ -113,7 +113,7 @@ const TABLES: &[Table] = &[
             (250, 4, None, Ok(0.0), 0, 1250.0),
             (999, 1, None, Err(63.5), 0, 501.0),
             (1000, 4, None, Err(250.0), 0, 500.0),
-            // The four of the first sub-window weigh two by now.
+            // The four requests of the first sub-window weigh two now.
             (1125, 2, None, Ok(0.0), 0, 1125.0),
             (1250, 2, None, Ok(0.0), 0, 1250.0),
             (3000, 8, None, Ok(0.0), 0, 1250.0),
@@ -142,12 +142,12 @@ const TABLES: &[Table] = &[
         quota: Quota::per_second(10),
         rows: &[
             (0, 15, None, Ok(0.0), 0, 1500.0),
-            // Those who come later wait for the debt.
+            // Later requests wait until the debt is repaid.
             (0, 1, None, Err(500.0), 0, 1500.0),
             (0, 6, None, Err(600.0), 0, 1500.0),
             (500, 5, None, Ok(0.0), 0, 1500.0),
             (1000, 1, None, Ok(0.0), 0, 1100.0),
-            // Who waits may overdraw, too, when the debt is back.
+            // A waiting request may also overdraw, once the debt is repaid.
             (1000, 3, Some(1000), Ok(100.0), 0, 1400.0),
             (1000, 1, Some(1000), Ok(400.0), 0, 1500.0),
         ],
@@ -185,21 +185,21 @@ const TABLES: &[Table] = &[
     },
 ];
 
-fn for_each_row(mut ask: impl FnMut(&Table, f64, u32, Option<f64>) -> EngineReply) {
+fn for_each_row(mut decide: impl FnMut(&Table, f64, u32, Option<f64>) -> EngineReply) {
     for table in TABLES {
         for (i, row) in table.rows.iter().enumerate() {
             let &(at, cost, max_wait, expected, remaining, reset) = row;
             let max_wait = max_wait.map(|wait| f64::from(wait) * 1e3);
-            let verdict = ask(table, f64::from(at) * 1e3, cost, max_wait);
-            let wait = verdict.wait / 1e3;
-            let got = if verdict.admitted { Ok(wait) } else { Err(wait) };
-            let got = (got, verdict.remaining, verdict.reset / 1e3);
+            let reply = decide(table, f64::from(at) * 1e3, cost, max_wait);
+            let wait = reply.wait / 1e3;
+            let got = if reply.admitted { Ok(wait) } else { Err(wait) };
+            let got = (got, reply.remaining, reply.reset / 1e3);
             assert_eq!(got, (expected, remaining.into(), reset), "{}, row {}", table.name, i + 1);
         }
     }
 }
 
-fn run_on_face<F: Backend>(mut backend: impl FnMut(&Table) -> F) {
+fn run_on_backend<F: Backend>(mut backend: impl FnMut(&Table) -> F) {
     let mut current: Option<(&str, F)> = None;
     for_each_row(|table, at, cost, max_wait| {
         if current.as_ref().is_none_or(|(name, _)| *name != table.name) {
@@ -207,20 +207,20 @@ fn run_on_face<F: Backend>(mut backend: impl FnMut(&Table) -> F) {
         }
         let params = Params::new(table.algorithm, table.quota).unwrap();
         let max_wait = max_wait.unwrap_or(default_wait(&params));
-        let ask = EngineRequest { max_wait, ..check(cost, 1.7e15 + at) };
-        current.as_mut().unwrap().1.decide(&params, ask)
+        let request = EngineRequest { max_wait, ..check(cost, 1.7e15 + at) };
+        current.as_mut().unwrap().1.decide(&params, request)
     });
 }
 
 #[test]
 fn the_twins_keep_the_contract() {
-    run_on_face(|_| State::Initial);
+    run_on_backend(|_| State::Initial);
 }
 
 #[test]
 fn the_scripts_keep_the_contract() {
     let server = RedisServer::start();
-    run_on_face(|table| Scripted::new(&server, &format!("{{{}}}", table.name)));
+    run_on_backend(|table| Scripted::new(&server, &format!("{{{}}}", table.name)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,11 +244,11 @@ async fn the_memory_store_keeps_the_contract() {
             }
         })
         .unwrap();
-        verdict_of(decision)
+        reply_of(decision)
     });
 }
 
-/// Of a future that is ready as soon as the clock has moved.
+/// Polls a future that is ready as soon as the clock has moved.
 pub(super) fn now_or_never<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());

@@ -1,4 +1,5 @@
-//! A store in memory, which holds most states as two numbers, decides as the twin does, which does not.
+//! The memory store, which packs most states into two numbers, decides as the twin does, which does
+//! not.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +9,7 @@ use tokio::{runtime, time::advance};
 use super::{
     super::{Action, Algorithm, EngineReply, EngineRequest, Params, State},
     agreement::{Step, params, steps},
-    backends::{Backend, check, verdict_of},
+    backends::{Backend, check, reply_of},
     contract::now_or_never,
 };
 use crate::{
@@ -32,7 +33,7 @@ fn the_memory_store_and_the_twin_agree() {
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Buckets that the quick way is for.
+/// Buckets that take the fast path.
 fn plain() -> impl Strategy<Value = [Params; 2]> {
     let params = |(limit, millis, burst): (u32, u64, u32)| {
         let quota = Quota::new(limit, Duration::from_millis(millis));
@@ -41,7 +42,7 @@ fn plain() -> impl Strategy<Value = [Params; 2]> {
     };
     let limit = prop_oneof![1_u32..20, 1_u32..1_000_000];
     let millis = prop_oneof![1_u64..5_000, 1_u64..=366 * 86_400_000];
-    // The most that there can be, too.
+    // Up to the largest possible bursts.
     let burst = prop_oneof![2 => 1_u32..20, 1 => 1_u32..300_000];
     let params = (limit, millis, burst).prop_map(params);
     [params.clone(), params]
@@ -50,7 +51,7 @@ fn plain() -> impl Strategy<Value = [Params; 2]> {
 fn history(params: [Params; 2], steps: &[Step]) {
     let mut both = Both::new();
     let (mut settings, mut other) = (settings(params[0]), settings(params[1]));
-    let mut now = 0.0; // as the store's
+    let mut now = 0.0; // the clock of the store
     let mut admitted = vec![];
     for step in steps {
         if step.switch {
@@ -67,15 +68,15 @@ fn history(params: [Params; 2], steps: &[Step]) {
             both.store.release_now(&settings, &Key::from("key"), &releases);
             continue;
         }
-        let ask = step.decide(params, now);
-        let verdict = both.decide(&settings, ask);
-        if ask.action == Action::Check && verdict.admitted {
-            admitted.push((verdict.instant, ask.cost));
+        let request = step.decide(params, now);
+        let reply = both.decide(&settings, request);
+        if request.action == Action::Check && reply.admitted {
+            admitted.push((reply.instant, request.cost));
         }
     }
 }
 
-/// The store, and what it has to agree with.
+/// The store, and the twin that it has to agree with.
 struct Both {
     store: MemoryStore,
     twin: State,
@@ -86,17 +87,16 @@ impl Both {
         Self { store: MemoryStore::new(), twin: State::Initial }
     }
 
-    fn decide(&mut self, settings: &Arc<Settings>, ask: EngineRequest) -> EngineReply {
-        let verdict = self.twin.decide(&settings.params, ask);
-        let (cost, max_wait) = (ask.cost as u32, ask.max_wait);
+    fn decide(&mut self, settings: &Arc<Settings>, request: EngineRequest) -> EngineReply {
+        let reply = self.twin.decide(&settings.params, request);
+        let (cost, max_wait) = (request.cost as u32, request.max_wait);
         let limits = &[LimitRequest { settings, key: &Key::from("key"), cost, max_wait }];
-        let decision = self.store.decide_now(&StoreRequest { action: ask.action, limits });
-        let spent = verdict.admitted && ask.action.commits();
-        let expected =
-            EngineReply { instant: if spent { verdict.instant } else { 0.0 }, ..verdict };
-        let decided = verdict_of(decision.unwrap());
-        assert_eq!(decided, expected, "{settings:?} {ask:?} {:?}", self.twin);
-        verdict
+        let decision = self.store.decide_now(&StoreRequest { action: request.action, limits });
+        let spent = reply.admitted && request.action.commits();
+        let expected = EngineReply { instant: if spent { reply.instant } else { 0.0 }, ..reply };
+        let decided = reply_of(decision.unwrap());
+        assert_eq!(decided, expected, "{settings:?} {request:?} {:?}", self.twin);
+        reply
     }
 }
 
@@ -105,15 +105,15 @@ async fn they_agree_about_the_largest_debts() {
     let spend = |cost: u32| EngineRequest { action: Action::Spend, ..check(cost, 0.0) };
     let largest = Quota::per_day(7).burst(255_675); // refills in 100 years
     let fast = Quota::per_second(17).burst(35);
-    for (quota, asks) in [
+    for (quota, requests) in [
         (largest, vec![check(1_u32, 0.0), check(255_674_u32, 0.0), check(1_u32, 0.0)]),
         (fast, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 0.0)]),
         (fast, vec![spend(100), check(3_u32, 0.0)]),
     ] {
         let settings = settings(Params::new(Algorithm::token_bucket(), quota).unwrap());
         let mut both = Both::new();
-        for ask in asks {
-            both.decide(&settings, ask);
+        for request in requests {
+            both.decide(&settings, request);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What was admitted, counted by brute force in every window.
+//! The guarantees of the algorithms: admitted units, counted by brute force in every window.
 
 use std::time::Duration;
 
@@ -10,23 +10,23 @@ use super::{
 };
 use crate::quota::Quota;
 
-/// A request that was admitted: when it asked, when it goes on, and its cost.
+/// An admitted request: the instants at which it arrived and proceeds, and its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Admitted {
-    asked: u128,
+    arrival: u128,
     instant: u128,
     cost: u128,
 }
 
-/// The requests of a history: how long after the one before, the cost, and the longest wait, in
-/// 1/1000 of the window; and which of those that wait gives up right before it.
+/// A request of a history: the time since the last one, the cost, and the longest wait, in 1/1000
+/// of the window; and the waiting request that is dropped right before it.
 type Request = (u32, u32, Option<u32>, Option<prop::sample::Index>);
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
     let ahead = prop_oneof![4 => 0_u32..100, 3 => Just(0), 1 => 100_u32..1_500];
     let max_wait = prop_oneof![1 => Just(None), 1 => (0_u32..3_000).prop_map(Some)];
-    let gives_up = prop::option::weighted(0.3, any::<prop::sample::Index>());
-    prop::collection::vec((ahead, 1_u32..5, max_wait, gives_up), 1..120)
+    let dropped = prop::option::weighted(0.3, any::<prop::sample::Index>());
+    prop::collection::vec((ahead, 1_u32..5, max_wait, dropped), 1..120)
 }
 
 fn quotas() -> impl Strategy<Value = Quota> {
@@ -34,7 +34,7 @@ fn quotas() -> impl Strategy<Value = Quota> {
     (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
 }
 
-/// Who went on, and everything that happened on the way: who was admitted (`Ok`), and who gave up.
+/// The requests that proceeded, and all events: requests that were admitted (`Ok`) or dropped.
 type Outcome = (Vec<Admitted>, Vec<Result<Admitted, Admitted>>);
 
 fn admitted(
@@ -47,32 +47,34 @@ fn admitted(
     let part = |thousandths: u32| (quota.window_us() as f64 * f64::from(thousandths) / 1e3).floor();
     let mut now = 1.7e15;
     let (mut admitted, mut history): Outcome = Default::default();
-    // Also when the turn has come; but windows stay where they are, even if their first request is given back.
+    // Also requests that have proceeded; but a window stays where it is, even if its first request
+    // is released.
     let at_any_time =
         !matches!(algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow { .. });
-    for &(ahead, cost, max_wait, gives_up) in requests {
+    for &(ahead, cost, max_wait, dropped) in requests {
         now += part(ahead);
-        let is_past = |it: &Admitted| !at_any_time && it.instant <= now as u128;
+        let is_past = |request: &Admitted| !at_any_time && request.instant <= now as u128;
         let passed = admitted.partition_point(is_past);
-        if let Some(which) = gives_up.filter(|_| passed < admitted.len()) {
-            let it = admitted.remove(passed + which.index(admitted.len() - passed));
-            backend.release(&params, now, &[release(it.cost as f64, it.instant as f64)]);
-            history.push(Err(it));
+        if let Some(which) = dropped.filter(|_| passed < admitted.len()) {
+            let request = admitted.remove(passed + which.index(admitted.len() - passed));
+            let release = release(request.cost as f64, request.instant as f64);
+            backend.release(&params, now, &[release]);
+            history.push(Err(request));
         }
         let cost = cost.min(quota.limit());
         let max_wait = max_wait.map_or(default_wait(&params), part);
-        let ask = EngineRequest { max_wait, ..check(cost, now) };
-        let verdict = backend.decide(&params, ask);
-        if verdict.admitted {
-            let instant = (now + verdict.wait) as u128;
-            admitted.push(Admitted { asked: now as u128, instant, cost: cost.into() });
+        let request = EngineRequest { max_wait, ..check(cost, now) };
+        let reply = backend.decide(&params, request);
+        if reply.admitted {
+            let instant = (now + reply.wait) as u128;
+            admitted.push(Admitted { arrival: now as u128, instant, cost: cost.into() });
             history.push(Ok(admitted[admitted.len() - 1]));
         }
     }
     (admitted, history)
 }
 
-/// Runs a history on the twin, and every tenth on the script too.
+/// Runs histories on the twin, and every tenth on the script too.
 fn always(algorithm: Algorithm, holds: impl Fn(Quota, &[Admitted]) -> bool) {
     always_in_history(algorithm, |quota, admitted, _| holds(quota, admitted));
 }
@@ -86,9 +88,10 @@ fn always_in_history(
     TestRunner::new(config)
         .run(&(quotas(), requests(), 0..10), |(quota, requests, scripted)| {
             let twin = admitted(&mut State::Initial, algorithm, quota, &requests);
-            let (went, history) = &twin;
-            prop_assert!(holds(quota, went, history), "{algorithm} {quota}: {history:?}");
-            prop_assert!(went.is_sorted_by_key(|it| it.instant), "not in order: {went:?}");
+            let (proceeded, history) = &twin;
+            prop_assert!(holds(quota, proceeded, history), "{algorithm} {quota}: {history:?}");
+            let in_order = proceeded.is_sorted_by_key(|request| request.instant);
+            prop_assert!(in_order, "not in order: {proceeded:?}");
             if scripted == 0 {
                 let mut backend = Scripted::new(&server, "{key}");
                 backend.forget();
@@ -104,7 +107,7 @@ fn release(units: f64, instant: f64) -> Release {
 }
 
 #[test]
-fn turns_that_are_given_back_leave_no_trace() {
+fn reservations_that_are_released_leave_no_trace() {
     let costs = prop::collection::vec(1_u32..5, 1..20);
     let order = any::<prop::sample::Index>();
     TestRunner::default()
@@ -117,19 +120,19 @@ fn turns_that_are_given_back_leave_no_trace() {
                 now += (quota.window_us() as f64 / f64::from(quota.limit()) / 2.0).floor();
                 let before = state.clone();
 
-                let mut booked = vec![];
+                let mut reserved = vec![];
                 for cost in &costs {
                     let cost = f64::from(*cost.min(&quota.limit()));
                     let max_wait = params.max_reservable();
-                    let verdict =
+                    let reply =
                         state.decide(&params, EngineRequest { max_wait, ..check(cost, now) });
-                    if verdict.admitted {
-                        booked.push((cost, verdict.instant));
+                    if reply.admitted {
+                        reserved.push((cost, reply.instant));
                     }
                     now += f64::from(ahead);
                 }
-                while !booked.is_empty() {
-                    let (cost, instant) = booked.swap_remove(order.index(booked.len()));
+                while !reserved.is_empty() {
+                    let (cost, instant) = reserved.swap_remove(order.index(reserved.len()));
                     state.release(&params, now, &[release(cost, instant)]);
                 }
                 for later in [0.0, 1e3, 1e6, 1e9] {
@@ -150,14 +153,14 @@ fn turns_that_are_given_back_leave_no_trace() {
 }
 
 fn sum(admitted: &[Admitted]) -> u128 {
-    admitted.iter().map(|it| it.cost).sum()
+    admitted.iter().map(|request| request.cost).sum()
 }
 
 fn limit_and_window(quota: Quota) -> (u128, u128) {
     (quota.limit().into(), quota.window_us().into())
 }
 
-/// All stretches of what was admitted, with the time from their first to their last request.
+/// All stretches of admitted requests, with the time from their first to their last one.
 fn stretches(admitted: &[Admitted]) -> impl Iterator<Item = (&[Admitted], u128)> {
     (0..admitted.len()).flat_map(move |first| {
         (first..admitted.len()).map(move |last| {
@@ -172,7 +175,7 @@ fn a_fixed_window_admits_at_most_its_limit() {
         let (limit, window) = limit_and_window(quota);
         let mut rest = admitted;
         while let Some(&Admitted { instant: opening, .. }) = rest.first() {
-            let inside = rest.partition_point(|it| it.instant < opening + window);
+            let inside = rest.partition_point(|request| request.instant < opening + window);
             if sum(&rest[..inside]) > limit {
                 return false;
             }
@@ -200,19 +203,19 @@ fn a_sliding_window_admits_what_its_estimate_allows() {
             let mut start = 0;
             history.iter().all(|event| {
                 let slot_of = |start: u128, at: u128| at.saturating_sub(start) * buckets / window;
-                let Admitted { asked, instant, cost } = match *event {
-                    Ok(it) => it,
-                    Err(it) => {
-                        let slot = slot_of(start, it.instant);
-                        let left = counts.remove(&slot).unwrap() - it.cost;
+                let Admitted { arrival, instant, cost } = match *event {
+                    Ok(admitted) => admitted,
+                    Err(dropped) => {
+                        let slot = slot_of(start, dropped.instant);
+                        let left = counts.remove(&slot).unwrap() - dropped.cost;
                         counts.extend((left > 0).then_some((slot, left)));
                         return true;
                     }
                 };
                 let seen = counts.last_key_value().map(|(slot, _)| *slot);
-                if seen.is_none_or(|seen| slot_of(start, asked) > seen + buckets) {
+                if seen.is_none_or(|seen| slot_of(start, arrival) > seen + buckets) {
                     counts.clear();
-                    start = asked;
+                    start = arrival;
                 }
                 let slot = slot_of(start, instant);
                 let first_inside = (slot + 1).saturating_sub(buckets);
@@ -253,7 +256,7 @@ fn a_token_bucket_that_refills_at_once_admits_whole_lumps() {
 }
 
 #[test]
-fn a_leaky_bucket_lets_go_at_its_rate() {
+fn a_leaky_bucket_releases_requests_at_its_rate() {
     always(Algorithm::LeakyBucket, |quota, admitted| {
         let (limit, window) = limit_and_window(quota);
         admitted.windows(2).all(|pair| {
@@ -263,8 +266,8 @@ fn a_leaky_bucket_lets_go_at_its_rate() {
     });
 }
 
-/// A client that always comes back exactly when it was told to: what it got, and how much the quota
-/// allows in the time that it took.
+/// A client that always returns exactly after `retry_after`: the units that it got, and those that
+/// the quota allows in that time.
 fn long_run(algorithm: Algorithm, quota: Quota, cost: u32, denials: u32) -> (f64, f64) {
     let params = Params::new(algorithm, quota).unwrap();
     let mut state = State::Initial;
@@ -272,9 +275,9 @@ fn long_run(algorithm: Algorithm, quota: Quota, cost: u32, denials: u32) -> (f64
     let (mut now, mut spent) = (start, 0.0);
     for _ in 0..denials {
         loop {
-            let verdict = state.decide(&params, check(cost, now));
-            if !verdict.admitted {
-                now += verdict.wait;
+            let reply = state.decide(&params, check(cost, now));
+            if !reply.admitted {
+                now += reply.wait;
                 break;
             }
             spent += f64::from(cost);
@@ -302,14 +305,14 @@ fn the_quota_is_met_in_the_long_run() {
             let (spent, allowed) = long_run(algorithm, quota, cost, 20_000);
             let limit = f64::from(quota.limit());
             assert!(spent <= allowed + limit, "{algorithm} {quota}: {spent} of {allowed}");
-            // What does not fill a whole request is lost to the windows; to the estimate of a sliding
-            // window, up to two requests more.
+            // A window loses units that are fewer than a request; the estimate of a sliding window
+            // loses up to two requests more.
             let requests = f64::from(quota.limit() / cost);
             let sliding = matches!(algorithm, Algorithm::SlidingWindow { .. });
             let estimated = if sliding { requests / (requests + 2.0) } else { 1.0 };
             let usable = f64::from(cost) * requests / limit * estimated;
-            let least = allowed * usable * (1.0 - 1e-6) - limit;
-            assert!(spent >= least, "{algorithm} {quota}: {spent} of {allowed}");
+            let min = allowed * usable * (1.0 - 1e-6) - limit;
+            assert!(spent >= min, "{algorithm} {quota}: {spent} of {allowed}");
         }
     }
 }
@@ -345,8 +348,8 @@ fn a_shaper_does_not_drift() {
         let departures = 1_000_000;
         for _ in 0..departures {
             let max_wait = params.max_reservable();
-            let verdict = state.decide(&params, EngineRequest { max_wait, ..check(1.0, now) });
-            now += if verdict.admitted { verdict.wait } else { panic!("{quota}: {verdict:?}") };
+            let reply = state.decide(&params, EngineRequest { max_wait, ..check(1.0, now) });
+            now += if reply.admitted { reply.wait } else { panic!("{quota}: {reply:?}") };
         }
         let allowed = f64::from(quota.limit()) * (now - start) / quota.window_us() as f64;
         let share = f64::from(departures - 1) / allowed;
@@ -366,16 +369,16 @@ fn a_burst_at_one_instant_admits_exactly_the_burst() {
         for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
             let params = Params::new(algorithm, quota).unwrap();
             let max_wait = default_wait(&params);
-            let ask = EngineRequest { max_wait, ..check(1.0, 1.7e15) };
+            let request = EngineRequest { max_wait, ..check(1.0, 1.7e15) };
             let mut state = State::Initial;
-            let count = (0..).take_while(|_| state.decide(&params, ask).admitted).count();
+            let count = (0..).take_while(|_| state.decide(&params, request).admitted).count();
             assert_eq!(count, quota.burst_size() as usize, "{algorithm} {quota}");
         }
     }
 }
 
 #[test]
-fn a_quota_that_is_changed_keeps_what_was_used() {
+fn a_change_of_the_quota_keeps_the_used_units() {
     let all = |quota| super::contract::all_with(quota).into_iter();
     let check = |params: &Params, state: &mut State, cost: u32, now: f64| {
         let max_wait = default_wait(params);
@@ -403,7 +406,7 @@ fn a_quota_that_is_changed_keeps_what_was_used() {
 }
 
 #[test]
-fn replicas_with_different_quotas_lock_nobody_out() {
+fn replicas_with_different_quotas_still_admit_requests() {
     let one = super::contract::all_with(Quota::per_second(10)).into_iter();
     for other in [Quota::per_second(20), Quota::new(10, Duration::from_secs(2))] {
         for ((algorithm, quota), (_, other)) in one.clone().zip(super::contract::all_with(other)) {
@@ -414,7 +417,7 @@ fn replicas_with_different_quotas_lock_nobody_out() {
                 let now = 1.7e15 + f64::from(*i) * 1e5;
                 state.decide(&params[*i as usize % 2], check(1, now)).admitted
             });
-            // At the least half of what the stricter quota allows in a minute.
+            // At least half of the units that the stricter quota allows in a minute.
             let admitted = admitted.count();
             assert!((150..=checks as usize).contains(&admitted), "{algorithm} {other}: {admitted}");
         }
@@ -422,7 +425,7 @@ fn replicas_with_different_quotas_lock_nobody_out() {
 }
 
 #[test]
-fn a_quota_that_is_lowered_as_far_as_can_be_keeps_what_was_used_in_bounds() {
+fn the_largest_cut_of_a_quota_keeps_the_wait_within_bounds() {
     let century = 36_525.0 * 86_400e6;
     let lowest = Quota::new(1, Duration::from_secs(366 * 86_400));
     for highest in [Quota::per_second(1_000_000), Quota::new(u32::MAX, Duration::from_millis(1))] {
@@ -441,24 +444,24 @@ fn a_quota_that_is_lowered_as_far_as_can_be_keeps_what_was_used_in_bounds() {
 }
 
 #[test]
-fn a_refund_gives_back_the_oldest_so_that_the_log_keeps_its_promise() {
+fn a_refund_returns_the_oldest_units_so_that_the_log_keeps_its_guarantee() {
     let params = Params::new(Algorithm::SlidingLog, Quota::per_second(10)).unwrap();
     let mut state = State::Initial;
-    let mut ask = |action, cost, ms: f64| {
-        let ask = EngineRequest { action, ..check(cost, 1.7e15 + ms * 1e3) };
-        state.decide(&params, ask)
+    let mut decide = |action, cost, ms: f64| {
+        let request = EngineRequest { action, ..check(cost, 1.7e15 + ms * 1e3) };
+        state.decide(&params, request)
     };
-    assert!(ask(Action::Check, 5.0, 0.0).admitted);
-    assert!(ask(Action::Check, 5.0, 900.0).admitted);
-    assert_eq!(ask(Action::Refund, 5.0, 900.0).remaining, 5.0);
-    assert!(ask(Action::Check, 5.0, 900.0).admitted);
-    assert!(!ask(Action::Check, 1.0, 1000.0).admitted);
-    assert_eq!(ask(Action::Refund, 3.0, 1000.0).remaining, 3.0);
-    assert_eq!(ask(Action::Refund, 100.0, 1000.0).reset, 0.0);
+    assert!(decide(Action::Check, 5.0, 0.0).admitted);
+    assert!(decide(Action::Check, 5.0, 900.0).admitted);
+    assert_eq!(decide(Action::Refund, 5.0, 900.0).remaining, 5.0);
+    assert!(decide(Action::Check, 5.0, 900.0).admitted);
+    assert!(!decide(Action::Check, 1.0, 1000.0).admitted);
+    assert_eq!(decide(Action::Refund, 3.0, 1000.0).remaining, 3.0);
+    assert_eq!(decide(Action::Refund, 100.0, 1000.0).reset, 0.0);
 }
 
 #[test]
-fn turns_that_are_booked_stay_ahead_when_the_quota_is_changed() {
+fn reservations_stay_ahead_when_the_quota_is_changed() {
     let other = Quota::new(10, Duration::from_secs(2));
     let pairs = super::contract::all_with(Quota::per_second(10)).into_iter();
     for ((algorithm, quota), (_, other)) in pairs.zip(super::contract::all_with(other)) {
@@ -470,8 +473,8 @@ fn turns_that_are_booked_stay_ahead_when_the_quota_is_changed() {
         let mut state = State::Initial;
         let mut last = 0.0;
         for _ in 0..6 {
-            let ask = EngineRequest { max_wait: 60e6, ..check(10, now) };
-            last = state.decide(&params, ask).wait;
+            let request = EngineRequest { max_wait: 60e6, ..check(10, now) };
+            last = state.decide(&params, request).wait;
         }
         let other = Params::new(algorithm, other).unwrap();
         let denied = state.decide(&other, check(1, now));
@@ -480,22 +483,22 @@ fn turns_that_are_booked_stay_ahead_when_the_quota_is_changed() {
 }
 
 #[test]
-fn turns_are_counted_no_longer_than_what_they_spent() {
+fn reservations_delay_later_requests_no_longer_than_their_units_count() {
     let (slow, fast) = (Quota::per_second(1), Quota::per_second(1000));
     let [slow, fast] =
         [slow, fast].map(|quota| Params::new(Algorithm::token_bucket(), quota).unwrap());
     let now = 1.7e15;
     let mut state = State::Initial;
     for _ in 0..6 {
-        let ask = EngineRequest { max_wait: 60e6, ..check(1, now) };
-        assert!(state.decide(&slow, ask).admitted);
+        let request = EngineRequest { max_wait: 60e6, ..check(1, now) };
+        assert!(state.decide(&slow, request).admitted);
     }
     assert!(state.clone().decide(&slow, check(1, now)).wait > 5e6);
 
     let raised = state.clone().decide(&fast, check(1, now + 1e6));
     assert_eq!((raised.admitted, raised.wait), (false, 5e3), "{raised:?}");
 
-    // The turns are forgotten, and what was spent is given back.
+    // The reservations are dropped, and the units that were spent are refunded.
     state.decide(&slow, check(1, now - 1.0));
     let refund = EngineRequest { action: Action::Refund, ..check(6, now) };
     assert_eq!(state.decide(&slow, refund).reset, 0.0);
@@ -503,18 +506,18 @@ fn turns_are_counted_no_longer_than_what_they_spent() {
 }
 
 #[test]
-fn a_refund_gives_back_what_still_counts() {
+fn a_refund_returns_units_that_still_count() {
     for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 2 }] {
         let params = Params::new(algorithm, Quota::per_second(10)).unwrap();
         let mut state = State::Initial;
-        let mut ask = |action, cost, ms: f64| {
-            let ask = EngineRequest { action, ..check(cost, 1.7e15 + ms * 1e3) };
-            state.decide(&params, ask)
+        let mut decide = |action, cost, ms: f64| {
+            let request = EngineRequest { action, ..check(cost, 1.7e15 + ms * 1e3) };
+            state.decide(&params, request)
         };
-        assert!(ask(Action::Check, 4.0, 0.0).admitted);
-        assert!(ask(Action::Check, 3.0, 1000.0).admitted);
-        // What was admitted first has left by now.
-        assert_eq!(ask(Action::Peek, 1.0, 1500.0).remaining, 7.0, "{algorithm}");
-        assert_eq!(ask(Action::Refund, 3.0, 1500.0).remaining, 10.0, "{algorithm}");
+        assert!(decide(Action::Check, 4.0, 0.0).admitted);
+        assert!(decide(Action::Check, 3.0, 1000.0).admitted);
+        // The request that was admitted first does not count any more.
+        assert_eq!(decide(Action::Peek, 1.0, 1500.0).remaining, 7.0, "{algorithm}");
+        assert_eq!(decide(Action::Refund, 3.0, 1500.0).remaining, 10.0, "{algorithm}");
     }
 }

@@ -1,4 +1,5 @@
-//! How far the sliding window's estimate is from the log: the figures in its documentation.
+//! The difference between the sliding window's estimate and the log: the figures in its
+//! documentation.
 
 use super::{
     super::{Algorithm, Params, State},
@@ -8,23 +9,23 @@ use crate::quota::Quota;
 
 const LIMIT: u32 = 1_000;
 
-/// The most that was admitted in any window, as a multiple of the limit, of requests at the given times.
+/// The maximum admitted in any window, as a multiple of the limit, of requests at the given times.
 fn overshoot(buckets: u32, times: impl Iterator<Item = f64>) -> f64 {
     let params =
         Params::new(Algorithm::SlidingWindow { buckets }, Quota::per_second(LIMIT)).unwrap();
     let mut state = State::Initial;
     let mut inside = std::collections::VecDeque::new();
-    let mut most = 0;
+    let mut max = 0;
     for now in times {
         if state.decide(&params, check(1, now)).admitted {
             inside.push_back(now);
             while inside.front().is_some_and(|instant| *instant <= now - 1e6) {
                 inside.pop_front();
             }
-            most = most.max(inside.len());
+            max = max.max(inside.len());
         }
     }
-    most as f64 / f64::from(LIMIT)
+    max as f64 / f64::from(LIMIT)
 }
 
 /// Requests at random instants, `at_once` at a time, as many as the quota allows on average.

@@ -1,4 +1,4 @@
-//! Rates are exact fractions, and stay so when the quota is changed.
+//! Rates are exact fractions, and remain exact when the quota is changed.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn peek(backend: &mut impl Backend, params: &Params, now: f64) -> EngineReply {
     backend.decide(params, EngineRequest { action: Action::Peek, ..check(1, now) })
 }
 
-/// Uses all of the quota at one instant; exactly one window later all of it is back, and not before.
+/// Uses the whole quota at one instant, and asserts that it is restored exactly one window later.
 fn returns_after_a_window(backend: &mut impl Backend, algorithm: Algorithm, quota: Quota) {
     let params = Params::new(algorithm, quota).unwrap();
     let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
@@ -65,8 +65,8 @@ fn three_per_second_are_three_in_each_second() {
         let params = Params::new(Algorithm::token_bucket(), Quota::per_second(limit)).unwrap();
         let mut state = State::Initial;
         for second in 0..100 {
-            let ask = check(1, 1.7e15 + f64::from(second) * 1e6);
-            let admitted = (0..=limit).filter(|_| state.decide(&params, ask).admitted).count();
+            let request = check(1, 1.7e15 + f64::from(second) * 1e6);
+            let admitted = (0..=limit).filter(|_| state.decide(&params, request).admitted).count();
             assert_eq!(admitted, limit as usize, "second {second}");
         }
     }
@@ -79,10 +79,10 @@ fn the_departures_of_a_busy_period_are_the_exact_fractions_rounded_up() {
         let mut state = State::Initial;
         let (limit, window) = (u64::from(quota.limit()), quota.window_us());
         for n in 0..20_u64 {
-            let ask = EngineRequest { max_wait: params.default_wait(), ..check(1, 1.7e15) };
-            let verdict = state.decide(&params, ask);
+            let request = EngineRequest { max_wait: params.default_wait(), ..check(1, 1.7e15) };
+            let reply = state.decide(&params, request);
             let departure = (n * window).div_ceil(limit);
-            assert_eq!((verdict.admitted, verdict.wait), (true, departure as f64), "{quota}");
+            assert_eq!((reply.admitted, reply.wait), (true, departure as f64), "{quota}");
         }
     }
 }

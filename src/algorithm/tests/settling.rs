@@ -1,5 +1,5 @@
-//! Settling, cancelling and releasing let nothing more through than the promise, in any order and whatever is lost.
-//! The oracle counts what was really used, and knows nothing of states.
+//! Settling, cancelling and releasing, in any order and after losses of state, let no more through
+//! than the algorithm guarantees. The oracle counts the used units, and knows no states.
 
 use std::{env, time::Duration};
 
@@ -15,16 +15,18 @@ use crate::quota::Quota;
 enum Step {
     /// A cost, and the longest wait in 1/1000 of a window.
     Check(u32, u32),
-    /// Of a request that was admitted, how much of its cost was used, in quarters: more than four is spent.
+    /// An admitted request, and the part of its cost that was used, in quarters: more than four are
+    /// spent.
     Settle(Index, u32),
-    /// Requests that are gone, at once.
+    /// Requests that are dropped together.
     Cancel(Vec<Index>),
-    /// Units that no decision is named for.
+    /// Units of no particular decision.
     Grant(u32),
+    /// The state is lost.
     Lose,
-    /// In 1/1000 of a window, and microseconds.
+    /// Time passes: in 1/1000 of a window, and microseconds.
     Pass(u32, u32),
-    /// From now on the other quota counts.
+    /// From now on, the other quota counts.
     Change,
 }
 
@@ -48,26 +50,26 @@ fn quotas() -> impl Strategy<Value = Quota> {
     (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
 }
 
-/// Something that was used, in the order in which it was admitted.
+/// Units that were used, in the order in which they were admitted.
 #[derive(Clone, Debug)]
 struct Use {
     instant: f64,
-    /// Negative if it was granted.
+    /// Negative if they were granted.
     used: f64,
-    /// Whether it could have been denied.
+    /// True if the request could have been denied.
     is_check: bool,
-    /// How often the state had been lost.
+    /// The number of losses of state before.
     losses: usize,
-    /// The opening of its window.
+    /// The opening of the window, if windows are fixed.
     window: f64,
 }
 
-/// The opening of the window of an instant, or else of the newest one that something is reserved in, for those that
-/// are fixed.
+/// The opening of the fixed window of an instant, or else of the newest one with a reservation.
 fn window_of(state: &State, instant: Option<f64>, length: f64) -> f64 {
-    let State::FixedWindow(Some(it)) = state else { return 0.0 };
-    let ahead = instant.map_or(it.state.ahead, |at| ((at - it.state.start) / length).floor());
-    it.state.start + ahead * length
+    let State::FixedWindow(Some(reserved)) = state else { return 0.0 };
+    let state = &reserved.state;
+    let ahead = instant.map_or(state.ahead, |at| ((at - state.start) / length).floor());
+    state.start + ahead * length
 }
 
 trait Lossy: Backend {
@@ -96,8 +98,152 @@ impl Lossy for Scripted {
     }
 }
 
-/// What is checked after each step.
+/// A bound on the uses under two quotas.
 type Oracle = fn([Quota; 2], &[Use]) -> bool;
+
+/// A key while steps change it, and its uses.
+struct History<'a, B> {
+    backend: &'a mut B,
+    quotas: [Quota; 2],
+    limiters: [Params; 2],
+    /// The index of the quota that counts.
+    current: usize,
+    now: f64,
+    losses: usize,
+    uses: Vec<Use>,
+    /// The index of each use that is not settled yet, and of the quota that it was charged by.
+    open: Vec<(usize, usize)>,
+}
+
+impl<B: Lossy> History<'_, B> {
+    fn window(&self) -> f64 {
+        self.quotas[0].window_us() as f64
+    }
+
+    fn part_of_window(&self, thousandths: u32) -> f64 {
+        (self.window() * f64::from(thousandths) / 1e3).floor()
+    }
+
+    /// Returns true if the quota stays. Waiting requests keep their instants when the quota is
+    /// changed, for which the oracle has no bound.
+    fn can_wait(&self) -> bool {
+        self.quotas[0] == self.quotas[1]
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Check(cost, max_wait) => self.check(*cost, *max_wait),
+            Step::Settle(which, quarters) => self.settle(which, *quarters),
+            Step::Cancel(which) => self.cancel(which),
+            Step::Grant(units) => self.grant(*units),
+            Step::Lose => {
+                self.backend.lose();
+                self.losses += 1;
+                self.now += 1.0; // separates the uses that are lost from the next ones
+            }
+            Step::Pass(thousandths, us) => {
+                self.now += self.part_of_window(*thousandths) + f64::from(*us);
+            }
+            Step::Change => self.current = 1,
+        }
+    }
+
+    fn check(&mut self, cost: u32, max_wait: u32) {
+        let params = self.limiters[self.current];
+        let max_cost = self.quotas.map(|quota| quota.limit()).into_iter().min().unwrap();
+        let max_wait = match self.can_wait() {
+            true => self.part_of_window(max_wait).max(params.default_wait()),
+            false => 0.0,
+        };
+        let request = EngineRequest { max_wait, ..check(cost.min(max_cost), self.now) };
+        if self.admit(request) {
+            self.open.push((self.uses.len() - 1, self.current));
+        }
+    }
+
+    fn admit(&mut self, request: EngineRequest) -> bool {
+        let params = self.limiters[self.current];
+        let reply = self.backend.decide(&params, request);
+        if reply.admitted {
+            let window = window_of(&self.backend.state(&params), None, self.window());
+            let is_check = request.action == Action::Check;
+            let (instant, used, losses) = (reply.instant, request.cost, self.losses);
+            self.uses.push(Use { instant, used, is_check, losses, window });
+        }
+        reply.admitted
+    }
+
+    fn settle(&mut self, which: &Index, quarters: u32) {
+        if self.open.is_empty() {
+            return;
+        }
+        let (index, charged_by) = self.open.swap_remove(which.index(self.open.len()));
+        let Use { used: charged, instant, .. } = self.uses[index];
+        let quarters = if self.can_wait() { quarters } else { quarters.min(4) };
+        let used = (charged * f64::from(quarters) / 4.0).round();
+        if used > charged {
+            let action = Action::Spend;
+            self.admit(EngineRequest { action, ..check(used - charged, self.now) });
+        } else if used < charged {
+            let units = charged - used;
+            let grant = self.granted(units);
+            let release = Release { instant: Some(instant), units, kept: used };
+            self.backend.release(&self.limiters[charged_by], self.now, &[release]);
+            self.uses[index].used = used;
+            self.returned(index, grant);
+        }
+    }
+
+    fn cancel(&mut self, which: &[Index]) {
+        let mut releases = [vec![], vec![]];
+        for which in which {
+            if self.open.is_empty() {
+                break;
+            }
+            let (index, charged_by) = self.open.swap_remove(which.index(self.open.len()));
+            let Use { instant, used: units, .. } = self.uses[index];
+            releases[charged_by].push(Release { instant: Some(instant), units, kept: 0.0 });
+            self.uses[index].used = 0.0;
+            let grant = self.granted(units);
+            self.returned(index, grant);
+        }
+        for (params, releases) in self.limiters.iter().zip(releases) {
+            if !releases.is_empty() {
+                self.backend.release(params, self.now, &releases);
+            }
+        }
+    }
+
+    fn grant(&mut self, units: u32) {
+        let params = self.limiters[self.current];
+        if matches!(params, Params::SlidingWindow(_)) {
+            return;
+        }
+        let grant = self.granted(units.into());
+        let request = EngineRequest { action: Action::Refund, ..check(units, self.now) };
+        self.backend.decide(&params, request);
+        self.uses.push(grant);
+    }
+
+    /// A grant of units in the window that is open now.
+    fn granted(&mut self, units: f64) -> Use {
+        let state = self.backend.state(&self.limiters[self.current]);
+        let window = window_of(&state, Some(self.now), self.window());
+        let (instant, losses) = (self.now, self.losses);
+        Use { instant, used: -units, is_check: false, losses, window }
+    }
+
+    /// Units that were spent before a loss are not in the state, so that their return is a grant.
+    /// Reserved units are not returned, unless by chance others are reserved for the same instant.
+    fn returned(&mut self, index: usize, grant: Use) {
+        let Use { instant, losses, .. } = self.uses[index];
+        let is_same = |used: &Use| used.losses == grant.losses && used.instant == instant;
+        let same = self.uses.iter().any(is_same);
+        if losses < grant.losses && (instant <= grant.instant || same) {
+            self.uses.push(grant);
+        }
+    }
+}
 
 fn history(
     backend: &mut impl Lossy,
@@ -106,117 +252,27 @@ fn history(
     steps: &[Step],
     oracle: Oracle,
 ) -> Result<(), TestCaseError> {
-    let limiters = quotas.map(|quota| Params::new(algorithm, quota).unwrap());
-    let mut current_quota = 0;
-    let window = quotas[0].window_us() as f64;
-    // Requests that wait keep their instants when the quota is changed, for which the oracle has no bound.
-    let waits = quotas[0] == quotas[1];
-    let max_cost = quotas.map(|quota| quota.limit()).into_iter().min().unwrap();
-    let part = |thousandths: u32| (window * f64::from(thousandths) / 1e3).floor();
-    let (mut now, mut losses) = (1.7e15, 0);
-    let mut uses: Vec<Use> = vec![];
-    // Of what is not settled yet: the place of its use, and by which quota it was charged.
-    let mut open: Vec<(usize, usize)> = vec![];
     backend.lose();
+    let limiters = quotas.map(|quota| Params::new(algorithm, quota).unwrap());
+    let (uses, open) = (vec![], vec![]);
+    let (current, now, losses) = (0, 1.7e15, 0);
+    let mut history = History { backend, quotas, limiters, current, now, losses, uses, open };
     for step in steps {
-        let params = limiters[current_quota];
-        let admit = |backend: &mut dyn Lossy, uses: &mut Vec<Use>, ask: EngineRequest| {
-            let verdict = backend.decide(&params, ask);
-            let is_check = ask.action == Action::Check;
-            let window = window_of(&backend.state(&params), None, window);
-            if verdict.admitted {
-                let (instant, used) = (verdict.instant, ask.cost);
-                uses.push(Use { instant, used, is_check, losses, window });
-            }
-            verdict.admitted
-        };
-        let window = window_of(&backend.state(&params), Some(now), window);
-        let current = Use { instant: now, used: 0.0, is_check: false, losses, window };
-        match step {
-            Step::Check(cost, max_wait) => {
-                let cost = f64::from(*cost.min(&max_cost));
-                let max_wait = if waits { part(*max_wait).max(params.default_wait()) } else { 0.0 };
-                if admit(backend, &mut uses, EngineRequest { max_wait, ..check(cost, now) }) {
-                    open.push((uses.len() - 1, current_quota));
-                }
-            }
-            Step::Settle(which, quarters) if !open.is_empty() => {
-                let (place, charged_by) = open.swap_remove(which.index(open.len()));
-                let Use { used: charged, instant, .. } = uses[place];
-                let max_quarters = if waits { u32::MAX } else { 4 };
-                let quarters = f64::from(*quarters.min(&max_quarters));
-                let used = (charged * quarters / 4.0).round();
-                if used > charged {
-                    let action = Action::Spend;
-                    admit(
-                        backend,
-                        &mut uses,
-                        EngineRequest { action, ..check(used - charged, now) },
-                    );
-                } else if used < charged {
-                    let units = charged - used;
-                    let release = Release { instant: Some(instant), units, kept: used };
-                    backend.release(&limiters[charged_by], now, &[release]);
-                    uses[place].used = used;
-                    returned(&mut uses, place, Use { instant: now, used: -units, ..current });
-                }
-            }
-            Step::Cancel(all) => {
-                let mut releases = [vec![], vec![]];
-                for which in all {
-                    if !open.is_empty() {
-                        let (place, charged_by) = open.swap_remove(which.index(open.len()));
-                        let it = &mut uses[place];
-                        let (instant, units) = (Some(it.instant), it.used);
-                        releases[charged_by].push(Release { instant, units, kept: 0.0 });
-                        it.used = 0.0;
-                        returned(&mut uses, place, Use { instant: now, used: -units, ..current });
-                    }
-                }
-                for (params, releases) in limiters.iter().zip(releases) {
-                    if !releases.is_empty() {
-                        backend.release(params, now, &releases);
-                    }
-                }
-            }
-            Step::Grant(units) if !matches!(algorithm, Algorithm::SlidingWindow { .. }) => {
-                backend.decide(
-                    &params,
-                    EngineRequest { action: Action::Refund, ..check(*units, now) },
-                );
-                uses.push(Use { used: -f64::from(*units), ..current });
-            }
-            Step::Lose => {
-                backend.lose();
-                losses += 1;
-                now += 1.0; // or what is lost cannot be told from what comes next
-            }
-            Step::Pass(thousandths, us) => now += part(*thousandths) + f64::from(*us),
-            Step::Change => current_quota = 1,
-            Step::Settle(..) | Step::Grant(_) => {}
-        }
+        history.step(step);
     }
+    let uses = history.uses;
     prop_assert!(oracle(quotas, &uses), "{algorithm} {quotas:?}: {uses:?}");
     Ok(())
 }
 
-/// What was spent before a loss is not in the state, so that its return is a grant: but for what was reserved for an
-/// instant to come, unless by chance others are reserved for the same.
-fn returned(uses: &mut Vec<Use>, place: usize, grant: Use) {
-    let Use { instant, losses, .. } = uses[place];
-    let same = uses.iter().any(|it| it.losses == grant.losses && it.instant == instant);
-    if losses < grant.losses && (instant <= grant.instant || same) {
-        uses.push(grant);
-    }
-}
-
-/// Some histories on the twin, and some on the script: with `HISTORIES=100000` in the environment so many, and a tenth.
+/// Runs 1,000 histories on the twin, or as many as `HISTORIES` in the environment says, and a tenth
+/// of them on the script.
 fn never_over(algorithm: Algorithm, oracle: Oracle) {
     histories(algorithm, quotas().prop_map(|quota| [quota; 2]), oracle);
 }
 
 fn histories(algorithm: Algorithm, quotas: impl Strategy<Value = [Quota; 2]>, oracle: Oracle) {
-    let histories = env::var("HISTORIES").map_or(1_000, |it| it.parse().unwrap());
+    let histories = env::var("HISTORIES").map_or(1_000, |number| number.parse().unwrap());
     let config = |cases| ProptestConfig { cases, failure_persistence: None, ..Default::default() };
     let strategy = (quotas, steps());
     let result = TestRunner::new(config(histories)).run(&strategy, |(quotas, steps)| {
@@ -231,27 +287,22 @@ fn histories(algorithm: Algorithm, quotas: impl Strategy<Value = [Quota; 2]>, or
     result.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Holds `most` against the sum and the time of each stretch that ends with a check and begins after the last loss.
-/// Whenever units were granted, what they were granted for may have been used before.
-fn stretches(
-    quota: Quota,
-    uses: &[Use],
-    most: impl Fn(f64, f64) -> f64,
-    last_counts: bool,
-) -> bool {
+/// Compares the sum of each stretch with `max` of the burst and its length. A stretch ends with a
+/// check and begins after the last loss. Granted units may have been used at any time before.
+fn stretches(quota: Quota, uses: &[Use], max: impl Fn(f64, f64) -> f64, last_counts: bool) -> bool {
     let burst = f64::from(quota.burst_size());
     let checks = (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0);
     checks.into_iter().all(|last| {
         let Use { instant: end, losses, used, .. } = uses[last];
-        let before = uses[..last].iter().filter(|it| it.losses == losses && it.instant <= end);
-        let (granted, mut before): (Vec<_>, Vec<_>) = before.partition(|it| it.used < 0.0);
-        let granted: f64 = granted.iter().map(|it| it.used).sum();
+        let before = uses[..last].iter().filter(|u| u.losses == losses && u.instant <= end);
+        let (granted, mut before): (Vec<_>, Vec<_>) = before.partition(|u| u.used < 0.0);
+        let granted: f64 = granted.iter().map(|u| u.used).sum();
         before.sort_by(|a, b| b.instant.total_cmp(&a.instant));
         let mut sum = granted + if last_counts { used } else { 0.0 };
-        let mut holds = sum <= most(burst, 0.0);
-        for it in before {
-            sum += it.used;
-            holds &= sum <= most(burst, end - it.instant);
+        let mut holds = sum <= max(burst, 0.0);
+        for earlier in before {
+            sum += earlier.used;
+            holds &= sum <= max(burst, end - earlier.instant);
         }
         holds
     })
@@ -294,7 +345,8 @@ fn both_quotas() -> impl Strategy<Value = [Quota; 2]> {
     (quotas(), quotas()).prop_map(|(one, other)| [one, other])
 }
 
-/// What is left of the quota of `params`, on the twin and on the script, after `history` with one of them.
+/// The units that are left under `params`, on the twin and on the script, after `history` on each
+/// of them.
 fn left_after(params: &Params, now: f64, history: impl Fn(&mut dyn Lossy)) -> [f64; 2] {
     let server = RedisServer::start();
     let mut scripted = Scripted::new(&server, "{key}");
@@ -305,7 +357,7 @@ fn left_after(params: &Params, now: f64, history: impl Fn(&mut dyn Lossy)) -> [f
 }
 
 #[test]
-fn a_late_release_by_a_limiter_with_a_faster_quota_takes_nothing_from_others() {
+fn a_late_release_by_a_limiter_with_a_faster_quota_grants_nothing() {
     let algorithms = [
         Algorithm::token_bucket(),
         Algorithm::LeakyBucket,
@@ -326,7 +378,7 @@ fn a_late_release_by_a_limiter_with_a_faster_quota_takes_nothing_from_others() {
 }
 
 #[test]
-fn what_a_much_faster_quota_would_have_refilled_may_be_beyond_all_integers() {
+fn the_refill_of_a_much_faster_quota_may_exceed_all_integers() {
     let refill = Refill::Interval;
     let algorithm = Algorithm::TokenBucket { refill, overdraft: 1 << 30 };
     let fast = Params::new(algorithm, Quota::per_second(18)).unwrap();
@@ -343,7 +395,7 @@ fn what_a_much_faster_quota_would_have_refilled_may_be_beyond_all_integers() {
 }
 
 #[test]
-fn a_sliding_window_returns_nothing_that_a_change_of_its_quota_has_moved() {
+fn a_sliding_window_returns_no_units_that_a_change_of_its_quota_moved() {
     let params = |seconds| {
         let quota = Quota::new(10, Duration::from_secs(seconds));
         Params::new(Algorithm::SlidingWindow { buckets: 1 }, quota).unwrap()
@@ -361,7 +413,7 @@ fn a_sliding_window_returns_nothing_that_a_change_of_its_quota_has_moved() {
 }
 
 #[test]
-fn what_is_kept_of_a_charge_to_a_bucket_is_refilled_before_what_is_returned() {
+fn a_bucket_refills_the_units_that_are_kept_before_those_that_are_returned() {
     for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
         let params = Params::new(algorithm, Quota::new(1_000, Duration::from_secs(60))).unwrap();
         let (then, now) = (1.7e15, 1.7e15 + 10e6);
@@ -406,8 +458,8 @@ fn a_sliding_log_is_never_over() {
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { instant: end, losses, .. } = uses[last];
             let counts =
-                |it: &&Use| it.losses == losses && it.instant > end - window && it.instant <= end;
-            uses[..=last].iter().filter(counts).map(|it| it.used).sum::<f64>() <= limit
+                |u: &&Use| u.losses == losses && u.instant > end - window && u.instant <= end;
+            uses[..=last].iter().filter(counts).map(|u| u.used).sum::<f64>() <= limit
         })
     });
 }
@@ -418,12 +470,11 @@ fn a_fixed_window_is_never_over() {
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { window, losses, .. } = uses[last];
             let length = quota.window_us() as f64;
-            // A grant can empty a window, and the next one opens then.
-            let is_same = |it: &Use| {
-                it.window == window || it.used < 0.0 && (it.window - window).abs() < length
-            };
-            let counts = |it: &&Use| it.losses == losses && is_same(it);
-            let sum: f64 = uses[..=last].iter().filter(counts).map(|it| it.used).sum();
+            // A grant can empty a window; then the next one opens.
+            let is_same =
+                |u: &Use| u.window == window || u.used < 0.0 && (u.window - window).abs() < length;
+            let counts = |u: &&Use| u.losses == losses && is_same(u);
+            let sum: f64 = uses[..=last].iter().filter(counts).map(|u| u.used).sum();
             sum <= f64::from(quota.limit())
         })
     });
@@ -434,13 +485,14 @@ fn a_sliding_window_is_never_over() {
     fn oracle<const BUCKETS: u32>([quota, _]: [Quota; 2], uses: &[Use]) -> bool {
         let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
         let buckets = f64::from(BUCKETS);
-        // Whatever the grid is: the sub-windows that lie wholly inside of the window hold no more than the limit.
+        // With any grid, the sub-windows that lie entirely inside the window count at most the
+        // limit.
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { instant: end, losses, .. } = uses[last];
             let inside = window - (window / buckets).ceil();
             let counts =
-                |it: &&Use| it.losses == losses && it.instant > end - inside && it.instant <= end;
-            uses[..=last].iter().filter(counts).map(|it| it.used).sum::<f64>() <= limit
+                |u: &&Use| u.losses == losses && u.instant > end - inside && u.instant <= end;
+            uses[..=last].iter().filter(counts).map(|u| u.used).sum::<f64>() <= limit
         })
     }
     never_over(Algorithm::SlidingWindow { buckets: 2 }, oracle::<2>);
@@ -456,7 +508,7 @@ fn requests_of_one_instant_that_need_several_entries_of_a_log_are_all_released()
     let mut scripted = Scripted::new(&server, "{key}");
     for backend in [&mut State::Initial as &mut dyn Lossy, &mut scripted] {
         assert!(backend.decide(&params, check(7, now)).admitted);
-        // More than the four bytes of an entry hold.
+        // More than fits into the four bytes of an entry.
         backend.decide(&params, EngineRequest { action: Action::Spend, ..check(all, now) });
         for units in [7.0, all - 9.0, 9.0] {
             let release = Release { instant: Some(now), units, kept: 0.0 };

@@ -1,4 +1,4 @@
-//! A part of the keys, behind one lock: finding, inserting, and the search for a key that may go.
+//! A shard: a part of the keys behind one lock. Finds, inserts and evicts keys; does not decide.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ use super::{
 };
 use crate::store::{LimitRequest, Settings};
 
-/// The buckets that an insertion looks at for expired keys while the store has room.
+/// The buckets in which an insertion looks for expired keys while the store has room.
 const SWEPT_BUCKETS: usize = 4;
-/// The keys that it looks at if the store is full.
+/// The keys that an insertion looks at if the store is full.
 const MAX_KEYS_LOOKED_AT: usize = 32;
-/// The buckets that it looks at for them: a table that was much fuller once is sparse.
+/// The buckets in which it looks for these keys: a table that was much fuller before is sparse.
 const MAX_BUCKETS_LOOKED_AT: usize = 512;
-/// How long an expired key is kept while there is room, in microseconds: it is likely to come
-/// again.
+/// The time for which an expired key is kept while there is room, in microseconds: its next request
+/// is likely to come soon.
 const KEPT: f64 = 1e6;
 
 pub(super) struct Shard {
     table: HashTable<Entry>,
-    /// The bucket from which the next sweep goes on.
+    /// The bucket at which the next sweep continues.
     cursor: usize,
 }
 
-/// A search for a key that may go. It is bounded, and may extend over several shards.
+/// A search for a key to evict. It is bounded, and may extend over several shards.
 pub(super) struct Search<'a> {
     now: f64,
     when_full: WhenFull,
-    /// The keys under decision, which stay.
+    /// The keys of the current decision, which are not evicted.
     kept: &'a [LimitRequest<'a>],
     keys_left: usize,
     buckets_left: usize,
@@ -44,7 +44,7 @@ impl<'a> Search<'a> {
         Self { now, when_full, kept, keys_left, buckets_left }
     }
 
-    /// Begins again, for another slot.
+    /// Restarts the search, for another slot.
     pub(super) fn renew(&mut self) {
         *self = Self::new(self.now, self.when_full, self.kept);
     }
@@ -96,7 +96,7 @@ impl Shard {
         Some(slots.of_removed_key())
     }
 
-    /// Drops those of the next keys that expired a while ago.
+    /// Removes the next keys, if they expired a while ago.
     pub(super) fn sweep(&mut self, now: f64, slots: &Slots) {
         let expired_at = now - KEPT;
         for _ in 0..SWEPT_BUCKETS.min(self.table.num_buckets()) {
@@ -108,8 +108,8 @@ impl Shard {
         }
     }
 
-    /// Drops the next keys that have expired; if there are none, the one whose loss is least.
-    /// Returns the slot of one, if any key was dropped.
+    /// Removes the next keys that have expired; if there are none, the key with the least usage.
+    /// Returns a slot if a key was removed.
     pub(super) fn evict<'s>(
         &mut self,
         search: &mut Search<'_>,

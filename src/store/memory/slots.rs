@@ -1,4 +1,4 @@
-//! The number of keys in all shards of a store, and its maximum.
+//! The number of keys in all shards of a store, and its maximum. Does not know the keys.
 
 use std::{
     mem,
@@ -7,14 +7,14 @@ use std::{
 
 /// Counts the keys of a store, so that all shards together hold at most `max`.
 ///
-/// One number for all shards: with a maximum for each, the store would be full as soon as the
-/// fullest shard is. Only insertions and removals touch it.
+/// One number for all shards: with a maximum per shard, the store would be full when its fullest
+/// shard is full. Only insertions and removals change the number.
 pub(super) struct Slots {
     used: AtomicUsize,
     max: usize,
 }
 
-/// The right to hold one key. When it is dropped, another key may have it.
+/// The right to hold one key. When it is dropped, another key may take it.
 #[must_use]
 pub(super) struct Slot<'a>(&'a Slots);
 

@@ -1,4 +1,4 @@
-//! Tests of what the public interface does not show: the shards of the store.
+//! Tests of the shards, which the public interface does not show.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -13,13 +13,12 @@ fn limiter(name: &str, store: &MemoryStore, quota: Quota) -> Limiter {
 }
 
 fn keys_by_shard(store: &MemoryStore) -> Vec<usize> {
-    // All are locked at one time, in the order in which several limits lock theirs.
+    // Locks all shards at the same time, in the order in which several limits lock theirs.
     let shards: Vec<_> = store.0.shards.iter().map(|shard| lock(&shard.0)).collect();
     shards.iter().map(|shard| shard.key_count()).collect()
 }
 
-/// A full store of two shards, all of whose keys are in the first one, and keys that belong to the
-/// second one.
+/// Fills a store of two shards with keys of the first one. Returns keys of the second one.
 async fn lopsided(limiter: &Limiter, store: &MemoryStore) -> Vec<String> {
     let mut others = vec![];
     for i in 0.. {
@@ -37,7 +36,7 @@ async fn lopsided(limiter: &Limiter, store: &MemoryStore) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_whose_own_shard_has_none_to_drop_takes_the_place_of_one_elsewhere() {
+async fn a_key_whose_shard_is_empty_evicts_a_key_of_another_shard() {
     let store = MemoryStore::with_max_keys(2_048);
     let limiter = limiter("a", &store, Quota::per_hour(2));
     let others = lopsided(&limiter, &store).await;
@@ -45,12 +44,12 @@ async fn a_key_whose_own_shard_has_none_to_drop_takes_the_place_of_one_elsewhere
         assert!(limiter.check_n(other, 2).await.unwrap().is_allowed());
         assert_eq!(limiter.peek(other).await.unwrap().remaining(), 0);
         assert_eq!(keys_by_shard(&store).iter().sum::<usize>(), 2_048);
-        assert_eq!(keys_by_shard(&store)[1], i + 1, "those that are used up stay");
+        assert_eq!(keys_by_shard(&store)[1], i + 1, "a key that is used up was evicted");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_limits_whose_shards_have_none_to_drop_take_the_places_of_others_elsewhere() {
+async fn several_limits_whose_shard_is_empty_evict_keys_of_another_shard() {
     let store = MemoryStore::with_max_keys(2_048);
     let limiter = limiter("a", &store, Quota::per_hour(2));
     let others = lopsided(&limiter, &store).await;
@@ -66,7 +65,7 @@ async fn several_limits_whose_shards_have_none_to_drop_take_the_places_of_others
 }
 
 #[test]
-fn threads_that_race_never_hold_a_key_too_many() {
+fn threads_that_race_never_exceed_the_maximum_of_keys() {
     for (max_keys, when_full) in [
         (1, WhenFull::EvictSoonest),
         (31, WhenFull::EvictSoonest),
