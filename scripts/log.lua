@@ -20,13 +20,13 @@ local function report()
   end
   local remaining = last <= at and math.max(limit - live, 0) or 0
   local _, other, other_total = first_instant(remaining + 1)
-  if not mark or other and other < mark then
+  if mark == nil or (other or mark) < mark then
     mark, mark_total, other, other_total = other, other_total, mark, mark_total
   end
-  if other and other < found_last and other_total > mark_total then
+  if (other or found_last) < found_last and other_total > mark_total then
     return struct.pack('<Bddddddddd', 83, found_at, found_skew, found_window, mark, mark_total, other,
       other_total - mark_total, found_last, found_live - other_total)
-  elseif mark and mark < found_last then
+  elseif (mark or found_last) < found_last then
     return struct.pack('<Bddddddd', 83, found_at, found_skew, found_window, mark, mark_total, found_last,
       found_live - mark_total)
   end

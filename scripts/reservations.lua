@@ -9,10 +9,10 @@ found = found ~= '' and decode(found) or nil
 local stale = false
 local report -- none: what was read is the state
 
--- The functions that few calls need: each takes time to create.
-local function reservations()
-  local ENTRY = 16
+local ENTRY = 16
 
+-- The functions of this and of `reserving` are needed by few calls: each takes time to create.
+local function tails()
   -- The base and the entries behind it, if a request waits.
   local function read_tail(size)
     local tail = call('GETRANGE', key, size, -1)
@@ -66,12 +66,18 @@ local function reservations()
     return packed[1] and base .. table.concat(packed) or ''
   end
 
+  return {fold = fold, lower = lower, read = read_tail, recount = recount}
+end
+
+local function reserving()
+  local tails = tails()
+
   -- Inserts a reservation. Needed if half of the entries are over, which are folded into the base,
   -- or if a request waits longer for another limit.
   local function insert(head, instant, cost, reset)
     local size = #head
     local tail = call('GETRANGE', key, size, -1)
-    local first, behind = fold(tail, size), #tail + 1
+    local first, behind = tails.fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
       behind = behind - ENTRY
     end
@@ -117,19 +123,16 @@ local function reservations()
   -- Stores the state after a request that proceeds before requests that wait for another limit.
   local function write_before(head, cost, reset)
     local size, behind = #head, ''
-    local tail = read_tail(size)
+    local tail = tails.read(size)
     if tail then
-      local position = fold(tail, size)
+      local position = tails.fold(tail, size)
       commit(now, cost)
       behind = encode() .. string.sub(tail, position)
     end
     call('SET', key, head .. behind, 'PXAT', expire_at(now + reset))
   end
 
-  return {
-    fold = fold, insert = insert, lower = lower, read_tail = read_tail, recount = recount, reserve = reserve,
-    write_before = write_before,
-  }
+  return {reserve = reserve, write_before = write_before}
 end
 
 local release
@@ -138,11 +141,11 @@ if returns then
   -- is found: the state may have been lost, and other requests may have spent since. Reservations
   -- that stay keep their instants.
   function release(stale, releases)
-    local of, entries = reservations(), {}
+    local tails, entries = tails(), {}
     local size = #encode()
-    local tail = not stale and of.read_tail(size)
+    local tail = not stale and tails.read(size)
     if tail then
-      for position = of.fold(tail, size), #tail, 16 do
+      for position = tails.fold(tail, size), #tail, ENTRY do
         entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
       end
     else
@@ -151,12 +154,12 @@ if returns then
     for _, release in ipairs(releases) do
       local instant, units = release[1], release[2]
       if instant and instant > now then
-        of.lower(entries, instant, units)
+        tails.lower(entries, instant, units)
       else
         refund(instant, units, release[3])
       end
     end
-    local behind, reset = of.recount(entries), reset_after()
+    local behind, reset = tails.recount(entries), reset_after()
     if reset == 0 then
       call('DEL', key)
     else
@@ -170,14 +173,14 @@ end
 local function store(before, instant)
   local head, reset = encode(), reset_after()
   if before and not stale then
-    reservations().reserve(head, before, instant, cost, reset)
+    reserving().reserve(head, before, instant, cost, reset)
   elseif before then
     local entry = struct.pack('<dd', instant, cost)
     call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
   elseif reset == 0 then
     call('DEL', key)
   elseif found and #found > #head and not stale then
-    reservations().write_before(head, cost, reset)
+    reserving().write_before(head, cost, reset)
   else
     call('SET', key, head, 'PXAT', expire_at(now + reset))
   end

@@ -11,6 +11,37 @@ pub(crate) fn combine(
     requests: &[EngineRequest],
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
 ) -> (EngineReply, usize) {
+    let Resolved { admission, waits, mut binding } = resolve(requests, &mut step);
+    let mut bound: Option<EngineReply> = None;
+    for (limit, request) in requests.iter().enumerate() {
+        let resolved = request.action.can_be_denied().then_some(admission);
+        let reply = step(limit, &EngineRequest { admission: resolved, ..*request });
+        let binds = match bound {
+            _ if !admission.admitted => limit == binding,
+            Some(bound) => (reply.remaining, -waits[limit]) < (bound.remaining, -waits[binding]),
+            None => true,
+        };
+        if binds {
+            (bound, binding) = (Some(reply), limit);
+        }
+    }
+    (bound.expect("a request has a limit"), binding)
+}
+
+/// The admission by all limits.
+struct Resolved {
+    admission: Admission,
+    /// The wait of each limit.
+    waits: Vec<f64>,
+    /// The limit that denies longest, if one denies.
+    binding: usize,
+}
+
+/// Looks at all limits without a change.
+fn resolve(
+    requests: &[EngineRequest],
+    step: &mut impl FnMut(usize, &EngineRequest) -> EngineReply,
+) -> Resolved {
     let (mut wait, mut excess, mut binding) = (0.0, 0.0, 0);
     let mut waits = vec![0.0; requests.len()];
     for (limit, request) in requests.iter().enumerate() {
@@ -25,21 +56,7 @@ pub(crate) fn combine(
             (excess, binding) = (peek.wait, limit);
         }
     }
-
     let admitted = excess == 0.0;
     let admission = Admission { admitted, wait: if admitted { wait } else { excess } };
-    let mut bound: Option<EngineReply> = None;
-    for (limit, request) in requests.iter().enumerate() {
-        let admission = request.action.can_be_denied().then_some(admission);
-        let reply = step(limit, &EngineRequest { admission, ..*request });
-        let binds = match bound {
-            _ if !admitted => limit == binding,
-            Some(bound) => (reply.remaining, -waits[limit]) < (bound.remaining, -waits[binding]),
-            None => true,
-        };
-        if binds {
-            (bound, binding) = (Some(reply), limit);
-        }
-    }
-    (bound.expect("a request has a limit"), binding)
+    Resolved { admission, waits, binding }
 }

@@ -20,12 +20,7 @@ pub(super) fn step<M: Model>(
     let Reserved { state, waiting } =
         stored.get_or_insert_with(|| Reserved::new(M::initial(now, params)));
     let mut saved = state.save();
-    let mut stale = false;
-    if found {
-        stale = state.step_back(now);
-        state.advance(now);
-        stale |= state.adopt(now, params, &mut saved);
-    }
+    let stale = found && follow(state, now, params, &mut saved);
 
     let Earliest { wait, blocked } = state.earliest(now, request.needed(), params);
     let Admission { admitted, wait } = request.admission(wait, max(wait - max_wait, blocked));
@@ -50,6 +45,15 @@ pub(super) fn step<M: Model>(
         *stored = None;
     }
     EngineReply { admitted, wait, remaining, replenish, reset, instant }
+}
+
+/// Lets time pass, and adopts the parameters. Returns whether another clock or quota has counted
+/// the state.
+#[inline]
+fn follow<M: Model>(state: &mut M, now: f64, params: &M::Params, saved: &mut M::Saved) -> bool {
+    let stale = state.step_back(now);
+    state.advance(now);
+    state.adopt(now, params, saved) || stale
 }
 
 /// Returns units to the state. Units of an instant to come are only returned if their reservation
