@@ -78,7 +78,8 @@
 //!
 //! [^3]: If `n` is 0 or above the rate.
 //!
-//! [^4]: If the timeout is too short, where Java sleeps for all of it. No timeout means "for ever".
+//! [^4]: If the timeout is too short, where Java sleeps for all of it. There is no value that means
+//! "wait for ever"; use `acquire`.
 //!
 //! [^5]: It removes them from the log, from which they would otherwise return a second time.
 //!
@@ -106,7 +107,7 @@
 //!   applies from the next call on.
 //! * **If the log is evicted**, the permits that `value` reports as used count as taken now, for
 //!   one interval, up to 2^31 - 1 permits. If a Java client adds to the log first, they are
-//!   forgotten. If both keys are evicted, the limiter starts anew. The same delay can follow
+//!   forgotten. If both keys are evicted, the limiter starts empty. The same delay can follow
 //!   without an eviction: the limiter is idle, Java calls `availablePermits()`, and the rate is
 //!   then raised with `redis-cli` or by a template. The added permits are available one interval
 //!   later.
@@ -122,7 +123,7 @@
 //!   scripts treat that as used up. If the rate is raised, the added permits are available
 //!   immediately. If the interval is made longer, permits that have left the shorter one do not
 //!   return.
-//! * **If the type changes**, the count starts anew. The count of the old type is kept for one
+//! * **If the type changes**, the count starts at zero. The count of the old type is kept for one
 //!   interval, in case the type is changed back.
 //! * **An acquire counts once**, because its random id identifies a script that is executed twice.
 //!   A release that is executed twice releases twice, but never more than was taken.

@@ -1,4 +1,4 @@
--- The log: what it contains, its sum, and how it is swept and stored. KEYS and ARGV: see rate.lua.
+-- The log: reads, sums, sweeps and stores it. KEYS and ARGV: see rate.lua.
 --
 -- Reading a long log takes long, so its sum is kept in a tally. The log then consists of:
 --   the tail   `count` entries with `sum` permits, from the entry `boundary` to the entry `newest`
@@ -112,7 +112,7 @@ local function load_tally()
   return valid and type(value) == 'table' and value or {}
 end
 
--- Reads what the log contains. If `writes` is true, this also repairs a log that was lost, and
+-- Reads the state of the log. If `writes` is true, this also repairs a log that was lost, and
 -- drops the entries far ahead.
 local function read_log(writes)
   left_text = redis.call('GET', left_key)
@@ -153,7 +153,7 @@ local function sum_of(first, last)
 end
 
 -- Returns the ranks of the boundary and of the newest entry of the tail. If the tail is not
--- complete, or its first entries expired long ago, it starts anew: empty, at the end of the log.
+-- complete, or its first entries expired long ago, a new one starts: empty, at the end of the log.
 local function find_tail()
   local boundary = tally.boundary and redis.call('ZRANK', log, tally.boundary)
   local last = tally.newest and redis.call('ZRANK', log, tally.newest)
@@ -219,7 +219,7 @@ local function count_permits()
   return tally.head + tally.sum
 end
 
--- Drops expired entries in bounded time. A log with few live entries is made anew, because Redis
+-- Drops expired entries in bounded time. A log with few live entries is rebuilt, because Redis
 -- frees the old one in the background.
 local function sweep()
   if expired == 0 then
@@ -247,12 +247,7 @@ local function as_text(number)
   return string.format('%.0f', number)
 end
 
-local function expire_in(ms)
-  redis.call('PEXPIRE', left_key, ms)
-  redis.call('PEXPIRE', log, ms)
-end
-
--- Sets when the keys expire: with the limiter, but those of a client, which may be gone, at the
+-- Sets when the keys expire: with the limiter, but those of a client, which may have ended, at the
 -- latest when their permits do not count any more.
 local function extend()
   local ms = redis.call('PTTL', KEYS[1])
@@ -264,7 +259,8 @@ local function extend()
     ms = math.min(ms > 0 and ms or CENTURY, interval + 1)
   end
   if ms > 0 then
-    expire_in(ms)
+    redis.call('PEXPIRE', left_key, ms)
+    redis.call('PEXPIRE', log, ms)
   else
     redis.call('PERSIST', log)
   end

@@ -23,7 +23,7 @@ local DENIED, DONE, ABOVE_RATE, NO_RATE, AGAIN = 0, 1, 2, 3, 4
 
 local rate, interval, keep_alive, per_client
 local left_key, log, tally_key
--- The hash has no rate; it has no rate, but other fields.
+-- The hash has no valid rate; it has neither rate nor interval, but other fields.
 local is_new, is_foreign
 -- The rate of the template, if it is still to be written to the hash.
 local inherited

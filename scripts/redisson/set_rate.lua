@@ -17,7 +17,8 @@ if ARGV[#ARGV] == '' then
       redis.call('DEL', left_key)
     end
     if per_client ~= (ARGV[4] == '1') then
-      expire_in(interval + 1)
+      redis.call('PEXPIRE', left_key, interval + 1)
+      redis.call('PEXPIRE', log, interval + 1)
     end
   end
 

@@ -1,4 +1,4 @@
-//! The names of the keys of a limiter, and the id of a client. No command is made here.
+//! The names of the keys of a limiter, and the id of a client. Commands are in the other files.
 
 use std::sync::OnceLock;
 

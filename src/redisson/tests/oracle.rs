@@ -191,8 +191,8 @@ impl Oracle {
     }
 
     /// Limits the permits of a request to the rate.
-    fn permits(&self, some: u32) -> u32 {
-        some.min(self.rate as u32)
+    fn at_most_rate(&self, permits: u32) -> u32 {
+        permits.min(self.rate as u32)
     }
 }
 
@@ -298,31 +298,32 @@ fn acquire_or_release(
     step: &Step,
 ) -> Result<(), TestCaseError> {
     match *step {
-        Step::Acquire(some) => {
+        Step::Acquire(permits) => {
             let id = harness.id();
-            acquire(harness, oracle, oracle.permits(some), id)
+            acquire(harness, oracle, oracle.at_most_rate(permits), id)
         }
         Step::Repeat(which) if !oracle.acquires.is_empty() => {
-            let (id, some) = oracle.acquires[which.index(oracle.acquires.len())];
+            let (id, permits) = oracle.acquires[which.index(oracle.acquires.len())];
             // After a partial release, the script would be another request.
-            let is_changed = |entry: &Entry| entry.id() == id && entry.permits() != u64::from(some);
+            let is_changed =
+                |entry: &Entry| entry.id() == id && entry.permits() != u64::from(permits);
             let is_same = !harness.log().iter().any(is_changed);
-            if u64::from(some) <= oracle.rate && is_same {
-                acquire(harness, oracle, some, id)?;
+            if u64::from(permits) <= oracle.rate && is_same {
+                acquire(harness, oracle, permits, id)?;
             }
             Ok(())
         }
         Step::ReleaseAcquire(which, quarters) if !oracle.acquires.is_empty() => {
             let which = which.index(oracle.acquires.len());
-            let (id, some) = oracle.acquires[which];
-            let part = (some * quarters).div_ceil(4);
-            harness.release_taken(part, some, &id);
-            oracle.acquires[which].1 = some - part;
-            oracle.acquires.retain(|(_, some)| *some > 0);
+            let (id, permits) = oracle.acquires[which];
+            let part = (permits * quarters).div_ceil(4);
+            harness.release_taken(part, permits, &id);
+            oracle.acquires[which].1 = permits - part;
+            oracle.acquires.retain(|(_, permits)| *permits > 0);
             oracle.follow(harness);
             consistent(harness, oracle)
         }
-        Step::Release(some) => release(harness, oracle, some),
+        Step::Release(permits) => release(harness, oracle, permits),
         Step::Available => {
             let before = harness.dump();
             let available = harness.available();
@@ -334,7 +335,7 @@ fn acquire_or_release(
     }
 }
 
-fn release(harness: &mut Harness, oracle: &mut Oracle, some: u32) -> Result<(), TestCaseError> {
+fn release(harness: &mut Harness, oracle: &mut Oracle, permits: u32) -> Result<(), TestCaseError> {
     let live = |harness: &mut Harness| {
         let start = harness.now_ms() - oracle.interval;
         let log = harness.log();
@@ -346,10 +347,10 @@ fn release(harness: &mut Harness, oracle: &mut Oracle, some: u32) -> Result<(), 
     }
     let latest = harness.now_ms() + oracle.interval;
     let near = harness.log().iter().all(|entry| entry.score <= latest);
-    harness.release(some);
+    harness.release(permits);
     let after = live(harness);
     if before > 0 && near {
-        prop_assert_eq!(before - after, before.min(some.into()));
+        prop_assert_eq!(before - after, before.min(permits.into()));
     }
     oracle.follow(harness);
     consistent(harness, oracle)
@@ -397,7 +398,7 @@ fn change_rate_from_outside(
             (oracle.rate, oracle.by_hand) = (rate, true);
             oracle.lose_unlogged(harness);
         }
-        Step::SetTemplate(rate, interval, some) => {
+        Step::SetTemplate(rate, interval, permits) => {
             harness.template_rate = format!("{rate} {interval} 0 9000");
             if is_inherited(harness) {
                 (oracle.rate, oracle.interval, oracle.by_hand) = (rate, interval, true);
@@ -405,7 +406,7 @@ fn change_rate_from_outside(
                 oracle.lose_unlogged(harness);
             }
             let id = harness.id();
-            acquire(harness, oracle, oracle.permits(some), id)?;
+            acquire(harness, oracle, oracle.at_most_rate(permits), id)?;
             let config = harness.config().unwrap();
             prop_assert_eq!((config[0], config[1]), (oracle.rate, oracle.interval));
         }
@@ -416,10 +417,11 @@ fn change_rate_from_outside(
 
 fn call_from_java(harness: &mut Harness, oracle: &mut Oracle, step: &Step) {
     match *step {
-        Step::JavaAcquire(client, some) => {
-            let (some, skew, id) = (oracle.permits(some), oracle.skews[client], harness.id());
+        Step::JavaAcquire(client, permits) => {
+            let (permits, skew, id) =
+                (oracle.at_most_rate(permits), oracle.skews[client], harness.id());
             let empty = harness.log().is_empty();
-            let granted = harness.java_acquire(some, skew, id) == Some(Ok(()));
+            let granted = harness.java_acquire(permits, skew, id) == Some(Ok(()));
             if empty && granted {
                 oracle.taken.clear(); // the entry of Java hides an earlier loss
             }
@@ -427,15 +429,15 @@ fn call_from_java(harness: &mut Harness, oracle: &mut Oracle, step: &Step) {
             if granted {
                 // In whole milliseconds of the client's clock.
                 let at = harness.now_ms().saturating_add_signed(skew.min(0)) * 1_000;
-                oracle.take(harness, at + oracle.behind, id, some.into());
+                oracle.take(harness, at + oracle.behind, id, permits.into());
             }
         }
         Step::JavaAvailable(client) => {
             let _ = harness.java_available(oracle.skews[client]);
             oracle.follow(harness);
         }
-        Step::JavaRelease(some) => {
-            harness.java_release(some);
+        Step::JavaRelease(permits) => {
+            harness.java_release(permits);
             oracle.lose_unlogged(harness);
         }
         Step::JavaUpdate(rate, interval) => {
