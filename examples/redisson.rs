@@ -37,14 +37,27 @@ struct Flags {
 type Result<T = ()> = std::result::Result<T, Failure>;
 
 async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
+    set_rate(limiter, redis).await?;
+    acquire(limiter, redis).await?;
+    release(limiter, redis).await?;
+    wait(limiter, redis).await?;
+    lower_rate(limiter, redis).await?;
+    expire(limiter).await?;
+    count_per_client(limiter, redis).await?;
+    delete(limiter, redis).await
+}
+
+async fn set_rate(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("set the rate to 5 permits per 2 s, if none is set");
     let set = limiter.try_set_rate(RateType::Overall, 5, 2 * SECOND).await?;
     println!("try_set_rate: {set}, again: {}", {
         limiter.try_set_rate(RateType::Overall, 100, SECOND).await?
     });
     show_config(limiter).await?;
-    redis.print()?;
+    redis.print()
+}
 
+async fn acquire(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("take permits without waiting");
     for permits in [2, 3, 1] {
         let decision = limiter.try_acquire(permits, Duration::ZERO).await?;
@@ -54,13 +67,17 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
         }
     }
     println!("available_permits: {}", limiter.available_permits().await?);
-    redis.print()?;
+    redis.print()
+}
 
+async fn release(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("release 2 permits");
     limiter.release(2).await?;
     println!("available_permits: {}", limiter.available_permits().await?);
-    redis.print()?;
+    redis.print()
+}
 
+async fn wait(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("wait for permits: 8 tasks take one each");
     let start = Instant::now();
     let mut tasks = JoinSet::new();
@@ -72,28 +89,37 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
         let taken = taken??.is_allowed();
         println!("after {:.1} s: {}", start.elapsed().as_secs_f64(), outcome(taken));
     }
-    redis.print()?;
+    redis.print()
+}
 
+async fn lower_rate(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("lower the rate: permits that were taken still count, so there is a debt");
     limiter.update_rate(RateType::Overall, 2, 2 * SECOND).await?;
     show_config(limiter).await?;
     println!("available_permits: {}", limiter.available_permits().await?);
-    redis.print()?;
+    redis.print()
+}
 
+async fn expire(limiter: &RateLimiter) -> Result {
     title("expire");
     println!("expire: {}", limiter.expire(KEEP).await?);
     println!("clear_expire: {}", limiter.clear_expire().await?);
     println!("remaining_ttl: {:?}", limiter.remaining_ttl().await?);
+    Ok(())
+}
 
+async fn count_per_client(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("a rate per client; the id of this client is \"example\"");
     let client = limiter.clone().client_id("example").keep_alive(KEEP);
     client.set_rate(RateType::PerClient, 5, 10 * SECOND).await?;
     let taken = client.try_acquire(1, SECOND).await?.is_allowed();
     println!("try_acquire(1): {}", outcome(taken));
-    redis.print()?;
+    redis.print()
+}
 
+async fn delete(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("delete the limiter, and leave a new one with keys to look at");
-    println!("delete: {}", client.delete().await?);
+    println!("delete: {}", limiter.delete().await?);
     redis.print()?;
     limiter.set_rate(RateType::Overall, 5, 10 * SECOND).await?;
     limiter.expire(KEEP).await?;
@@ -118,35 +144,35 @@ fn title(text: &str) {
     println!("\n# {text}");
 }
 
-/// The keys of the limiter in Redis.
+/// A connection that prints the keys of the limiter.
 struct Keys(Connection);
 
 impl Keys {
-    fn ask<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
+    fn execute<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
         Ok(redis::cmd(words[0]).arg(&words[1..]).query(&mut self.0)?)
     }
 
     fn print(&mut self) -> Result {
-        let mut keys: Vec<String> = self.ask(&["KEYS", &format!("*{NAME}*")])?;
+        let mut keys: Vec<String> = self.execute(&["KEYS", &format!("*{NAME}*")])?;
         keys.sort_unstable();
         for key in keys {
-            let ttl: i64 = self.ask(&["PTTL", &key])?;
+            let ttl: i64 = self.execute(&["PTTL", &key])?;
             let ttl = if ttl < 0 { String::new() } else { format!(" (expires in {ttl} ms)") };
             println!("  {key}{ttl}");
-            match &*self.ask::<String>(&["TYPE", &key])? {
+            match &*self.execute::<String>(&["TYPE", &key])? {
                 "hash" => {
-                    let fields: Vec<(String, String)> = self.ask(&["HGETALL", &key])?;
+                    let fields: Vec<(String, String)> = self.execute(&["HGETALL", &key])?;
                     fields.iter().for_each(|(field, value)| println!("    {field} {value}"));
                 }
                 "zset" => {
                     let log: Vec<(Vec<u8>, u64)> =
-                        self.ask(&["ZRANGE", &key, "0", "-1", "WITHSCORES"])?;
+                        self.execute(&["ZRANGE", &key, "0", "-1", "WITHSCORES"])?;
                     for (entry, time) in log {
                         let hex: String = entry.iter().map(|byte| format!("{byte:02x}")).collect();
                         println!("    {time} {hex}");
                     }
                 }
-                _ => println!("    {}", self.ask::<String>(&["GET", &key])?),
+                _ => println!("    {}", self.execute::<String>(&["GET", &key])?),
             }
         }
         Ok(())

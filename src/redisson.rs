@@ -1,8 +1,9 @@
-//! A limiter that Java services share: [Redisson](https://redisson.pro)'s `RRateLimiter`, in its own format.
+//! A limiter shared with Java services: `RRateLimiter` of [Redisson](https://redisson.pro), in
+//! Redisson's own format. The limiters of this crate's format are in [`Limiter`](crate::Limiter).
 //!
-//! Both sides draw from one limit while a service moves from Java to Rust: the keys, their fields and bytes are
-//! those of Redisson 3.21 to 4.7, whose clients find nothing that they could not have written, and nothing needs
-//! to be changed on their side. What older releases left (from 3.13.3 on) is read too.
+//! Java and Rust services draw from one limit, for example while a service moves from Java to Rust.
+//! Keys, fields and bytes are those of Redisson 3.21 to 4.7, so Java clients work without any
+//! change. Entries that older releases wrote (since 3.13.3) are also read.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -21,17 +22,18 @@
 //! # }
 //! ```
 //!
-//! It is a sliding log: never more than `rate` permits in *any* interval, open at its old end. Where no Java
-//! service takes part, [`Limiter`](crate::Limiter) with [`SlidingLog`](crate::Algorithm::SlidingLog) does the
-//! same with an eighth of the memory, lets requests wait in order, and works for many keys.
+//! The limiter is a sliding log: it admits at most `rate` permits in *any* interval, open at its
+//! old end. Where no Java service takes part, use a [`Limiter`](crate::Limiter) with
+//! [`SlidingLog`](crate::Algorithm::SlidingLog): it makes the same decisions with an eighth of the
+//! memory, serves waiting requests in order, and has a count for each key.
 //!
 //! # In a layer
 //!
-//! A [`RateLimitLayer`](crate::RateLimitLayer) and a [`Charge`](crate::Charge) take it like a
-//! [`Limiter`](crate::Limiter). The name can be a template, of which each key has a limiter of its own: see
-//! [`for_key`](RateLimiter::for_key). With `max_wait`, a request that waits asks again after the delay that it is told,
-//! as [`try_acquire`](RateLimiter::try_acquire) does. It cannot be charged together with other limits, and not be
-//! settled with more than was charged.
+//! A [`RateLimitLayer`](crate::RateLimitLayer) and a [`Charge`](crate::Charge) accept it like a
+//! [`Limiter`](crate::Limiter). If the name is a template, each key has a limiter of its own: see
+//! [`for_key`](RateLimiter::for_key). With `max_wait`, a request that waits retries after the
+//! returned delay, as [`try_acquire`](RateLimiter::try_acquire) does. This limiter cannot be
+//! charged together with other limits, and cannot be settled with more than was charged.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -51,90 +53,135 @@
 //!
 //! # Coming from Redisson
 //!
-//! | `RRateLimiter` | [`RateLimiter`] | what differs |
+//! | `RRateLimiter` | [`RateLimiter`] | Differences |
 //! |---|---|---|
-//! | `redisson.getRateLimiter(name)` | [`RateLimiter::new`] | refuses names whose keys would be in several slots of a cluster |
-//! | `trySetRate(type, rate, interval)` | [`try_set_rate`](RateLimiter::try_set_rate) | an orphaned `value` of a limiter that is gone does not count |
-//! | `trySetRate(type, rate, interval, keepAlive)` | [`keep_alive`](RateLimiter::keep_alive), then `try_set_rate` | |
-//! | `setRate(type, rate, interval)` | [`set_rate`](RateLimiter::set_rate) | drops the state of the other type, too |
-//! | `updateRate(args)` with `keepState` | [`update_rate`](RateLimiter::update_rate) | a lower rate forgets no debt |
-//! | `getConfig()` | [`config`](RateLimiter::config) | `None` where Java has zeros or an error |
-//! | `tryAcquire()`, `tryAcquire(n)` | [`try_acquire`](RateLimiter::try_acquire)`(n, Duration::ZERO)` | `n` of 0 and above the rate are typed errors |
-//! | `tryAcquire(n, timeout)` | [`try_acquire`](RateLimiter::try_acquire)`(n, timeout)` | denies at once what cannot be in time, where Java sleeps for the whole timeout; no timeout means "for ever" |
-//! | `acquire()`, `acquire(n)` | [`acquire`](RateLimiter::acquire)`(n)` | gives back when it is dropped |
-//! | `availablePermits()` | [`available_permits`](RateLimiter::available_permits) | writes nothing |
-//! | `release(n)` | [`release`](RateLimiter::release)`(n)` | takes the permits out of the log, so that they do not come back twice |
-//! | `expire(duration)` | [`expire`](RateLimiter::expire) | |
-//! | `clearExpire()` | [`clear_expire`](RateLimiter::clear_expire) | |
-//! | `remainTimeToLive()` | [`remaining_ttl`](RateLimiter::remaining_ttl) | an `Option` in the place of -1 and -2 |
-//! | `delete()` | [`delete`](RateLimiter::delete) | |
-//! | `RateType.OVERALL`, `PER_CLIENT` | [`RateType`] | a client is a process: see [`client_id`](RateLimiter::client_id) |
+//! | `redisson.getRateLimiter(name)` | [`new`](RateLimiter::new) | rejects some names [^1] |
+//! | `trySetRate(type, rate, interval)` | [`try_set_rate`] | ignores an orphaned `value` [^2] |
+//! | the same with `keepAlive` | [`keep_alive`], then [`try_set_rate`] | |
+//! | `setRate(type, rate, interval)` | [`set_rate`] | also deletes the other type's state |
+//! | `updateRate(args)` with `keepState` | [`update_rate`] | a lower rate forgets no debt |
+//! | `getConfig()` | [`config`] | `None` where Java returns zeros or an error |
+//! | `tryAcquire()`, `tryAcquire(n)` | [`try_acquire`]`(n, Duration::ZERO)` | typed errors [^3] |
+//! | `tryAcquire(n, timeout)` | [`try_acquire`]`(n, timeout)` | a denial is immediate [^4] |
+//! | `acquire()`, `acquire(n)` | [`acquire`]`(n)` | a dropped future releases the permits |
+//! | `availablePermits()` | [`available_permits`] | writes nothing |
+//! | `release(n)` | [`release`]`(n)` | credits the permits only once [^5] |
+//! | `expire(duration)` | [`expire`] | |
+//! | `clearExpire()` | [`clear_expire`] | |
+//! | `remainTimeToLive()` | [`remaining_ttl`] | an `Option` instead of -1 and -2 |
+//! | `delete()` | [`delete`] | |
+//! | `RateType.OVERALL`, `PER_CLIENT` | [`RateType`] | a client is a process: see [`client_id`] |
 //!
-//! Java clients go on as they are. What they do wrong alone, they may do wrong beside this limiter, but the next
-//! call from here finds it and puts it right:
+//! [^1]: Names whose keys would be in several slots of a cluster.
 //!
-//! * **The log decides.** What is left is the rate less the permits in the log, always, and `value` is set to that.
-//!   So a `value` that was evicted, that `release` credited twice, or that an `EVAL` which ran twice has lowered, is
-//!   right again with the next call, and a rate that was changed with `redis-cli` holds from the next call on.
-//! * **If the log is evicted**, what `value` says is used counts as taken now, for one interval, up to 2^31 - 1
-//!   permits. If a Java client adds to the log first, that is not seen any more; if both keys are evicted, the limiter is
-//!   as new. The same wait comes about if nobody uses the limiter, Java looks at its `availablePermits()`, and the
-//!   rate is then raised with `redis-cli` or for a template: the permits that are added can be taken an interval later.
-//! * **The clock is that of Redis**; Java writes the clock of its host. An entry of a host whose clock is ahead stays as
-//!   much longer, but no longer than three intervals after a call from here has found it, or four while earlier ones
-//!   are waited for; if others come among them, that counts from the last. New entries are put no earlier than
-//!   it, unless it is ahead by more than an interval, so that this host does not drop them too early. An entry of a host
-//!   whose clock is behind leaves as much earlier. What such a host drops or grants itself, nobody else can
-//!   prevent: Java hosts need NTP, as they do without this crate.
-//! * **A rate that is lowered** below what counts leaves `value` negative; Redisson's scripts take that as used up. One
-//!   that is raised can be used at once. An interval that is made longer does not bring back what has
-//!   left the shorter one.
-//! * **The type.** With another type the count starts anew. What the old type has counted stays for one interval, in case
-//!   the type is changed back.
-//! * **An acquire counts once**: it has a random id, by which a script that is executed twice knows it. A release that is
-//!   executed twice gives back twice, and never more than was taken.
-//! * **Old entries** are dropped in steps of at most 1,000, or all at once where few are left, so
-//!   that Redis does not stall; a log is not read again as long as it is known. Where Java changed
-//!   a log of more than 1,000 entries beyond that, a call is several round trips, one for each
-//!   1,000. The store's [deadline](RedisStore::deadline) is for all of them together. If it passes,
-//!   the next call continues where this one stopped; only `available_permits`, which writes
+//! [^2]: A `value` that a deleted limiter left behind.
+//!
+//! [^3]: If `n` is 0 or above the rate.
+//!
+//! [^4]: If the timeout is too short, where Java sleeps for all of it. There is no value that means
+//! "wait for ever"; use `acquire`.
+//!
+//! [^5]: It removes them from the log, from which they would otherwise return a second time.
+//!
+//! [`acquire`]: RateLimiter::acquire
+//! [`available_permits`]: RateLimiter::available_permits
+//! [`clear_expire`]: RateLimiter::clear_expire
+//! [`client_id`]: RateLimiter::client_id
+//! [`config`]: RateLimiter::config
+//! [`delete`]: RateLimiter::delete
+//! [`expire`]: RateLimiter::expire
+//! [`keep_alive`]: RateLimiter::keep_alive
+//! [`release`]: RateLimiter::release
+//! [`remaining_ttl`]: RateLimiter::remaining_ttl
+//! [`set_rate`]: RateLimiter::set_rate
+//! [`try_acquire`]: RateLimiter::try_acquire
+//! [`try_set_rate`]: RateLimiter::try_set_rate
+//! [`update_rate`]: RateLimiter::update_rate
+//!
+//! Java clients behave as before, with the faults of their own scripts. The next call from this
+//! crate finds the effects and repairs them:
+//!
+//! * **The log decides.** The permits left are always the rate minus the permits in the log, and
+//!   each call sets `value` to that. This repairs a `value` that was evicted, that `release`
+//!   credited twice, or that an `EVAL` executed twice has lowered. A rate changed with `redis-cli`
+//!   applies from the next call on.
+//! * **If the log is evicted**, the permits that `value` reports as used count as taken now, for
+//!   one interval, up to 2^31 - 1 permits. If a Java client adds to the log first, they are
+//!   forgotten. If both keys are evicted, the limiter starts empty. The same delay can follow
+//!   without an eviction: the limiter is idle, Java calls `availablePermits()`, and the rate is
+//!   then raised with `redis-cli` or by a template. The added permits are available one interval
+//!   later.
+//! * **The clock is that of Redis**; Java writes the clock of its host. If the clock of a host is
+//!   ahead, its entries stay longer by the difference. A call from this crate limits that to three
+//!   intervals after it has found them, or four while earlier entries are still to expire. If
+//!   other entries are added among them, the time restarts. New entries are scored no earlier
+//!   than the newest one, unless that is ahead by more than an interval, so that the host does not
+//!   drop them too early. If the clock of a host is behind, its entries leave earlier by the
+//!   difference. This crate cannot prevent what a Java host with a wrong clock drops or grants
+//!   itself: Java hosts need NTP, as without this crate.
+//! * **If the rate is lowered** below the permits that count, `value` becomes negative; Redisson's
+//!   scripts treat that as used up. If the rate is raised, the added permits are available
+//!   immediately. If the interval is made longer, permits that have left the shorter one do not
+//!   return.
+//! * **If the type changes**, the count starts at zero. The count of the old type is kept for one
+//!   interval, in case the type is changed back.
+//! * **An acquire counts once**, because its random id identifies a script that is executed twice.
+//!   A release that is executed twice releases twice, but never more than was taken.
+//! * **Expired entries** are dropped in steps of at most 1,000, or all at once if few entries
+//!   remain, so that Redis does not stall. A log is read once, and then only its changes are read.
+//!   If Java changed more than 1,000 entries of a long log, a call takes one round trip for each
+//!   1,000. The store's [deadline](RedisStore::deadline) applies to all of them together. If it
+//!   passes, the next call continues where this one stopped; only `available_permits`, which writes
 //!   nothing, starts again.
-//! * **A retry delay is exact**, where Java is told when the oldest entry expires, plus 3 ms, even if that is not
-//!   enough. If more than 1,000 entries must expire first, it is when these have.
+//! * **The retry delay is exact.** Java instead reports when the oldest entry expires, plus 3 ms,
+//!   even if that frees too few permits. If more than 1,000 entries must expire first, the delay
+//!   ends when 1,000 have.
 //!
 //! # Keys
 //!
-//! `name` is a hash with `rate`, `interval`, `type` and `keepAliveTime`. `{name}:value` is what is left, and
-//! `{name}:permits` the log, with one entry of 21 bytes for each acquire: about 130 bytes in Redis. For
-//! [`RateType::PerClient`] both have `:` and the client's id behind. A name with a `{` is taken without braces
-//! around it: `api:{42}:value`. So `x` and `{x}` are two hashes that share their other keys: do not use both. The
-//! store's [`prefix`](RedisStore::prefix) does not matter here.
+//! * `name`: a hash with `rate`, `interval`, `type` and `keepAliveTime`
+//! * `{name}:value`: the permits left
+//! * `{name}:permits`: the log, one entry of 21 bytes for each acquire (about 130 bytes in Redis)
 //!
-//! Beside a log of more than 32 entries, and where a clock is ahead by more than two intervals, there is a key of our
-//! own, `{name}:tally`, which makes a decision as fast as with a short log. It expires by itself, and it does no harm if
-//! it is lost, or if Java changes or deletes what it is about. The hash of a limiter that was lent the rate of a
-//! [template](RateLimiter::for_key) has a field of our own, `template`, which Java does not look at.
+//! For [`RateType::PerClient`], `:` and the id of the client follow the last two. A name that
+//! contains a `{` gets no braces: `api:{42}:value`. So `x` and `{x}` are two hashes that share
+//! their other keys: do not use both. The store's [`prefix`](RedisStore::prefix) has no effect
+//! here.
+//!
+//! This crate adds a key and a field:
+//!
+//! * `{name}:tally`, for a log of more than 32 entries, and where a clock is ahead by more than two
+//!   intervals. It makes a decision as fast as with a short log. It expires by itself, and can be
+//!   lost without harm, also if Java changes or deletes the log.
+//! * `template`, a field of the hash, if the limiter inherited the rate of a
+//!   [template](RateLimiter::for_key). Java ignores it.
 //!
 //! # Expiry
 //!
-//! As with Redisson: [`expire`](RateLimiter::expire) and [`delete`](RateLimiter::delete) are about all of the
-//! limiter's keys, but of those per client only about this client's; an acquire gives the other keys the time to live of
-//! the hash; and a limiter with a [`keep_alive`](RateLimiter::keep_alive) time expires when nobody asks it for
-//! so long, the denied included. Without one of these, `{name}:value` and `{name}:permits` stay, as Java's entries in
-//! them would expire early otherwise. The keys of one client expire an interval after its last acquire at the latest,
-//! so that those of processes that are gone do not pile up. Where the interval is made longer, what a client has taken
-//! before leaves as by the shorter one, unless the client acquires again by then.
+//! As with Redisson:
+//!
+//! * [`expire`] and [`delete`] apply to all keys of the limiter. Of the keys per client, they apply
+//!   to those of this client.
+//! * An acquire gives the other keys the time to live of the hash.
+//! * A limiter with a [`keep_alive`] time expires after that time without a call. Denied calls
+//!   count too.
+//!
+//! Otherwise `{name}:value` and `{name}:permits` do not expire: entries that Java adds would expire
+//! too early with them. The keys of a client expire at the latest an interval after its last
+//! acquire, so that the keys of ended processes do not accumulate. If the interval is then made
+//! longer, permits that the client took before leave by the shorter one, unless the client
+//! acquires again before that.
 //!
 //! # Permissions
 //!
-//! It uses the commands `DEL EVAL EVALSHA GET HDEL HMGET HSET PERSIST PEXPIRE PTTL SET TIME UNLINK EXISTS ZADD ZCARD ZCOUNT
-//! ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
+//! It uses the commands `DEL EVAL EVALSHA GET HDEL HMGET HSET PERSIST PEXPIRE PTTL SET TIME UNLINK
+//! EXISTS ZADD ZCARD ZCOUNT ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
 
 mod acquire;
 mod keys;
-mod per_key;
 mod script;
 mod target;
+mod template;
 #[cfg(test)]
 mod tests;
 
@@ -155,20 +202,20 @@ use crate::{
     sync::lock,
 };
 
-const LONGEST: Duration = Duration::from_secs(36_525 * 86_400);
-/// Doubles hold every integer up to here.
-const MOST: u64 = 1 << 53;
+const MAX_INTERVAL: Duration = Duration::from_secs(36_525 * 86_400);
+/// Lua's numbers are doubles, which are exact integers up to this one.
+const MAX_RATE: u64 = 1 << 53;
 
-/// Who shares a rate.
+/// The clients that share a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RateType {
-    /// All clients together.
+    /// All clients together have the rate.
     Overall,
-    /// Each [client](RateLimiter::client_id) has the rate for itself.
+    /// Each [client](RateLimiter::client_id) has a rate of its own.
     PerClient,
 }
 
-/// The rate of a limiter, as it is in Redis.
+/// The rate of a limiter as stored in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RateLimiterConfig {
     rate_type: RateType,
@@ -178,46 +225,46 @@ pub struct RateLimiterConfig {
 }
 
 impl RateLimiterConfig {
-    /// Who shares the rate.
+    /// Returns which clients share the rate.
     #[must_use]
     pub const fn rate_type(&self) -> RateType {
         self.rate_type
     }
 
-    /// The most permits in any interval.
+    /// Returns the maximum number of permits in any interval.
     #[must_use]
     pub const fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// The interval, in whole milliseconds.
+    /// Returns the interval, in whole milliseconds.
     #[must_use]
     pub const fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// After how long without a call the limiter expires, if it does.
+    /// Returns the time without a call after which the limiter expires, or `None` if it does not.
     #[must_use]
     pub const fn keep_alive(&self) -> Option<Duration> {
         self.keep_alive
     }
 }
 
-/// A limiter that Java services share. See the [module](self) for how it goes together with them.
+/// A limiter shared with Java services. The [module](self) describes how both sides work together.
 ///
-/// The rate is in Redis, and is set by whoever comes first. Limiters of one name over one Redis are one, whatever
-/// store and process they are made in.
+/// The rate is stored in Redis, and the first client sets it. Limiters with the same name and the
+/// same Redis share one count, also across stores and processes.
 #[derive(Clone)]
 pub struct RateLimiter {
     store: RedisStore,
     keys: Arc<Keys>,
     keep_alive: Option<Duration>,
-    /// What clients see.
+    /// The name in headers and decisions.
     pub(crate) label: &'static str,
-    /// Of which this is the limiter of a key.
+    /// The template from which this limiter of a key inherits the rate.
     template: Option<Arc<Self>>,
-    /// What was last read of a template's rate, and when.
-    known: Arc<Mutex<Option<(Instant, RateLimiterConfig)>>>,
+    /// The rate of a template as last read, and the time of reading.
+    cached_rate: Arc<Mutex<Option<(Instant, RateLimiterConfig)>>>,
 }
 
 type Id = [u8; 16];
@@ -226,7 +273,7 @@ fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// The id of an acquire: a number that its decision keeps, and one of this process.
+/// Returns the id of an acquire, from the number in its decision and a number of this process.
 fn id_of(number: u64) -> Id {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     let process = *PROCESS.get_or_init(random);
@@ -234,11 +281,11 @@ fn id_of(number: u64) -> Id {
 }
 
 impl RateLimiter {
-    /// Makes a limiter of the name that Java gives to `getRateLimiter`. Nothing is sent to Redis.
+    /// Creates a limiter with the name that Java passes to `getRateLimiter`. Sends no command.
     ///
     /// # Panics
     ///
-    /// Where [`try_new`](RateLimiter::try_new) returns an error.
+    /// Panics where [`try_new`](RateLimiter::try_new) returns an error.
     #[must_use]
     #[track_caller]
     pub fn new(store: RedisStore, name: &str) -> Self {
@@ -248,50 +295,55 @@ impl RateLimiter {
         }
     }
 
-    /// Like [`new`](RateLimiter::new), for a name that is no literal.
+    /// Creates a limiter like [`new`](RateLimiter::new), for a name that is not a literal.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Slots`] if the name is empty, or if its keys would be in several slots of a Redis Cluster: a
-    /// name has no braces, or text in the first pair of them. `a}b`, `x{y` and `{}z` are refused.
+    /// [`ConfigError::Slots`] if the name is empty, or if its keys would be in several slots of a
+    /// Redis Cluster. A valid name has no braces, or has text in the first pair of them: `a}b`,
+    /// `x{y` and `{}z` are rejected.
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, ConfigError> {
         let keys = Arc::new(Keys::new(name, process_id())?);
-        let known = Arc::default();
-        Ok(Self { store, keys, keep_alive: None, label: "redisson", template: None, known })
+        let cached_rate = Arc::default();
+        Ok(Self { store, keys, keep_alive: None, label: "redisson", template: None, cached_rate })
     }
 
-    /// Sets who this is, for [`RateType::PerClient`]; by default a random UUID of the process. Limiters with the same
-    /// id are one client.
+    /// Sets the id of this client, for [`RateType::PerClient`]. The default is a random UUID of the
+    /// process. Limiters with the same id are one client.
     ///
-    /// No Java client may have the same id: the keys of a client from here expire with what they count.
+    /// No Java client may have the same id, because this crate lets the keys of a client expire
+    /// when their permits no longer count.
     #[must_use]
     pub fn client_id(self, client_id: &str) -> Self {
         let keys = Keys::new(&self.keys.name, client_id).expect("the name is valid");
         Self { keys: Arc::new(keys), ..self }
     }
 
-    /// Sets after how long without a call the limiter shall expire, in whole milliseconds, rounded up: at least its
-    /// interval. It is stored by [`try_set_rate`](RateLimiter::try_set_rate), [`set_rate`](RateLimiter::set_rate)
-    /// and [`update_rate`](RateLimiter::update_rate), and then holds for all clients.
+    /// Sets the time without a call after which the limiter expires, in whole milliseconds, rounded
+    /// up. It must be at least the interval.
+    ///
+    /// [`try_set_rate`](RateLimiter::try_set_rate), [`set_rate`](RateLimiter::set_rate) and
+    /// [`update_rate`](RateLimiter::update_rate) store it, and it then applies to all clients.
     #[must_use]
     pub fn keep_alive(self, keep_alive: Duration) -> Self {
         Self { keep_alive: Some(keep_alive), ..self }
     }
 
-    /// Sets the rate to `rate` permits per `interval`, unless one is set already. Returns whether it was set.
+    /// Sets the rate to `rate` permits per `interval`, unless one is set already. Returns whether
+    /// it was set.
     ///
     /// The interval is counted in milliseconds, rounded up.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for a rate that is not 1 to 2^53, an interval that is not 1 ms to 100
-    /// years, or a [`keep_alive`](RateLimiter::keep_alive) time below the interval;
-    /// [`Error::Store`] if Redis gives no answer within the store's
-    /// [deadline](RedisStore::deadline): then it may have been set.
+    /// - [`Error::Config`] if the rate is not 1 to 2^53, the interval is not 1 ms to 100 years, or
+    ///   the [`keep_alive`](RateLimiter::keep_alive) time is below the interval.
+    /// - [`Error::Store`] if Redis does not reply within the store's
+    ///   [deadline](RedisStore::deadline). The rate may have been set nevertheless.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before it is ready, it may or may not have set the rate.
+    /// If the future is dropped before it is ready, the rate may or may not have been set.
     pub async fn try_set_rate(
         &self,
         rate_type: RateType,
@@ -301,9 +353,10 @@ impl RateLimiter {
         self.change_rate("try", rate_type, rate, interval).await
     }
 
-    /// Sets the rate, and forgets what was taken: so up to twice the rate can be taken in this interval.
+    /// Sets the rate, and forgets all permits taken. So up to twice the rate can be taken in this
+    /// interval.
     ///
-    /// Of a rate per client, only this client's permits are forgotten.
+    /// If the rate is per client, only the permits of this client are forgotten.
     ///
     /// # Errors
     ///
@@ -321,10 +374,11 @@ impl RateLimiter {
         self.change_rate("set", rate_type, rate, interval).await.map(drop)
     }
 
-    /// Changes the rate, if one is set, and keeps what was taken. Returns whether one was set.
+    /// Changes the rate if one is set, and keeps the permits taken. Returns whether one was set.
     ///
-    /// The next call of any client follows it. A debt that a lower rate leaves is waited for. The
-    /// time of [`keep_alive`](RateLimiter::keep_alive) stays as it is in Redis, unless this limiter has one.
+    /// It applies from the next call of any client on. If a lower rate leaves a debt, later
+    /// requests wait until the debt is repaid. The [`keep_alive`](RateLimiter::keep_alive) time
+    /// stays as stored in Redis, unless this limiter has one.
     ///
     /// # Errors
     ///
@@ -349,50 +403,50 @@ impl RateLimiter {
         rate: u64,
         interval: Duration,
     ) -> Result<bool, Error> {
-        if !(1..=MOST).contains(&rate) {
+        if !(1..=MAX_RATE).contains(&rate) {
             return Err(ConfigError::Rate { rate }.into());
         }
-        if interval < Duration::from_millis(1) || interval > LONGEST {
+        if interval < Duration::from_millis(1) || interval > MAX_INTERVAL {
             return Err(ConfigError::Interval { interval }.into());
         }
-        let in_time = |keep_alive: &Duration| (interval..=LONGEST).contains(keep_alive);
-        // That of a template is for its keys, and is not to make it expire itself.
+        // The time of a template applies to the limiters of its keys; the template must not expire.
         let keep_alive = self.keep_alive.filter(|_| !self.is_template());
-        if let Some(keep_alive) = keep_alive.filter(|it| !in_time(it)) {
+        let is_valid = |time: &Duration| (interval..=MAX_INTERVAL).contains(time);
+        if let Some(keep_alive) = keep_alive.filter(|time| !is_valid(time)) {
             return Err(ConfigError::KeepAlive { keep_alive, interval }.into());
         }
         let [rate, interval] = [rate, millis(interval)].map(|number| number.to_string());
         let rate_type = if rate_type == RateType::Overall { "0" } else { "1" };
-        let keep_alive = keep_alive.map_or(String::new(), |it| millis(it).to_string());
+        let keep_alive = keep_alive.map_or(String::new(), |time| millis(time).to_string());
         let args = [mode, &rate, &interval, rate_type, &keep_alive];
         let (args, deadline) = (args.map(str::as_bytes), self.store.start_deadline());
-        let (_, set) = self.ask_in_steps(deadline, &SET_RATE, &args, "").await?;
-        *lock(&self.known) = None;
-        Ok(set == 1)
+        let (_, is_set) = self.execute_in_steps(deadline, &SET_RATE, &args, "").await?;
+        *lock(&self.cached_rate) = None;
+        Ok(is_set == 1)
     }
 
-    /// The rate, or `None` if none is set, or what is set is none: it and the interval are whole numbers in decimal
-    /// digits, and the type is 0 or 1.
+    /// Returns the rate, or `None` if none is set or the stored fields are invalid. Rate and
+    /// interval must be integers in decimal digits, and the type 0 or 1.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] if Redis gives no answer.
+    /// [`Error::Store`] if Redis does not reply.
     ///
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
     pub async fn config(&self) -> Result<Option<RateLimiterConfig>, Error> {
         let deadline = self.store.start_deadline();
-        self.read(deadline, &self.lent(deadline).await?).await
+        self.read_config(deadline, &self.template_rate(deadline).await?).await
     }
 
-    async fn read(
+    async fn read_config(
         &self,
         deadline: Deadline,
-        lent: &str,
+        template_rate: &str,
     ) -> Result<Option<RateLimiterConfig>, Error> {
         let (status, rate, interval, per_client, keep_alive): (i64, u64, u64, bool, u64) =
-            self.run(deadline, &CONFIG, &[], lent, b"").await?;
+            self.execute(deadline, &CONFIG, &[], template_rate, b"").await?;
         Ok((status == DONE).then(|| RateLimiterConfig {
             rate_type: if per_client { RateType::PerClient } else { RateType::Overall },
             rate,
@@ -401,46 +455,52 @@ impl RateLimiter {
         }))
     }
 
-    /// The permits that could be taken now. It writes nothing.
+    /// Returns how many permits could be taken now. Writes nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis gives no answer.
+    /// [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis does not reply.
     ///
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
     pub async fn available_permits(&self) -> Result<u64, Error> {
         let deadline = self.store.start_deadline();
-        let lent = self.lent(deadline).await?;
-        let (status, permits) = self.ask_in_steps(deadline, &AVAILABLE_PERMITS, &[], &lent).await?;
+        let rate = self.template_rate(deadline).await?;
+        let (status, permits) =
+            self.execute_in_steps(deadline, &AVAILABLE_PERMITS, &[], &rate).await?;
         if status == NO_RATE { Err(self.no_rate()) } else { Ok(permits) }
     }
 
-    /// Gives permits back before their interval is over: as many as were taken, if `permits` is more than that.
+    /// Releases permits before their interval is over. If `permits` exceeds the permits taken, all
+    /// of these are released.
     ///
-    /// Those that were taken first are given back first, whoever took them, so that what was taken later still counts
-    /// for its full interval. Of an acquire that has so got back a part, the rest cannot be
+    /// The oldest permits of all clients are released first, so that later ones still count for
+    /// their full interval. If that releases a part of an acquire, the rest cannot be
     /// [cancelled](crate::Charge::cancel) any more, and counts until its interval is over.
+    ///
+    /// More than 1,000 acquires take several round trips within one deadline.
     ///
     /// # Errors
     ///
-    /// [`Error::ZeroCost`] if `permits` is 0, [`Error::NoRate`] if there is no rate,
-    /// [`Error::Store`] if Redis gives no answer: then some or all of them may have been given
-    /// back. More than 1,000 acquires take several round trips within one deadline.
+    /// - [`Error::ZeroCost`] if `permits` is 0.
+    /// - [`Error::NoRate`] if there is no rate.
+    /// - [`Error::Store`] if Redis does not reply. Some or all permits may have been released
+    ///   nevertheless.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before it is ready, it may or may not have given back.
+    /// If the future is dropped before it is ready, the permits may or may not have been released.
     pub async fn release(&self, permits: u32) -> Result<(), Error> {
         if permits == 0 {
             return Err(Error::ZeroCost);
         }
-        self.give_back(self.store.start_deadline(), permits, 0, b"").await
+        self.release_taken(self.store.start_deadline(), permits, 0, b"").await
     }
 
-    /// Returns `permits` of those that the acquire with this id has `taken`, or the oldest if the id is empty.
-    async fn give_back(
+    /// Releases `permits` of the `taken` permits of the acquire with this id, or the oldest permits
+    /// if the id is empty.
+    async fn release_taken(
         &self,
         deadline: Deadline,
         permits: u32,
@@ -451,7 +511,7 @@ impl RateLimiter {
         while rest > 0 {
             let permits = rest.to_string();
             let args = [permits.as_bytes(), id, taken.as_bytes()];
-            let (status, left) = self.ask_in_steps(deadline, &RELEASE, &args, "").await?;
+            let (status, left) = self.execute_in_steps(deadline, &RELEASE, &args, "").await?;
             if status == NO_RATE {
                 return if self.template.is_some() { Ok(()) } else { Err(self.no_rate()) };
             }
@@ -460,22 +520,24 @@ impl RateLimiter {
         Ok(())
     }
 
-    /// Lets all keys of the limiter expire after `time`, in whole milliseconds, rounded up. Returns whether there was
-    /// one. Of the keys per client, it is about this client's, which expire an interval after now at the latest. A time of
-    /// zero deletes them.
+    /// Lets all keys of the limiter expire after `time`, in whole milliseconds, rounded up. Returns
+    /// whether there was a key.
+    ///
+    /// Of the keys per client, only those of this client are affected, and they expire after an
+    /// interval at the latest. A time of zero deletes the keys.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] if Redis gives no answer.
+    /// [`Error::Store`] if Redis does not reply.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before it is ready, it may or may not have been done.
+    /// If the future is dropped before it is ready, the call may or may not have taken effect.
     pub async fn expire(&self, time: Duration) -> Result<bool, Error> {
-        self.expire_in(&millis(time.min(LONGEST)).to_string()).await
+        self.expire_in(&millis(time.min(MAX_INTERVAL)).to_string()).await
     }
 
-    /// Takes back [`expire`](RateLimiter::expire). Returns whether a key had a time to live.
+    /// Reverts [`expire`](RateLimiter::expire). Returns whether a key had a time to live.
     ///
     /// # Errors
     ///
@@ -490,11 +552,12 @@ impl RateLimiter {
 
     async fn expire_in(&self, ms: &str) -> Result<bool, Error> {
         let deadline = self.store.start_deadline();
-        let done: i64 = self.run(deadline, &EXPIRE, &[ms.as_bytes()], "", b"").await?;
+        let done: i64 = self.execute(deadline, &EXPIRE, &[ms.as_bytes()], "", b"").await?;
         Ok(done == 1)
     }
 
-    /// How long the limiter will be there, in whole milliseconds; `None` if it does not expire, or is not there.
+    /// Returns the time until the limiter expires, in whole milliseconds, or `None` if it does not
+    /// expire or does not exist.
     ///
     /// # Errors
     ///
@@ -510,8 +573,8 @@ impl RateLimiter {
         Ok(u64::try_from(ms).ok().map(Duration::from_millis))
     }
 
-    /// Deletes the limiter: its rate, and what was taken. Returns whether there was anything. Of the keys per
-    /// client, it is about this client's.
+    /// Deletes the rate and the permits taken. Returns whether there was a key. Of the keys per
+    /// client, only those of this client are deleted.
     ///
     /// # Errors
     ///
@@ -527,7 +590,7 @@ impl RateLimiter {
         Ok(deleted > 0)
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.keys.name
@@ -538,33 +601,33 @@ impl RateLimiter {
         Error::NoRate { name: limiter.name().to_owned() }
     }
 
-    fn run<T>(
+    fn execute<T>(
         &self,
         deadline: Deadline,
         script: &Script,
         args: &[&[u8]],
-        lent: &str,
+        template_rate: &str,
         tally: &[u8],
     ) -> StoreFuture<T>
     where
         T: redis::FromRedisValue + Send + 'static,
     {
-        let args = [args, &[lent.as_bytes(), tally]].concat();
+        let args = [args, &[template_rate.as_bytes(), tally]].concat();
         self.store.run(deadline, script.by_hash(&self.keys.all, &args), script.text)
     }
 
-    /// Asks, again where it takes several calls to know a long log.
-    async fn ask_in_steps(
+    /// Executes a script, repeatedly if it takes several calls to read a long log.
+    async fn execute_in_steps(
         &self,
         deadline: Deadline,
         script: &Script,
         args: &[&[u8]],
-        lent: &str,
+        template_rate: &str,
     ) -> Result<(i64, u64), Error> {
         let mut tally = vec![];
         loop {
             let (status, number, next): (i64, u64, Vec<u8>) =
-                self.run(deadline, script, args, lent, &tally).await?;
+                self.execute(deadline, script, args, template_rate, &tally).await?;
             if status != AGAIN {
                 return Ok((status, number));
             }

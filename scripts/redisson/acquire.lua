@@ -1,23 +1,63 @@
--- Takes permits if that many are left.
+-- Takes permits if enough are left.
 -- ARGV     permits, id, template, tally
--- Returns  {status, wait, remaining, replenish, reset, rate, interval, tally}, in microseconds but for the
---          interval
+-- Returns  {status, wait, remaining, replenish, reset, rate, interval, tally}: interval in
+--          milliseconds, other times in microseconds
 local permits, id = tonumber(ARGV[1]), ARGV[2]
 
-if not open() then
+if not read_rate() then
   return {NO_RATE, 0, 0, 0, 0, 0, 0, ''}
 end
-if permits > math.min(rate, LARGEST) then
+if permits > math.min(rate, MAX_PERMITS) then
   return {ABOVE_RATE, 0, 0, 0, 0, rate, interval, ''}
 end
 
-if lent then
-  set(lent, as_rate(lent))
+local function add(time, entry)
+  redis.call('ZADD', log, time, entry)
+  local is_last = not newest or time > newest
+  size, newest, changed = size + 1, time, true
+  if tally.boundary then
+    if is_last then
+      tally.sum, tally.count, tally.newest = tally.sum + permits, tally.count + 1, entry
+    elseif redis.call('ZRANK', log, entry) > redis.call('ZRANK', log, tally.boundary) then
+      tally.sum, tally.count = tally.sum + permits, tally.count + 1
+      tally.newest = entry_at(-1)
+    else
+      tally.first = nil
+    end
+  end
 end
-look(true)
-local sum = count()
+
+local function expires_after(time)
+  if time > now + interval and tally.mark then -- dropped one interval after it was first seen
+    time = time <= tally.mark and tally.seen or now
+  end
+  return (time + interval) * 1000 - now_us
+end
+
+-- Returns the time, in microseconds, until `wanted` permits have expired; or less, if these are in
+-- more entries than one call may read.
+local function time_until(wanted)
+  local rank, step, last = expired, 1, nil
+  while wanted > 0 and rank < size and rank - expired <= MAX_ENTRIES do
+    local page = redis.call('ZRANGE', log, rank, rank + step - 1)
+    for i = 1, #page do
+      wanted, last = wanted - permits_in(page[i]), page[i]
+      if wanted <= 0 then
+        break
+      end
+    end
+    rank, step = rank + step, step * 4
+  end
+  return math.max(expires_after(tonumber(redis.call('ZSCORE', log, last))), 1)
+end
+
+if inherited then
+  set(inherited, as_template(inherited))
+end
+read_log(true)
+local sum = count_permits()
 if not sum then
-  return {AGAIN, 0, 0, 0, 0, rate, interval, stored_tally()}
+  return {AGAIN, 0, 0, 0, 0, rate, interval, saved_tally()}
 end
 
 local entry = entry_of(id, permits)
@@ -27,12 +67,13 @@ local granted = repeated or sum + permits <= rate
 
 sweep()
 if granted and not repeated then
-  -- Rounded up, so that it stays for a whole interval; and not before others, if their clock is ahead.
+  -- Rounded up, so that it counts for a full interval. No earlier than the newest entry, so that a
+  -- host whose clock is ahead does not drop it too early.
   local instant = now_ceil
   if newest and newest <= now + interval then
     instant = math.max(instant, newest)
   end
-  add(instant, entry, permits)
+  add(instant, entry)
   sum = sum + permits
 end
 if changed or left_text ~= as_text(rate - sum) then
@@ -50,5 +91,6 @@ if not granted and permits == 1 then
 elseif sum > 0 then
   replenish = time_until(math.max(sum - rate, 0) + 1)
 end
-local reset = size > expired and leaves(newest) or 0
-return {granted and DONE or DENIED, wait, math.max(rate - sum, 0), replenish, reset, rate, interval, ''}
+local reset = size > expired and expires_after(newest) or 0
+local status, remaining = granted and DONE or DENIED, math.max(rate - sum, 0)
+return {status, wait, remaining, replenish, reset, rate, interval, ''}

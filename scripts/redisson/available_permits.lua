@@ -1,15 +1,15 @@
--- Tells what is left, and writes nothing.
+-- Returns the permits that are left, and writes nothing.
 -- ARGV     template, tally
 -- Returns  {status, permits, tally}
-if not open() then
+if not read_rate() then
   return {NO_RATE, 0, ''}
 end
-look(false)
+read_log(false)
 if size == 0 and left and left < rate then
   return {DONE, math.max(left, 0), ''}
 end
-local sum = count()
+local sum = count_permits()
 if not sum then
-  return {AGAIN, 0, packed_tally()}
+  return {AGAIN, 0, cmsgpack.pack(tally)}
 end
 return {DONE, math.max(rate - sum, 0), ''}

@@ -1,4 +1,4 @@
-//! Taking permits of a limiter that is shared with Java, at once or in time.
+//! Acquires permits, immediately or within a timeout. The rate is set elsewhere.
 
 use std::{
     future::poll_fn,
@@ -28,30 +28,33 @@ type Reply = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
 impl RateLimiter {
     /// Takes `permits`, and waits for them for up to `timeout`.
     ///
-    /// If they will not be there in time, the request is denied at once, and
-    /// [`retry_after`](Decision::retry_after) is when they would be. Else the call sleeps for so long, and up to
-    /// a tenth longer (at most 100 ms) at random, never beyond `timeout`, and asks again: others may have been
-    /// faster, so there is no order among those who wait. The last question is asked at the end of `timeout` at
-    /// the latest. With a `timeout` of zero there is one. Who sleeps does not see that the rate is changed before it
-    /// asks again.
+    /// If the permits will not be available in time, the request is denied immediately, and
+    /// [`retry_after`](Decision::retry_after) returns when they would be. Otherwise the call sleeps
+    /// for this delay and retries. A random addition of up to a tenth (at most 100 ms) spreads the
+    /// retries, but no sleep goes beyond `timeout`. A zero `timeout` means a single attempt.
+    ///
+    /// Other requests can take the permits first, so waiting requests are served in no order. If
+    /// the rate changes during a sleep, the call notices this at its next attempt.
+    ///
+    /// Each attempt has one [deadline](crate::RedisStore::deadline) for all its commands; the sleep
+    /// between two attempts has none.
     ///
     /// # Errors
     ///
-    /// [`Error::ZeroCost`] if `permits` is 0, [`Error::CostAboveQuota`] if it is above the rate (or
-    /// above 2^31 - 1), [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis gives no
-    /// answer: then the permits may have been taken. Each attempt has one
-    /// [deadline](crate::RedisStore::deadline), however many commands it takes; the sleep between
-    /// two attempts has none.
+    /// - [`Error::ZeroCost`] if `permits` is 0.
+    /// - [`Error::CostAboveQuota`] if `permits` is above the rate or above 2^31 - 1.
+    /// - [`Error::NoRate`] if there is no rate.
+    /// - [`Error::Store`] if Redis does not reply. The permits may have been taken nevertheless.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before its first poll takes nothing, and nor does dropping it while it sleeps. If it
-    /// is dropped while Redis is asked, a task gives back what is then taken; when the runtime itself shuts down,
-    /// that is lost, and the permits count for one interval.
+    /// If the future is dropped before its first poll or while it sleeps, no permits are taken. If
+    /// it is dropped during a call to Redis, a task releases the permits that this call takes. If
+    /// the runtime shuts down first, these permits count for one interval.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime with time.
+    /// Panics outside of a tokio runtime with a timer.
     pub async fn try_acquire(&self, permits: u32, timeout: Duration) -> Result<Decision, Error> {
         let start = Instant::now();
         let id = random();
@@ -66,9 +69,9 @@ impl RateLimiter {
         }
     }
 
-    /// Takes `permits`, and waits for them for as long as it takes.
+    /// Takes `permits`, and waits for them without a timeout.
     ///
-    /// The decision is always an allowed one. There is no order among those who wait.
+    /// The decision is always an allowed one. Waiting requests are served in no order.
     ///
     /// # Errors
     ///
@@ -94,19 +97,24 @@ impl RateLimiter {
         if permits == 0 {
             return Err(Error::ZeroCost);
         }
-        let answer = StoreFuture::Pending(Box::pin(self.clone().ask(deadline, permits, id)));
+        let answer = StoreFuture::pending(self.clone().acquire_in_steps(deadline, permits, id));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
         let reply = poll_fn(|cx| attempt.poll(cx)).await?;
         self.decision(permits, id, &reply)
     }
 
-    /// Asks, again where it takes several calls to know a long log.
-    async fn ask(self, deadline: Deadline, permits: u32, id: u64) -> Result<Reply, Error> {
-        let (permits, lent) = (permits.to_string(), self.lent(deadline).await?);
+    /// Executes the script, repeatedly if it takes several calls to read a long log.
+    async fn acquire_in_steps(
+        self,
+        deadline: Deadline,
+        permits: u32,
+        id: u64,
+    ) -> Result<Reply, Error> {
+        let (permits, rate) = (permits.to_string(), self.template_rate(deadline).await?);
         let mut tally = vec![];
         loop {
             let args: [&[u8]; 2] = [permits.as_bytes(), &id_of(id)];
-            let reply: Reply = self.run(deadline, &ACQUIRE, &args, &lent, &tally).await?;
+            let reply: Reply = self.execute(deadline, &ACQUIRE, &args, &rate, &tally).await?;
             if reply.0 != AGAIN {
                 return Ok(reply);
             }
@@ -124,7 +132,7 @@ impl RateLimiter {
             }
             _ => {}
         }
-        let verdict = EngineReply {
+        let reply = EngineReply {
             admitted: status == DONE,
             wait: wait as f64,
             remaining: remaining as f64,
@@ -132,17 +140,17 @@ impl RateLimiter {
             reset: reset as f64,
             instant: 0.0,
         };
-        let limit = Policy {
+        let policy = Policy {
             limiter: self.label,
             quota: quota(rate, interval),
             cost,
             source: Source::Store,
         };
-        let receipt = if verdict.admitted { Receipt::Id(id) } else { Receipt::None };
-        Ok(Decision::with_receipt(limit, verdict, receipt, 0.0))
+        let receipt = if reply.admitted { Receipt::Id(id) } else { Receipt::None };
+        Ok(Decision::with_receipt(policy, reply, receipt, 0.0))
     }
 
-    /// Returns what `answer` grants, in the background.
+    /// Releases in the background the permits that `answer` grants.
     fn release_answer_later(&self, permits: u32, id: u64, answer: StoreFuture<Reply>) {
         let limiter = self.clone();
         self.store.spawn_background(Box::pin(async move {
@@ -153,14 +161,15 @@ impl RateLimiter {
         }));
     }
 
-    /// Returns in the background `permits` of those that an acquire has `taken`, as far as that is possible.
+    /// Releases in the background `permits` of the permits that an acquire has `taken`, if Redis
+    /// can be reached.
     pub(super) fn release_later(&self, permits: u32, taken: u32, id: u64) {
         let limiter = self.clone();
         self.store.release_by(self.name(), move || {
             let limiter = limiter.clone();
             Box::pin(async move {
                 let deadline = Deadline::in_background();
-                match limiter.give_back(deadline, permits, taken, &id_of(id)).await {
+                match limiter.release_taken(deadline, permits, taken, &id_of(id)).await {
                     Err(Error::Store(error)) => Err(error),
                     _ => Ok(()),
                 }
@@ -169,14 +178,15 @@ impl RateLimiter {
     }
 }
 
-/// The quota that a rate comes nearest to.
+/// Returns the quota that is nearest to a rate.
 fn quota(rate: u64, interval: u64) -> Quota {
     let limit = u32::try_from(rate).unwrap_or(u32::MAX).max(1);
-    let longest = Duration::from_secs(366 * 86_400);
-    Quota::new(limit, Duration::from_millis(interval.max(1)).min(longest))
+    let max_window = Duration::from_secs(366 * 86_400);
+    Quota::new(limit, Duration::from_millis(interval.max(1)).min(max_window))
 }
 
-/// A question that is on its way. Dropped before its answer is there, it gives back what that grants.
+/// A call in flight. If it is dropped before the reply, it releases the permits that the reply
+/// grants.
 struct Attempt<'a> {
     limiter: &'a RateLimiter,
     permits: u32,
@@ -207,7 +217,7 @@ mod tests {
     use crate::{Charge, RedisStore, limiter::Retry};
 
     #[tokio::test(start_paused = true)]
-    async fn in_a_layer_no_request_sleeps_longer_the_more_often_it_asked() {
+    async fn in_a_layer_the_delay_does_not_grow_with_the_number_of_retries() {
         let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
         let limiter = RateLimiter::new(store, "LIMITER_NAME");
         let ms = 50;

@@ -1,11 +1,11 @@
-//! The names of the keys that a limiter of Redisson has in Redis.
+//! The names of the keys of a limiter, and the id of a client. Commands are in the other files.
 
 use std::sync::OnceLock;
 
 use super::{id_of, random};
 use crate::error::ConfigError;
 
-/// The keys of a limiter, as Redisson names them, and two of ours.
+/// The keys of a limiter: five with Redisson's names, and two that this crate adds.
 #[derive(Debug)]
 pub(super) struct Keys {
     pub(super) name: String,
@@ -19,22 +19,23 @@ impl Keys {
             return Err(ConfigError::Slots { name: name.to_owned() });
         }
         let tagged = if name.contains('{') { name.to_owned() } else { format!("{{{name}}}") };
-        let key = |what: &str| format!("{tagged}:{what}");
-        let of_client = |what: &str| format!("{tagged}:{what}:{client_id}");
+        let overall = |suffix: &str| format!("{tagged}:{suffix}");
+        let per_client = |suffix: &str| format!("{tagged}:{suffix}:{client_id}");
         let all = [
             name.to_owned(),
-            key("value"),
-            of_client("value"),
-            key("permits"),
-            of_client("permits"),
-            key("tally"),
-            of_client("tally"),
+            overall("value"),
+            per_client("value"),
+            overall("permits"),
+            per_client("permits"),
+            overall("tally"),
+            per_client("tally"),
         ];
         Ok(Self { name: name.to_owned(), client_id: client_id.to_owned(), all })
     }
 }
 
-/// Whether the name itself and what begins with it, in braces if it has none, have one hash tag.
+/// Returns whether the name has the same hash tag as the keys that begin with it (in braces, if it
+/// has none).
 fn is_in_one_slot(name: &str) -> bool {
     match name.split_once('{') {
         Some((_, rest)) => rest.find('}').is_some_and(|end| end > 0),
@@ -42,7 +43,7 @@ fn is_in_one_slot(name: &str) -> bool {
     }
 }
 
-/// The id of this process: a random UUID, as Redisson makes one for each of its clients.
+/// Returns the id of this process: a random UUID, as Redisson makes one for each client.
 pub(super) fn process_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {

@@ -1,10 +1,11 @@
-//! The scripts for Redisson's format, and what they return first.
+//! The scripts for Redisson's format: their text, hash and status codes. Their arguments and
+//! replies are described in the Lua files.
 
 use std::sync::OnceLock;
 
 use redis::{Cmd, Script as Hashed};
 
-/// A script, and by what a server knows it.
+/// A script, and the hash by which a server knows it.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) text: &'static str,
@@ -12,25 +13,22 @@ pub(super) struct Script {
 }
 
 macro_rules! script {
-    ($name:literal) => {
+    ($($file:literal),+) => {
         Script {
-            text: concat!(
-                include_str!("../../scripts/redisson/log.lua"),
-                include_str!(concat!("../../scripts/redisson/", $name, ".lua"))
-            ),
+            text: concat!($(include_str!(concat!("../../scripts/redisson/", $file, ".lua"))),+),
             hash: OnceLock::new(),
         }
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("acquire");
-pub(super) static RELEASE: Script = script!("release");
-pub(super) static AVAILABLE_PERMITS: Script = script!("available_permits");
-pub(super) static SET_RATE: Script = script!("set_rate");
-pub(super) static EXPIRE: Script = script!("expire");
-pub(super) static CONFIG: Script = script!("config");
+pub(super) static ACQUIRE: Script = script!("rate", "log", "acquire");
+pub(super) static RELEASE: Script = script!("rate", "log", "release");
+pub(super) static AVAILABLE_PERMITS: Script = script!("rate", "log", "available_permits");
+pub(super) static SET_RATE: Script = script!("rate", "log", "set_rate");
+pub(super) static EXPIRE: Script = script!("rate", "expire");
+pub(super) static CONFIG: Script = script!("rate", "config");
 
-/// What the scripts return first.
+/// The status codes, which are the first element of a reply.
 pub(super) const DONE: i64 = 1;
 pub(super) const ABOVE_RATE: i64 = 2;
 pub(super) const NO_RATE: i64 = 3;

@@ -1,18 +1,19 @@
-//! The scripts by scripted time, alone and between those of Java clients.
+//! Tests of the scripts with scripted time, alone and interleaved with the scripts of Java clients.
+//! Tests of the public methods are in `tests/redis`.
 
 mod cost;
 mod defects;
 mod format;
-mod promise;
+mod harness;
+mod oracle;
 mod template;
-mod world;
 
-use self::world::{RedisServer, World};
+use self::harness::{Harness, RedisServer};
 
-/// A limiter of so many permits per second.
-fn limiter(server: &RedisServer, rate: u64) -> World {
-    let mut world = World::new(server);
-    world.forget();
-    assert!(world.set("try", rate, 1_000, 0));
-    world
+/// Creates a limiter with `rate` permits per second.
+fn limiter(server: &RedisServer, rate: u64) -> Harness {
+    let mut harness = Harness::new(server);
+    harness.reset();
+    assert!(harness.set("try", rate, 1_000, 0));
+    harness
 }

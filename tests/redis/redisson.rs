@@ -1,4 +1,5 @@
-//! The limiter that Java services share, as its users see it.
+//! Tests of the public methods of a limiter shared with Java services. Layers are in
+//! `redisson_layer`.
 
 use std::{
     pin::Pin,
@@ -22,7 +23,7 @@ async fn store(server: &RedisServer) -> RedisStore {
     support::redis_store(server).await
 }
 
-/// A limiter of so many permits per hour.
+/// Creates a limiter with `rate` permits per hour.
 async fn limiter(server: &RedisServer, rate: u64) -> RateLimiter {
     let limiter = RateLimiter::new(store(server).await, "LIMITER_NAME");
     assert!(limiter.try_set_rate(RateType::Overall, rate, HOUR).await.unwrap());
@@ -37,15 +38,15 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Waits for something that happens in another task.
-async fn until(happened: impl AsyncFn() -> bool) {
+/// Waits until another task has made the condition true.
+async fn until(condition: impl AsyncFn() -> bool) {
     for _ in 0..10_000 {
-        if happened().await {
+        if condition().await {
             return;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("it does not happen");
+    panic!("the condition stays false");
 }
 
 async fn takes(limiter: &RateLimiter, permits: u32) -> bool {
@@ -53,7 +54,7 @@ async fn takes(limiter: &RateLimiter, permits: u32) -> bool {
 }
 
 #[tokio::test]
-async fn the_whole_surface() {
+async fn each_method_works() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     assert_eq!(limiter.name(), "LIMITER_NAME");
@@ -98,14 +99,14 @@ async fn the_whole_surface() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_and_says_why() {
+async fn invalid_names_rates_and_permits_are_rejected_with_a_reason() {
     let server = RedisServer::start();
     let store = store(&server).await;
     for name in ["", "a}b", "x{y", "{}z"] {
-        let refused = RateLimiter::try_new(store.clone(), name).unwrap_err();
-        assert!(matches!(&refused, ConfigError::Slots { name: it, .. } if it == name));
-        assert!(refused.to_string().contains("slots of a cluster"), "{refused}");
-        let error = Error::from(refused).to_string();
+        let error = RateLimiter::try_new(store.clone(), name).unwrap_err();
+        assert!(matches!(&error, ConfigError::Slots { name: rejected, .. } if rejected == name));
+        assert!(error.to_string().contains("slots of a cluster"), "{error}");
+        let error = Error::from(error).to_string();
         assert_eq!(error, "the rate limiter cannot be set up like that");
     }
 
@@ -114,7 +115,7 @@ async fn what_cannot_be_is_refused_and_says_why() {
         let Err(Error::Config(error)) =
             limiter.try_set_rate(RateType::Overall, rate, interval).await
         else {
-            panic!("it is not refused");
+            panic!("the rate is accepted");
         };
         error
     };
@@ -123,8 +124,8 @@ async fn what_cannot_be_is_refused_and_says_why() {
     assert!(matches!(config(1, Duration::ZERO).await, ConfigError::Interval { .. }));
     assert!(matches!(config(1, Duration::MAX).await, ConfigError::Interval { .. }));
     let short = limiter.clone().keep_alive(SECOND);
-    let refused = short.set_rate(RateType::Overall, 1, 2 * SECOND).await.unwrap_err();
-    assert!(matches!(refused, Error::Config(ConfigError::KeepAlive { .. })), "{refused}");
+    let error = short.set_rate(RateType::Overall, 1, 2 * SECOND).await.unwrap_err();
+    assert!(matches!(error, Error::Config(ConfigError::KeepAlive { .. })), "{error}");
 
     for result in [
         limiter.acquire(1).await.map(drop),
@@ -136,14 +137,14 @@ async fn what_cannot_be_is_refused_and_says_why() {
     }
 
     assert!(limiter.try_set_rate(RateType::Overall, 5, SECOND).await.unwrap());
-    let asked = server.calls("evalsha");
+    let calls = server.calls("evalsha");
     assert!(matches!(limiter.acquire(0).await, Err(Error::ZeroCost)));
     assert!(matches!(limiter.release(0).await, Err(Error::ZeroCost)));
-    assert_eq!(server.calls("evalsha"), asked);
+    assert_eq!(server.calls("evalsha"), calls);
     for permits in [6, u32::MAX] {
-        let refused = limiter.acquire(permits).await;
-        let Err(Error::CostAboveQuota { cost, max: 5, .. }) = refused else {
-            panic!("{refused:?}");
+        let rejected = limiter.acquire(permits).await;
+        let Err(Error::CostAboveQuota { cost, max: 5, .. }) = rejected else {
+            panic!("{rejected:?}");
         };
         assert_eq!(cost, permits);
     }
@@ -151,20 +152,20 @@ async fn what_cannot_be_is_refused_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_rate_may_be_larger_than_what_can_be_taken_at_once() {
+async fn a_rate_may_exceed_the_maximum_of_an_acquire() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 1 << 53).await;
     assert_eq!(limiter.available_permits().await.unwrap(), 1 << 53);
     assert!(takes(&limiter, i32::MAX as u32).await);
     assert_eq!(limiter.available_permits().await.unwrap(), (1 << 53) - i32::MAX as u64);
-    let refused = limiter.acquire(1 << 31).await;
-    assert!(matches!(refused, Err(Error::CostAboveQuota { max: 0x7fff_ffff, .. })));
+    let rejected = limiter.acquire(1 << 31).await;
+    assert!(matches!(rejected, Err(Error::CostAboveQuota { max: 0x7fff_ffff, .. })));
     limiter.release(u32::MAX).await.unwrap();
     assert_eq!(limiter.available_permits().await.unwrap(), 1 << 53);
 }
 
 #[tokio::test]
-async fn limiters_of_one_name_are_one() {
+async fn limiters_with_the_same_name_share_one_count() {
     let server = RedisServer::start();
     let one = limiter(&server, 5).await;
     let other = RateLimiter::new(store(&server).await.prefix("shop"), "LIMITER_NAME");
@@ -173,7 +174,7 @@ async fn limiters_of_one_name_are_one() {
 }
 
 #[tokio::test]
-async fn each_client_has_the_rate_for_itself() {
+async fn each_client_has_a_rate_of_its_own() {
     let server = RedisServer::start();
     let this = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     this.try_set_rate(RateType::PerClient, 2, HOUR).await.unwrap();
@@ -187,7 +188,7 @@ async fn each_client_has_the_rate_for_itself() {
     let id = keys[1].strip_prefix("{LIMITER_NAME}:value:").unwrap();
     let parts: Vec<_> = id.split('-').map(str::len).collect();
     assert_eq!(parts, [8, 4, 4, 4, 12], "{id}");
-    assert!(id.bytes().all(|it| it == b'-' || it.is_ascii_hexdigit() && !it.is_ascii_uppercase()));
+    assert!(id.bytes().all(|byte| b"-0123456789abcdef".contains(&byte)));
     assert_eq!((&id[14..15], "89ab".contains(&id[19..20])), ("4", true), "{id}");
     for key in &keys {
         let ttl: u64 = redis(&server, &["PTTL", key]);
@@ -205,14 +206,14 @@ async fn an_attempt_is_one_round_trip() {
         let _ = takes(&limiter, 1).await;
     }
     assert_eq!(server.calls("evalsha") - before, 10);
-    assert_eq!(server.calls("eval"), texts, "the text is sent once");
+    assert_eq!(server.calls("eval"), texts, "the script text is sent once");
     redis::<()>(&server, &["SCRIPT", "FLUSH"]);
     limiter.release(1).await.unwrap();
-    assert!(takes(&limiter, 1).await && !takes(&limiter, 1).await, "it was executed once");
+    assert!(takes(&limiter, 1).await && !takes(&limiter, 1).await, "the script was executed once");
 }
 
 #[tokio::test]
-async fn what_cannot_be_in_time_is_denied_at_once() {
+async fn an_acquire_whose_timeout_is_too_short_is_denied_at_once() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 1).await;
     assert!(takes(&limiter, 1).await);
@@ -223,7 +224,7 @@ async fn what_cannot_be_in_time_is_denied_at_once() {
 }
 
 #[tokio::test]
-async fn a_denied_decision_has_spent_nothing_that_could_be_settled() {
+async fn a_denied_decision_cannot_be_settled() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 1).await;
     assert!(takes(&limiter, 1).await);
@@ -235,7 +236,7 @@ async fn a_denied_decision_has_spent_nothing_that_could_be_settled() {
 }
 
 #[tokio::test]
-async fn who_waits_gets_the_permits_when_they_are_there() {
+async fn waiting_acquires_get_the_permits_when_these_are_available() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     let interval = Duration::from_millis(200);
@@ -258,12 +259,12 @@ async fn who_waits_gets_the_permits_when_they_are_there() {
 }
 
 #[tokio::test]
-async fn who_waits_asks_no_more_after_the_timeout() {
+async fn a_waiting_acquire_stops_at_its_timeout() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     limiter.set_rate(RateType::Overall, 1, Duration::from_millis(100)).await.unwrap();
     let mut denied = 0;
-    // Somebody else takes every permit that they wait for.
+    // Another task takes every permit.
     let greedy = {
         let limiter = limiter.clone();
         tokio::spawn(async move {
@@ -279,7 +280,7 @@ async fn who_waits_asks_no_more_after_the_timeout() {
         let decision = limiter.try_acquire(1, timeout).await.unwrap();
         if let Some(wait) = decision.retry_after() {
             denied += 1;
-            assert!(start.elapsed() + wait > timeout, "it gave up too early");
+            assert!(start.elapsed() + wait > timeout, "the acquire stopped too early");
         }
     }
     greedy.abort();
@@ -303,13 +304,13 @@ async fn many_processes_never_take_more_than_the_rate() {
 }
 
 #[tokio::test]
-async fn who_is_dropped_while_redis_is_asked_gives_back_what_it_then_takes() {
+async fn an_acquire_dropped_during_a_call_releases_the_permits_that_it_takes() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 5).await;
     assert!(takes(&limiter, 1).await);
-    limiter.release(1).await.unwrap(); // makes the scripts known
+    limiter.release(1).await.unwrap(); // loads the scripts
     drop(limiter.acquire(3));
-    let asked = server.calls("evalsha");
+    let calls = server.calls("evalsha");
     server.freeze();
     {
         let mut acquire = Box::pin(limiter.acquire(3));
@@ -319,13 +320,13 @@ async fn who_is_dropped_while_redis_is_asked_gives_back_what_it_then_takes() {
         }
     }
     server.thaw();
-    until(async || server.calls("evalsha") == asked + 2).await;
+    until(async || server.calls("evalsha") == calls + 2).await;
     assert_eq!(limiter.available_permits().await.unwrap(), 5);
     assert_eq!(redis::<u64>(&server, &["EXISTS", "{LIMITER_NAME}:permits"]), 0);
 }
 
 #[tokio::test]
-async fn who_is_dropped_while_waiting_has_taken_nothing() {
+async fn an_acquire_dropped_while_waiting_takes_nothing() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 2).await;
     assert!(takes(&limiter, 1).await);
@@ -341,7 +342,7 @@ async fn who_is_dropped_while_waiting_has_taken_nothing() {
 }
 
 #[tokio::test]
-async fn a_limiter_that_is_kept_alive_tells_for_how_long() {
+async fn the_keep_alive_time_is_stored_and_applied() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME").keep_alive(2 * HOUR);
     assert!(limiter.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
@@ -354,7 +355,7 @@ async fn a_limiter_that_is_kept_alive_tells_for_how_long() {
 }
 
 #[tokio::test]
-async fn a_store_that_gives_no_answer_is_an_error() {
+async fn a_store_that_does_not_reply_is_an_error() {
     let mut server = RedisServer::start();
     let limiter = limiter(&server, 5).await;
     server.kill();
@@ -363,8 +364,8 @@ async fn a_store_that_gives_no_answer_is_an_error() {
     assert!(matches!(limiter.config().await, Err(Error::Store(_))));
 }
 
-/// Less than two of these fit into a deadline.
 const DEADLINE: Duration = Duration::from_millis(500);
+/// One delay fits into the deadline, two do not.
 const DELAY: Duration = Duration::from_millis(300);
 
 /// Adds entries to the log as a Java client does, each of one permit.
@@ -385,7 +386,7 @@ fn is_timeout<T>(result: &Result<T, Error>) -> bool {
 }
 
 #[tokio::test]
-async fn a_long_log_has_one_deadline_and_is_read_on_by_the_next_call() {
+async fn the_reading_of_a_long_log_has_one_deadline_and_continues_in_the_next_call() {
     let server = RedisServer::start();
     let _ = limiter(&server, 10_000).await;
     java_takes(&server, 5_000);
@@ -408,7 +409,7 @@ async fn a_long_log_has_one_deadline_and_is_read_on_by_the_next_call() {
             break;
         }
         assert!(is_timeout(&decision));
-        assert!(call < 30, "each call begins anew");
+        assert!(call < 30, "each call starts again");
     }
     proxy.delay_replies(Duration::ZERO);
     assert!((4_900..5_000).contains(&limiter.available_permits().await.unwrap()));
@@ -422,8 +423,8 @@ async fn the_rate_of_a_template_is_read_within_the_deadline_of_the_decision() {
     let template = RateLimiter::new(store.clone(), "api:{key}");
     template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap();
     let limiter = template.for_key("alice").unwrap();
-    assert!(takes(&limiter, 1).await); // from now on, the server knows the scripts
-    template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap(); // forgets what it knew
+    assert!(takes(&limiter, 1).await); // loads the scripts
+    template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap(); // clears the cached rate
 
     proxy.delay_replies(DELAY);
     let before = server.calls("evalsha");
@@ -432,7 +433,7 @@ async fn the_rate_of_a_template_is_read_within_the_deadline_of_the_decision() {
 }
 
 #[tokio::test]
-async fn a_key_of_something_else_is_an_error() {
+async fn a_key_of_another_type_is_an_error() {
     let server = RedisServer::start();
     redis::<()>(&server, &["SET", "LIMITER_NAME", "text"]);
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
@@ -442,9 +443,9 @@ async fn a_key_of_something_else_is_an_error() {
 }
 
 #[test]
-fn what_users_store_can_be_sent_and_cloned() {
-    fn is<T: Send + Sync + Clone + std::fmt::Debug + Unpin>() {}
-    is::<RateLimiter>();
+fn limiters_and_their_futures_can_be_sent() {
+    fn is_sync<T: Send + Sync + Clone + std::fmt::Debug + Unpin>() {}
+    is_sync::<RateLimiter>();
     fn is_send<T: Send>(_: T) {}
     let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
     let limiter = RateLimiter::new(store, "LIMITER_NAME");
@@ -455,7 +456,7 @@ fn what_users_store_can_be_sent_and_cloned() {
 }
 
 #[test]
-fn the_example_walks_through_the_surface_and_leaves_its_keys_to_look_at() {
+fn the_example_calls_each_method_and_leaves_its_keys_in_redis() {
     let server = RedisServer::start();
     let program = support::example("redisson");
     for _ in 0..2 {

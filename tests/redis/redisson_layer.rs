@@ -1,4 +1,5 @@
-//! A limiter that Java services share, in front of a service.
+//! Tests of layers and charges with a limiter shared with Java services. Its methods are in
+//! `redisson`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +21,7 @@ async fn store(server: &RedisServer) -> RedisStore {
     support::redis_store(server).await
 }
 
-/// A limiter for each key, of so many permits per hour.
+/// Creates a template whose keys have `rate` permits per hour each.
 async fn template(server: &RedisServer, rate: u64) -> RateLimiter {
     let limiter = RateLimiter::new(store(server).await, "api:{key}").label("api");
     assert!(limiter.try_set_rate(RateType::Overall, rate, HOUR).await.unwrap());
@@ -40,7 +41,7 @@ fn redis<T: redis::FromRedisValue>(server: &RedisServer, words: &[&str]) -> T {
 }
 
 #[tokio::test]
-async fn each_key_has_a_limiter_whose_name_the_template_tells() {
+async fn each_key_has_a_limiter_named_by_the_template() {
     let server = RedisServer::start();
     let layer = by_name(&template(&server, 2).await);
     for user in ["ada", "bob"] {
@@ -48,8 +49,8 @@ async fn each_key_has_a_limiter_whose_name_the_template_tells() {
             let response = send(&layer, get(&[("name", user)])).await;
             assert_eq!(response.status(), StatusCode::OK);
             assert_eq!(field(&response, "ratelimit-policy"), ["\"api\";q=2;w=3600"]);
-            let told = format!("\"api\";r={remaining}");
-            assert!(field(&response, "ratelimit")[0].starts_with(&told), "{response:?}");
+            let expected = format!("\"api\";r={remaining}");
+            assert!(field(&response, "ratelimit")[0].starts_with(&expected), "{response:?}");
         }
         let response = send(&layer, get(&[("name", user)])).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -57,12 +58,12 @@ async fn each_key_has_a_limiter_whose_name_the_template_tells() {
         assert!((3_590..=3_601).contains(&retry_after), "{retry_after}");
     }
     let rate: Vec<String> = redis(&server, &["HMGET", "api:header:name=ada", "rate", "interval"]);
-    assert_eq!(rate, ["2", "3600000"], "java finds a limiter of its own kind");
+    assert_eq!(rate, ["2", "3600000"], "Java finds a rate");
     let value: String = redis(&server, &["GET", "{api:header:name=ada}:value"]);
     assert_eq!(value, "0");
-    assert_eq!(redis::<i64>(&server, &["PTTL", "api:{key}"]), -1, "the template stays");
+    assert_eq!(redis::<i64>(&server, &["PTTL", "api:{key}"]), -1, "the template does not expire");
     let ttl: i64 = redis(&server, &["PTTL", "api:header:name=ada"]);
-    assert!(ttl > 3_590_000 && ttl <= 3_600_000, "keys that are not used any more expire: {ttl}");
+    assert!(ttl > 3_590_000 && ttl <= 3_600_000, "an unused limiter expires: {ttl}");
 }
 
 #[tokio::test]
@@ -72,7 +73,7 @@ async fn a_header_reports_no_number_of_more_than_15_digits() {
     for (name, rate, remaining) in [
         ("fits", LARGEST, LARGEST - 1),
         ("exceeds", LARGEST + 2, LARGEST),
-        ("most", 1 << 53, LARGEST),
+        ("max", 1 << 53, LARGEST),
     ] {
         let limiter = RateLimiter::new(store(&server).await, name).label("api");
         assert!(limiter.try_set_rate(RateType::Overall, rate, 100 * YEAR).await.unwrap());
@@ -96,7 +97,7 @@ async fn a_header_reports_no_number_of_more_than_15_digits() {
 }
 
 #[tokio::test]
-async fn a_rate_that_somebody_else_changes_holds_from_the_next_decision_on() {
+async fn a_rate_changed_in_redis_applies_from_the_next_decision_on() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "shared");
     assert!(limiter.try_set_rate(RateType::Overall, 1, HOUR).await.unwrap());
@@ -122,12 +123,12 @@ async fn the_first_request_of_a_key_is_one_round_trip() {
     for user in &users {
         assert_eq!(send(&layer, get(&[("name", user)])).await.status(), StatusCode::OK);
     }
-    // The template is looked at again when what is known of it is a second old.
+    // The template is read again when its cached rate is a second old.
     assert!((20..40).contains(&(server.calls("evalsha") - before)));
 }
 
 #[tokio::test]
-async fn a_new_rate_of_the_template_reaches_the_keys_that_are_there() {
+async fn a_new_rate_of_the_template_applies_to_existing_keys() {
     let server = RedisServer::start();
     let layer = by_name(&template(&server, 1).await);
     let elsewhere = RateLimiter::new(store(&server).await, "api:{key}");
@@ -149,9 +150,9 @@ async fn a_new_rate_of_the_template_reaches_the_keys_that_are_there() {
     for _ in 0..2 {
         assert_eq!(status("bob").await, StatusCode::OK);
     }
-    assert_eq!(status("bob").await, StatusCode::TOO_MANY_REQUESTS, "he has a rate of his own");
+    assert_eq!(status("bob").await, StatusCode::TOO_MANY_REQUESTS, "bob has a rate of his own");
 
-    // From here, it is known at once.
+    // The limiter that sets the rate applies it at once.
     let template = RateLimiter::new(store(&server).await, "api:{key}");
     let ada = template.for_key(Key::scoped("header:name", "ada")).unwrap();
     assert_eq!(ada.name(), "api:header:name=ada");
@@ -168,18 +169,22 @@ async fn the_limiter_of_a_key_needs_no_layer() {
     assert_eq!(ada.config().await.unwrap().unwrap().rate(), 2);
     assert_eq!(ada.available_permits().await.unwrap(), 2);
     ada.release(1).await.unwrap();
-    assert_eq!(redis::<i64>(&server, &["DBSIZE"]), 1, "to look writes nothing");
+    assert_eq!(
+        redis::<i64>(&server, &["DBSIZE"]),
+        1,
+        "available_permits, config and release write nothing"
+    );
     assert!(ada.try_acquire(2, Duration::ZERO).await.unwrap().is_allowed());
     assert!(!ada.try_acquire(1, Duration::ZERO).await.unwrap().is_allowed());
     assert!(template.for_key("bob").unwrap().acquire(1).await.unwrap().is_allowed());
 
-    let nobodys = RateLimiter::new(store(&server).await, "v2:{key}").for_key("ada").unwrap();
-    let error = nobodys.acquire(1).await.unwrap_err();
+    let no_rate = RateLimiter::new(store(&server).await, "v2:{key}").for_key("ada").unwrap();
+    let error = no_rate.acquire(1).await.unwrap_err();
     assert!(matches!(&error, Error::NoRate { name, .. } if name == "v2:{key}"), "{error}");
 }
 
 #[tokio::test]
-async fn a_request_waits_and_asks_again() {
+async fn a_request_waits_and_retries() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "shared");
     let interval = Duration::from_millis(200);
@@ -195,7 +200,7 @@ async fn a_request_waits_and_asks_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_charged_is_given_back() {
+async fn permits_that_are_not_charged_are_released() {
     let server = RedisServer::start();
     let layer = by_name(&template(&server, 1).await).charge_when(|_| false);
     for _ in 0..3 {
@@ -208,7 +213,7 @@ async fn what_is_not_charged_is_given_back() {
 }
 
 #[tokio::test]
-async fn without_a_rate_the_service_is_set_up_wrong() {
+async fn a_template_without_a_rate_is_a_configuration_error() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "api:{key}");
     let response = send(&by_name(&limiter), get(&[("name", "ada")])).await;
@@ -219,13 +224,13 @@ async fn without_a_rate_the_service_is_set_up_wrong() {
 }
 
 #[tokio::test]
-async fn it_cannot_decide_together_with_another_limiter() {
+async fn a_limiter_cannot_be_combined_with_another_one() {
     let server = RedisServer::start();
     let shared = template(&server, 9).await;
-    let own = Limiter::new(store(&server).await, Algorithm::token_bucket(), Quota::per_hour(9));
+    let other = Limiter::new(store(&server).await, Algorithm::token_bucket(), Quota::per_hour(9));
     for charge in [
-        Charge::new(&shared, "ada").and(Charge::new(&own, "ada")),
-        Charge::new(&own, "ada").and(Charge::new(&shared, "ada")),
+        Charge::new(&shared, "ada").and(Charge::new(&other, "ada")),
+        Charge::new(&other, "ada").and(Charge::new(&shared, "ada")),
     ] {
         assert!(matches!(charge.check().await, Err(Error::DifferentStores)));
     }
@@ -245,7 +250,7 @@ async fn it_cannot_decide_together_with_another_limiter() {
 }
 
 #[tokio::test]
-async fn a_key_names_nothing_that_is_not_the_limiters() {
+async fn a_key_cannot_address_other_names() {
     let server = RedisServer::start();
     for name in ["{key}", "{app}:{key}", "x{y}{key}", "{key}:{tail}"] {
         let Ok(limiter) = RateLimiter::try_new(store(&server).await, name) else { continue };
@@ -258,24 +263,24 @@ async fn a_key_names_nothing_that_is_not_the_limiters() {
     let layer = by_name(&template(&server, 2).await);
     assert_eq!(send(&layer, get(&[("name", "ada")])).await.status(), 503);
     let fields: Vec<String> = redis(&server, &["HKEYS", "api:header:name=ada"]);
-    assert_eq!(fields, ["email"], "a hash of something else is left alone");
+    assert_eq!(fields, ["email"], "a hash with other fields is unchanged");
     assert_eq!(redis::<i64>(&server, &["PTTL", "api:header:name=ada"]), -1);
 }
 
 #[tokio::test]
-async fn a_late_give_back_gives_back_its_own() {
+async fn a_late_release_releases_its_own_permits() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "shared");
     assert!(limiter.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
-    let charge = Charge::new(&limiter, "everybody");
+    let charge = Charge::new(&limiter, "all");
     let first = charge.check().await.unwrap();
     let entries = || redis::<Vec<Vec<u8>>>(&server, &["ZRANGE", "{shared}:permits", "0", "-1"]);
     let of_first = entries();
     let second = charge.check().await.unwrap();
     charge.cancel(second.clone()).await.unwrap();
-    assert_eq!(entries(), of_first, "the oldest is another's");
+    assert_eq!(entries(), of_first, "the oldest entry is the first request's");
     charge.cancel(second).await.unwrap();
-    assert_eq!(entries(), of_first, "it was given back before");
+    assert_eq!(entries(), of_first, "the permits were released before");
     charge.cancel(first).await.unwrap();
     assert!(entries().is_empty());
 }

@@ -1,66 +1,66 @@
-//! Keys, bytes and times to live.
+//! Tests of the format: keys, bytes and times to live.
 
 use proptest::prelude::*;
 
 use super::{
     super::keys::Keys,
+    harness::{Harness, RedisServer},
     limiter,
-    world::{RedisServer, World},
 };
 
 fn bytes(hex: &str) -> Vec<u8> {
-    let digits: Vec<_> = hex.bytes().filter(|it| *it != b' ').collect();
+    let digits: Vec<_> = hex.bytes().filter(|byte| *byte != b' ').collect();
     digits
         .chunks(2)
-        .map(|it| u8::from_str_radix(std::str::from_utf8(it).unwrap(), 16).unwrap())
+        .map(|digits| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap())
         .collect()
 }
 
-fn add(world: &mut World, score: u64, member: &[u8]) {
-    let key = world.keys.all[3].clone();
-    redis::cmd("ZADD").arg(key).arg(score).arg(member).exec(&mut world.connection).unwrap();
+fn add(harness: &mut Harness, score: u64, member: &[u8]) {
+    let key = harness.keys.all[3].clone();
+    redis::cmd("ZADD").arg(key).arg(score).arg(member).exec(&mut harness.connection).unwrap();
 }
 
 #[test]
-fn what_is_written_is_what_redisson_writes() {
+fn this_crate_writes_the_bytes_of_redisson() {
     let server = RedisServer::start();
-    let mut world = limiter(&server, 5);
+    let mut harness = limiter(&server, 5);
     let id = bytes("d64522dd71f1a6bac0526658be2ef3f4").try_into().unwrap();
-    assert!(world.acquire(1, id).granted());
+    assert!(harness.acquire(1, id).granted());
 
-    let log = world.log();
+    let log = harness.log();
     assert_eq!(log[0].member, bytes("10 d64522dd71f1a6bac0526658be2ef3f4 01000000"));
     assert_eq!((log.len(), log[0].score), (1, 1_700_000_000_000));
-    assert_eq!(world.value().as_deref(), Some("4"));
-    let mut fields: Vec<(String, String)> = world.command(&["HGETALL", "LIMITER_NAME"]);
+    assert_eq!(harness.value().as_deref(), Some("4"));
+    let mut fields: Vec<(String, String)> = harness.command(&["HGETALL", "LIMITER_NAME"]);
     fields.sort_unstable();
     let expected = [("interval", "1000"), ("keepAliveTime", "0"), ("rate", "5"), ("type", "0")];
     assert_eq!(fields, expected.map(|(field, value)| (field.to_owned(), value.to_owned())));
-    let mut keys: Vec<String> = world.command(&["KEYS", "*"]);
+    let mut keys: Vec<String> = harness.command(&["KEYS", "*"]);
     keys.sort_unstable();
     assert_eq!(keys, ["LIMITER_NAME", "{LIMITER_NAME}:permits", "{LIMITER_NAME}:value"]);
     for (key, kind) in [("LIMITER_NAME", "hash"), ("{LIMITER_NAME}:permits", "zset")] {
-        assert_eq!(world.command::<String>(&["TYPE", key]), kind);
+        assert_eq!(harness.command::<String>(&["TYPE", key]), kind);
     }
 }
 
 #[test]
-fn a_java_client_goes_on_with_what_is_left_here_and_the_other_way_round() {
+fn java_and_rust_clients_draw_from_one_limit() {
     let server = RedisServer::start();
-    let mut world = limiter(&server, 10);
-    assert!(world.take(4));
-    let id = world.id();
-    assert_eq!(world.java_acquire(5, 0, id), Some(Ok(())));
-    assert_eq!(world.java_available(0), 1);
-    assert_eq!(world.available(), 1);
-    assert!(!world.take(2));
-    assert!(world.take(1));
-    let id = world.id();
-    world.advance(400);
-    assert_eq!(world.java_acquire(1, 0, id), Some(Err(603)));
-    world.advance(600);
-    assert_eq!(world.java_acquire(10, 0, id), Some(Ok(())));
-    assert!(!world.take(1));
+    let mut harness = limiter(&server, 10);
+    assert!(harness.take(4));
+    let id = harness.id();
+    assert_eq!(harness.java_acquire(5, 0, id), Some(Ok(())));
+    assert_eq!(harness.java_available(0), 1);
+    assert_eq!(harness.available(), 1);
+    assert!(!harness.take(2));
+    assert!(harness.take(1));
+    let id = harness.id();
+    harness.advance(400);
+    assert_eq!(harness.java_acquire(1, 0, id), Some(Err(603)));
+    harness.advance(600);
+    assert_eq!(harness.java_acquire(10, 0, id), Some(Ok(())));
+    assert!(!harness.take(1));
 }
 
 #[test]
@@ -74,157 +74,157 @@ fn entries_of_older_releases_are_read_by_their_length() {
         ("10 000102030405060708090a0b0c0d0e0f 07000000 of the future", 7),
         ("11 000102030405060708090a0b0c0d0e0f10 02000000", 2),
     ] {
-        let mut world = limiter(&server, 10);
+        let mut harness = limiter(&server, 10);
         let member = bytes(&member.replace("of the future", "6162"));
-        let now = world.now_ms();
-        add(&mut world, now, &member);
-        assert_eq!(world.available(), 10 - permits, "{member:?}");
-        assert!(world.take(10 - permits as u32) && !world.take(1));
-        assert_eq!(world.value().as_deref(), Some("0"));
-        world.release(1);
-        assert!(world.take(1) && !world.take(1), "{member:?}");
-        world.advance(1_001);
-        assert!(world.take(10), "{member:?}");
+        let now = harness.now_ms();
+        add(&mut harness, now, &member);
+        assert_eq!(harness.available(), 10 - permits, "{member:?}");
+        assert!(harness.take(10 - permits as u32) && !harness.take(1));
+        assert_eq!(harness.value().as_deref(), Some("0"));
+        harness.release(1);
+        assert!(harness.take(1) && !harness.take(1), "{member:?}");
+        harness.advance(1_001);
+        assert!(harness.take(10), "{member:?}");
     }
 }
 
 #[test]
-fn what_is_no_entry_counts_for_nothing_and_is_gone_after_its_interval() {
+fn an_unreadable_entry_counts_0_and_is_dropped_after_its_interval() {
     let server = RedisServer::start();
     for member in
         ["", "ff", "10 00", "10 000102030405060708090a0b0c0d0e0f fbffffff", "616263646566"]
     {
-        let mut world = limiter(&server, 3);
-        let now = world.now_ms();
-        add(&mut world, now, &bytes(member));
-        assert_eq!(world.available(), 3);
-        assert!(world.take(2));
-        world.release(1);
-        assert!(world.take(2) && !world.take(1), "{member:?}");
-        world.advance(1_000);
-        assert!(world.take(3));
-        assert_eq!(world.log().len(), 1, "{member:?}");
+        let mut harness = limiter(&server, 3);
+        let now = harness.now_ms();
+        add(&mut harness, now, &bytes(member));
+        assert_eq!(harness.available(), 3);
+        assert!(harness.take(2));
+        harness.release(1);
+        assert!(harness.take(2) && !harness.take(1), "{member:?}");
+        harness.advance(1_000);
+        assert!(harness.take(3));
+        assert_eq!(harness.log().len(), 1, "{member:?}");
     }
 }
 
 #[test]
-fn a_limiter_that_does_not_expire_leaves_keys_that_do_not_expire() {
+fn the_keys_of_a_limiter_that_does_not_expire_do_not_expire() {
     let server = RedisServer::start();
-    let mut world = limiter(&server, 3);
-    assert!(world.take(1));
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [None; 3]);
+    let mut harness = limiter(&server, 3);
+    assert!(harness.take(1));
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [None; 3]);
 }
 
 #[test]
-fn the_time_to_live_of_the_limiter_is_that_of_all_its_keys() {
+fn all_keys_have_the_time_to_live_of_the_limiter() {
     let server = RedisServer::start();
-    let mut world = limiter(&server, 3);
-    assert!(world.expire("60000"));
-    assert!(world.take(1));
-    world.advance(500);
-    assert!(world.take(1));
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [Some(59_500); 3]);
-    assert!(!world.take(3));
-    world.release(1);
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [Some(59_500); 3]);
-    world.set("update", 7, 1_000, 0);
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [Some(59_500); 3]);
+    let mut harness = limiter(&server, 3);
+    assert!(harness.expire("60000"));
+    assert!(harness.take(1));
+    harness.advance(500);
+    assert!(harness.take(1));
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [Some(59_500); 3]);
+    assert!(!harness.take(3));
+    harness.release(1);
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [Some(59_500); 3]);
+    harness.set("update", 7, 1_000, 0);
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [Some(59_500); 3]);
 
-    assert!(world.expire(""));
-    assert!(!world.expire(""));
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [None; 3]);
+    assert!(harness.expire(""));
+    assert!(!harness.expire(""));
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [None; 3]);
 
-    // Not by a script: the hash alone.
-    world.expire("60000");
-    world.command::<()>(&["HDEL", "expiries", "LIMITER_NAME"]);
-    assert!(world.take(1));
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [None; 3]);
+    // The hash alone, without the script.
+    harness.expire("60000");
+    harness.command::<()>(&["HDEL", "expiries", "LIMITER_NAME"]);
+    assert!(harness.take(1));
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [None; 3]);
 
-    world.expire("60000");
-    world.advance(60_000);
-    assert_eq!(world.dump().len(), 0);
+    harness.expire("60000");
+    harness.advance(60_000);
+    assert_eq!(harness.dump().len(), 0);
 }
 
 #[test]
-fn a_limiter_that_is_kept_alive_expires_when_nobody_asks_any_more() {
+fn a_limiter_with_a_keep_alive_time_expires_when_it_is_not_called() {
     let server = RedisServer::start();
-    let mut world = World::new(&server);
-    world.forget();
-    assert!(world.set_and_keep_alive("try", 2, 1_000, 0, "5000"));
-    assert_eq!(world.ttl(0), Some(5_000));
-    world.advance(4_000);
-    assert!(world.take(2));
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [Some(5_000); 3]);
-    world.advance(900);
-    assert!(!world.take(1), "a denied request keeps it alive as well");
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [Some(5_000); 3]);
-    world.advance(900);
-    assert_eq!(world.available(), 2);
-    assert_eq!([0, 1, 3].map(|key| world.ttl(key)), [Some(4_100); 3]);
+    let mut harness = Harness::new(&server);
+    harness.reset();
+    assert!(harness.set_and_keep_alive("try", 2, 1_000, 0, "5000"));
+    assert_eq!(harness.ttl(0), Some(5_000));
+    harness.advance(4_000);
+    assert!(harness.take(2));
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [Some(5_000); 3]);
+    harness.advance(900);
+    assert!(!harness.take(1), "a denied request extends the time too");
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [Some(5_000); 3]);
+    harness.advance(900);
+    assert_eq!(harness.available(), 2);
+    assert_eq!([0, 1, 3].map(|key| harness.ttl(key)), [Some(4_100); 3]);
 
-    assert!(world.set("update", 2, 1_000, 0), "it stays as it is");
-    assert_eq!(world.command::<String>(&["HGET", "LIMITER_NAME", "keepAliveTime"]), "5000");
-    world.set("set", 2, 1_000, 0);
-    assert_eq!(world.ttl(0), None, "it is not kept alive any more");
+    assert!(harness.set("update", 2, 1_000, 0), "an update keeps the time");
+    assert_eq!(harness.command::<String>(&["HGET", "LIMITER_NAME", "keepAliveTime"]), "5000");
+    harness.set("set", 2, 1_000, 0);
+    assert_eq!(harness.ttl(0), None, "set_rate removes the time");
 }
 
 #[test]
-fn a_time_to_keep_alive_that_is_too_short_loses_nothing() {
+fn a_keep_alive_time_below_the_interval_loses_no_permits() {
     let server = RedisServer::start();
-    let mut world = World::new(&server);
-    world.forget();
-    world.set_and_keep_alive("try", 2, 1_000, 0, "100");
-    assert!(world.take(2));
-    world.advance(999);
-    assert!(!world.take(1));
+    let mut harness = Harness::new(&server);
+    harness.reset();
+    harness.set_and_keep_alive("try", 2, 1_000, 0, "100");
+    assert!(harness.take(2));
+    harness.advance(999);
+    assert!(!harness.take(1));
 }
 
 #[test]
 fn the_keys_of_a_client_expire_an_interval_after_its_last_acquire() {
     let server = RedisServer::start();
-    let mut world = World::new(&server);
-    world.forget();
-    world.set("try", 2, 1_000, 1);
-    assert!(world.take(1));
-    world.advance(400);
-    assert!(world.take(1) && !world.take(1));
-    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [None, Some(1_001), Some(1_001)]);
-    let keys: Vec<String> = world.command(&["KEYS", "*:client"]);
+    let mut harness = Harness::new(&server);
+    harness.reset();
+    harness.set("try", 2, 1_000, 1);
+    assert!(harness.take(1));
+    harness.advance(400);
+    assert!(harness.take(1) && !harness.take(1));
+    assert_eq!([0, 2, 4].map(|key| harness.ttl(key)), [None, Some(1_001), Some(1_001)]);
+    let keys: Vec<String> = harness.command(&["KEYS", "*:client"]);
     assert_eq!(keys.len(), 2, "{keys:?}");
 
-    assert!(!world.expire(""), "there was nothing to take back");
-    assert_eq!([2, 4].map(|key| world.ttl(key)), [Some(1_001); 2]);
-    world.advance(1_001);
-    assert_eq!(world.dump().iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["LIMITER_NAME"]);
-    assert!(world.take(2));
+    assert!(!harness.expire(""), "no key had a time to live to clear");
+    assert_eq!([2, 4].map(|key| harness.ttl(key)), [Some(1_001); 2]);
+    harness.advance(1_001);
+    assert_eq!(harness.dump().iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["LIMITER_NAME"]);
+    assert!(harness.take(2));
 
-    // However long the limiter itself is there.
-    assert!(world.expire("60000"));
-    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(60_000), Some(1_001), Some(1_001)]);
-    world.advance(1_000);
-    assert!(world.take(1));
-    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(59_000), Some(1_001), Some(1_001)]);
-    world.set_and_keep_alive("update", 2, 1_000, 1, "90000");
-    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(90_000), Some(1_001), Some(1_001)]);
-    world.advance(500);
-    assert!(world.take(1) && !world.take(1));
-    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(90_000), Some(1_001), Some(1_001)]);
-    assert!(world.expire("500"));
-    assert_eq!([0, 2, 4].map(|key| world.ttl(key)), [Some(500); 3]);
+    // The time to live of the limiter does not matter.
+    assert!(harness.expire("60000"));
+    assert_eq!([0, 2, 4].map(|key| harness.ttl(key)), [Some(60_000), Some(1_001), Some(1_001)]);
+    harness.advance(1_000);
+    assert!(harness.take(1));
+    assert_eq!([0, 2, 4].map(|key| harness.ttl(key)), [Some(59_000), Some(1_001), Some(1_001)]);
+    harness.set_and_keep_alive("update", 2, 1_000, 1, "90000");
+    assert_eq!([0, 2, 4].map(|key| harness.ttl(key)), [Some(90_000), Some(1_001), Some(1_001)]);
+    harness.advance(500);
+    assert!(harness.take(1) && !harness.take(1));
+    assert_eq!([0, 2, 4].map(|key| harness.ttl(key)), [Some(90_000), Some(1_001), Some(1_001)]);
+    assert!(harness.expire("500"));
+    assert_eq!([0, 2, 4].map(|key| harness.ttl(key)), [Some(500); 3]);
 }
 
 #[test]
-fn another_client_has_the_rate_for_itself() {
+fn each_client_has_a_rate_of_its_own() {
     let server = RedisServer::start();
-    let mut world = World::new(&server);
-    world.forget();
-    world.set("try", 2, 1_000, 1);
-    assert!(world.take(2) && !world.take(1));
-    world.keys = Keys::new("LIMITER_NAME", "another").unwrap();
-    assert!(world.take(2) && !world.take(1));
+    let mut harness = Harness::new(&server);
+    harness.reset();
+    harness.set("try", 2, 1_000, 1);
+    assert!(harness.take(2) && !harness.take(1));
+    harness.keys = Keys::new("LIMITER_NAME", "another").unwrap();
+    assert!(harness.take(2) && !harness.take(1));
 }
 
-/// By the rules of Redis Cluster.
+/// Returns the slot of a key by the rules of Redis Cluster.
 fn slot(key: &str) -> u16 {
     let tag = key
         .split_once('{')
@@ -240,7 +240,7 @@ fn slot(key: &str) -> u16 {
 }
 
 #[test]
-fn names_whose_keys_would_be_in_several_slots_are_refused() {
+fn names_whose_keys_would_be_in_several_slots_are_rejected() {
     assert_eq!(slot("123456789"), 0x31c3);
     for name in ["", "a}b", "}", "x{y", "{}z", "{", "}{a}x{", "{}{a}"] {
         assert_eq!(Keys::new(name, "client").is_ok(), name == "}{a}x{", "{name}");
@@ -251,13 +251,13 @@ fn names_whose_keys_would_be_in_several_slots_are_refused() {
 
 proptest! {
     #[test]
-    fn the_keys_of_a_name_that_is_not_refused_are_in_one_slot(
+    fn the_keys_of_an_accepted_name_are_in_one_slot(
         name in "[ab{}]{0,8}",
         client in "[ab{}]{0,4}",
     ) {
         match Keys::new(&name, &client) {
             Ok(keys) => prop_assert!(keys.all.iter().all(|key| slot(key) == slot(&name))),
-            // Redisson's own keys would not be.
+            // Redisson's own keys would be in several slots.
             Err(_) if name.contains('{') => {
                 let value = format!("{name}:value");
                 prop_assert!(slot(&value) != slot(&name));

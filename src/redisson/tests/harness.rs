@@ -1,5 +1,5 @@
-//! One limiter by scripted time, and a model of what Redisson's documentation and format say that a Java
-//! client does with its keys.
+//! A limiter with scripted time, and scripts that do to its keys what a Java client does, according
+//! to Redisson's documentation and format. Tests are in the other files.
 
 use redis::{Connection, FromRedisValue};
 
@@ -14,8 +14,8 @@ mod server;
 
 pub(super) use server::RedisServer;
 
-/// Stands in front of a script, in the place of the server's clock: `TIME`, and when keys expire. The last
-/// argument is the time, in microseconds.
+/// Precedes a script and replaces the server's clock: the `TIME` command, and the expiry of keys.
+/// The last argument is the time in microseconds.
 const CLOCK: &str = r"
 local redis = (function()
   local real, now = redis, tonumber(table.remove(ARGV))
@@ -69,8 +69,8 @@ local redis = (function()
 end)()
 ";
 
-/// What the Java side's calls have in common. The model is written from the format, and does the wrong things
-/// that the format's description tells of.
+/// The common part of the Java scripts. They are written from the format, and have the known
+/// defects.
 const JAVA: &str = r"
 local config = redis.call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime')
 local rate, interval = tonumber(config[1]), tonumber(config[2])
@@ -96,7 +96,7 @@ local function sweep(now, clamped)
 end
 ";
 
-/// ARGV: permits, its clock, id.
+/// ARGV: permits, clock of the host, id.
 const JAVA_ACQUIRE: &str = r"
 local permits, now = tonumber(ARGV[1]), tonumber(ARGV[2])
 assert(rate, 'RateLimiter is not initialized')
@@ -127,7 +127,7 @@ end
 return wait
 ";
 
-/// ARGV: its clock.
+/// ARGV: clock of the host.
 const JAVA_AVAILABLE: &str = r"
 if redis.call('GET', value) then
   sweep(tonumber(ARGV[1]), false)
@@ -156,7 +156,7 @@ return 0
 ";
 
 #[derive(Debug, PartialEq)]
-pub(super) struct Answer {
+pub(super) struct Reply {
     pub(super) status: i64,
     /// In microseconds.
     pub(super) wait: u64,
@@ -164,15 +164,18 @@ pub(super) struct Answer {
     pub(super) reset: u64,
 }
 
-impl Answer {
+impl Reply {
     pub(super) fn granted(&self) -> bool {
         self.status == DONE
     }
 }
 
+/// Status, wait, remaining, replenish, reset, rate, interval, tally.
+type Fields = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
+
 pub(super) type Id = [u8; 16];
 
-/// An entry of the log: its score, bytes and permits.
+/// An entry of the log.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Entry {
     pub(super) score: u64,
@@ -189,25 +192,26 @@ impl Entry {
     }
 }
 
-pub(super) struct World {
+pub(super) struct Harness {
     pub(super) connection: Connection,
     pub(super) keys: Keys,
-    /// By the clock of the server, in microseconds.
+    /// The clock of the server, in microseconds.
     pub(super) now: u64,
-    /// Whether logs are taken as long from 3 entries on.
+    /// Treats logs of more than 2 entries as long.
     pub(super) tiny: bool,
-    /// Whether each call of an acquire is the first one of another caller, as after a deadline.
-    pub(super) gives_up: bool,
-    /// What a template lends.
-    pub(super) lent: String,
-    /// The calls that the last question took.
+    /// Starts each step of an acquire without the tally of the previous one, as a new caller does
+    /// after a timeout.
+    pub(super) drops_tally: bool,
+    /// The rate of the template as the scripts take it.
+    pub(super) template_rate: String,
+    /// How many scripts the last call has executed.
     pub(super) steps: u32,
     ids: u64,
 }
 
 pub(super) const START: u64 = 1_700_000_000_000_000;
 
-impl World {
+impl Harness {
     pub(super) fn new(server: &RedisServer) -> Self {
         let keys = Keys::new("LIMITER_NAME", "client").unwrap();
         let connection = server.connection();
@@ -216,14 +220,14 @@ impl World {
             keys,
             now: START,
             tiny: false,
-            gives_up: false,
-            lent: String::new(),
+            drops_tally: false,
+            template_rate: String::new(),
             steps: 0,
             ids: 0,
         }
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn reset(&mut self) {
         redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
         self.now = START;
     }
@@ -243,7 +247,7 @@ impl World {
 
     pub(super) fn id(&mut self) -> Id {
         self.ids += 1;
-        // In no order.
+        // Not in increasing order.
         let id = self.ids.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut bytes = [7; 16];
         bytes[..8].copy_from_slice(&id.to_le_bytes());
@@ -263,29 +267,35 @@ impl World {
         eval.arg(self.now).query(&mut self.connection).ok()
     }
 
-    pub(super) fn run<T: FromRedisValue>(
+    pub(super) fn execute<T: FromRedisValue>(
         &mut self,
         script: &Script,
         args: &[&[u8]],
-        lent: &str,
+        template_rate: &str,
         tally: &[u8],
     ) -> T {
         self.steps += 1;
-        assert!(self.steps < 1_000, "it goes on for ever");
+        assert!(self.steps < 1_000, "the call does not end");
         let mut text = script.text.to_owned();
         if self.tiny {
-            let limits = "SHORT, HEAD, MOST = 32, 128, 1000";
-            assert!(text.contains(limits));
-            text = text.replace(limits, "SHORT, HEAD, MOST = 2, 2, 3");
+            let limits = "SHORT, HEAD, MAX_ENTRIES = 32, 128, 1000";
+            assert!(text.contains(limits) || !text.contains("MAX_ENTRIES"));
+            text = text.replace(limits, "SHORT, HEAD, MAX_ENTRIES = 2, 2, 3");
         }
-        self.eval(&text, 7, &[args, &[lent.as_bytes(), tally]].concat())
+        self.eval(&text, 7, &[args, &[template_rate.as_bytes(), tally]].concat())
     }
 
-    fn ask(&mut self, script: &Script, args: &[&[u8]], lent: &str) -> (i64, u64) {
+    fn execute_in_steps(
+        &mut self,
+        script: &Script,
+        args: &[&[u8]],
+        template_rate: &str,
+    ) -> (i64, u64) {
         let mut tally = vec![];
         self.steps = 0;
         loop {
-            let (status, number, next): (i64, u64, Vec<u8>) = self.run(script, args, lent, &tally);
+            let (status, number, next): (i64, u64, Vec<u8>) =
+                self.execute(script, args, template_rate, &tally);
             if status != AGAIN {
                 return (status, number);
             }
@@ -293,48 +303,48 @@ impl World {
         }
     }
 
-    pub(super) fn acquire(&mut self, permits: u32, id: Id) -> Answer {
-        let (permits, lent) = (permits.to_string(), self.lent.clone());
+    pub(super) fn acquire(&mut self, permits: u32, id: Id) -> Reply {
+        let (permits, rate) = (permits.to_string(), self.template_rate.clone());
         let mut tally = vec![];
         self.steps = 0;
         loop {
-            type Reply = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
             let args: [&[u8]; 2] = [permits.as_bytes(), &id];
-            let reply: Reply = self.run(&ACQUIRE, &args, &lent, &tally);
+            let reply: Fields = self.execute(&ACQUIRE, &args, &rate, &tally);
             let (status, wait, remaining, _, reset, _, _, next) = reply;
             if status != AGAIN {
-                return Answer { status, wait, remaining, reset };
+                return Reply { status, wait, remaining, reset };
             }
-            tally = if self.gives_up { vec![] } else { next };
+            tally = if self.drops_tally { vec![] } else { next };
         }
     }
 
-    /// Takes permits with a new id.
+    /// Acquires permits with a new id. Returns whether they were granted.
     pub(super) fn take(&mut self, permits: u32) -> bool {
         let id = self.id();
         self.acquire(permits, id).granted()
     }
 
     pub(super) fn release(&mut self, permits: u32) {
-        self.give_back(permits, 0, &[]);
+        self.release_taken(permits, 0, &[]);
     }
 
-    pub(super) fn give_back(&mut self, permits: u32, taken: u32, id: &[u8]) {
+    pub(super) fn release_taken(&mut self, permits: u32, taken: u32, id: &[u8]) {
         let mut rest = u64::from(permits);
         while rest > 0 {
             let (permits, taken) = (rest.to_string(), taken.to_string());
-            rest = self.ask(&RELEASE, &[permits.as_bytes(), id, taken.as_bytes()], "").1;
+            rest =
+                self.execute_in_steps(&RELEASE, &[permits.as_bytes(), id, taken.as_bytes()], "").1;
         }
     }
 
     pub(super) fn available(&mut self) -> u64 {
-        self.ask(&AVAILABLE_PERMITS, &[], &self.lent.clone()).1
+        self.execute_in_steps(&AVAILABLE_PERMITS, &[], &self.template_rate.clone()).1
     }
 
-    /// Rate, interval, whether it is per client, and how long it is kept alive.
+    /// Returns the rate, the interval, 1 if the rate is per client, and the keep-alive time.
     pub(super) fn config(&mut self) -> Option<[u64; 4]> {
         self.steps = 0;
-        let reply: [i64; 5] = self.run(&CONFIG, &[], &self.lent.clone(), b"");
+        let reply: [i64; 5] = self.execute(&CONFIG, &[], &self.template_rate.clone(), b"");
         (reply[0] == DONE).then(|| [1, 2, 3, 4].map(|i| reply[i] as u64))
     }
 
@@ -352,14 +362,15 @@ impl World {
     ) -> bool {
         let [rate, interval] = [rate, interval].map(|number| number.to_string());
         let args = [mode, &rate, &interval, &rate_type.to_string(), keep_alive];
-        self.ask(&SET_RATE, &args.map(|arg| arg.as_bytes()), "").1 == 1
+        self.execute_in_steps(&SET_RATE, &args.map(|arg| arg.as_bytes()), "").1 == 1
     }
 
     pub(super) fn expire(&mut self, ms: &str) -> bool {
-        self.run::<i64>(&EXPIRE, &[ms.as_bytes()], "", b"") == 1
+        self.execute::<i64>(&EXPIRE, &[ms.as_bytes()], "", b"") == 1
     }
 
-    /// Whether it was granted, else the delay in milliseconds; `None` if it fails.
+    /// Returns `Ok` if the acquire was granted, else the delay in milliseconds, or `None` if the
+    /// script fails.
     pub(super) fn java_acquire(
         &mut self,
         permits: u32,
@@ -415,14 +426,14 @@ impl World {
         entries.into_iter().map(entry).collect()
     }
 
-    /// When a key expires, in milliseconds from now.
+    /// Returns the time to live of a key, in milliseconds.
     pub(super) fn ttl(&mut self, key: usize) -> Option<u64> {
         let key = self.keys.all[key].clone();
         let ends: Option<u64> = self.command(&["HGET", "expiries", &key]);
         ends.map(|ends| ends - self.now_ms())
     }
 
-    /// All that is in Redis, and has not expired.
+    /// Returns all keys in Redis that have not expired, with their contents.
     pub(super) fn dump(&mut self) -> Vec<(String, Vec<u8>)> {
         self.tick();
         let mut keys: Vec<String> = self.command(&["KEYS", "*"]);

@@ -1,0 +1,184 @@
+//! A limiter for each key, which inherits the rate of a template, and the calls of the limiter
+//! module for a key.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{MAX_INTERVAL, RateLimiter, RateType, id_of, keys::Keys, millis, random};
+use crate::{
+    algorithm::Action,
+    decision::{Decision, Receipt},
+    error::{ConfigError, Error},
+    keys::Key,
+    store::{Deadline, StoreFuture},
+    sync::lock,
+};
+
+/// The limiter of a key that is used now and then is not created anew each time.
+const MIN_KEEP_ALIVE: Duration = Duration::from_secs(60);
+
+/// Bounds the delay after which a new rate of the template is noticed.
+const MAX_CACHE_AGE: Duration = Duration::from_secs(1);
+
+/// The text in a name that is replaced by the key.
+const PLACEHOLDER: &str = "{key}";
+
+impl RateLimiter {
+    /// Returns the limiter of a key, if the name is a template: `{key}` in it is replaced by the
+    /// key, so the limiter of `alice` in `api:{key}` is `api:alice`. If the name contains no
+    /// `{key}`, returns this limiter for every key.
+    ///
+    /// A [`RateLimitLayer`](crate::RateLimitLayer) and a [`Charge`](crate::Charge) do this for each
+    /// request.
+    ///
+    /// # The name
+    ///
+    /// The name contains the text of the [`Key`]: for a header, [`key::Header`](crate::key::Header)
+    /// makes `header:x-user=alice`. To use the names of a Java service, write a closure that
+    /// returns the text alone. All but plain characters is escaped, and a key of more than 128
+    /// bytes is hashed, as described in `Key`.
+    ///
+    /// The names must belong to this template alone. For example, `api:{key}` can produce all names
+    /// of `api:v2:{key}`.
+    ///
+    /// # The rate
+    ///
+    /// The template's rate is stored under the template's own name: call
+    /// [`try_set_rate`](RateLimiter::try_set_rate) on the template. A limiter of a key that has no
+    /// rate inherits this rate with its first [`acquire`](RateLimiter::acquire).
+    ///
+    /// If the template's rate changes, the limiters that inherited the old one inherit the new one,
+    /// and keep the permits taken. A `RateLimiter` that sets the rate itself, and its clones, apply
+    /// it immediately; others read the template once per second, because the two names can be in
+    /// different slots of a cluster. Java sees the new rate after the next acquire from this crate.
+    ///
+    /// A rate that is set for one key (by this crate, by Java or with `redis-cli`) is not
+    /// overwritten. It expires like an inherited one: when the key is not used for the
+    /// [`keep_alive`](RateLimiter::keep_alive) time of the template, by default an interval and at
+    /// least a minute. To keep it for good, call [`set_rate`](RateLimiter::set_rate) without this
+    /// time.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Slots`] as for [`try_new`](RateLimiter::try_new), or if a key could address
+    /// other names: because the template has other braces than a pair around the key, or contains
+    /// only the key.
+    pub fn for_key<'a>(&self, key: impl Into<Key<'a>>) -> Result<Self, ConfigError> {
+        if !self.is_template() {
+            return Ok(self.clone());
+        }
+        let rest = self.name().replace("{{key}}", "").replace(PLACEHOLDER, "");
+        if rest.is_empty() || rest.contains(['{', '}']) {
+            return Err(ConfigError::Slots { name: self.name().to_owned() });
+        }
+        let name = self.name().replace(PLACEHOLDER, key.into().as_str());
+        let keys = Arc::new(Keys::new(&name, &self.keys.client_id)?);
+        Ok(Self { keys, template: Some(Arc::new(self.clone())), ..self.clone() })
+    }
+
+    /// Sets the name of this limiter in [`Decision::limiter`] and in headers, `redisson` by
+    /// default. The name in Redis is separate, because it may contain characters that a header
+    /// cannot.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the label is not 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    #[must_use]
+    #[track_caller]
+    pub fn label(self, label: &'static str) -> Self {
+        if let Err(error) = crate::limiter::check_name(label) {
+            panic!("{error}");
+        }
+        Self { label, ..self }
+    }
+
+    pub(super) fn is_template(&self) -> bool {
+        self.name().contains(PLACEHOLDER)
+    }
+
+    /// Decides about a request of a key.
+    pub(crate) fn answer(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u32,
+    ) -> Result<StoreFuture<Decision>, Error> {
+        if action != Action::Check {
+            return Err(Error::Unsupported);
+        }
+        let (limiter, deadline) = (self.for_key(key)?, self.store.start_deadline());
+        let decision = async move { limiter.attempt(deadline, cost, random()).await };
+        Ok(StoreFuture::Pending(Box::pin(decision)))
+    }
+
+    /// Releases `permits` of the permits that a decision about a key has `taken`.
+    pub(crate) fn release_for(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        taken: u32,
+        permits: u32,
+    ) -> StoreFuture<()> {
+        let (limiter, id) = match (self.for_key(key), receipt) {
+            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(*id)),
+            (Err(error), _) => return StoreFuture::ready(Err(error.into())),
+            _ => return StoreFuture::ready(Ok(())),
+        };
+        let deadline = self.store.start_deadline();
+        StoreFuture::Pending(Box::pin(async move {
+            ok_without_rate(limiter.release_taken(deadline, permits, taken, &id).await)
+        }))
+    }
+
+    /// Does the same in the background, if Redis can be reached.
+    pub(crate) fn release_later_for(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        taken: u32,
+        permits: u32,
+    ) {
+        if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
+            limiter.release_later(permits, taken, *id);
+        }
+    }
+
+    /// Releases the oldest permits of a key.
+    pub(crate) async fn refund_for(&self, key: &Key<'_>, permits: u32) -> Result<(), Error> {
+        let deadline = self.store.start_deadline();
+        ok_without_rate(self.for_key(key)?.release_taken(deadline, permits, 0, b"").await)
+    }
+
+    /// Returns the template's rate as an argument of the scripts. It is empty if there is no
+    /// template, or the template has no rate.
+    pub(super) async fn template_rate(&self, deadline: Deadline) -> Result<String, Error> {
+        let Some(template) = &self.template else { return Ok(String::new()) };
+        let cached = *lock(&template.cached_rate);
+        let config = match cached.filter(|(read_at, _)| read_at.elapsed() < MAX_CACHE_AGE) {
+            Some((_, config)) => config,
+            None => {
+                let read_at = Instant::now();
+                let Some(config) = template.read_config(deadline, "").await? else {
+                    return Ok(String::new());
+                };
+                *lock(&template.cached_rate) = Some((read_at, config));
+                config
+            }
+        };
+        let keep_alive = self.keep_alive.unwrap_or(MIN_KEEP_ALIVE);
+        let keep_alive = keep_alive.clamp(config.interval(), MAX_INTERVAL);
+        let (rate, interval) = (config.rate(), millis(config.interval()));
+        let rate_type = if config.rate_type() == RateType::PerClient { 1 } else { 0 };
+        Ok(format!("{rate} {interval} {rate_type} {}", millis(keep_alive)))
+    }
+}
+
+/// Ignores that there is no rate: the permits were deleted together with it.
+fn ok_without_rate(result: Result<(), Error>) -> Result<(), Error> {
+    result.or_else(|error| match error {
+        Error::NoRate { .. } => Ok(()),
+        error => Err(error),
+    })
+}
