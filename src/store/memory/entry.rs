@@ -1,4 +1,4 @@
-//! A key, and what is counted for it, in one cache line.
+//! A key and its counts, in one cache line. Shards find them by the hash.
 
 use std::{hash::BuildHasher, mem, ptr, sync::Arc};
 
@@ -17,7 +17,7 @@ pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64
 
 #[repr(align(64))]
 pub(super) struct Entry {
-    /// By which the state was counted.
+    /// Those that the state was counted with.
     settings: Arc<Settings>,
     key: Text,
     counts: Counts,
@@ -25,31 +25,32 @@ pub(super) struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 64);
 
-/// What is counted, and the second until which a request like one that was seen would be denied.
+/// The counts, and the second until which a denied request would be denied again.
 enum Counts {
     Packed { denied_until: u32, packed: Packed },
-    Whole { denied_until: u32, whole: Box<Whole> },
+    Boxed { denied_until: u32, boxed: Box<Boxed> },
 }
 
-/// A state that two packed do not tell, and what a sweep requests of it, which would take long to find out.
-struct Whole {
+/// A state that two numbers cannot represent, and the facts that a sweep needs, which take long to
+/// compute.
+struct Boxed {
     state: State,
     /// The part of the quota that was left.
     left: f64,
-    /// The instant at which the key is as if never seen.
+    /// The instant at which the state is the initial one.
     reset: f64,
-    /// The instant of the last request whose reservation the state has forgotten, as the quota was
-    /// changed. It is presumed to wait: if it is dropped, no release will tell.
+    /// The instant of the last request with a reservation that a change of the quota has removed from
+    /// the state. The request is presumed to wait: if it is dropped, no release reports it.
     forgotten_until: f64,
 }
 
-/// How much a key has used.
+/// The usage of a key.
 pub(super) struct Usage {
     /// The part of the quota that is left, or was when the key was counted.
     left: f64,
-    /// The instant at which the key is as if never seen.
+    /// The instant at which the state is the initial one.
     pub(super) reset: f64,
-    /// Whether a request would be denied, somebody waits, or a request like one that was denied would be denied again.
+    /// Whether a request would be denied, or waits, or a denied request would be denied again.
     in_use: bool,
     /// Whether a request waits.
     waited_for: bool,
@@ -61,7 +62,8 @@ impl Entry {
         Self { settings: settings.clone(), key: key.into(), counts }
     }
 
-    /// Whether it is that limiter's entry for the key. There is one copy of each name, whose address will do.
+    /// Returns whether this is the entry of the limiter for the key. Addresses suffice, because there
+    /// is one copy of each name.
     #[inline]
     pub(super) fn is(&self, settings: &Arc<Settings>, key: &[u8]) -> bool {
         self.key.as_bytes() == key
@@ -76,7 +78,7 @@ impl Entry {
         matches!(self.counts, Counts::Packed { packed: INITIAL, .. })
     }
 
-    /// Like [`check`](Entry::check), in the most common case of all; None in others.
+    /// Decides as [`check`](Entry::check) does, in the most common case; `None` in others.
     #[inline]
     pub(super) fn check_fast<'a>(
         &mut self,
@@ -95,7 +97,7 @@ impl Entry {
         }
     }
 
-    /// Decides about a limit that is asked alone.
+    /// Decides about a single limit.
     pub(super) fn check(
         &mut self,
         settings: &Arc<Settings>,
@@ -120,14 +122,14 @@ impl Entry {
         reply
     }
 
-    /// Returns units, as the settings count them by which the state was counted.
+    /// Returns units to the state, in the parameters that it was counted with.
     pub(super) fn release(&mut self, settings: &Settings, now: f64, releases: &[Release]) {
         let mut state = self.counts.take(&self.settings);
         settings.params.release(&mut state, now, releases);
         self.counts.put(state, &self.settings, now, None);
     }
 
-    /// Remembers that a request would be denied until that instant, though another might not.
+    /// Remembers that a request would be denied until that instant. A smaller one may be admitted.
     pub(super) fn note_denial(&mut self, until: f64) {
         let denied_until = self.denied_until();
         *denied_until = second(until).max(*denied_until);
@@ -145,11 +147,11 @@ impl Entry {
 impl Counts {
     fn denied_until(&mut self) -> &mut u32 {
         match self {
-            Self::Packed { denied_until, .. } | Self::Whole { denied_until, .. } => denied_until,
+            Self::Packed { denied_until, .. } | Self::Boxed { denied_until, .. } => denied_until,
         }
     }
 
-    /// Asks by settings that need not be those by which the state was `counted`.
+    /// Decides with settings that may differ from those that the state was `counted` with.
     fn step(
         &mut self,
         counted: &Settings,
@@ -161,16 +163,16 @@ impl Counts {
                 Self::Packed { packed, .. } => {
                     settings.params.step(&mut counted.params.unpack(*packed), request)
                 }
-                Self::Whole { whole, .. } => settings.params.step(&mut whole.state, request),
+                Self::Boxed { boxed, .. } => settings.params.step(&mut boxed.state, request),
             };
         }
         let mut state = self.take(counted);
         let waited_until = state.waited_until(request.now);
         let reply = settings.params.step(&mut state, request);
-        if let (Self::Whole { whole, .. }, Some(instant)) = (&mut *self, waited_until)
+        if let (Self::Boxed { boxed, .. }, Some(instant)) = (&mut *self, waited_until)
             && state.waited_until(request.now).is_none_or(|known| known < instant)
         {
-            whole.forgotten_until = whole.forgotten_until.max(instant);
+            boxed.forgotten_until = boxed.forgotten_until.max(instant);
         }
         match request.action.commits() {
             true => self.put(state, settings, request.now, Some(reply)),
@@ -182,11 +184,12 @@ impl Counts {
     fn take(&mut self, counted: &Settings) -> State {
         match self {
             Self::Packed { packed, .. } => counted.params.unpack(*packed),
-            Self::Whole { whole, .. } => mem::take(&mut whole.state),
+            Self::Boxed { boxed, .. } => mem::take(&mut boxed.state),
         }
     }
 
-    /// Holds a state, as two packed if these tell it; `reply` is what was decided just now, if that is known.
+    /// Holds a state, as two numbers if these represent it. `reply` is that of this decision, if it is
+    /// known.
     fn put(&mut self, mut state: State, counted: &Settings, now: f64, reply: Option<EngineReply>) {
         let denied_until = *self.denied_until();
         if !self.has_forgotten(now)
@@ -198,24 +201,24 @@ impl Counts {
         state.forget_reservations(now);
         let reply = reply.unwrap_or_else(|| counted.params.step(&mut state, &peek(now)));
         match self {
-            Self::Whole { whole, .. } => whole.state = state,
+            Self::Boxed { boxed, .. } => boxed.state = state,
             Self::Packed { .. } => {
-                let whole = Box::new(Whole { state, left: 0.0, reset: 0.0, forgotten_until: 0.0 });
-                *self = Self::Whole { denied_until, whole };
+                let boxed = Box::new(Boxed { state, left: 0.0, reset: 0.0, forgotten_until: 0.0 });
+                *self = Self::Boxed { denied_until, boxed };
             }
         }
         self.note_usage(counted, now, reply);
     }
 
-    /// Whether a request may wait whose reservation the state has forgotten.
+    /// Returns whether a request may wait without a reservation in the state.
     fn has_forgotten(&self, now: f64) -> bool {
-        matches!(self, Self::Whole { whole, .. } if whole.forgotten_until > now)
+        matches!(self, Self::Boxed { boxed, .. } if boxed.forgotten_until > now)
     }
 
     fn note_usage(&mut self, settings: &Settings, now: f64, reply: EngineReply) {
-        if let Self::Whole { denied_until, whole } = self {
-            whole.left = left(reply.remaining, settings);
-            whole.reset = now + reply.reset;
+        if let Self::Boxed { denied_until, boxed } = self {
+            boxed.left = left(reply.remaining, settings);
+            boxed.reset = now + reply.reset;
             if reply.remaining == 0.0 {
                 *denied_until = second(now + reply.replenish).max(*denied_until);
             }
@@ -233,10 +236,10 @@ impl Counts {
                 // States in which a request waits are not compact.
                 Usage { left, reset, in_use, waited_for: false }
             }
-            Self::Whole { denied_until, whole } => {
-                let waited_for = self.has_forgotten(now) || whole.state.waited_until(now).is_some();
+            Self::Boxed { denied_until, boxed } => {
+                let waited_for = self.has_forgotten(now) || boxed.state.waited_until(now).is_some();
                 let in_use = *denied_until >= second(now) || waited_for;
-                Usage { left: whole.left, reset: whole.reset, in_use, waited_for }
+                Usage { left: boxed.left, reset: boxed.reset, in_use, waited_for }
             }
         }
     }
@@ -257,13 +260,13 @@ fn second(instant: f64) -> u32 {
 }
 
 impl Usage {
-    /// Whether a full store may drop the key before it has expired.
+    /// Returns whether a full store may drop the key before it has expired.
     pub(super) fn may_be_evicted(&self, when_full: WhenFull) -> bool {
         !self.in_use || when_full == WhenFull::EvictSoonest && !self.waited_for
     }
 
-    /// Whether less is lost with this key: one that is not in use before one that is, then the one
-    /// with more left, then the one that is restored sooner.
+    /// Returns whether less is lost with this key: an unused key goes before a key in use, then the
+    /// key with more left, then the key that is restored sooner.
     pub(super) fn is_less_than(&self, other: &Self) -> bool {
         if self.in_use || other.in_use {
             return !self.in_use || other.in_use && self.reset < other.reset;
