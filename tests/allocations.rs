@@ -1,4 +1,4 @@
-//! How many allocations the layer adds to an allowed request, over the memory store.
+//! The number of allocations that the layer adds to an allowed request, over the memory store.
 
 use std::{
     convert::Infallible,
@@ -42,22 +42,22 @@ where
     let mut request = Request::new(Body::empty());
     request.headers_mut().insert("user", HeaderValue::from_static("ada"));
     let answer = pin!(service.call(request)).poll(&mut Context::from_waker(Waker::noop()));
-    let Poll::Ready(Ok(response)) = answer else { panic!("it is not ready at once") };
+    let Poll::Ready(Ok(response)) = answer else { panic!("the response is not ready") };
     assert_eq!(response.status(), 200);
 }
 
-/// Per request; an allocation that grows counts again.
+/// Counts the allocations per request; one that grows counts again.
 fn allocations<S, B>(mut service: S) -> u64
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
 {
     send(&mut service);
     let counted = measure(|| (0..REQUESTS).for_each(|_| send(&mut service)));
-    assert_eq!(counted.count_total % REQUESTS, 0, "each request takes as many");
+    assert_eq!(counted.count_total % REQUESTS, 0, "the number differs between requests");
     counted.count_total / REQUESTS
 }
 
-/// Without header fields and extensions, with header fields, and with both.
+/// The allocations without headers and extensions, with headers, and with both.
 fn added(layer: RateLimitLayer) -> [u64; 3] {
     let bare = allocations(Bare);
     [(None, false), (Some(Headers::Draft11), false), (Some(Headers::Draft11), true)].map(
@@ -78,14 +78,14 @@ fn user(head: &Parts) -> &[u8] {
 }
 
 #[test]
-fn only_fields_and_extensions_take_some() {
+fn headers_and_extensions_alone_allocate() {
     let [limiter] = limiters(["user"]);
     let layer = RateLimitLayer::new(limiter, key::Header::new("user"));
     assert_eq!(added(layer), [0, 3, 9]);
 }
 
 #[test]
-fn an_address_takes_none() {
+fn an_address_key_allocates_nothing() {
     let [v4, v6] = limiters(["v4", "v6"]);
     let v4 = RateLimitLayer::new(v4, |_: &Parts| IpAddr::from([255; 4]));
     let v6 = RateLimitLayer::new(v6, |_: &Parts| IpAddr::from([0x2001, 0xdb8, 1, 2, 0, 0, 0, 0]));
@@ -94,15 +94,15 @@ fn an_address_takes_none() {
 }
 
 #[test]
-fn a_long_key_takes_one() {
+fn a_long_key_allocates_once() {
     let [limiter] = limiters(["user"]);
     let layer = RateLimitLayer::new(limiter, |_: &Parts| "a".repeat(31));
     assert_eq!(added(layer), [1, 4, 10]);
 }
 
-/// The policies are written anew for each request, as they may be others.
+/// The policies are written for each request, as a rule may choose others.
 #[test]
-fn a_rule_with_one_limit_takes_more_only_for_its_policy() {
+fn a_rule_with_one_limit_allocates_more_only_for_its_policy() {
     let [limiter] = limiters(["user"]);
     let layer = RateLimitLayer::by_rule(move |head: &Parts| Charge::new(&limiter, user(head)));
     let [charge, fields, extensions] = added(layer);
@@ -111,7 +111,7 @@ fn a_rule_with_one_limit_takes_more_only_for_its_policy() {
 }
 
 #[test]
-fn a_rule_with_two_limits_takes_some_more() {
+fn a_rule_with_two_limits_allocates_some_more() {
     let [own, all] = limiters(["user", "all"]);
     let layer = RateLimitLayer::by_rule(move |head: &Parts| {
         Charge::new(&own, user(head)).and(Charge::new(&all, "everybody"))

@@ -1,4 +1,4 @@
-//! Charges over either store: several limits at once, and what is settled, cancelled or returned
+//! Charges over either store: several limits at once, and settling, cancelling and returning units
 //! after a decision.
 
 use std::{
@@ -39,7 +39,7 @@ fn user_and_all(
 }
 
 fn for_user([user, all]: &[Limiter; 2], name: &str) -> Charge {
-    Charge::new(user, name).and(Charge::new(all, "everybody"))
+    Charge::new(user, name).and(Charge::new(all, "all"))
 }
 
 async fn over_redis(server: &RedisServer) -> RedisStore {
@@ -59,20 +59,20 @@ async fn all_or_none(store: impl Store + Clone, algorithm: Algorithm) {
     let denied = check("alice").await;
     assert!(!denied.is_allowed(), "{algorithm}");
     assert_eq!(denied.limiter(), "user", "{algorithm}");
-    assert_eq!(
-        remaining(&limiters[1], "everybody").await,
-        2,
-        "{algorithm}: a denied one is charged"
-    );
+    assert_eq!(remaining(&limiters[1], "all").await, 2, "{algorithm}: a denied request is charged");
 
     assert!(check("bob").await.is_allowed(), "{algorithm}");
     assert!(check("carol").await.is_allowed(), "{algorithm}");
     let denied = check("bob").await;
     assert_eq!((denied.is_allowed(), denied.limiter()), (false, "all"), "{algorithm}");
     assert!(denied.retry_after() > Some(Duration::from_secs(3_590)), "{algorithm}");
-    assert_eq!(remaining(&limiters[0], "bob").await, 2, "{algorithm}: a denied one is charged");
+    assert_eq!(remaining(&limiters[0], "bob").await, 2, "{algorithm}: a denied request is charged");
     assert!(!check("dave").await.is_allowed(), "{algorithm}");
-    assert_eq!(remaining(&limiters[0], "dave").await, 3, "{algorithm}: a denied one is charged");
+    assert_eq!(
+        remaining(&limiters[0], "dave").await,
+        3,
+        "{algorithm}: a denied request is charged"
+    );
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn binding(store: impl Store + Clone) {
     let decision = check("alice").await;
     assert_eq!((decision.limiter(), decision.remaining()), ("user", 2));
     assert_eq!(decision.quota(), Quota::per_hour(3));
-    assert_eq!(check("bob").await.limiter(), "user", "the first of those with least remaining");
+    assert_eq!(check("bob").await.limiter(), "user", "the first limit with the least remaining");
     let decision = check("bob").await;
     assert_eq!((decision.limiter(), decision.remaining()), ("user", 1));
     let decision = check("carol").await;
@@ -107,7 +107,7 @@ async fn the_decision_is_that_of_the_limit_that_binds() {
     binding(over_redis(&RedisServer::start()).await).await;
 }
 
-/// 2,000 requests of 10 users, each of whom may make 15, and all of them together 100.
+/// 2,000 requests of 10 users, with limits of 15 for each user and 100 for all together.
 async fn race(limiters: Vec<[Limiter; 2]>) {
     let barrier = Arc::new(Barrier::new(2_000));
     let mut tasks = JoinSet::new();
@@ -159,7 +159,7 @@ async fn a_decision_about_several_limits_is_one_round_trip() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limits_on_one_key_book_a_turn_together() {
+async fn limits_on_one_key_make_one_reservation_together() {
     let store = MemoryStore::new();
     let second = named("second", &store, Algorithm::token_bucket(), Quota::per_second(10).burst(1));
     let minute = named("minute", &store, Algorithm::SlidingLog, Quota::per_minute(3));
@@ -175,7 +175,7 @@ async fn limits_on_one_key_book_a_turn_together() {
     assert!(delayed.delay() > Duration::from_secs(59));
 }
 
-async fn give_up(store: impl Store + Clone) {
+async fn drop_waiting(store: impl Store + Clone) {
     let second = named("second", &store, Algorithm::token_bucket(), Quota::per_hour(1));
     let minute = named("minute", &store, Algorithm::SlidingLog, Quota::per_hour(3));
     let charge = Charge::new(&second, "alice").also(&minute).cost(2);
@@ -194,7 +194,7 @@ async fn give_up(store: impl Store + Clone) {
     while !booked().await {
         tokio::task::yield_now().await;
     }
-    assert_eq!(remaining(&minute, "alice").await, 0, "those who wait come first");
+    assert_eq!(remaining(&minute, "alice").await, 0, "waiting requests come first");
     tasks.abort_all();
     while tasks.join_next().await.is_some() {}
     while booked().await || remaining(&minute, "alice").await == 0 {
@@ -208,9 +208,9 @@ async fn give_up(store: impl Store + Clone) {
 }
 
 #[tokio::test]
-async fn a_turn_that_is_given_up_is_given_back_to_all_limits() {
-    give_up(MemoryStore::new()).await;
-    give_up(over_redis(&RedisServer::start()).await).await;
+async fn a_reservation_of_a_dropped_request_is_released_to_all_limits() {
+    drop_waiting(MemoryStore::new()).await;
+    drop_waiting(over_redis(&RedisServer::start()).await).await;
 }
 
 async fn slow_user(store: impl Store + Clone) {
@@ -237,7 +237,7 @@ async fn a_slow_user_never_delays_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limits_on_different_keys_are_asked_again_until_all_let_it() {
+async fn limits_on_different_keys_are_checked_again_until_all_admit() {
     let store = MemoryStore::new();
     let user = Quota::per_second(1);
     let limiters = user_and_all(&store, Algorithm::token_bucket(), user, Quota::per_minute(5));
@@ -246,20 +246,20 @@ async fn limits_on_different_keys_are_asked_again_until_all_let_it() {
     for n in 0..5 {
         let decision = charge.try_acquire(Duration::from_secs(2)).await.unwrap();
         assert!(decision.is_allowed());
-        assert!(start.elapsed() >= Duration::from_secs(n), "it goes on too early");
+        assert!(start.elapsed() >= Duration::from_secs(n), "the request proceeds too early");
         assert!(start.elapsed() <= Duration::from_millis(n * 1_502), "{:?}", start.elapsed());
     }
-    let asked = Instant::now();
+    let started = Instant::now();
     let denied = charge.try_acquire(Duration::from_secs(2)).await.unwrap();
     assert_eq!((denied.is_allowed(), denied.limiter()), (false, "all"));
-    assert_eq!(asked.elapsed(), Duration::ZERO, "nobody sleeps in vain");
+    assert_eq!(started.elapsed(), Duration::ZERO, "the request sleeps before it is denied");
 
     let decision = charge.acquire().await.unwrap();
     assert!(decision.is_allowed() && start.elapsed() >= Duration::from_secs(60));
 }
 
 #[tokio::test(start_paused = true)]
-async fn asking_again_never_takes_longer_than_the_timeout() {
+async fn checking_again_never_takes_longer_than_the_timeout() {
     let store = MemoryStore::new();
     let user = Quota::per_second(1);
     let limiters = user_and_all(&store, Algorithm::token_bucket(), user, Quota::per_hour(1_000));
@@ -274,7 +274,7 @@ async fn asking_again_never_takes_longer_than_the_timeout() {
     let admitted = decisions.iter().filter(|decision| decision.is_allowed()).count();
     assert!((2..=4).contains(&admitted), "{admitted}");
     assert!(start.elapsed() <= Duration::from_millis(3_502), "{:?}", start.elapsed());
-    assert_eq!(1_000 - remaining(&limiters[1], "everybody").await, admitted as u64);
+    assert_eq!(1_000 - remaining(&limiters[1], "all").await, admitted as u64);
 }
 
 async fn costs_known_afterwards(store: impl Store + Clone) {
@@ -291,7 +291,7 @@ async fn costs_known_afterwards(store: impl Store + Clone) {
     assert_eq!(left().await, (9, 0));
     let denied = charge.check().await.unwrap();
     assert!(!denied.is_allowed());
-    // 200 are owed, and 500 are needed; what flows in meanwhile is not much.
+    // The debt is 200, and 500 are needed; little is refilled meanwhile.
     let retry_after = denied.retry_after().unwrap();
     assert!(retry_after > Duration::from_secs(2_500) && retry_after <= Duration::from_secs(2_520));
     assert_eq!(left().await, (9, 0));
@@ -299,7 +299,7 @@ async fn costs_known_afterwards(store: impl Store + Clone) {
     charge.of("tokens").cost(900).refund().await.unwrap();
     charge.cancel(decision).await.unwrap();
     assert_eq!(left().await, (10, 1_000));
-    assert!(charge.of("nobody").is_exempt());
+    assert!(charge.of("other").is_exempt());
 }
 
 #[tokio::test]
@@ -318,17 +318,17 @@ async fn spending_does_not_wait(store: impl Store + Clone) {
     for_user(&limiters, "alice").spend().await.unwrap();
     let decision = for_user(&limiters, "bob").check().await.unwrap();
     assert!(decision.is_allowed() && decision.delay().is_zero(), "{decision:?}");
-    assert_eq!(remaining(&limiters[1], "everybody").await, 7);
+    assert_eq!(remaining(&limiters[1], "all").await, 7);
 }
 
 #[tokio::test]
-async fn what_is_spent_for_one_limit_does_not_wait_for_another() {
+async fn units_spent_for_one_limit_do_not_wait_for_another() {
     spending_does_not_wait(MemoryStore::new()).await;
     spending_does_not_wait(over_redis(&RedisServer::start()).await).await;
 }
 
 #[tokio::test]
-async fn a_charge_that_cannot_be_is_an_error_and_spends_nothing() {
+async fn an_invalid_charge_is_an_error_and_spends_nothing() {
     let store = MemoryStore::new();
     let [user, all] =
         user_and_all(&store, Algorithm::SlidingLog, Quota::per_hour(3), Quota::per_hour(9));
@@ -336,14 +336,14 @@ async fn a_charge_that_cannot_be_is_an_error_and_spends_nothing() {
     let alice = Charge::new(&user, "alice");
     let error = async |charge: Charge| charge.check().await.unwrap_err();
 
-    let twice = alice.clone().and(Charge::new(&all, "everybody")).and(alice.clone().cost(2));
+    let twice = alice.clone().and(Charge::new(&all, "all")).and(alice.clone().cost(2));
     let problem = error(twice).await;
     assert!(matches!(problem, Error::SameLimitTwice { limiter: "user", .. }), "{problem}");
     let problem = error(alice.clone().and(Charge::new(&elsewhere, "alice"))).await;
     assert!(matches!(problem, Error::DifferentStores), "{problem}");
     let problem = error(Charge::exempt()).await;
     assert!(matches!(problem, Error::NoLimits), "{problem}");
-    let problem = error(Charge::new(&all, "everybody").and(alice.clone().cost(4))).await;
+    let problem = error(Charge::new(&all, "all").and(alice.clone().cost(4))).await;
     assert!(
         matches!(problem, Error::CostAboveQuota { limiter: "user", cost: 4, max: 3, .. }),
         "{problem}"
@@ -352,7 +352,7 @@ async fn a_charge_that_cannot_be_is_an_error_and_spends_nothing() {
     assert!(matches!(problem, Error::CostAboveQuota { .. }), "{problem}");
     let problem = error(alice.clone().cost(0)).await;
     assert!(matches!(problem, Error::ZeroCost), "{problem}");
-    assert_eq!((remaining(&user, "alice").await, remaining(&all, "everybody").await), (3, 9));
+    assert_eq!((remaining(&user, "alice").await, remaining(&all, "all").await), (3, 9));
     assert!(alice.and(Charge::exempt()).check().await.unwrap().is_allowed());
 }
 
@@ -371,7 +371,7 @@ async fn a_store_without_room_for_all_keys_charges_none() {
     assert!(for_user(&limiters, "used up").peek().await.is_ok());
     assert!(!for_user(&limiters, "used up").check().await.unwrap().is_allowed());
     assert_eq!(store.key_count(), 1, "a denied request takes no room");
-    assert_eq!(remaining(&limiters[1], "everybody").await, 1);
+    assert_eq!(remaining(&limiters[1], "all").await, 1);
 }
 
 #[tokio::test]
@@ -389,7 +389,7 @@ async fn a_flood_of_users_who_are_denied_leaves_no_keys() {
 async fn equal_keys(store: impl Store + Clone) {
     let user = Quota::per_minute(1);
     let limiters = user_and_all(&store, Algorithm::token_bucket(), user, Quota::per_hour(9));
-    let everybody = for_user(&limiters, "everybody");
+    let everybody = for_user(&limiters, "all");
     assert!(everybody.check().await.unwrap().is_allowed());
     let waiting =
         tokio::spawn(async move { everybody.try_acquire(Duration::from_secs(120)).await });
@@ -400,13 +400,13 @@ async fn equal_keys(store: impl Store + Clone) {
 }
 
 #[tokio::test]
-async fn a_client_who_calls_himself_like_a_shared_key_delays_nobody() {
+async fn a_client_named_like_a_shared_key_delays_no_other_client() {
     equal_keys(MemoryStore::new()).await;
     equal_keys(over_redis(&RedisServer::start()).await).await;
 }
 
 #[tokio::test]
-async fn what_was_used_settles_what_was_charged() {
+async fn settling_adjusts_a_charge_to_the_used_units() {
     let store = MemoryStore::new();
     let requests = named("requests", &store, Algorithm::SlidingLog, Quota::per_hour(10));
     let tokens = named("tokens", &store, Algorithm::FixedWindow, Quota::per_hour(1_000));
@@ -430,7 +430,7 @@ async fn what_was_used_settles_what_was_charged() {
     let decided = decided.clone().decided(&decided.check().await.unwrap());
     let error = decided.settle("tokns", 9).await.unwrap_err();
     assert!(matches!(error, Error::NotCharged { .. }), "{error}");
-    for nobody in [Charge::exempt(), charge.of("nobody")] {
+    for nobody in [Charge::exempt(), charge.of("other")] {
         nobody.settle("tokens", 9).await.unwrap();
         nobody.spend().await.unwrap();
         nobody.refund().await.unwrap();
@@ -438,7 +438,7 @@ async fn what_was_used_settles_what_was_charged() {
 }
 
 #[tokio::test]
-async fn to_look_takes_no_room_and_no_charge_drops_its_own_keys() {
+async fn a_peek_takes_no_room_and_no_charge_evicts_its_own_keys() {
     let store = MemoryStore::with_max_keys(2);
     let limiters =
         user_and_all(&store, Algorithm::SlidingLog, Quota::per_hour(5), Quota::per_hour(9));
@@ -455,7 +455,7 @@ async fn to_look_takes_no_room_and_no_charge_drops_its_own_keys() {
 }
 
 #[tokio::test]
-async fn what_is_owed_is_not_forgotten_in_a_flood() {
+async fn a_flood_does_not_evict_a_key_with_a_debt() {
     let store = MemoryStore::with_max_keys(1);
     let limiter = named("user", &store, Algorithm::token_bucket(), Quota::per_hour(5));
     limiter.spend("alice", 9).await.unwrap();
@@ -467,7 +467,7 @@ async fn what_is_owed_is_not_forgotten_in_a_flood() {
 }
 
 #[test]
-fn without_a_runtime_who_must_wait_panics_and_gives_back() {
+fn without_a_runtime_a_waiting_request_panics_and_releases_its_reservation() {
     let store = MemoryStore::new();
     let limiter = named("user", &store, Algorithm::SlidingLog, Quota::per_hour(1));
     let all = named("all", &store, Algorithm::SlidingLog, Quota::per_hour(9));
@@ -478,7 +478,7 @@ fn without_a_runtime_who_must_wait_panics_and_gives_back() {
         std::task::Poll::Pending => panic!("it waits"),
     };
     let wait = Duration::from_secs(9_000);
-    let two = Charge::new(&limiter, "alice").and(Charge::new(&all, "everybody"));
+    let two = Charge::new(&limiter, "alice").and(Charge::new(&all, "all"));
     assert!(now(std::pin::pin!(limiter.check("alice"))).is_allowed());
     let before = now(std::pin::pin!(limiter.peek("alice"))).reset_after();
     for _ in 0..2 {
@@ -501,7 +501,7 @@ fn all_algorithms() -> impl Iterator<Item = Algorithm> {
     ALGORITHMS.into_iter().chain(others)
 }
 
-/// How many requests, of so many of this cost, are admitted at one instant.
+/// The number of these requests of this cost that are admitted at one instant.
 async fn admitted(limiter: &Limiter, requests: u32, cost: u32) -> u32 {
     let mut admitted = 0;
     for _ in 0..requests {
@@ -512,7 +512,7 @@ async fn admitted(limiter: &Limiter, requests: u32, cost: u32) -> u32 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_settled_late_takes_nothing_from_others() {
+async fn late_settling_returns_no_units_of_other_requests() {
     async fn settle(way: usize, limiter: &Limiter, decision: &Decision) -> Result<(), Error> {
         let charge = Charge::new(limiter, "alice").cost(100).decided(decision);
         match way {
@@ -544,8 +544,8 @@ async fn what_is_settled_late_takes_nothing_from_others() {
     }
 }
 
-/// The pattern of the README: each request is charged 500 tokens beforehand, and settles what its
-/// header says, which it finds out after as many seconds.
+/// The pattern of the README: each request is charged 500 tokens beforehand. It takes as many
+/// seconds as its first header says, and settles the tokens of the second one.
 fn chat(tokens: &Limiter, requests: &Limiter) -> Router {
     async fn answer(Extension(charge): Extension<Charge>, headers: HeaderMap) {
         let header = |name: &str| headers[name].to_str().unwrap().parse().unwrap();
@@ -560,32 +560,32 @@ fn chat(tokens: &Limiter, requests: &Limiter) -> Router {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handlers_that_settle_late_take_nothing_from_others() {
+async fn handlers_that_settle_late_return_no_units_of_other_requests() {
     for algorithm in all_algorithms().filter(|it| *it != Algorithm::LeakyBucket) {
         let store = MemoryStore::new();
         let tokens = named("tokens", &store, algorithm, Quota::per_minute(1_000));
         let requests = named("requests", &store, Algorithm::SlidingLog, Quota::per_minute(1_000));
         let app = chat(&tokens, &requests);
-        let ask = |seconds: &str, used: &str| {
+        let call = |seconds: &str, used: &str| {
             app.clone().oneshot(support::get(&[("seconds", seconds), ("used", used)]))
         };
         let mut slow = JoinSet::new();
-        slow.spawn(ask("121", "0"));
-        slow.spawn(ask("121", "0"));
+        slow.spawn(call("121", "0"));
+        slow.spawn(call("121", "0"));
         sleep(Duration::from_millis(120_999)).await;
         for status in [200, 200, 429] {
-            assert_eq!(ask("0", "500").await.unwrap().status(), status, "{algorithm}");
+            assert_eq!(call("0", "500").await.unwrap().status(), status, "{algorithm}");
         }
         sleep(Duration::from_millis(1)).await;
         for response in slow.join_all().await {
             assert_eq!(response.unwrap().status(), StatusCode::OK);
         }
-        assert_eq!(ask("0", "500").await.unwrap().status(), 429, "{algorithm}");
+        assert_eq!(call("0", "500").await.unwrap().status(), 429, "{algorithm}");
         assert_eq!(remaining(&requests, "alice").await, 998, "{algorithm}");
     }
 }
 
-/// Polls once: with a store in memory, what it then waits for is its reservation.
+/// Polls once: with a memory store, the future then waits for its reservation.
 fn start<T>(
     mut future: Pin<Box<impl Future<Output = T>>>,
 ) -> Option<Pin<Box<impl Future<Output = T>>>> {
@@ -633,7 +633,7 @@ async fn reservations_that_redis_has_lost_return_nothing() {
     for algorithm in all_algorithms() {
         let limiter = named("default", &store, algorithm, Quota::per_day(10));
         let wait = 20 * 24 * 60 * MINUTE;
-        let _ = limiter.peek("alice").await.unwrap(); // the server knows the script then
+        let _ = limiter.peek("alice").await.unwrap(); // loads the script
         for cancels in [false, true] {
             flush();
             let (mut waiting, mut decisions) = (JoinSet::new(), vec![]);
@@ -654,7 +654,7 @@ async fn reservations_that_redis_has_lost_return_nothing() {
             waiting.abort_all();
             while waiting.join_next().await.is_some() {}
             if !cancels {
-                calls(before + 1).await; // which releases them all
+                calls(before + 1).await; // this call releases all reservations
             }
             for decision in decisions {
                 limiter.cancel("alice", decision).await.unwrap();
@@ -672,8 +672,8 @@ enum Step {
     Respond { is_charged: bool },
 }
 
-/// A request of 500 takes these steps. After each, others spend so much. Of 1,000, so many are left
-/// then.
+/// A request of 500 takes these steps. After each step, `others` units are spent. Asserts the units
+/// that are `left` of 1,000.
 async fn comes_to(limiter: &Limiter, steps: &[Step], others: u32, left: u64) {
     limiter.reset("global").await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
@@ -707,7 +707,7 @@ async fn comes_to(limiter: &Limiter, steps: &[Step], others: u32, left: u64) {
     }
     for _ in 0..1_000 {
         if remaining(limiter, "global").await == left {
-            return; // over Redis, a response that is not charged returns it in the background
+            return; // over Redis, a response that is not charged returns units in the background
         }
     }
     assert_eq!(remaining(limiter, "global").await, left, "{}: {steps:?}", limiter.algorithm());
@@ -736,7 +736,7 @@ async fn once_in_any_order(store: impl Store + Clone) {
             (&[Settle(700), Settle(100), Settle(400), YES], 560),
             (&[Settle(500), YES, Settle(510)], 460),
         ] {
-            // What others spend in a leaky bucket keeps its instant, behind a gap that takes room.
+            // In a leaky bucket, other requests keep their instants, and the gap takes room.
             let others = if algorithm == Algorithm::LeakyBucket { 0 } else { 10 };
             let left = left + u64::from(10 - others) * steps.len() as u64;
             comes_to(&limiter, steps, others, left).await;
@@ -745,17 +745,17 @@ async fn once_in_any_order(store: impl Store + Clone) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_settled_cancelled_or_not_charged_is_returned_once_in_any_order() {
+async fn units_are_returned_once_in_any_order_of_settling_cancelling_and_not_charging() {
     once_in_any_order(MemoryStore::new()).await;
 }
 
 #[tokio::test]
-async fn over_redis_it_is_returned_once_in_any_order_too() {
+async fn units_are_returned_once_in_any_order_over_redis() {
     once_in_any_order(over_redis(&RedisServer::start()).await).await;
 }
 
 #[tokio::test]
-async fn a_charge_is_settled_after_a_decision_about_it_that_spent_something() {
+async fn a_charge_is_settled_only_after_a_decision_that_spent_units() {
     let store = MemoryStore::new();
     let [user, all] =
         user_and_all(&store, Algorithm::SlidingLog, Quota::per_hour(5), Quota::per_hour(9));
@@ -773,12 +773,12 @@ async fn a_charge_is_settled_after_a_decision_about_it_that_spent_something() {
         }
         charge.cancel(decision.clone()).await.unwrap();
     }
-    // The decision was about other limits.
+    // The decision was for other limits.
     let decided = || charge.clone().decided(&spent);
     for other in [
         decided().also(&all),
-        decided().and(Charge::new(&all, "everybody")),
-        Charge::new(&all, "everybody").and(decided()),
+        decided().and(Charge::new(&all, "all")),
+        Charge::new(&all, "all").and(decided()),
         decided().of("user"),
     ] {
         let result = other.settle("user", 1).await;
@@ -789,11 +789,11 @@ async fn a_charge_is_settled_after_a_decision_about_it_that_spent_something() {
         same.settle("user", 3).await.unwrap();
     }
     user.settle("alice", &spent, 1).await.unwrap();
-    assert_eq!((remaining(&user, "alice").await, remaining(&all, "everybody").await), (4, 9));
+    assert_eq!((remaining(&user, "alice").await, remaining(&all, "all").await), (4, 9));
 }
 
 #[tokio::test]
-async fn settling_what_was_not_charged_does_nothing() {
+async fn settling_a_request_that_was_not_charged_does_nothing() {
     let limiter = support::in_memory(Quota::per_hour(10));
     let settle = async |layer: RateLimitLayer, used: u32| {
         let answer = async move |Extension(charge): Extension<Charge>| {
@@ -808,7 +808,7 @@ async fn settling_what_was_not_charged_does_nothing() {
     let dry = layer.clone().dry_run(true);
     for (layer, used, exempt, left) in [
         (&dry, 4, "false", 6),
-        (&dry, 5, "false", 1), // it is counted, as what is admitted is
+        (&dry, 5, "false", 1), // counted, as admitted requests are
         (&dry, 0, "true", 1),
         (&dry, 9, "true", 1),
         (&layer.clone().exempt(|_: &Parts| true), 9, "true", 1),
@@ -819,11 +819,11 @@ async fn settling_what_was_not_charged_does_nothing() {
 }
 
 #[tokio::test]
-async fn without_an_answer_of_redis_settling_is_local_or_does_nothing() {
-    let store = RedisStore::lazy("unix:///nobody/is/here").unwrap();
+async fn without_a_reply_of_redis_settling_is_local_or_does_nothing() {
+    let store = RedisStore::lazy("unix:///no/such/socket").unwrap();
     let tokens = named("tokens", &store, Algorithm::SlidingLog, Quota::per_hour(1_000));
     let layer = RateLimitLayer::new(tokens, key::Global).cost(|_: &Parts| 500).charge_handle(true);
-    let ask = async |policy, used: u32| {
+    let call = async |policy, used: u32| {
         let answer = async move |Extension(charge): Extension<Charge>| {
             charge.settle("tokens", used).await.unwrap();
         };
@@ -834,10 +834,10 @@ async fn without_an_answer_of_redis_settling_is_local_or_does_nothing() {
         (decision.source(), decision.is_allowed(), decision.remaining())
     };
     let local = FailurePolicy::Local { share: 1.0 };
-    assert_eq!(ask(local, 100).await, (Source::Local, true, 500));
-    assert_eq!(ask(local, 700).await, (Source::Local, true, 400));
+    assert_eq!(call(local, 100).await, (Source::Local, true, 500));
+    assert_eq!(call(local, 700).await, (Source::Local, true, 400));
     for used in [0, 900] {
-        assert_eq!(ask(FailurePolicy::Open, used).await, (Source::Open, true, 0));
+        assert_eq!(call(FailurePolicy::Open, used).await, (Source::Open, true, 0));
     }
-    assert_eq!(ask(local, 0).await, (Source::Local, false, 200));
+    assert_eq!(call(local, 0).await, (Source::Local, false, 200));
 }

@@ -1,4 +1,4 @@
-//! What holds for a limiter over either store.
+//! Limiters over either store: checks, peeks, refunds, resets, quotas and settings.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tower_ratelimit::{
 
 use crate::support::{self, ALGORITHMS, server::RedisServer};
 
-/// One limiter in memory, and some over connections of their own, as in replicas.
+/// One limiter in memory, and some over separate connections, like those of replicas.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Vec<Limiter>; 2] {
     let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
     let mut redis = vec![];
@@ -43,7 +43,7 @@ async fn tasks_that_race_for_a_key_are_admitted_exactly_as_often_as_allowed() {
 }
 
 #[tokio::test]
-async fn peek_spends_nothing_and_refund_and_reset_give_back() {
+async fn peek_spends_nothing_and_refund_and_reset_return_units() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
@@ -57,7 +57,7 @@ async fn peek_spends_nothing_and_refund_and_reset_give_back() {
             limiter.refund("key", 5).await.unwrap();
             assert_eq!(remaining().await, 7, "{algorithm}");
             limiter.refund("key", 10).await.unwrap();
-            assert_eq!(remaining().await, 10, "{algorithm}: more was given back than spent");
+            assert_eq!(remaining().await, 10, "{algorithm}: more was returned than spent");
             let _ = limiter.check_n("key", 10).await.unwrap();
             limiter.reset("key").await.unwrap();
             assert_eq!(remaining().await, 10, "{algorithm}");
@@ -67,7 +67,7 @@ async fn peek_spends_nothing_and_refund_and_reset_give_back() {
 }
 
 #[tokio::test]
-async fn a_cost_that_can_never_be_granted_is_an_error_at_once() {
+async fn a_cost_that_can_never_be_granted_is_an_error() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
@@ -104,7 +104,7 @@ async fn another_quota_applies_to_the_state_as_it_is() {
 }
 
 #[test]
-fn settings_that_do_not_go_together_are_refused() {
+fn conflicting_settings_are_rejected() {
     let make =
         |name, algorithm, quota| Limiter::try_named(name, MemoryStore::new(), algorithm, quota);
     let quota = Quota::per_second(10);
@@ -163,7 +163,7 @@ fn a_quota_prints_as_it_reads() {
 }
 
 #[test]
-fn nonsense_is_not_a_quota() {
+fn invalid_text_is_no_quota() {
     for (text, complaint) in [
         ("", "write LIMIT/WINDOW"),
         ("10", "write LIMIT/WINDOW"),

@@ -1,5 +1,5 @@
-//! The laws of limiters, charges and waiting, for each algorithm over both stores. Servers that fail
-//! are in `redis`, HTTP is in `http`.
+//! The laws of limiters, charges and waiting, for each algorithm over both stores. Servers that
+//! fail are in `redis`, HTTP is in `http`.
 
 #[path = "../support/mod.rs"]
 mod support;

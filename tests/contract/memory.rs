@@ -1,4 +1,4 @@
-//! The memory store is bounded, and drops what is over by itself.
+//! The memory store is bounded, and drops expired keys without a task.
 
 use std::{
     pin::pin,
@@ -25,7 +25,7 @@ async fn spend_all_over(limiter: &Limiter, keys: usize, cost: u32) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_neither_grows_it_nor_resets_a_key_that_is_denied() {
+async fn a_flood_neither_grows_the_store_nor_resets_a_denied_key() {
     for max_keys in [1, 10, 1_000, 10_000] {
         let store = MemoryStore::with_max_keys(max_keys);
         let limiter = limiter(&store, Quota::per_hour(2));
@@ -57,11 +57,11 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
     spend_all_over(&flood, 2_000, 7).await;
     assert_eq!(tokens.peek("victim").await.unwrap().remaining(), 4);
 
-    // Denied while there is no room, for a key that is not there.
+    // Denied while there is no room for the second key.
     advance(Duration::from_secs(6 * 3_600)).await;
     assert!(tokens.check_n("victim", 6).await.unwrap().is_allowed());
     for i in 0..200 {
-        // These have used less than the victim, which is not denied yet.
+        // These have used less than the key, which is not denied yet.
         let _ = flood.check_n(format!("again {i}"), 5).await.unwrap();
     }
     assert!(!charge(1).cost(6).check().await.unwrap().is_allowed());
@@ -70,7 +70,7 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn to_look_at_a_key_with_another_quota_makes_it_no_victim_of_a_flood() {
+async fn a_peek_with_another_quota_does_not_get_a_key_evicted() {
     let store = MemoryStore::with_max_keys(200);
     let free = limiter(&store, Quota::per_hour(10));
     let pro = free.with_quota(Quota::per_hour(1_000)).unwrap();
@@ -81,7 +81,7 @@ async fn to_look_at_a_key_with_another_quota_makes_it_no_victim_of_a_flood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_drops_no_bucket_in_which_somebody_waits() {
+async fn a_flood_evicts_no_bucket_in_which_a_request_waits() {
     let store = MemoryStore::with_max_keys(200);
     let limiter = Limiter::new(store.clone(), Algorithm::LeakyBucket, Quota::per_hour(10));
     for _ in 0..3 {
@@ -93,7 +93,7 @@ async fn a_flood_drops_no_bucket_in_which_somebody_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_drops_those_that_have_used_least() {
+async fn a_flood_evicts_the_keys_with_the_least_usage() {
     for algorithm in support::ALGORITHMS {
         let store = MemoryStore::with_max_keys(2_000);
         let limiter = Limiter::new(store.clone(), algorithm, Quota::per_hour(5));
@@ -105,7 +105,7 @@ async fn a_flood_drops_those_that_have_used_least() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_full_of_denied_keys_takes_no_other() {
+async fn a_store_full_of_denied_keys_takes_no_other_key() {
     let store = MemoryStore::with_max_keys(100);
     let limiter = limiter(&store, Quota::per_hour(1));
     for i in 0..100 {
@@ -118,13 +118,13 @@ async fn a_store_full_of_denied_keys_takes_no_other() {
     for i in 0..100 {
         assert!(!limiter.check(format!("flood {i}")).await.unwrap().is_allowed());
     }
-    assert_eq!(limiter.peek("new").await.unwrap().remaining(), 1, "to look takes no room");
+    assert_eq!(limiter.peek("new").await.unwrap().remaining(), 1, "a peek takes no room");
     advance(Duration::from_secs(3_601)).await;
     assert!(limiter.check("new").await.unwrap().is_allowed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_requests_hold_a_key_in_use_until_the_retry_after_of_the_second() {
+async fn two_requests_keep_a_key_in_use_until_the_retry_after_of_the_second() {
     for (first, hours) in [(1, 1), (24, 24)] {
         let store = MemoryStore::with_max_keys(100);
         let limiter = limiter(&store, Quota::per_day(24));
@@ -143,7 +143,7 @@ async fn two_requests_hold_a_key_in_use_until_the_retry_after_of_the_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_that_are_as_if_never_seen_are_dropped_as_new_ones_come() {
+async fn keys_in_the_initial_state_are_dropped_as_new_keys_arrive() {
     let store = MemoryStore::new();
     let limiter = limiter(&store, Quota::per_second(1));
     for round in 0..20 {
@@ -156,7 +156,7 @@ async fn keys_that_are_as_if_never_seen_are_dropped_as_new_ones_come() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_is_kept_for_a_second_after_it_is_as_if_never_seen() {
+async fn a_key_is_kept_for_a_second_after_its_state_is_initial() {
     let store = MemoryStore::new();
     let limiter = limiter(&store, Quota::per_second(1_000));
     let fill = async |round| {
@@ -174,7 +174,7 @@ async fn a_key_is_kept_for_a_second_after_it_is_as_if_never_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn to_look_at_a_key_by_another_algorithm_changes_nothing() {
+async fn a_peek_by_another_algorithm_changes_nothing() {
     let store = MemoryStore::new();
     let quota = Quota::per_hour(10);
     let log = || Limiter::new(store.clone(), Algorithm::SlidingLog, quota);
@@ -192,7 +192,7 @@ async fn a_store_decides_in_its_first_microsecond_as_it_does_later() {
             advance(age).await;
             let limiter = Limiter::new(store.clone(), algorithm, Quota::per_hour(3));
             let (mut seen, mut admitted) = (vec![], vec![]);
-            // A leaky bucket holds three, of which two wait; elsewhere the fourth waits.
+            // A leaky bucket holds three requests, two of which wait; elsewhere the fourth waits.
             for _ in 0..if algorithm == Algorithm::LeakyBucket { 3 } else { 4 } {
                 let decision = limiter.check_within("key", 1, day).await.unwrap();
                 assert!(decision.is_allowed(), "{algorithm}");
@@ -215,7 +215,7 @@ async fn a_store_decides_in_its_first_microsecond_as_it_does_later() {
             advance(wait).await;
             seen.push(limiter.check_n("key", 2).await.unwrap());
             assert!(seen.last().unwrap().is_allowed(), "{algorithm}");
-            // Without the instants.
+            // Compares all but the instants.
             seen.iter().map(|decision| format!("{decision:?}")).collect::<Vec<_>>()
         };
         let later = decisions(day).await;
@@ -234,7 +234,7 @@ async fn paused_time_moves_the_limits() {
     assert!(limiter.check("key").await.unwrap().is_allowed());
 }
 
-/// The output of a future that is ready at once: threads that race need no runtime.
+/// The output of a future that is ready immediately: threads that race need no runtime.
 fn ready<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
@@ -253,7 +253,7 @@ fn algorithms_and_settings() -> impl Iterator<Item = (Algorithm, WhenFull)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_is_full_when_it_holds_as_many_keys_as_it_may_and_not_before() {
+async fn a_store_is_full_when_it_holds_its_maximum_of_keys_and_not_before() {
     for max_keys in [1, 2, 3, 31, 33, 100, 1_000, 1_023, 2_047, 2_049, 4_099, 10_007, 100_000] {
         let store = MemoryStore::with_max_keys(max_keys);
         let limiter = limiter(&store, Quota::per_day(1));
@@ -276,7 +276,7 @@ async fn a_store_is_full_when_it_holds_as_many_keys_as_it_may_and_not_before() {
 }
 
 #[test]
-fn threads_that_race_for_the_last_places_fill_the_store_to_the_last_one_and_no_further() {
+fn threads_that_race_for_the_last_slots_fill_the_store_exactly() {
     const THREADS: usize = 8;
     for max_keys in [1, 7, 1_000, 2_049, 10_007] {
         let store = MemoryStore::with_max_keys(max_keys);
@@ -307,7 +307,7 @@ fn threads_that_race_for_the_last_places_fill_the_store_to_the_last_one_and_no_f
 }
 
 #[test]
-fn threads_that_race_for_a_store_that_evicts_are_all_served() {
+fn threads_that_race_for_a_store_that_evicts_all_get_decisions() {
     const THREADS: usize = 8;
     for max_keys in [100, 2_049, 5_000] {
         let store = MemoryStore::with_max_keys(max_keys).when_full(WhenFull::EvictSoonest);
@@ -331,7 +331,7 @@ fn threads_that_race_for_a_store_that_evicts_are_all_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_denied_key_stays_in_a_store_that_rejects_and_the_soonest_goes_in_one_that_evicts() {
+async fn a_store_that_rejects_keeps_denied_keys_and_one_that_evicts_drops_the_soonest() {
     for (algorithm, when_full) in algorithms_and_settings() {
         let store = MemoryStore::with_max_keys(20).when_full(when_full);
         let limiter = Limiter::new(store, algorithm, Quota::per_day(1));
@@ -352,7 +352,7 @@ async fn a_denied_key_stays_in_a_store_that_rejects_and_the_soonest_goes_in_one_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_with_something_left_goes_before_one_that_is_denied() {
+async fn a_key_with_units_left_is_evicted_before_a_denied_key() {
     for (algorithm, when_full) in algorithms_and_settings() {
         let store = MemoryStore::with_max_keys(20).when_full(when_full);
         let limiter = Limiter::new(store, algorithm, Quota::per_day(5));
@@ -361,7 +361,7 @@ async fn a_key_with_something_left_goes_before_one_that_is_denied() {
         }
         advance(Duration::from_secs(60)).await;
         for new in 0..50 {
-            // Restored later than all the others.
+            // Restored later than all other keys.
             assert!(limiter.check_n(format!("new {new}"), 4).await.unwrap().is_allowed());
         }
         for i in 0..19 {
@@ -425,7 +425,7 @@ async fn a_key_for_which_a_request_waits_is_never_evicted() {
         }
         assert!(!check(Duration::ZERO).await.is_allowed());
 
-        // Once the request has gone on, the key can be evicted.
+        // When the request has proceeded, the key can be evicted.
         advance(delay).await;
         if when_full == WhenFull::EvictSoonest {
             for i in 0..200 {
@@ -465,7 +465,7 @@ async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
             assert!(flood.check(format!("again {i}")).await.unwrap().is_allowed());
         }
         let reset = changed.peek("victim").await.unwrap().reset_after();
-        assert!(reset.is_zero(), "{algorithm}, {quota}: its request does not wait any more");
+        assert!(reset.is_zero(), "{algorithm}, {quota}: the request no longer waits");
     }
 }
 
@@ -494,14 +494,14 @@ async fn a_store_that_evicts_is_full_while_a_request_waits_for_each_of_its_keys(
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_limits_find_room_together_or_not_at_all() {
+async fn a_full_store_takes_all_keys_of_several_limits_or_none() {
     for when_full in BOTH {
         let store = MemoryStore::with_max_keys(10).when_full(when_full);
         let named =
             |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
         let (user, all) = (named("user", Quota::per_hour(5)), named("all", Quota::per_hour(9)));
         let flood = named("flood", Quota::per_day(1));
-        // Its own key would be the first to go: it has most left.
+        // Its own key would be evicted first, as it has most left.
         assert!(user.check("alice").await.unwrap().is_allowed());
         for i in 0..9 {
             assert!(flood.check(format!("{i}")).await.unwrap().is_allowed());
@@ -534,7 +534,7 @@ async fn several_limits_find_room_in_a_large_store_that_is_full() {
     for when_full in BOTH {
         let store = MemoryStore::with_max_keys(3_000).when_full(when_full);
         let limiter = limiter(&store, Quota::per_day(2));
-        // Denied keys make room under the one setting, keys with something left under the other.
+        // Denied keys make room under one setting, keys with units left under the other.
         let cost = if when_full == WhenFull::EvictSoonest { 2 } else { 1 };
         spend_all_over(&limiter, 3_000, cost).await;
         for i in 0..100 {
@@ -551,7 +551,7 @@ async fn several_limits_find_room_in_a_large_store_that_is_full() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_spent_on_a_denied_key_and_a_new_one_evicts_neither() {
+async fn spending_on_a_denied_key_and_a_new_one_evicts_neither() {
     let store = MemoryStore::with_max_keys(2).when_full(WhenFull::EvictSoonest);
     let named = |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
     let (user, other) = (named("user", Quota::per_hour(5)), named("other", Quota::per_day(1)));
@@ -565,11 +565,11 @@ async fn what_is_spent_on_a_denied_key_and_a_new_one_evicts_neither() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clones_share_what_happens_when_the_store_is_full() {
+async fn clones_share_the_setting_for_a_full_store() {
     let store = MemoryStore::with_max_keys(1);
     let limiter = limiter(&store, Quota::per_day(1));
     assert!(limiter.check("a").await.unwrap().is_allowed());
-    assert!(is_full(&limiter.check("b").await), "that is the default");
+    assert!(is_full(&limiter.check("b").await), "the default rejects new keys");
     let _ = store.clone().when_full(WhenFull::EvictSoonest);
     assert!(limiter.check("b").await.unwrap().is_allowed());
     let _ = store.when_full(WhenFull::RejectNewKeys);

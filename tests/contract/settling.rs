@@ -58,17 +58,17 @@ struct Setup {
     charge_when: bool,
     /// In thousandths of the first window.
     max_wait: Option<u32>,
-    /// A store that has room for one key, and takes another for it.
+    /// The setting of a store that has room for one key, into which other keys are inserted.
     full: Option<WhenFull>,
 }
 
-/// What the handler of a request does.
+/// The actions of the handler of a request.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     id: usize,
     costs: [u32; 2],
     settles: Option<(usize, u32)>,
-    /// Whether its response is charged; none if that comes later.
+    /// True if the response is charged; none if a later step responds.
     responds: Option<bool>,
 }
 
@@ -79,23 +79,23 @@ enum Step {
         settles: Option<(usize, u32)>,
         responds: Option<bool>,
     },
-    /// A check without the layer, and the longest wait in thousandths of a window. What follows it
-    /// can be done once, by the limiter, or any number of times, by its charge.
+    /// A check without the layer; the longest wait is in thousandths of a window. It is settled and
+    /// cancelled once, by the limiter, or any number of times, by its charge.
     Check {
         costs: [u32; 2],
         max_wait: u32,
         by_limiter: bool,
     },
-    /// Of what was admitted: of which limit, and how much of its cost was used, in quarters.
+    /// An admitted request, the limit, and the part of its cost that was used, in quarters.
     Settle(Index, usize, u32),
     Cancel(Index),
-    /// Of a request whose handler waits: whether it is charged.
+    /// A request whose handler waits, and whether the request is charged.
     Respond(Index, bool),
-    /// Clients that go away.
+    /// Requests that are dropped.
     Drop(Vec<Index>),
     Grant(usize, u32),
     Reset(usize),
-    /// All state is lost: in memory, to another key.
+    /// All state is lost: in memory, by the insertion of another key.
     Lose,
     Pass(u32),
 }
@@ -133,7 +133,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(costs, settles, responds)| Step::Request { costs, settles, responds }),
         4 => (costs, wait, any::<bool>())
             .prop_map(|(costs, max_wait, by_limiter)| Step::Check { costs, max_wait, by_limiter }),
-        6 => (index(), 0_usize..2, 0_u32..8).prop_map(|(which, limit, used)| Step::Settle(which, limit, used)),
+        6 => (index(), 0_usize..2, 0_u32..8)
+            .prop_map(|(which, limit, used)| Step::Settle(which, limit, used)),
         2 => index().prop_map(Step::Cancel),
         4 => (index(), any::<bool>()).prop_map(|(which, charged)| Step::Respond(which, charged)),
         3 => prop::collection::vec(index(), 1..6).prop_map(Step::Drop),
@@ -145,26 +146,26 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// Something that was used, in the order in which it was admitted. Times are in microseconds.
+/// Units that were used, in the order in which they were admitted. Times are in microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     at: f64,
-    /// Negative if it was granted.
+    /// Negative if they were granted.
     used: f64,
-    /// Whether it could have been denied.
+    /// True if the request could have been denied.
     is_check: bool,
-    /// How often the state had been lost.
+    /// The number of losses of state before.
     losses: usize,
-    /// The end of its window, for those that are fixed.
+    /// The end of the window, if windows are fixed.
     window: f64,
 }
 
-/// What was used of one limit.
+/// The uses of one limit.
 #[derive(Debug, Default)]
 struct Account {
     uses: Vec<Use>,
     losses: usize,
-    /// What may be returned only after a loss to come.
+    /// The units that may be returned only after the next loss.
     late: f64,
 }
 
@@ -172,13 +173,13 @@ struct Account {
 #[derive(Debug, Default)]
 struct Entry {
     costs: [u32; 2],
-    /// For each limit its uses.
-    places: [Vec<usize>; 2],
-    asked: f64,
+    /// For each limit, the indices of its uses.
+    indices: [Vec<usize>; 2],
+    arrival: f64,
     is_admitted: bool,
     is_cancelled: bool,
     decision: Option<Decision>,
-    /// To settle with.
+    /// The handle for settling.
     charge: Option<Charge>,
     by_limiter: bool,
     respond: Option<oneshot::Sender<bool>>,
@@ -199,13 +200,13 @@ impl Account {
         self.uses.len() - 1
     }
 
-    /// What was spent before a loss is not in the state, so that its return is a grant: but for
-    /// what was reserved for an instant to come, unless by chance others are reserved for the same.
-    fn lower(&mut self, place: usize, units: f64, now: f64, window: f64) {
-        self.uses[place].used -= units;
-        let Use { at, losses, .. } = self.uses[place];
-        let is_same = |it: &Use| it.at == at || it.at.is_infinite();
-        let same = self.uses.iter().any(|it| it.losses == self.losses && is_same(it));
+    /// Units that were spent before a loss are not in the state, so that their return is a grant.
+    /// Reserved units are not returned, unless by chance others are reserved for the same instant.
+    fn lower(&mut self, index: usize, units: f64, now: f64, window: f64) {
+        self.uses[index].used -= units;
+        let Use { at, losses, .. } = self.uses[index];
+        let is_same = |u: &Use| u.at == at || u.at.is_infinite();
+        let same = self.uses.iter().any(|u| u.losses == self.losses && is_same(u));
         if losses < self.losses && (at <= now || same) && units > 0.0 {
             self.add(now, -units, false, window);
         }
@@ -219,7 +220,7 @@ impl Account {
     }
 }
 
-struct World {
+struct Harness {
     setup: Setup,
     limiters: Vec<Limiter>,
     /// Over Redis, time does not matter: its windows are days long.
@@ -228,9 +229,9 @@ struct World {
     ledger: Mutex<Ledger>,
 }
 
-const KEYS: [&str; 2] = ["alice", "everybody"];
+const KEYS: [&str; 2] = ["alice", "all"];
 
-impl World {
+impl Harness {
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap()
     }
@@ -239,10 +240,10 @@ impl World {
         if self.is_real { 0.0 } else { self.start.elapsed().as_micros() as f64 }
     }
 
-    /// When a request that has to wait so long goes on.
-    fn at(&self, asked: f64, wait: Duration) -> f64 {
+    /// The instant at which a request with this wait proceeds.
+    fn at(&self, arrival: f64, wait: Duration) -> f64 {
         let is_short = self.is_real && wait < Duration::from_secs(60);
-        asked + if is_short { 0.0 } else { wait.as_micros() as f64 }
+        arrival + if is_short { 0.0 } else { wait.as_micros() as f64 }
     }
 
     fn key(&self, limit: usize) -> &'static str {
@@ -259,7 +260,7 @@ impl World {
         }
     }
 
-    /// The end of a limit's newest window, and of the one that is open now.
+    /// The ends of the newest window of a limit, and of the window that is open now.
     async fn windows(&self, limit: usize) -> [f64; 2] {
         let limiter = &self.limiters[limit];
         if limiter.algorithm() != Algorithm::FixedWindow {
@@ -272,59 +273,59 @@ impl World {
             reset = (reset / length).ceil().max(1.0) * length;
         }
         let ahead = ((reset - 1.0) / length).floor();
-        [reset, reset - ahead * length].map(|it| self.now() + it)
+        [reset, reset - ahead * length].map(|time| self.now() + time)
     }
 
-    /// Notes that a request will go on, or has a reservation.
+    /// Records a request that proceeds at an instant, or has a reservation for it.
     async fn add(&self, id: usize, at: f64) {
         for limit in 0..self.limiters.len() {
             let [newest, _] = self.windows(limit).await;
             let Ledger { accounts, entries, .. } = &mut *self.ledger();
-            let Entry { costs, places, .. } = &mut entries[id];
-            // Over Redis, what is to come later never comes.
+            let Entry { costs, indices, .. } = &mut entries[id];
+            // Over Redis, no reservation comes due: windows are days long.
             let is_check = !self.is_real || at == 0.0;
-            places[limit].push(accounts[limit].add(at, costs[limit].into(), is_check, newest));
+            indices[limit].push(accounts[limit].add(at, costs[limit].into(), is_check, newest));
         }
     }
 
     async fn admitted(&self, id: usize, decision: Decision, charge: Option<Charge>) {
-        let is_reserved = !self.ledger().entries[id].places[0].is_empty();
+        let is_reserved = !self.ledger().entries[id].indices[0].is_empty();
         if !is_reserved {
             assert!(self.is_real || decision.delay().is_zero());
             self.add(id, self.now()).await;
         }
         let Ledger { accounts, entries, .. } = &mut *self.ledger();
         let entry = &mut entries[id];
-        let at = self.at(entry.asked, decision.delay());
-        for (account, places) in zip(accounts, &entry.places).filter(|_| is_reserved) {
-            for place in places {
-                let told = &mut account.uses[*place].at;
-                let is_same = told.is_infinite() || *told == at;
-                assert!(self.is_real || is_same, "{told} was told before, and then {at}");
-                *told = at;
+        let at = self.at(entry.arrival, decision.delay());
+        for (account, indices) in zip(accounts, &entry.indices).filter(|_| is_reserved) {
+            for index in indices {
+                let known = &mut account.uses[*index].at;
+                let is_same = known.is_infinite() || *known == at;
+                assert!(self.is_real || is_same, "{known} was reported before, and then {at}");
+                *known = at;
             }
         }
         (entry.is_admitted, entry.charge, entry.decision) = (true, charge, Some(decision));
     }
 
-    /// Adjusts what is noted for a limit, the latest first.
+    /// Adjusts the recorded uses of a limit, the latest first.
     async fn used(&self, id: usize, limit: usize, used: u32, in_background: bool) {
         let [newest, open] = self.windows(limit).await;
         let now = self.now();
         let Ledger { accounts, entries, .. } = &mut *self.ledger();
-        let (account, places) = (&mut accounts[limit], &mut entries[id].places[limit]);
-        let total: f64 = places.iter().map(|place| account.uses[*place].used).sum();
+        let (account, indices) = (&mut accounts[limit], &mut entries[id].indices[limit]);
+        let total: f64 = indices.iter().map(|index| account.uses[*index].used).sum();
         let mut above = total - f64::from(used);
-        for place in places.iter().rev() {
-            let units = above.clamp(0.0, account.uses[*place].used);
-            if self.is_real && in_background && account.uses[*place].at <= now {
+        for index in indices.iter().rev() {
+            let units = above.clamp(0.0, account.uses[*index].used);
+            if self.is_real && in_background && account.uses[*index].at <= now {
                 account.late += units;
             }
-            account.lower(*place, units, now, open);
+            account.lower(*index, units, now, open);
             above -= units;
         }
         if above < 0.0 {
-            places.push(account.add(now, -above, false, newest));
+            indices.push(account.add(now, -above, false, newest));
         }
     }
 
@@ -347,7 +348,7 @@ impl World {
         match result {
             Ok(()) if self.ledger().entries[id].is_cancelled => {}
             Ok(()) => self.used(id, limit, used, false).await,
-            Err(Error::Store(error)) if error.is_full() => {} // and nothing was spent
+            Err(Error::Store(error)) if error.is_full() => {} // nothing was spent
             Err(error) => panic!("{error}"),
         }
     }
@@ -376,6 +377,17 @@ impl World {
         }
     }
 
+    async fn grant(&self, limit: usize, units: u32) {
+        let limit = limit % self.limiters.len();
+        let limiter = &self.limiters[limit];
+        if !matches!(limiter.algorithm(), Algorithm::SlidingWindow { .. }) {
+            let [_, open] = self.windows(limit).await;
+            limiter.refund(self.key(limit), units).await.unwrap();
+            let now = self.now();
+            self.ledger().accounts[limit].add(now, -f64::from(units), false, open);
+        }
+    }
+
     fn lose(&self, limit: usize) {
         let now = self.now();
         self.ledger().accounts[limit].lose(now);
@@ -383,28 +395,31 @@ impl World {
 }
 
 /// The handler of a request.
-async fn serve(world: Arc<World>, request: Request<Body>) -> Result<Response<Body>, Infallible> {
+async fn serve(
+    harness: Arc<Harness>,
+    request: Request<Body>,
+) -> Result<Response<Body>, Infallible> {
     let extensions = request.extensions();
     let plan: Plan = *extensions.get().unwrap();
     let decision: Decision = extensions.get().cloned().unwrap();
-    world.ledger().busy += 1;
-    world.admitted(plan.id, decision, extensions.get().cloned()).await;
+    harness.ledger().busy += 1;
+    harness.admitted(plan.id, decision, extensions.get().cloned()).await;
     if let Some((limit, quarters)) = plan.settles {
-        world.settle(plan.id, limit, quarters).await;
+        harness.settle(plan.id, limit, quarters).await;
     }
-    world.ledger().busy -= 1;
+    harness.ledger().busy -= 1;
     let is_charged = match plan.responds {
         Some(is_charged) => is_charged,
         None => {
             let (respond, response) = oneshot::channel();
-            world.ledger().entries[plan.id].respond = Some(respond);
+            harness.ledger().entries[plan.id].respond = Some(respond);
             response.await.unwrap_or(true)
         }
     };
-    if !is_charged && world.setup.charge_when {
-        world.ledger().busy += 1;
-        world.cancelled(plan.id, true).await;
-        world.ledger().busy -= 1; // and it responds at once
+    if !is_charged && harness.setup.charge_when {
+        harness.ledger().busy += 1;
+        harness.cancelled(plan.id, true).await;
+        harness.ledger().busy -= 1; // before it responds
     }
     let status = if is_charged { StatusCode::OK } else { StatusCode::BAD_GATEWAY };
     Ok(Response::builder().status(status).body(Body::empty()).unwrap())
@@ -414,25 +429,25 @@ type Pending = Pin<Box<dyn Future<Output = StatusCode>>>;
 
 /// Plays a history.
 struct Player {
-    world: Arc<World>,
+    harness: Arc<Harness>,
     service: BoxCloneService<Request<Body>, StatusCode, Infallible>,
     pending: Vec<(usize, Pending)>,
     lose: Box<dyn Fn() -> bool>,
 }
 
 impl Player {
-    fn new(world: Arc<World>, lose: Box<dyn Fn() -> bool>) -> Self {
-        let Setup { shape, limits, charge_handle, charge_when, max_wait, .. } = world.setup;
+    fn new(harness: Arc<Harness>, lose: Box<dyn Fn() -> bool>) -> Self {
+        let Setup { shape, limits, charge_handle, charge_when, max_wait, .. } = harness.setup;
         let costs = |head: &Parts| head.extensions.get::<Plan>().unwrap().costs;
         let mut layer = match shape {
             Shape::One => {
-                let key = world.key(0).to_owned();
-                let layer = RateLimitLayer::new(&world.limiters[0], move |_: &Parts| key.clone());
+                let key = harness.key(0).to_owned();
+                let layer = RateLimitLayer::new(&harness.limiters[0], move |_: &Parts| key.clone());
                 layer.cost(move |head: &Parts| costs(head)[0])
             }
             _ => {
-                let limiters = world.limiters.clone();
-                let keys = [0, 1].map(|limit| world.key(limit));
+                let limiters = harness.limiters.clone();
+                let keys = [0, 1].map(|limit| harness.key(limit));
                 RateLimitLayer::by_rule(move |head: &Parts| {
                     let [first, second] = costs(head);
                     let charge = Charge::new(&limiters[0], keys[0]).cost(first);
@@ -451,11 +466,11 @@ impl Player {
             layer = layer.max_wait(limits[0].1.window() * thousandths / 1_000);
         }
         let handler = {
-            let world = world.clone();
-            service_fn(move |request| serve(world.clone(), request))
+            let harness = harness.clone();
+            service_fn(move |request| serve(harness.clone(), request))
         };
         let service = layer.layer(handler).map_response(|response| response.status());
-        Self { world, service: BoxCloneService::new(service), pending: vec![], lose }
+        Self { harness, service: BoxCloneService::new(service), pending: vec![], lose }
     }
 
     /// Polls all requests.
@@ -467,14 +482,14 @@ impl Player {
         .await;
     }
 
-    /// Lets all requests go on as far as they can without time passing.
+    /// Runs all requests as far as possible without time passing.
     async fn drive(&mut self) {
         self.poll().await;
-        if self.world.is_real {
-            // Its answer comes after theirs, by the same connection.
-            let _ = self.world.limiters[0].peek("nobody").await.unwrap();
+        if self.harness.is_real {
+            // Its reply arrives after theirs, on the same connection.
+            let _ = self.harness.limiters[0].peek("other").await.unwrap();
             self.poll().await;
-            while self.world.ledger().busy > 0 {
+            while self.harness.ledger().busy > 0 {
                 yield_now().await;
                 self.poll().await;
             }
@@ -492,148 +507,164 @@ impl Player {
     }
 
     fn open(&self, costs: [u32; 2]) -> (usize, [u32; 2]) {
-        let fit = |limit: usize| costs[limit].min(self.world.setup.limits[limit].1.limit());
-        let (costs, asked) = ([fit(0), fit(1)], self.world.now());
-        let entries = &mut self.world.ledger().entries;
-        entries.push(Entry { costs, asked, ..Entry::default() });
+        let fit = |limit: usize| costs[limit].min(self.harness.setup.limits[limit].1.limit());
+        let (costs, arrival) = ([fit(0), fit(1)], self.harness.now());
+        let entries = &mut self.harness.ledger().entries;
+        entries.push(Entry { costs, arrival, ..Entry::default() });
         (entries.len() - 1, costs)
     }
 
-    /// One of the entries of which this holds.
+    /// Chooses one of the entries that fit.
     fn one(&self, which: &Index, fits: impl Fn(&Entry) -> bool) -> Option<usize> {
-        let ledger = self.world.ledger();
-        let all = ledger.entries.iter().enumerate().filter(|(_, entry)| fits(entry));
-        let all: Vec<usize> = all.map(|(id, _)| id).collect();
-        (!all.is_empty()).then(|| *which.get(&all))
+        let ledger = self.harness.ledger();
+        let ids = ledger.entries.iter().enumerate().filter(|(_, entry)| fits(entry));
+        let ids: Vec<usize> = ids.map(|(id, _)| id).collect();
+        (!ids.is_empty()).then(|| *which.get(&ids))
     }
 
     async fn step(&mut self, step: &Step) {
-        let world = self.world.clone();
-        let settles = |entry: &Entry| entry.charge.is_some() || entry.by_limiter;
         match step {
             Step::Request { costs, settles, responds } => {
-                let (id, costs) = self.open(*costs);
-                let told = world.charge(costs).peek().await.unwrap();
-                let wait = told.retry_after().unwrap_or(told.delay());
-                let at = match world.setup.shape {
-                    Shape::One => world.at(world.now(), wait),
-                    _ if world.is_real => f64::INFINITY,
-                    _ => f64::NEG_INFINITY, // not known: what becomes of it may be a grant
-                };
-                let mut request = Request::new(Body::empty());
-                request.extensions_mut().insert(Plan {
-                    id,
-                    costs,
-                    settles: *settles,
-                    responds: *responds,
-                });
-                let asked = self.service.clone().oneshot(request);
-                self.pending.push((id, Box::pin(async move { asked.await.unwrap() })));
-                let now = world.now();
-                self.drive().await;
-                let waits = self.pending.iter().any(|(other, _)| *other == id);
-                let is_admitted = world.ledger().entries[id].is_admitted;
-                if waits && !is_admitted && world.setup.shape != Shape::And {
-                    assert!(world.setup.shape != Shape::One || world.is_real || at > now);
-                    world.add(id, at).await;
-                }
+                self.request(*costs, *settles, *responds).await;
             }
             Step::Check { costs, max_wait, by_limiter } => {
-                let (id, costs) = self.open(*costs);
-                let by_limiter = *by_limiter && world.setup.shape == Shape::One;
-                let window = world.setup.limits[0].1.window();
-                let max_wait = window * *max_wait / 1_000;
-                let charge = world.charge(costs);
-                let checked = match world.setup.shape {
-                    Shape::One => {
-                        world.limiters[0].check_within(world.key(0), costs[0], max_wait).await
-                    }
-                    _ => charge.check().await,
-                };
-                match checked {
-                    Ok(decision) if decision.is_allowed() => {
-                        let at = world.at(world.now(), decision.delay());
-                        world.add(id, at).await;
-                        let entry = &mut world.ledger().entries[id];
-                        if !by_limiter {
-                            entry.charge = Some(charge.decided(&decision));
-                        }
-                        (entry.is_admitted, entry.by_limiter) = (true, by_limiter);
-                        entry.decision = Some(decision);
-                    }
-                    Err(Error::Store(error)) if error.is_full() => {}
-                    Err(error) => panic!("{error}"),
-                    Ok(_) => {}
-                }
+                self.check(*costs, *max_wait, *by_limiter).await;
             }
-            Step::Settle(which, limit, quarters) => {
-                if let Some(id) = self.one(which, settles) {
-                    world.settle(id, *limit, *quarters).await;
-                }
-            }
-            Step::Cancel(which) => {
-                if let Some(id) = self.one(which, settles) {
-                    world.cancel(id).await;
-                }
-            }
-            Step::Respond(which, is_charged) => {
-                if let Some(id) = self.one(which, |entry| entry.respond.is_some()) {
-                    let respond = world.ledger().entries[id].respond.take().unwrap();
-                    let _ = respond.send(*is_charged); // the client may be gone
-                    self.drive().await;
-                }
-            }
-            Step::Drop(all) => {
-                for which in all {
-                    if self.pending.is_empty() {
-                        break;
-                    }
-                    let gone = self.pending.swap_remove(which.index(self.pending.len()));
-                    self.drop(gone).await;
-                }
-            }
-            Step::Grant(limit, units) => {
-                let limit = limit % world.limiters.len();
-                let limiter = &world.limiters[limit];
-                if !matches!(limiter.algorithm(), Algorithm::SlidingWindow { .. }) {
-                    let [_, open] = world.windows(limit).await;
-                    limiter.refund(world.key(limit), *units).await.unwrap();
-                    let now = world.now();
-                    world.ledger().accounts[limit].add(now, -f64::from(*units), false, open);
-                }
-            }
-            Step::Reset(limit) => {
-                // Of limits that are reserved together, one that is lost alone gets reservations
-                // for the same instants.
-                let is_lost = |it: usize| world.setup.shape == Shape::Also || it == limit % 2;
-                for limit in (0..world.limiters.len()).filter(|it| is_lost(*it)) {
-                    world.limiters[limit].reset(world.key(limit)).await.unwrap();
-                    world.lose(limit);
-                }
-                // Otherwise the lost charges have the same instant as later ones.
-                self.pass(Duration::from_millis(1)).await;
-            }
-            Step::Lose => {
-                self.drive().await;
-                if (self.lose)() {
-                    for limit in 0..world.limiters.len() {
-                        world.lose(limit);
-                    }
-                    self.pass(Duration::from_millis(1)).await;
-                }
-            }
-            Step::Pass(_) if world.is_real => self.drive().await,
+            Step::Settle(which, limit, quarters) => self.settle(which, *limit, *quarters).await,
+            Step::Cancel(which) => self.cancel(which).await,
+            Step::Respond(which, is_charged) => self.respond(which, *is_charged).await,
+            Step::Drop(which) => self.drop_some(which).await,
+            Step::Grant(limit, units) => self.harness.grant(*limit, *units).await,
+            Step::Reset(limit) => self.reset(*limit).await,
+            Step::Lose => self.lose().await,
+            Step::Pass(_) if self.harness.is_real => self.drive().await,
             Step::Pass(thousandths) => {
-                self.pass(world.setup.limits[0].1.window() * *thousandths / 1_000).await;
+                self.pass(self.harness.setup.limits[0].1.window() * *thousandths / 1_000).await;
             }
+        }
+    }
+
+    async fn request(
+        &mut self,
+        costs: [u32; 2],
+        settles: Option<(usize, u32)>,
+        responds: Option<bool>,
+    ) {
+        let harness = self.harness.clone();
+        let (id, costs) = self.open(costs);
+        let peek = harness.charge(costs).peek().await.unwrap();
+        let wait = peek.retry_after().unwrap_or(peek.delay());
+        let at = match harness.setup.shape {
+            Shape::One => harness.at(harness.now(), wait),
+            _ if harness.is_real => f64::INFINITY,
+            _ => f64::NEG_INFINITY, // not known: its return may be a grant
+        };
+        let mut request = Request::new(Body::empty());
+        request.extensions_mut().insert(Plan { id, costs, settles, responds });
+        let response = self.service.clone().oneshot(request);
+        self.pending.push((id, Box::pin(async move { response.await.unwrap() })));
+        let now = harness.now();
+        self.drive().await;
+        let waits = self.pending.iter().any(|(other, _)| *other == id);
+        let is_admitted = harness.ledger().entries[id].is_admitted;
+        if waits && !is_admitted && harness.setup.shape != Shape::And {
+            assert!(harness.setup.shape != Shape::One || harness.is_real || at > now);
+            harness.add(id, at).await;
+        }
+    }
+
+    async fn check(&mut self, costs: [u32; 2], max_wait: u32, by_limiter: bool) {
+        let harness = &self.harness;
+        let (id, costs) = self.open(costs);
+        let by_limiter = by_limiter && harness.setup.shape == Shape::One;
+        let max_wait = harness.setup.limits[0].1.window() * max_wait / 1_000;
+        let charge = harness.charge(costs);
+        let result = match harness.setup.shape {
+            Shape::One => {
+                harness.limiters[0].check_within(harness.key(0), costs[0], max_wait).await
+            }
+            _ => charge.check().await,
+        };
+        match result {
+            Ok(decision) if decision.is_allowed() => {
+                let at = harness.at(harness.now(), decision.delay());
+                harness.add(id, at).await;
+                let entry = &mut harness.ledger().entries[id];
+                if !by_limiter {
+                    entry.charge = Some(charge.decided(&decision));
+                }
+                (entry.is_admitted, entry.by_limiter) = (true, by_limiter);
+                entry.decision = Some(decision);
+            }
+            Err(Error::Store(error)) if error.is_full() => {}
+            Err(error) => panic!("{error}"),
+            Ok(_) => {}
+        }
+    }
+
+    /// Chooses one of the entries that can be settled.
+    fn settleable(&self, which: &Index) -> Option<usize> {
+        self.one(which, |entry| entry.charge.is_some() || entry.by_limiter)
+    }
+
+    async fn settle(&self, which: &Index, limit: usize, quarters: u32) {
+        if let Some(id) = self.settleable(which) {
+            self.harness.settle(id, limit, quarters).await;
+        }
+    }
+
+    async fn cancel(&self, which: &Index) {
+        if let Some(id) = self.settleable(which) {
+            self.harness.cancel(id).await;
+        }
+    }
+
+    async fn respond(&mut self, which: &Index, is_charged: bool) {
+        if let Some(id) = self.one(which, |entry| entry.respond.is_some()) {
+            let respond = self.harness.ledger().entries[id].respond.take().unwrap();
+            let _ = respond.send(is_charged); // the client may be gone
+            self.drive().await;
+        }
+    }
+
+    async fn drop_some(&mut self, which: &[Index]) {
+        for which in which {
+            if self.pending.is_empty() {
+                break;
+            }
+            let gone = self.pending.swap_remove(which.index(self.pending.len()));
+            self.drop(gone).await;
+        }
+    }
+
+    async fn reset(&mut self, limit: usize) {
+        let harness = self.harness.clone();
+        // Limits that reserve together are lost together: otherwise the lost one would get
+        // reservations for the same instants.
+        let is_lost = |other: usize| harness.setup.shape == Shape::Also || other == limit % 2;
+        for limit in (0..harness.limiters.len()).filter(|limit| is_lost(*limit)) {
+            harness.limiters[limit].reset(harness.key(limit)).await.unwrap();
+            harness.lose(limit);
+        }
+        // Otherwise the lost charges have the same instant as later ones.
+        self.pass(Duration::from_millis(1)).await;
+    }
+
+    async fn lose(&mut self) {
+        self.drive().await;
+        if (self.lose)() {
+            for limit in 0..self.harness.limiters.len() {
+                self.harness.lose(limit);
+            }
+            self.pass(Duration::from_millis(1)).await;
         }
     }
 
     async fn drop(&mut self, (id, request): (usize, Pending)) {
         drop(request);
-        let waited = !self.world.ledger().entries[id].is_admitted;
+        let waited = !self.harness.ledger().entries[id].is_admitted;
         if waited {
-            self.world.cancelled(id, true).await;
+            self.harness.cancelled(id, true).await;
         }
     }
 
@@ -644,38 +675,37 @@ impl Player {
         for gone in std::mem::take(&mut self.pending) {
             self.drop(gone).await;
         }
-        let ledger = self.world.ledger();
+        let ledger = self.harness.ledger();
         for ((algorithm, quota), Account { uses, .. }) in
-            zip(self.world.setup.limits, &ledger.accounts)
+            zip(self.harness.setup.limits, &ledger.accounts)
         {
-            prop_assert!(is_kept(algorithm, quota, uses), "{algorithm:?} {quota}: {uses:#?}");
+            prop_assert!(is_within(algorithm, quota, uses), "{algorithm:?} {quota}: {uses:#?}");
         }
         Ok(())
     }
 }
 
-/// Whether what was used keeps the promise of the algorithm.
-fn is_kept(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
+/// Returns true if the uses are within the guarantee of the algorithm.
+fn is_within(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
     let (limit, window) = (f64::from(quota.limit()), quota.window().as_micros() as f64);
     let rate = limit / window;
-    // Whatever the grid is: the sub-windows that lie wholly inside of the window hold no more than
-    // the limit.
+    // With any grid, the sub-windows that lie entirely inside the window count at most the limit.
     let inside = |buckets: u32| window - (window / f64::from(buckets)).ceil();
     let holds = |last: usize| {
-        let Use { at: end, losses, window: own, .. } = uses[last];
+        let Use { at: end, losses, window: last_window, .. } = uses[last];
         let sum = |counts: &dyn Fn(&Use) -> bool| -> f64 {
-            let all = uses[..=last].iter().filter(|it| it.losses == losses && it.at <= end);
-            all.filter(|it| counts(it)).map(|it| it.used).sum()
+            let before = uses[..=last].iter().filter(|u| u.losses == losses && u.at <= end);
+            before.filter(|u| counts(u)).map(|u| u.used).sum()
         };
         match algorithm {
-            // A grant can empty a window, and the next one opens then.
+            // A grant can empty a window; then the next one opens.
             Algorithm::FixedWindow => {
-                let is_near = |it: &Use| it.used < 0.0 && (it.window - own).abs() < window;
-                sum(&|it| it.window == own || is_near(it)) <= limit
+                let is_near = |u: &Use| u.used < 0.0 && (u.window - last_window).abs() < window;
+                sum(&|u| u.window == last_window || is_near(u)) <= limit
             }
-            Algorithm::SlidingLog => sum(&|it| it.used < 0.0 || it.at > end - window) <= limit,
+            Algorithm::SlidingLog => sum(&|u| u.used < 0.0 || u.at > end - window) <= limit,
             Algorithm::SlidingWindow { buckets } => {
-                sum(&|it| it.used < 0.0 || it.at > end - inside(buckets)) <= limit
+                sum(&|u| u.used < 0.0 || u.at > end - inside(buckets)) <= limit
             }
             Algorithm::TokenBucket { refill: Refill::Continuous, .. } => {
                 stretches(uses, last, true, |time| limit + rate * time + 1e-6)
@@ -689,26 +719,25 @@ fn is_kept(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
     (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(holds)
 }
 
-/// Holds the most against the sum of each stretch of time that ends with this check and begins
-/// after the last loss. Whenever units were granted, what they were granted for may have been used
-/// before.
-fn stretches(uses: &[Use], last: usize, last_counts: bool, most: impl Fn(f64) -> f64) -> bool {
+/// Compares the sum of each stretch of time with `max` of its length. A stretch ends with this
+/// check and begins after the last loss. Granted units may have been used at any time before.
+fn stretches(uses: &[Use], last: usize, last_counts: bool, max: impl Fn(f64) -> f64) -> bool {
     let Use { at: end, losses, used, .. } = uses[last];
-    let before = uses[..last].iter().filter(|it| it.losses == losses && it.at <= end);
-    let (granted, mut before): (Vec<&Use>, Vec<&Use>) = before.partition(|it| it.used < 0.0);
+    let before = uses[..last].iter().filter(|u| u.losses == losses && u.at <= end);
+    let (granted, mut before): (Vec<&Use>, Vec<&Use>) = before.partition(|u| u.used < 0.0);
     before.sort_by(|a, b| b.at.total_cmp(&a.at));
-    let mut sum: f64 = granted.iter().map(|it| it.used).sum();
+    let mut sum: f64 = granted.iter().map(|u| u.used).sum();
     sum += if last_counts { used } else { 0.0 };
-    let mut holds = sum <= most(0.0);
-    for it in before {
-        sum += it.used;
-        holds &= sum <= most(end - it.at);
+    let mut holds = sum <= max(0.0);
+    for earlier in before {
+        sum += earlier.used;
+        holds &= sum <= max(end - earlier.at);
     }
     holds
 }
 
 fn histories() -> u32 {
-    env::var("HISTORIES").map_or(1_500, |it| it.parse().unwrap())
+    env::var("HISTORIES").map_or(1_500, |number| number.parse().unwrap())
 }
 
 fn run(
@@ -722,18 +751,18 @@ fn run(
     result.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-fn world(setup: Setup, store: impl Store + Clone, name: &str, is_real: bool) -> Arc<World> {
+fn harness(setup: Setup, store: impl Store + Clone, name: &str, is_real: bool) -> Arc<Harness> {
     let limits = if setup.shape == Shape::One { 1 } else { 2 };
     let limiter = |limit: usize| {
         let (algorithm, quota) = setup.limits[limit];
         Limiter::named(&format!("{name}{limit}"), store.clone(), algorithm, quota)
     };
     let limiters = (0..limits).map(limiter).collect();
-    Arc::new(World { setup, limiters, is_real, start: Instant::now(), ledger: Mutex::default() })
+    Arc::new(Harness { setup, limiters, is_real, start: Instant::now(), ledger: Mutex::default() })
 }
 
 #[test]
-fn no_history_in_memory_lets_more_through_than_the_promise() {
+fn no_history_in_memory_exceeds_the_guarantee() {
     run(histories(), steps(), |setup, steps| {
         let runtime =
             runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -749,7 +778,7 @@ fn no_history_in_memory_lets_more_through_than_the_promise() {
                 Quota::per_second(1_000_000),
             );
             let (is_full, number) = (setup.full.is_some(), Cell::new(0));
-            // A key that is admitted to a store for one has taken the place of the one before.
+            // A key that is inserted into a store for one key has evicted the last one.
             let lose = move || {
                 number.set(number.get() + 1);
                 let key = number.get().to_string();
@@ -757,14 +786,14 @@ fn no_history_in_memory_lets_more_through_than_the_promise() {
                 let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
                 is_full && matches!(check.as_mut().poll(&mut cx), Poll::Ready(Ok(_)))
             };
-            let world = world(setup, store, "limit", false);
-            Player::new(world, Box::new(lose)).play(steps).await
+            let harness = harness(setup, store, "limit", false);
+            Player::new(harness, Box::new(lose)).play(steps).await
         })
     });
 }
 
 #[test]
-fn no_history_over_redis_lets_more_through_than_the_promise() {
+fn no_history_over_redis_exceeds_the_guarantee() {
     let server = Arc::new(RedisServer::start());
     let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let store = runtime.block_on(support::redis_store(&server));
@@ -781,8 +810,8 @@ fn no_history_over_redis_lets_more_through_than_the_promise() {
         };
         runtime.block_on(async {
             let name = format!("limit-{}-", number.get());
-            let world = world(setup, store.clone(), &name, true);
-            Player::new(world, Box::new(lose)).play(steps).await
+            let harness = harness(setup, store.clone(), &name, true);
+            Player::new(harness, Box::new(lose)).play(steps).await
         })
     });
 }

@@ -1,4 +1,4 @@
-//! Waiting for a turn, and giving it back.
+//! Waiting: reservations, their order, and their release.
 
 use std::{
     convert::Infallible,
@@ -37,13 +37,13 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Spends what can be spent at once.
+/// Uses up the units that are left.
 async fn drain(limiter: &Limiter) {
     while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_is_admitted_now_or_in_time_or_denied_at_once() {
+async fn a_request_is_admitted_now_or_in_time_or_denied_immediately() {
     for algorithm in ALGORITHMS {
         let limiter = in_memory(algorithm, Quota::per_second(2));
         let acquire = async |timeout| {
@@ -68,7 +68,7 @@ async fn a_request_is_admitted_now_or_in_time_or_denied_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_go_on_in_the_order_in_which_they_came() {
+async fn requests_proceed_in_the_order_of_their_arrival() {
     for algorithm in ALGORITHMS {
         let limiter = in_memory(algorithm, Quota::per_second(3));
         let order = Arc::new(Mutex::new(vec![]));
@@ -78,7 +78,7 @@ async fn requests_go_on_in_the_order_in_which_they_came() {
             let (limiter, order) = (limiter.clone(), order.clone());
             tasks.spawn(async move {
                 let cost = 1 + i % 3;
-                // A leaky bucket of 3 has no room for all of them.
+                // A leaky bucket of 3 has no room for all requests.
                 if algorithm != Algorithm::LeakyBucket {
                     assert!(limiter.acquire("key", cost).await.unwrap().is_allowed());
                 } else if !limiter.try_acquire("key", 1, HOUR).await.unwrap().is_allowed() {
@@ -94,7 +94,7 @@ async fn requests_go_on_in_the_order_in_which_they_came() {
     }
 }
 
-/// Waits for something that happens in another task or process.
+/// Waits for an effect of another task or process.
 async fn until(mut happened: impl AsyncFnMut() -> bool) {
     for _ in 0..10_000 {
         if happened().await {
@@ -106,11 +106,11 @@ async fn until(mut happened: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn a_turn_costs_one_round_trip() {
+async fn a_wait_costs_one_round_trip() {
     let server = RedisServer::start();
     let quota = Quota::per_second(20).burst(1);
     let limiter = in_redis(&server, Algorithm::token_bucket(), quota).await;
-    let _ = limiter.peek("key").await.unwrap(); // makes the script known
+    let _ = limiter.peek("key").await.unwrap(); // loads the script
     let calls = || (server.calls("evalsha"), server.calls("eval"));
     let before = calls();
     let mut tasks = JoinSet::new();
@@ -123,7 +123,7 @@ async fn a_turn_costs_one_round_trip() {
 }
 
 #[tokio::test]
-async fn turns_are_booked_in_the_order_of_arrival_over_many_connections() {
+async fn reservations_are_made_in_the_order_of_arrival_over_many_connections() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         let quota = Quota::per_hour(60);
@@ -136,14 +136,14 @@ async fn turns_are_booked_in_the_order_of_arrival_over_many_connections() {
         for i in 0..20 {
             let decision = limiters[i % 4].check_within("key", 1, 3 * HOUR).await.unwrap();
             assert!(decision.is_allowed() && !decision.delay().is_zero(), "{algorithm}");
-            // What the test takes is not seen.
+            // Rounds off the time of the test.
             delays.push((decision.delay().as_secs() + 30) / 60);
         }
         assert!(delays.is_sorted(), "{algorithm}: {delays:?}");
     }
 }
 
-/// A request that waits for its turn, once the store knows of it.
+/// Starts a request, and waits until its reservation is in the store.
 async fn start(limiter: &Limiter, server: Option<&RedisServer>) -> JoinHandle<()> {
     let calls = || server.map_or(0, |server| server.calls("evalsha"));
     let before = calls();
@@ -156,8 +156,8 @@ async fn start(limiter: &Limiter, server: Option<&RedisServer>) -> JoinHandle<()
     task
 }
 
-/// Drops it, and waits until the store knows.
-async fn give_up(task: JoinHandle<()>, server: Option<&RedisServer>) {
+/// Drops a request, and waits until its reservation is released.
+async fn drop_waiting(task: JoinHandle<()>, server: Option<&RedisServer>) {
     let calls = || server.map_or(0, |server| server.calls("evalsha"));
     let before = calls();
     task.abort();
@@ -166,7 +166,7 @@ async fn give_up(task: JoinHandle<()>, server: Option<&RedisServer>) {
 }
 
 #[tokio::test]
-async fn who_gives_up_gives_the_turn_back_once_and_those_behind_keep_theirs() {
+async fn a_dropped_request_releases_its_reservation_once_and_later_requests_keep_theirs() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         let quota = Quota::per_hour(8);
@@ -176,7 +176,8 @@ async fn who_gives_up_gives_the_turn_back_once_and_those_behind_keep_theirs() {
             let next = async || {
                 let decision = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
                 limiter.cancel("key", decision.clone()).await.unwrap();
-                // A turn is an eighth of an hour, or more; what the test takes is not seen.
+                // Reservations are at least an eighth of an hour apart: rounds off the time of the
+                // test.
                 (decision.delay().as_secs() + 60) / 300
             };
             drain(&limiter).await;
@@ -189,22 +190,26 @@ async fn who_gives_up_gives_the_turn_back_once_and_those_behind_keep_theirs() {
             }
             let fourth = next().await;
             assert!(fourth >= first, "{algorithm}");
-            give_up(waiting.remove(1), server).await;
+            drop_waiting(waiting.remove(1), server).await;
             let behind = next().await;
             assert!((first..=fourth).contains(&behind), "{algorithm}: {first} {behind} {fourth}");
-            give_up(waiting.remove(0), server).await;
-            give_up(waiting.remove(0), server).await;
-            assert_eq!(next().await, first, "{algorithm}: a turn is lost, or given back twice");
+            drop_waiting(waiting.remove(0), server).await;
+            drop_waiting(waiting.remove(0), server).await;
+            assert_eq!(
+                next().await,
+                first,
+                "{algorithm}: a reservation is lost, or released twice"
+            );
 
             let peek = limiter.peek("key").await.unwrap();
             let room = if algorithm == Algorithm::LeakyBucket { 7 } else { 0 };
-            assert_eq!(peek.remaining(), room, "{algorithm}: more was given back than booked");
+            assert_eq!(peek.remaining(), room, "{algorithm}: more was released than reserved");
         }
     }
 }
 
 #[tokio::test]
-async fn who_gives_up_while_redis_is_asked_gives_back_what_it_then_spends() {
+async fn a_request_dropped_during_its_call_to_redis_releases_what_it_spends() {
     let server = RedisServer::start();
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
     let calls = Arc::new(AtomicUsize::new(0));
@@ -212,7 +217,7 @@ async fn who_gives_up_while_redis_is_asked_gives_back_what_it_then_spends() {
         .max_wait(HOUR)
         .layer(counting(&calls));
     assert!(limiter.check("key").await.unwrap().is_allowed());
-    let asked = server.calls("evalsha");
+    let before = server.calls("evalsha");
     server.freeze();
     let mut admitted = Box::pin(service.oneshot(get(&[])));
     let mut waiting = Box::pin(limiter.acquire("key", 2));
@@ -224,14 +229,14 @@ async fn who_gives_up_while_redis_is_asked_gives_back_what_it_then_spends() {
     }
     drop((admitted, waiting));
     server.thaw();
-    // Both are decided, and released, be it in one call.
-    until(async || server.calls("evalsha") >= asked + 3).await;
+    // Both are decided, and released, perhaps in one call.
+    until(async || server.calls("evalsha") >= before + 3).await;
     until(async || limiter.peek("key").await.unwrap().remaining() == 1).await;
     assert_eq!(calls.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
-async fn who_is_dropped_before_the_first_poll_spends_nothing() {
+async fn a_future_dropped_before_the_first_poll_spends_nothing() {
     let limiter = in_memory(Algorithm::token_bucket(), Quota::per_hour(1));
     drop(limiter.try_acquire("key", 1, HOUR));
     drop(limiter.acquire("key", 1));
@@ -239,7 +244,7 @@ async fn who_is_dropped_before_the_first_poll_spends_nothing() {
 }
 
 #[test]
-fn a_turn_is_given_back_outside_of_the_runtime_and_when_it_shuts_down() {
+fn a_reservation_is_released_outside_of_the_runtime_and_when_it_shuts_down() {
     let server = RedisServer::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let quota = Quota::per_hour(1);
@@ -251,7 +256,7 @@ fn a_turn_is_given_back_outside_of_the_runtime_and_when_it_shuts_down() {
 
         let mut acquire = Box::pin(limiter.acquire("key", 1));
         runtime.block_on(async {
-            // The first poll need not send the call: an idle connection reads before it writes.
+            // The first poll may not send the call: an idle connection reads before it writes.
             until(async || {
                 assert!(poll_once(acquire.as_mut()).is_pending());
                 limiter.peek("key").await.unwrap().reset_after() > HOUR
@@ -275,7 +280,7 @@ fn a_turn_is_given_back_outside_of_the_runtime_and_when_it_shuts_down() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn to_acquire_from_a_full_leaky_bucket_takes_as_long_as_it_takes() {
+async fn acquire_from_a_full_leaky_bucket_waits_until_it_is_admitted() {
     let limiter = in_memory(Algorithm::LeakyBucket, Quota::per_second(10).burst(2));
     let start = Instant::now();
     let mut tasks = JoinSet::new();
@@ -295,7 +300,7 @@ async fn to_acquire_from_a_full_leaky_bucket_takes_as_long_as_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_keeps_the_turn_when_the_quota_is_changed() {
+async fn a_waiting_request_keeps_its_reservation_when_the_quota_is_changed() {
     for algorithm in ALGORITHMS {
         let limiter = in_memory(algorithm, Quota::per_second(2));
         drain(&limiter).await;
@@ -305,14 +310,14 @@ async fn who_waits_keeps_the_turn_when_the_quota_is_changed() {
 
         let faster = limiter.with_quota(Quota::per_second(100)).unwrap();
         let later = faster.check_within("key", 1, HOUR).await.unwrap();
-        let turn = waiting.await.unwrap().delay();
-        assert!(start.elapsed() - turn <= Duration::from_millis(1), "{algorithm}");
-        assert!(later.delay() <= turn + SECOND, "{algorithm}: it is locked out");
+        let reserved = waiting.await.unwrap().delay();
+        assert!(start.elapsed() - reserved <= Duration::from_millis(1), "{algorithm}");
+        assert!(later.delay() <= reserved + SECOND, "{algorithm}: later requests are locked out");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_after_the_quota_was_changed_gives_back_no_more_than_was_booked() {
+async fn a_request_dropped_after_a_quota_change_releases_no_more_than_it_reserved() {
     for algorithm in ALGORITHMS {
         for other in [Quota::per_second(100), Quota::per_minute(2), Quota::new(3, 5 * SECOND)] {
             let limiter = in_memory(algorithm, Quota::per_second(2));
@@ -334,7 +339,7 @@ async fn who_gives_up_after_the_quota_was_changed_gives_back_no_more_than_was_bo
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_spent_ahead_of_its_time_is_waited_for() {
+async fn later_requests_wait_for_an_overdraft() {
     let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
     let limiter = in_memory(overdraft, Quota::per_second(10));
     let start = Instant::now();
@@ -343,12 +348,12 @@ async fn what_is_spent_ahead_of_its_time_is_waited_for() {
         start.elapsed().as_millis()
     };
     assert_eq!(acquire(15).await, 0);
-    assert_eq!(acquire(5).await, 500, "the debt is waited for, not the cost");
-    assert_eq!(acquire(6).await, 1_100, "what is above the overdraft must be there");
+    assert_eq!(acquire(5).await, 500, "the wait is for the debt, not for the cost");
+    assert_eq!(acquire(6).await, 1_100, "the wait is for units above the overdraft");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_layer_lets_requests_wait_instead_of_refusing_them() {
+async fn the_layer_delays_requests_instead_of_rejecting_them() {
     let calls = Arc::new(AtomicUsize::new(0));
     for algorithm in ALGORITHMS {
         let limiter = in_memory(algorithm, Quota::per_second(2));
@@ -377,7 +382,7 @@ async fn the_layer_lets_requests_wait_instead_of_refusing_them() {
     }
 }
 
-fn ask<S>(service: &S, user: &'static str) -> impl Future<Output = StatusCode> + Send + use<S>
+fn call<S>(service: &S, user: &'static str) -> impl Future<Output = StatusCode> + Send + use<S>
 where
     S: Service<Request<axum::body::Body>, Error = Infallible, Future: Send> + Clone + Send,
     S::Response: Status,
@@ -397,7 +402,7 @@ impl<B: Send> Status for Response<B> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_so_many_may_wait_and_the_others_are_refused_at_once() {
+async fn the_number_of_waiting_requests_is_limited_and_others_are_rejected_immediately() {
     let limiter = in_memory(Algorithm::token_bucket(), Quota::per_second(1));
     let layer = RateLimitLayer::new(limiter, key::Header::new("user"))
         .max_wait(HOUR)
@@ -407,41 +412,41 @@ async fn only_so_many_may_wait_and_the_others_are_refused_at_once() {
 
     let mut waiting = vec![];
     for user in ["ada", "ben", "cyd"] {
-        assert_eq!(ask(&service, user).await, StatusCode::OK);
+        assert_eq!(call(&service, user).await, StatusCode::OK);
     }
     for (user, waits) in [
         ("ada", true),
         ("ada", true),
-        ("ada", false), // the third of its key
+        ("ada", false), // the third with its key
         ("ben", true),
         ("ben", true),
         ("cyd", true),
-        ("cyd", false), // the sixth of all
+        ("cyd", false), // the sixth in all
     ] {
-        let mut request = Box::pin(ask(&service, user));
+        let mut request = Box::pin(call(&service, user));
         match poll_once(request.as_mut()) {
             Poll::Pending if waits => waiting.push(request),
             Poll::Ready(status) if !waits => assert_eq!(status, StatusCode::TOO_MANY_REQUESTS),
             polled => panic!("{user}: {polled:?}"),
         }
     }
-    assert_eq!(ask(&service, "dan").await, StatusCode::OK, "it need not wait");
-    // Who gives up leaves the place to another.
+    assert_eq!(call(&service, "dan").await, StatusCode::OK, "a request without a wait is rejected");
+    // A request that is dropped leaves its slot to another one.
     drop(waiting.pop());
-    let mut request = Box::pin(ask(&service, "cyd"));
+    let mut request = Box::pin(call(&service, "cyd"));
     assert!(poll_once(request.as_mut()).is_pending());
     waiting.push(request);
     for request in waiting {
         assert_eq!(request.await, StatusCode::OK);
     }
-    assert_eq!(ask(&service, "cyd").await, StatusCode::OK);
-    let next = poll_once(pin!(ask(&service, "cyd")));
-    assert!(next.is_pending(), "those who went have left their places");
+    assert_eq!(call(&service, "cyd").await, StatusCode::OK);
+    let next = poll_once(pin!(call(&service, "cyd")));
+    assert!(next.is_pending(), "requests that proceeded still hold slots");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_holds_no_readiness_and_the_service_is_made_ready_again() {
-    /// Is busy for a while after each call, and must be polled ready before each.
+async fn a_waiting_request_holds_no_readiness_and_polls_the_service_again() {
+    /// A service that is busy for a while after each call, and must be polled ready before each.
     #[derive(Clone, Default)]
     struct Once(bool, Arc<AtomicUsize>);
     impl Service<Request<axum::body::Body>> for Once {
@@ -453,7 +458,7 @@ async fn who_waits_holds_no_readiness_and_the_service_is_made_ready_again() {
             Poll::Ready(Ok(()))
         }
         fn call(&mut self, _: Request<axum::body::Body>) -> Self::Future {
-            assert!(std::mem::take(&mut self.0), "it was not polled ready");
+            assert!(std::mem::take(&mut self.0), "the service was not polled ready");
             self.1.fetch_add(1, Ordering::SeqCst);
             ready(Ok(Response::new(())))
         }
@@ -464,10 +469,10 @@ async fn who_waits_holds_no_readiness_and_the_service_is_made_ready_again() {
         .max_wait(HOUR)
         .layer(ConcurrencyLimit::new(inner.clone(), 1));
     let start = Instant::now();
-    assert_eq!(ask(&service, "ada").await, StatusCode::OK);
-    let mut second = pin!(ask(&service, "ada"));
+    assert_eq!(call(&service, "ada").await, StatusCode::OK);
+    let mut second = pin!(call(&service, "ada"));
     assert!(poll_once(second.as_mut()).is_pending());
-    assert_eq!(ask(&service, "ben").await, StatusCode::OK);
+    assert_eq!(call(&service, "ben").await, StatusCode::OK);
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(second.await, StatusCode::OK);
     assert_eq!(start.elapsed(), SECOND);
@@ -475,7 +480,7 @@ async fn who_waits_holds_no_readiness_and_the_service_is_made_ready_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_late_gives_back_only_what_still_counts() {
+async fn a_request_dropped_late_releases_only_units_that_still_count() {
     for algorithm in ALGORITHMS {
         let limiter = in_memory(algorithm, Quota::per_second(2));
         let gate = Arc::new(tokio::sync::Semaphore::new(0));
@@ -486,7 +491,7 @@ async fn who_gives_up_late_gives_back_only_what_still_counts() {
         let service =
             RateLimitLayer::new(limiter.clone(), key).max_wait(HOUR).layer(busy.layer(never));
         drain(&limiter).await;
-        // Their turns come, and then they wait for the service, which is never ready.
+        // Their reservations come due, and then they wait for the service, which is never ready.
         let mut stuck = JoinSet::new();
         for _ in 0..2 {
             let mut service = service.clone();
@@ -505,7 +510,7 @@ async fn who_gives_up_late_gives_back_only_what_still_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_while_the_service_is_not_ready_gives_back_too() {
+async fn a_request_dropped_while_the_service_is_not_ready_releases_its_reservation() {
     let limiter = in_memory(Algorithm::SlidingLog, Quota::per_hour(1));
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let busy = tower::limit::GlobalConcurrencyLimitLayer::with_semaphore(gate);
@@ -516,7 +521,10 @@ async fn who_gives_up_while_the_service_is_not_ready_gives_back_too() {
         RateLimitLayer::new(limiter.clone(), key).max_wait(HOUR).layer(busy.layer(never));
     assert!(limiter.check("key").await.unwrap().is_allowed());
     let request = service.call(get(&[]));
-    assert!(tokio::time::timeout(HOUR + SECOND, request).await.is_err(), "it is never ready");
+    assert!(
+        tokio::time::timeout(HOUR + SECOND, request).await.is_err(),
+        "the service became ready"
+    );
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
 }
 
@@ -543,11 +551,15 @@ async fn a_service_that_fails_after_the_wait_costs_nothing() {
     let mut response = pin!(service.ready().await.unwrap().call(get(&[])));
     let error = response.as_mut().await.unwrap_err();
     assert_eq!(error.to_string(), "broken");
-    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1, "though it is not dropped yet");
+    assert_eq!(
+        limiter.peek("key").await.unwrap().remaining(),
+        1,
+        "the failed request is not dropped yet"
+    );
 }
 
 #[tokio::test]
-async fn to_give_up_when_redis_is_gone_harms_nobody() {
+async fn dropping_a_waiting_request_while_redis_is_down_fails_nothing() {
     let mut server = RedisServer::start();
     let store = support::redis_store(&server).await;
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
@@ -562,7 +574,7 @@ async fn to_give_up_when_redis_is_gone_harms_nobody() {
 }
 
 #[tokio::test]
-async fn those_who_ask_redis_have_a_place_too() {
+async fn requests_that_wait_for_redis_are_in_the_queue() {
     let server = RedisServer::start();
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(1)).await;
     assert!(limiter.check("user").await.unwrap().is_allowed());
@@ -570,21 +582,21 @@ async fn those_who_ask_redis_have_a_place_too() {
     let layer = RateLimitLayer::new(limiter.clone(), key).max_wait(2 * HOUR).max_waiting(2);
     let service = layer.layer(counting(&Arc::default()));
     server.freeze();
-    let mut requests: Vec<_> = (0..4).map(|_| Box::pin(ask(&service, "ada"))).collect();
+    let mut requests: Vec<_> = (0..4).map(|_| Box::pin(call(&service, "ada"))).collect();
     for request in &mut requests {
         assert!(poll_once(request.as_mut()).is_pending());
     }
     server.thaw();
     for request in requests.split_off(2) {
-        assert_eq!(request.await, StatusCode::TOO_MANY_REQUESTS, "both places are taken");
+        assert_eq!(request.await, StatusCode::TOO_MANY_REQUESTS, "both slots are taken");
     }
     let mut first = requests.swap_remove(0);
     let waits = tokio::time::timeout(Duration::from_millis(50), first.as_mut()).await;
-    assert!(waits.is_err(), "its turn is in an hour");
+    assert!(waits.is_err(), "its reservation is in an hour");
 }
 
-/// A layer in which one request of the key may wait, around a service that is never ready.
-fn one_waits_for_a_busy_service(
+/// A layer in which one request per key may wait, around a service that is never ready.
+fn busy_with_one_waiting(
     limiter: &Limiter,
 ) -> impl Service<Request<axum::body::Body>, Response: Status, Error = Infallible, Future: Send>
 + Clone
@@ -597,47 +609,47 @@ fn one_waits_for_a_busy_service(
 }
 
 #[tokio::test]
-async fn a_request_that_redis_admitted_leaves_its_place_while_the_service_is_not_ready() {
+async fn a_request_that_redis_admitted_leaves_the_queue_while_the_service_is_not_ready() {
     let server = RedisServer::start();
     let limiter = in_redis(&server, Algorithm::token_bucket(), Quota::per_hour(1)).await;
-    let service = one_waits_for_a_busy_service(&limiter);
-    let mut admitted = Box::pin(ask(&service, "ada"));
+    let service = busy_with_one_waiting(&limiter);
+    let mut admitted = Box::pin(call(&service, "ada"));
     until(async || {
-        assert!(poll_once(admitted.as_mut()).is_pending(), "the service is never ready");
+        assert!(poll_once(admitted.as_mut()).is_pending(), "the service became ready");
         limiter.peek("key").await.unwrap().remaining() == 0
     })
     .await;
     assert!(poll_once(admitted.as_mut()).is_pending());
 
-    let mut waits = Box::pin(ask(&service, "ada"));
+    let mut waits = Box::pin(call(&service, "ada"));
     until(async || {
-        assert!(poll_once(waits.as_mut()).is_pending(), "it is refused");
+        assert!(poll_once(waits.as_mut()).is_pending(), "the request is rejected");
         limiter.peek("key").await.unwrap().reset_after() > HOUR
     })
     .await;
-    assert!(poll_once(waits.as_mut()).is_pending(), "it has a reservation");
-    let refused = ask(&service, "ada").await;
-    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "the only place is taken");
+    assert!(poll_once(waits.as_mut()).is_pending(), "the request has a reservation");
+    let refused = call(&service, "ada").await;
+    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "the only slot is taken");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_has_waited_leaves_its_place_while_the_service_is_not_ready() {
+async fn a_request_that_has_waited_leaves_the_queue_while_the_service_is_not_ready() {
     let limiter = in_memory(Algorithm::token_bucket(), Quota::per_hour(1));
-    let service = one_waits_for_a_busy_service(&limiter);
+    let service = busy_with_one_waiting(&limiter);
     drain(&limiter).await;
-    let mut first = Box::pin(ask(&service, "ada"));
+    let mut first = Box::pin(call(&service, "ada"));
     assert!(poll_once(first.as_mut()).is_pending());
-    let refused = ask(&service, "ada").await;
-    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "the only place is taken");
+    let refused = call(&service, "ada").await;
+    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "the only slot is taken");
 
     stop_for(HOUR).await;
-    assert!(poll_once(first.as_mut()).is_pending(), "the service is never ready");
-    let mut second = Box::pin(ask(&service, "ada"));
-    assert!(poll_once(second.as_mut()).is_pending(), "it is refused");
+    assert!(poll_once(first.as_mut()).is_pending(), "the service became ready");
+    let mut second = Box::pin(call(&service, "ada"));
+    assert!(poll_once(second.as_mut()).is_pending(), "the request is rejected");
 }
 
 #[tokio::test]
-async fn to_give_up_costs_redis_few_commands_however_many_wait() {
+async fn a_release_takes_few_redis_commands_with_any_number_of_waiting_requests() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         let quota = Quota::per_hour(400);
@@ -667,7 +679,7 @@ async fn to_give_up_costs_redis_few_commands_however_many_wait() {
 }
 
 #[tokio::test]
-async fn who_asks_redis_holds_no_readiness() {
+async fn a_request_that_calls_redis_holds_no_readiness() {
     let server = RedisServer::start();
     let limiter = in_redis(&server, Algorithm::token_bucket(), Quota::per_hour(1)).await;
     let permits = Arc::new(tokio::sync::Semaphore::new(1));
@@ -675,7 +687,7 @@ async fn who_asks_redis_holds_no_readiness() {
     let busy = ConcurrencyLimit::with_semaphore(counting(&calls), permits.clone());
     let service = RateLimitLayer::new(limiter, key::Global).layer(busy);
     server.freeze();
-    let mut request = Box::pin(ask(&service, "ada"));
+    let mut request = Box::pin(call(&service, "ada"));
     for _ in 0..10 {
         assert!(poll_once(request.as_mut()).is_pending());
         tokio::task::yield_now().await;
@@ -686,7 +698,7 @@ async fn who_asks_redis_holds_no_readiness() {
     assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
 
-/// What a process finds that was stopped for so long: the time is over, and all timers with it.
+/// Advances the clock as if the process was stopped: all timers of this time have expired.
 async fn stop_for(time: Duration) {
     tokio::time::advance(time).await;
     for _ in 0..1_000 {
@@ -697,21 +709,21 @@ async fn stop_for(time: Duration) {
 const TENTH: Duration = Duration::from_millis(100);
 const PER_SECOND: u32 = 10;
 
-/// Requests that were made at once, and when each has gone on, or was denied.
+/// Requests that were made at once, and the time at which each one proceeded or was denied.
 struct Queued(JoinSet<()>, Arc<Mutex<Vec<(bool, Duration)>>>);
 
 impl Queued {
-    /// Asks by `ask`, which returns whether the request may go on.
-    async fn new<F>(requests: u32, ask: impl Fn() -> F) -> Self
+    /// Sends requests by `send`, which returns true if the request may proceed.
+    async fn new<F>(requests: u32, call: impl Fn() -> F) -> Self
     where
         F: Future<Output = bool> + Send + 'static,
     {
         let (start, ends) = (Instant::now(), Arc::new(Mutex::new(vec![])));
         let mut tasks = JoinSet::new();
         for _ in 0..requests {
-            let (asked, ends) = (ask(), ends.clone());
+            let (request, ends) = (call(), ends.clone());
             tasks.spawn(async move {
-                let goes_on = asked.await;
+                let goes_on = request.await;
                 ends.lock().unwrap().push((goes_on, start.elapsed()));
             });
             tokio::task::yield_now().await;
@@ -719,7 +731,7 @@ impl Queued {
         Self(tasks, ends)
     }
 
-    /// How many have gone on, or were denied, until now.
+    /// The number of requests that have proceeded, or were denied.
     fn count(&self, goes_on: bool) -> u32 {
         self.1.lock().unwrap().iter().filter(|end| end.0 == goes_on).count() as u32
     }
@@ -730,19 +742,19 @@ impl Queued {
     }
 }
 
-/// A leaky bucket has room for all of them.
+/// A quota for which a leaky bucket has room for all requests.
 fn roomy(algorithm: Algorithm) -> Quota {
     let quota = Quota::per_second(PER_SECOND);
     if algorithm == Algorithm::LeakyBucket { quota.burst(100) } else { quota }
 }
 
-/// So many may go on at one instant by the promise of the algorithm.
+/// The number of requests that may proceed at one instant by the guarantee of the algorithm.
 fn promise(algorithm: Algorithm) -> u32 {
     if algorithm == Algorithm::LeakyBucket { 1 } else { PER_SECOND }
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_stop_no_more_go_on_at_once_than_the_limiter_promises() {
+async fn after_a_stop_no_more_requests_proceed_at_once_than_the_algorithm_allows() {
     for algorithm in ALGORITHMS {
         for by_layer in [false, true] {
             let limiter = in_memory(algorithm, roomy(algorithm));
@@ -753,7 +765,7 @@ async fn after_a_stop_no_more_go_on_at_once_than_the_limiter_promises() {
                 let (limiter, service) = (limiter.clone(), service.clone());
                 async move {
                     if by_layer {
-                        return ask(&service, "ada").await == StatusCode::OK;
+                        return call(&service, "ada").await == StatusCode::OK;
                     }
                     limiter.try_acquire("key", 1, 60 * SECOND).await.unwrap().is_allowed()
                 }
@@ -762,11 +774,11 @@ async fn after_a_stop_no_more_go_on_at_once_than_the_limiter_promises() {
             tokio::time::sleep(SECOND / 2).await;
             let before = queued.count(true);
             stop_for(3 * SECOND).await;
-            // At this instant, and one request that is late by less than the tolerance.
+            // Those at this instant, and one request that is late by less than the tolerance.
             let at_once = queued.count(true) - before;
             assert!(at_once <= promise(algorithm) + 1, "{algorithm}: {at_once} at once");
             let ends = queued.all().await;
-            assert!(ends.iter().all(|(goes_on, _)| *goes_on), "{algorithm}: all have time to wait");
+            assert!(ends.iter().all(|(goes_on, _)| *goes_on), "{algorithm}: a request was denied");
             for (_, end) in &ends {
                 let second = ends.iter().filter(|(_, it)| *end <= *it && *it < *end + SECOND);
                 let most = (promise(algorithm) + PER_SECOND + 1) as usize;
@@ -777,7 +789,7 @@ async fn after_a_stop_no_more_go_on_at_once_than_the_limiter_promises() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_request_has_what_is_left_of_its_wait_and_may_be_denied() {
+async fn a_late_request_waits_for_the_rest_of_its_wait_budget_or_is_denied() {
     for algorithm in ALGORITHMS {
         let limiter = in_memory(algorithm, roomy(algorithm));
         let queued = Queued::new(50, || {
@@ -788,7 +800,7 @@ async fn a_late_request_has_what_is_left_of_its_wait_and_may_be_denied() {
         tokio::time::sleep(SECOND / 2).await;
         let before = queued.count(true);
         stop_for(6 * SECOND).await;
-        // Their time is over: those go on for which there is room at this instant.
+        // Their wait budget is over: those with room at this instant proceed.
         let at_once = queued.count(true) - before;
         assert!((1..=promise(algorithm)).contains(&at_once), "{algorithm}: {at_once} at once");
         assert_eq!(queued.count(false) + queued.count(true), 50, "{algorithm}: some still wait");
@@ -796,7 +808,7 @@ async fn a_late_request_has_what_is_left_of_its_wait_and_may_be_denied() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_request_that_is_to_be_admitted_in_any_case_waits_again() {
+async fn a_late_request_that_cannot_be_denied_waits_again() {
     let limiter = in_memory(Algorithm::LeakyBucket, roomy(Algorithm::LeakyBucket));
     let queued = Queued::new(50, || {
         let limiter = limiter.clone();
@@ -810,11 +822,11 @@ async fn a_late_request_that_is_to_be_admitted_in_any_case_waits_again() {
     });
     assert_eq!(ends.next(), Some(Duration::ZERO));
     let expected = (0..49).map(|tenth| 10 * SECOND + tenth * TENTH);
-    assert!(ends.eq(expected), "one by one");
+    assert!(ends.eq(expected), "not one by one");
 }
 
 #[tokio::test(start_paused = true)]
-async fn how_late_a_request_may_be_is_a_setting_of_the_layer() {
+async fn the_lateness_of_a_request_is_a_setting_of_the_layer() {
     for (max_lateness, late, goes_on_at) in [
         (None, Duration::from_millis(50), 1_050),
         (None, Duration::from_millis(51), 3_000), // behind the next one
@@ -830,10 +842,10 @@ async fn how_late_a_request_may_be_is_a_setting_of_the_layer() {
         }
         let service = layer.layer(counting(&Arc::default()));
         let start = Instant::now();
-        assert_eq!(ask(&service, "ada").await, StatusCode::OK);
-        let mut waits = Box::pin(ask(&service, "ada"));
+        assert_eq!(call(&service, "ada").await, StatusCode::OK);
+        let mut waits = Box::pin(call(&service, "ada"));
         assert!(poll_once(waits.as_mut()).is_pending());
-        // The next one: a request that asks again comes after it.
+        // A request that checks again comes after the next one.
         let _ = limiter.check_within("key", 1, HOUR).await.unwrap();
         stop_for(SECOND + late).await;
         assert_eq!(waits.await, StatusCode::OK);
@@ -842,7 +854,7 @@ async fn how_late_a_request_may_be_is_a_setting_of_the_layer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_late_a_second_time_goes_on() {
+async fn a_request_that_is_late_a_second_time_proceeds() {
     let limiter = in_memory(Algorithm::LeakyBucket, Quota::per_second(1).burst(10));
     let queued = Queued::new(4, || {
         let limiter = limiter.clone();
@@ -850,14 +862,18 @@ async fn who_is_late_a_second_time_goes_on() {
     });
     let queued = queued.await;
     stop_for(4 * SECOND).await;
-    assert_eq!(queued.count(true), 2, "the first, and the second of those that ask again at once");
+    assert_eq!(
+        queued.count(true),
+        2,
+        "the first, and the second of those that check again immediately"
+    );
     stop_for(4 * SECOND).await;
-    assert_eq!(queued.count(true), 4, "late again");
+    assert_eq!(queued.count(true), 4, "requests that were late again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_request_releases_what_still_counts_before_it_asks_again() {
-    // What was reserved in a bucket has flowed back meanwhile.
+async fn a_late_request_releases_its_reservation_before_it_checks_again() {
+    // The units that were reserved in a bucket have been refilled meanwhile.
     for algorithm in ALGORITHMS.into_iter().take(3) {
         let limiter = in_memory(algorithm, Quota::new(2, 10 * SECOND).burst(2));
         drain(&limiter).await;
@@ -874,7 +890,7 @@ async fn a_late_request_releases_what_still_counts_before_it_asks_again() {
 }
 
 #[tokio::test]
-async fn who_gives_up_while_a_late_reservation_is_released_releases_it_once() {
+async fn a_request_dropped_while_its_late_reservation_is_released_releases_it_once() {
     let server = RedisServer::start();
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
     drain(&limiter).await;
@@ -884,16 +900,16 @@ async fn who_gives_up_while_a_late_reservation_is_released_releases_it_once() {
         limiter.cancel("key", decision).await.unwrap();
         (delay.as_secs() + 60) / 300
     };
-    let before = first().await;
-    let asked = server.calls("evalsha");
+    let expected = first().await;
+    let before = server.calls("evalsha");
     let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
     tokio::select! {
         _ = late.as_mut() => panic!("it must wait"),
-        () = until(async || server.calls("evalsha") > asked) => {}
+        () = until(async || server.calls("evalsha") > before) => {}
     }
-    let _ = limiter.peek("key").await.unwrap(); // and the answer before it has come, too
+    let _ = limiter.peek("key").await.unwrap(); // the reply before has arrived, too
     assert!(poll_once(late.as_mut()).is_pending());
-    let asked = server.calls("evalsha");
+    let before = server.calls("evalsha");
 
     server.freeze();
     stop_process_for(2 * HOUR).await;
@@ -901,13 +917,17 @@ async fn who_gives_up_while_a_late_reservation_is_released_releases_it_once() {
     drop(late);
     tokio::task::yield_now().await;
     server.thaw();
-    until(async || server.calls("evalsha") > asked).await;
-    assert_eq!(first().await, before);
-    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0, "it is released twice");
-    assert_eq!(server.calls("evalsha"), asked + 4, "it asks again although it was dropped");
+    until(async || server.calls("evalsha") > before).await;
+    assert_eq!(first().await, expected);
+    assert_eq!(
+        limiter.peek("key").await.unwrap().remaining(),
+        0,
+        "the reservation is released twice"
+    );
+    assert_eq!(server.calls("evalsha"), before + 4, "the dropped request checked again");
 }
 
-/// What a process finds that was stopped for so long, if Redis was not.
+/// Advances the clock as if the process was stopped, but not Redis.
 async fn stop_process_for(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -926,61 +946,68 @@ async fn late_requests_that_are_dropped_are_released_together() {
         limiter.cancel("key", decision.clone()).await.unwrap();
         (decision.delay().as_secs() + 60) / 300
     };
-    let before = first().await;
-    let asked = server.calls("evalsha");
+    let expected = first().await;
+    let before = server.calls("evalsha");
     let mut late: Vec<_> =
         (0..LATE).map(|_| Box::pin(limiter.try_acquire("key", 1, 30 * HOUR))).collect();
     until(async || {
         assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
-        server.calls("evalsha") == asked + LATE
+        server.calls("evalsha") == before + LATE
     })
     .await;
-    let _ = limiter.peek("key").await.unwrap(); // and the answers before it have come, too
+    let _ = limiter.peek("key").await.unwrap(); // the replies before have arrived, too
     assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
-    let asked = server.calls("evalsha");
+    let before = server.calls("evalsha");
 
     stop_process_for(40 * HOUR).await;
     assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
     drop(late);
-    let mut own = 0;
+    let mut peeks = 0;
     until(async || {
-        own += 2;
-        first().await == before
+        peeks += 2;
+        first().await == expected
     })
     .await;
-    let releases = server.calls("evalsha") - asked - own;
+    let releases = server.calls("evalsha") - before - peeks;
     assert!((1..=4).contains(&releases), "{releases} calls");
-    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0, "it is released twice");
+    assert_eq!(
+        limiter.peek("key").await.unwrap().remaining(),
+        0,
+        "the reservation is released twice"
+    );
 }
 
 #[tokio::test]
-async fn a_late_request_does_not_stand_behind_its_own_reservation_in_redis() {
+async fn a_late_request_does_not_queue_behind_its_own_reservation_in_redis() {
     let server = RedisServer::start();
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(1)).await;
     drain(&limiter).await;
-    let asked = server.calls("evalsha");
+    let before = server.calls("evalsha");
     let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
     until(async || {
         assert!(poll_once(late.as_mut()).is_pending());
-        server.calls("evalsha") > asked
+        server.calls("evalsha") > before
     })
     .await;
     let _ = limiter.peek("key").await.unwrap();
     assert!(poll_once(late.as_mut()).is_pending());
-    let asked = server.calls("evalsha");
+    let before = server.calls("evalsha");
 
     stop_process_for(2 * HOUR).await;
     until(async || {
-        assert!(poll_once(late.as_mut()).is_pending(), "by Redis, its instant is still to come");
-        server.calls("evalsha") >= asked + 2
+        assert!(
+            poll_once(late.as_mut()).is_pending(),
+            "by the clock of Redis, its instant has not come"
+        );
+        server.calls("evalsha") >= before + 2
     })
     .await;
     let next = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
     assert_eq!((next.delay() + HOUR / 2).as_secs() / 3_600, 2, "behind one reservation");
 }
 
-/// Callers that ask again as soon as they were admitted, for a minute: how many were admitted, and
-/// the longest wait.
+/// Callers that check again as soon as they are admitted, for a minute. Returns the number of
+/// admissions and the longest wait.
 async fn greedy(charges: impl Iterator<Item = Charge>) -> (usize, Duration) {
     let mut callers = JoinSet::new();
     let end = Instant::now() + 60 * SECOND;
@@ -988,9 +1015,9 @@ async fn greedy(charges: impl Iterator<Item = Charge>) -> (usize, Duration) {
         callers.spawn(async move {
             let (mut admitted, mut longest) = (0, Duration::ZERO);
             loop {
-                let asked = Instant::now();
+                let called = Instant::now();
                 let decision = tokio::time::timeout_at(end, charge.acquire()).await;
-                longest = longest.max(asked.elapsed());
+                longest = longest.max(called.elapsed());
                 let Ok(decision) = decision else { return (admitted, longest) };
                 assert!(decision.unwrap().is_allowed());
                 admitted += 1;
@@ -1003,7 +1030,7 @@ async fn greedy(charges: impl Iterator<Item = Charge>) -> (usize, Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_ask_again_use_the_quota_and_come_in_turn() {
+async fn callers_that_check_again_use_the_quota_in_order() {
     let quota = Quota::per_second(100);
     for (algorithm, quota) in [
         (Algorithm::LeakyBucket, quota.burst(2)),
@@ -1029,7 +1056,7 @@ async fn those_who_ask_again_use_the_quota_and_come_in_turn() {
             );
             assert!(admitted > 6_000 * 95 / 100, "{algorithm} {quota}, {callers}: {admitted}");
             if is_bucket {
-                // A hundredth of a second for each.
+                // A hundredth of a second for each caller.
                 let fair = Duration::from_millis(10) * callers as u32;
                 assert!(longest <= fair + TENTH, "{algorithm} {quota}, {callers}: {longest:?}");
             }
@@ -1037,7 +1064,7 @@ async fn those_who_ask_again_use_the_quota_and_come_in_turn() {
     }
 }
 
-/// Limits on two keys, of which the one of all has 10 per second, one at a time.
+/// Limits on two keys, of which the shared one has 10 per second, one at a time.
 fn user_and_all() -> impl Fn(&str) -> Charge + Clone + Send + Sync {
     let store = MemoryStore::new();
     let limiter = |name, limit, burst| {
@@ -1072,7 +1099,7 @@ async fn a_request_behind_others_that_are_dropped_uses_the_free_quota() {
         let served = queued.all().await.iter().filter(|(served, _)| *served).count();
         assert!((10..=11).contains(&served), "{case}: {served}");
         let after = last.await.unwrap();
-        assert!(after <= SECOND + TENTH, "{case}: it sleeps for {after:?}");
+        assert!(after <= SECOND + TENTH, "{case}: the request sleeps for {after:?}");
     }
 }
 
@@ -1085,10 +1112,10 @@ async fn a_request_behind_clients_that_hang_up_uses_the_free_quota() {
     let start = Instant::now();
     let mut clients = JoinSet::new();
     for _ in 0..150 {
-        clients.spawn(ask(&service, "ada"));
+        clients.spawn(call(&service, "ada"));
         tokio::task::yield_now().await;
     }
-    let honest = tokio::spawn(ask(&service, "ben"));
+    let honest = tokio::spawn(call(&service, "ben"));
     tokio::time::sleep(SECOND).await;
     clients.shutdown().await;
     assert_eq!(honest.await.unwrap(), StatusCode::OK);
@@ -1096,7 +1123,7 @@ async fn a_request_behind_clients_that_hang_up_uses_the_free_quota() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_whose_turn_cannot_come_in_time_is_denied_at_once() {
+async fn a_request_that_would_wait_too_long_is_denied_immediately() {
     let charge = user_and_all();
     let queued = Queued::new(200, || {
         let charge = charge("ada");
@@ -1105,13 +1132,16 @@ async fn a_request_whose_turn_cannot_come_in_time_is_denied_at_once() {
     let ends = queued.await.all().await;
     let (served, denied): (Vec<_>, Vec<_>) = ends.into_iter().partition(|(served, _)| *served);
     assert_eq!(served.len(), 11, "now, and one in each tenth of the second");
-    // A request sleeps for a moment before it asks, if others wait.
+    // If others wait, a request sleeps for a moment before it checks.
     let latest = denied.iter().map(|(_, end)| *end).max();
-    assert!(latest <= Some(Duration::from_millis(1)), "{latest:?}: it sleeps in vain");
+    assert!(
+        latest <= Some(Duration::from_millis(1)),
+        "{latest:?}: a request sleeps before it is denied"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_beyond_its_own_limit_takes_no_turns_from_others() {
+async fn a_client_that_waits_for_its_own_limit_does_not_delay_other_clients() {
     let store = MemoryStore::new();
     let limiter =
         |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
@@ -1124,7 +1154,7 @@ async fn a_client_that_waits_beyond_its_own_limit_takes_no_turns_from_others() {
         async move { charge.try_acquire(2 * SECOND).await.unwrap().is_allowed() }
     });
     let greedy = greedy.await;
-    tokio::time::sleep(Duration::from_millis(2)).await; // all of them have asked
+    tokio::time::sleep(Duration::from_millis(2)).await; // all of them have checked
     assert!(charge("ben").try_acquire(2 * SECOND).await.unwrap().is_allowed());
     assert!(start.elapsed() <= SECOND + 2 * TENTH, "{:?}", start.elapsed());
     let ends = greedy.all().await;
@@ -1132,7 +1162,7 @@ async fn a_client_that_waits_beyond_its_own_limit_takes_no_turns_from_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_charge_of_no_cost_is_an_error_also_if_others_wait() {
+async fn a_charge_of_cost_0_is_an_error_also_while_other_requests_wait() {
     let charge = user_and_all();
     for waiting in 0..2 {
         let queued = Queued::new(2 * waiting, || {
@@ -1157,7 +1187,7 @@ async fn a_request_whose_wait_ends_in_the_queue_is_denied() {
     assert!(poll_once(first.as_mut()).is_pending());
     let second = charge("ben");
     let second = tokio::spawn(async move { second.try_acquire(3 * TENTH).await.unwrap() });
-    // Other processes are faster, each time.
+    // Other processes are faster every time.
     for _ in 0..5 {
         tokio::task::yield_now().await;
         tokio::time::sleep(TENTH).await;
@@ -1171,7 +1201,7 @@ async fn a_request_whose_wait_ends_in_the_queue_is_denied() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_ask_again_keep_their_order_whatever_they_cost() {
+async fn requests_that_check_again_keep_their_order_at_any_cost() {
     let store = MemoryStore::new();
     let limiter =
         |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
@@ -1190,7 +1220,7 @@ async fn requests_that_ask_again_keep_their_order_whatever_they_cost() {
     let layer = RateLimitLayer::by_rule(rule).max_wait(HOUR).layer(counting(&Arc::default()));
     for by_layer in [false, true] {
         let (order, mut tasks) = (Arc::new(Mutex::new(vec![])), JoinSet::new());
-        // One after the other, as soon as there are others that wait.
+        // Adds requests one by one, once others wait.
         for number in 0..50 {
             let (order, charge, layer) = (order.clone(), charge(number), layer.clone());
             tasks.spawn(async move {
@@ -1207,13 +1237,13 @@ async fn requests_that_ask_again_keep_their_order_whatever_they_cost() {
         tasks.join_all().await;
         let order = order.lock().unwrap();
         assert_eq!(order.len(), 50);
-        // Before there is a queue, a cheap request may find enough for it.
+        // Before there is a queue, a cheap request may find enough units.
         assert!(order[6..].is_sorted(), "by the layer {by_layer}: {order:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_request_is_forgotten_however_many_threads_ask_and_drop() {
+async fn no_waiting_request_is_forgotten_while_many_threads_check_and_drop() {
     let store = MemoryStore::new();
     let limiter = |name, limit| {
         let quota = Quota::per_second(limit).burst(20);
@@ -1235,11 +1265,11 @@ async fn no_request_is_forgotten_however_many_threads_ask_and_drop() {
         })
         .collect();
     let all_served = tokio::time::timeout(60 * SECOND, callers.join_all()).await;
-    assert!(all_served.is_ok(), "some wait for ever");
+    assert!(all_served.is_ok(), "a request still waits");
 }
 
 #[tokio::test]
-async fn requests_that_ask_redis_again_ask_about_twice() {
+async fn requests_that_check_again_over_redis_call_it_about_twice() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
     let limiter =
@@ -1256,6 +1286,6 @@ async fn requests_that_ask_redis_again_ask_about_twice() {
         })
         .collect();
     waiting.join_all().await;
-    let asked = server.calls("evalsha") - before;
-    assert!(asked <= 250, "{asked} times for 100 requests");
+    let calls = server.calls("evalsha") - before;
+    assert!(calls <= 250, "{calls} calls for 100 requests");
 }

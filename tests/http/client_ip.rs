@@ -1,4 +1,4 @@
-//! The address of a client behind proxies, and that nobody can forge it.
+//! The address of a client behind proxies, which clients cannot forge.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -41,20 +41,20 @@ fn check(header: ProxyHeader, table: &[(&str, &[&str], &str)]) {
 }
 
 #[test]
-fn the_first_address_from_the_right_that_is_not_trusted_is_the_clients() {
+fn the_client_is_the_first_untrusted_address_from_the_right() {
     check(
         ProxyHeader::XForwardedFor,
         &[
-            // Whoever is not a proxy speaks for itself.
+            // Without a proxy, the peer is the client.
             ("203.0.113.9", &["198.51.100.1"], "203.0.113.9"),
             ("10.1.2.3", &["198.51.100.1"], "198.51.100.1"),
             ("192.0.2.7", &["198.51.100.1"], "198.51.100.1"),
             ("192.0.2.8", &["198.51.100.1"], "192.0.2.8"),
             ("fd00::1", &["198.51.100.1"], "198.51.100.1"),
-            // What stands further left anybody can have written.
+            // Any client can have written the addresses further left.
             ("10.0.0.1", &["1.1.1.1, 198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", &["1.1.1.1, 198.51.100.1, 10.0.0.2, 192.0.2.7"], "198.51.100.1"),
-            // All lines are one list.
+            // All lines form one list.
             ("10.0.0.1", &["1.1.1.1", "198.51.100.1", "10.0.0.2"], "198.51.100.1"),
             ("10.0.0.1", &["198.51.100.1, 10.0.0.3", "10.0.0.2"], "198.51.100.1"),
             // Ports and brackets.
@@ -63,12 +63,12 @@ fn the_first_address_from_the_right_that_is_not_trusted_is_the_clients() {
             ("10.0.0.1", &["[2001:db8:1:2:3::4]:443"], "2001:db8:1:2::/64"),
             ("10.0.0.1", &["[2001:db8:1:2:3::4]"], "2001:db8:1:2::/64"),
             ("10.0.0.1", &["2001:db8:1:2:3::4"], "2001:db8:1:2::/64"),
-            // Mapped addresses are IPv4, also as peers, and never one large network.
+            // Mapped addresses are IPv4, also as peers, and do not share one IPv6 network.
             ("::ffff:10.0.0.1", &["198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", &["::ffff:198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", &["::ffff:c633:6402"], "198.51.100.2"),
             ("10.0.0.1", &["198.51.100.1, ::ffff:10.0.0.2"], "198.51.100.1"),
-            // Nothing that is not an address is skipped.
+            // Text that is no address is not skipped.
             ("10.0.0.1", &["198.51.100.1, unknown"], "10.0.0.1"),
             ("10.0.0.1", &["198.51.100.1, garbage, 10.0.0.2"], "10.0.0.2"),
             ("10.0.0.1", &["198.51.100.1, , 10.0.0.2"], "10.0.0.2"),
@@ -78,7 +78,7 @@ fn the_first_address_from_the_right_that_is_not_trusted_is_the_clients() {
             ("10.0.0.1", &["[2001:db8::1]x"], "10.0.0.1"),
             ("10.0.0.1", &["198.51.100.256"], "10.0.0.1"),
             ("10.0.0.1", &["0x7f.1"], "10.0.0.1"),
-            // Without an entry, or with proxies alone.
+            // No entry, or only proxies.
             ("10.0.0.1", &[], "10.0.0.1"),
             ("10.0.0.1", &[""], "10.0.0.1"),
             ("10.0.0.1", &["10.0.0.3, 10.0.0.2"], "10.0.0.3"),
@@ -97,18 +97,18 @@ fn forwarded_is_read_as_rfc_7239_says() {
             ("10.0.0.1", &["proto=http ; FOR=\"[2001:db8:1:2:3::4]:4711\""], "2001:db8:1:2::/64"),
             ("10.0.0.1", &["for=1.1.1.1, for=198.51.100.1, for=10.0.0.2"], "198.51.100.1"),
             ("10.0.0.1", &["for=1.1.1.1", "for=198.51.100.1"], "198.51.100.1"),
-            // What the client wrote cannot reach into what the proxy has added.
+            // The text of the client cannot extend into the element of the proxy.
             ("10.0.0.1", &["for=\"1.1.1.1, for=198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", &["for=\"1.1.1.1\\\", for=198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", &["for=\"", "for=198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", &["for=1.1.1.1;, for=\"198.51.100.1\""], "198.51.100.1"),
-            // Hidden, unknown, twice or not there.
+            // Hidden, unknown, duplicate or missing.
             ("10.0.0.1", &["for=198.51.100.1, for=_hidden, for=10.0.0.2"], "10.0.0.2"),
             ("10.0.0.1", &["for=198.51.100.1, for=unknown"], "10.0.0.1"),
             ("10.0.0.1", &["for=198.51.100.1;for=198.51.100.2"], "10.0.0.1"),
             ("10.0.0.1", &["for=198.51.100.1, proto=http"], "10.0.0.1"),
             ("10.0.0.1", &["198.51.100.1"], "10.0.0.1"),
-            // Separators and quotes inside of a quoted string are text.
+            // Separators and quotes within a quoted string are text.
             ("10.0.0.1", &["for=198.51.100.1;x=\"a, for=6.6.6.6\""], "198.51.100.1"),
             ("10.0.0.1", &["for=198.51.100.1;x=\"a;for=6.6.6.6;b\""], "198.51.100.1"),
             ("10.0.0.1", &["for=198.51.100.1;host=\"a\\\"b\""], "198.51.100.1"),
@@ -116,7 +116,7 @@ fn forwarded_is_read_as_rfc_7239_says() {
             ("10.0.0.1", &["host=\"\\\\\\\"\";for=198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", &["for=\"198\\.51.100.1\""], "198.51.100.1"),
             ("10.0.0.1", &[";for=198.51.100.1;;by=_x;"], "198.51.100.1"),
-            // Ports may be hidden, and what needs quotes may lack them, unless it separates.
+            // Ports may be hidden; quotes may be missing, except around separators.
             ("10.0.0.1", &["for=\"198.51.100.1:_a.b-c\""], "198.51.100.1"),
             ("10.0.0.1", &["for=\"[2001:db8:1:2::4]:_x\""], "2001:db8:1:2::/64"),
             ("10.0.0.1", &["for=198.51.100.1:80;host=a:80"], "198.51.100.1"),
@@ -180,7 +180,7 @@ fn a_malformed_element_ends_the_search_at_the_last_trusted_proxy() {
 }
 
 #[test]
-fn a_quote_that_a_client_left_open_does_not_reach_what_a_proxy_appended() {
+fn an_open_quote_of_a_client_does_not_extend_into_the_element_of_a_proxy() {
     for line in [
         "for=1.1.1.1;x=\"a, ;for=6.6.6.6;\", for=9.9.9.9;host=\"a\\\"b\"",
         "for=6.6.6.6;x=\", for=9.9.9.9;host=\"b\"",
@@ -197,7 +197,7 @@ fn a_quote_that_a_client_left_open_does_not_reach_what_a_proxy_appended() {
 }
 
 #[test]
-fn a_comma_in_x_forwarded_for_separates_inside_of_quotes_too() {
+fn a_comma_in_x_forwarded_for_separates_also_within_quotes() {
     check(
         ProxyHeader::XForwardedFor,
         &[
@@ -212,7 +212,7 @@ fn a_comma_in_x_forwarded_for_separates_inside_of_quotes_too() {
 }
 
 #[test]
-fn a_field_with_one_address_is_that_of_a_trusted_peer() {
+fn a_header_with_one_address_counts_only_from_a_trusted_peer() {
     let real_ip = || ProxyHeader::Single(HeaderName::from_static("x-real-ip"));
     check(
         real_ip(),
@@ -252,10 +252,10 @@ fn an_ipv4_client_behind_nat64_or_teredo_is_known_by_its_ipv4_address() {
         // A server (here 192.0.2.45), flags, and the inverted port and address.
         ("2001:0:c000:22d:8000:63bf:34ff:8ef6", "203.0.113.9"),
         ("2001:0:c000:22d:8000:63bf:34ff:8ef5", "203.0.113.10"),
-        // What a client can choose of it makes no other client.
+        // The bits that a client can choose do not change the key.
         ("2001:0:c000:22d:1234:5678:34ff:8ef6", "203.0.113.9"),
         ("2001:0:c633:6401:8000:63bf:34ff:8ef6", "203.0.113.9"),
-        // Only the prefixes that say where the address is.
+        // Only the prefixes that define the position of the address.
         ("64:ff9b:0:0:0:1:cb00:7109", "64:ff9b::/64"),
         ("64:ff9b:1::203.0.113.9", "64:ff9b:1::/64"),
         ("64:ff9c::203.0.113.9", "64:ff9c::/64"),
@@ -294,7 +294,7 @@ fn networks_are_checked() {
 }
 
 #[test]
-fn the_peer_is_where_peer_addr_says() {
+fn the_peer_is_found_by_peer_addr() {
     #[derive(Clone)]
     struct Peer(SocketAddr);
 
@@ -302,7 +302,7 @@ fn the_peer_is_where_peer_addr_says() {
         .peer_addr(|extensions| Some(extensions.get::<Peer>()?.0));
     let mut head = head("203.0.113.9", &[("x-forwarded-for", b"198.51.100.1")]);
     let error = key.extract(&head).unwrap_err();
-    assert!(matches!(error, RequestError::Misconfigured(_)), "no other place counts");
+    assert!(matches!(error, RequestError::Misconfigured(_)), "another extension was used");
     for (peer, expected) in [("10.0.0.1:80", "198.51.100.1"), ("192.0.2.8:80", "192.0.2.8")] {
         head.extensions.insert(Peer(peer.parse().unwrap()));
         assert_eq!(key.extract(&head).unwrap().as_str(), format!("ip={expected}"));
@@ -310,14 +310,14 @@ fn the_peer_is_where_peer_addr_says() {
 }
 
 #[test]
-fn a_missing_peer_is_an_error_that_says_so() {
+fn a_missing_peer_is_named_in_the_error() {
     let head = Request::new(()).into_parts().0;
     let error = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED).extract(&head).unwrap_err();
     assert!(matches!(error, RequestError::Misconfigured(_)));
 }
 
-/// What the client writes, of pieces that could open, close or fake an element.
-fn pieces(longest: usize) -> impl Strategy<Value = String> {
+/// Texts of a client, of pieces that could open, close or fake an element.
+fn pieces(max: usize) -> impl Strategy<Value = String> {
     let known = prop::sample::select(vec![
         "10.0.0.2",
         "for=10.0.0.2",
@@ -338,11 +338,10 @@ fn pieces(longest: usize) -> impl Strategy<Value = String> {
         "[",
     ]);
     let piece = prop_oneof![3 => known.prop_map(str::to_owned), 1 => "[ -~]{0,12}"];
-    prop::collection::vec(piece, 0..longest).prop_map(|pieces| pieces.concat())
+    prop::collection::vec(piece, 0..max).prop_map(|pieces| pieces.concat())
 }
 
-/// What a client can send in a header: anything, and things that look as if a proxy had written
-/// them.
+/// The lines of a header that a client can send: any bytes, and imitations of a proxy.
 fn forged() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let text = pieces(8).prop_map(String::into_bytes);
     let bytes = prop::collection::vec(prop_oneof![0x20_u8..0x7f, 0x80_u8..=0xff], 0..40);
@@ -382,11 +381,42 @@ fn element() -> impl Strategy<Value = Element> {
     })
 }
 
+/// Makes the entry that a proxy adds for its peer.
+fn entry_of_proxy(
+    header: &ProxyHeader,
+    peer: IpAddr,
+    port: bool,
+    host: &str,
+    order: i32,
+) -> String {
+    let node = match peer {
+        IpAddr::V4(ip) if port => format!("{ip}:4711"),
+        IpAddr::V6(ip) if port => format!("[{ip}]:4711"),
+        ip => ip.to_string(),
+    };
+    let quoted_node = match peer {
+        IpAddr::V6(ip) if !port => format!("\"[{ip}]\""),
+        _ => format!("\"{node}\""),
+    };
+    let host = quoted(host);
+    match (header, order) {
+        (ProxyHeader::XForwardedFor, _) => node,
+        (_, 0) => format!("for={quoted_node};proto=http"),
+        (_, 1) => format!("for={quoted_node};host={host}"),
+        (_, 2) => format!("host={host};for={quoted_node}"),
+        (_, _) => format!("by=_x; For={node}; host={host}"),
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 5_000,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
-    fn whatever_a_client_sends_it_cannot_choose_its_key(
+    fn a_client_cannot_choose_its_key(
         forged in forged(),
         client in prop_oneof![
             any::<[u8; 4]>().prop_map(IpAddr::from),
@@ -394,16 +424,16 @@ proptest! {
         ],
         same_line in any::<bool>(),
         port in any::<bool>(),
-        // A proxy also passes on what the client wrote into `Host`.
+        // A proxy also passes on the `Host` of the client.
         hosts in prop::collection::vec(pieces(5), 3),
         order in 0..4,
         comma in prop::sample::select(vec![",", ", ", " ,\t"]),
         hops in 0_usize..3,
     ) {
         let proxies = ["10.0.0.1", "192.0.2.7", "fd00::1"];
-        let is_trusted = |it: &IpAddr| match it.to_canonical() {
-            IpAddr::V4(it) => it.octets()[0] == 10 || it.octets() == [192, 0, 2, 7],
-            IpAddr::V6(it) => it.octets()[0] == 0xfd,
+        let is_trusted = |ip: &IpAddr| match ip.to_canonical() {
+            IpAddr::V4(ip) => ip.octets()[0] == 10 || ip.octets() == [192, 0, 2, 7],
+            IpAddr::V6(ip) => ip.octets()[0] == 0xfd,
         };
         prop_assume!(!is_trusted(&client));
         let direct = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED);
@@ -411,30 +441,14 @@ proptest! {
         let expected = direct.as_str().strip_prefix("ip=").unwrap();
 
         for header in [ProxyHeader::XForwardedFor, ProxyHeader::Forwarded] {
-            let own: Vec<_> = forged.iter().map(|line| &line[..]).collect();
-            prop_assert_eq!(key(&header, &client.to_string(), &own).unwrap(), expected);
+            let sent: Vec<_> = forged.iter().map(|line| &line[..]).collect();
+            prop_assert_eq!(key(&header, &client.to_string(), &sent).unwrap(), expected);
 
-            // Each proxy adds its peer: to the last line, or in a line of its own.
+            // Each proxy adds its peer: to the last line, or in a new line.
             let mut lines = forged.clone();
             let mut peer = client;
             for (proxy, host) in proxies[..=hops].iter().zip(&hosts) {
-                let node = match peer {
-                    IpAddr::V4(ip) if port => format!("{ip}:4711"),
-                    IpAddr::V6(ip) if port => format!("[{ip}]:4711"),
-                    ip => ip.to_string(),
-                };
-                let quoted_node = match peer {
-                    IpAddr::V6(ip) if !port => format!("\"[{ip}]\""),
-                    _ => format!("\"{node}\""),
-                };
-                let host = quoted(host);
-                let entry = match (&header, order) {
-                    (ProxyHeader::XForwardedFor, _) => node,
-                    (_, 0) => format!("for={quoted_node};proto=http"),
-                    (_, 1) => format!("for={quoted_node};host={host}"),
-                    (_, 2) => format!("host={host};for={quoted_node}"),
-                    (_, _) => format!("by=_x; For={node}; host={host}"),
-                };
+                let entry = entry_of_proxy(&header, peer, port, host, order);
                 match lines.last_mut() {
                     Some(line) if same_line => line.extend(format!("{comma}{entry}").bytes()),
                     _ => lines.push(entry.into_bytes()),
@@ -461,16 +475,16 @@ proptest! {
         }
         let (first, second) = elements.split_at(split_at.min(elements.len()));
         let lines = [first, second].map(|elements| {
-            elements.iter().map(|it| &*it.text).collect::<Vec<_>>().join(", ").into_bytes()
+            elements.iter().map(|element| &*element.text).collect::<Vec<_>>().join(", ").into_bytes()
         });
-        let lines: Vec<_> = lines.iter().map(|it| &it[..]).filter(|it| !it.is_empty()).collect();
+        let lines: Vec<_> = lines.iter().map(|line| &line[..]).filter(|line| !line.is_empty()).collect();
         prop_assert_eq!(key(&ProxyHeader::Forwarded, "10.0.0.1", &lines).unwrap(), expected);
     }
 }
 
-/// All that a client can write with up to four pieces, in front of what a proxy appends.
+/// All texts of a client with up to four pieces, before the element of a proxy.
 #[test]
-fn no_short_prefix_changes_what_a_proxy_appended() {
+fn no_short_prefix_changes_the_address_that_a_proxy_appended() {
     const PIECES: [&str; 7] = ["\"", "\\", ",", ";", "for=6.6.6.6", "x=", " "];
     const HOSTS: [&str; 9] = [
         "a",

@@ -1,4 +1,4 @@
-//! Limits from text: what is read, and how mistakes are reported.
+//! Limits from text: reading, writing, and reports of errors.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ struct Config {
     limits: Limits,
 }
 
-/// A field and its value, which TOML and JSON write in the same way.
+/// A field and its value, with the same text in TOML and JSON.
 type Field = (&'static str, &'static str);
 
-/// The header is line 1, and each field has a line.
+/// The header is in line 1, and each field has a line.
 fn in_toml(name: &str, fields: &[Field]) -> String {
     let lines: String = fields.iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
     format!("[limits.{name:?}]\n{lines}")
 }
 
-/// The name is in line 1, each field has a line, and so has the end.
+/// The name is in line 1; each field and the end have a line.
 fn in_json(name: &str, fields: &[Field]) -> String {
     let lines: Vec<_> = fields.iter().map(|(name, value)| format!("{name:?}: {value}")).collect();
     format!("{{\"limits\": {{{name:?}: {{\n{}\n}}}}}}", lines.join(",\n"))
 }
 
-/// The line and the message.
+/// Returns the line and the message.
 fn toml_error(text: &str) -> (usize, String) {
     let error = toml::from_str::<Config>(text).unwrap_err();
     let report = error.to_string();
@@ -93,107 +93,112 @@ fn each_algorithm_is_read_with_its_settings() {
     assert_eq!(limit.quota(), Quota::per_minute(100).burst(20));
 }
 
+/// The fields of a limit, the one with the error, and the start of the message.
+const ERRORS: &[(&[Field], &str, &str)] = &[
+    (
+        &[BUCKET, ("quota", r#""0/s""#)],
+        "quota",
+        r#"quota "0/s": the limit is 0, but must be at least 1"#,
+    ),
+    (
+        &[BUCKET, ("quota", r#""10 per s""#)],
+        "quota",
+        r#"quota "10 per s": write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s"#,
+    ),
+    (
+        &[BUCKET, ("quota", "10")],
+        "quota",
+        r#"invalid type: integer `10`, expected `quota` to be text, such as "10/s""#,
+    ),
+    (
+        &[("algorithm", r#""magic""#), QUOTA],
+        "algorithm",
+        r#"algorithm "magic": use fixed-window, sliding-window, sliding-log, token-bucket or"#,
+    ),
+    (
+        &[QUOTA, ("algorithm", "true")],
+        "algorithm",
+        "invalid type: boolean `true`, expected `algorithm` to be a name, such as \
+     \"token-bucket\"",
+    ),
+    (
+        &[SLIDING, ("buckets", "0"), QUOTA],
+        "buckets",
+        "a sliding window has 1 to 100 buckets, not 0",
+    ),
+    (&[("buckets", "101"), QUOTA], "buckets", "a sliding window has 1 to 100 buckets, not 101"),
+    (
+        &[SLIDING, QUOTA, ("buckets", "-1")],
+        "buckets",
+        "invalid value: integer `-1`, expected `buckets` to be a number from 1 to 100",
+    ),
+    (
+        &[SLIDING, QUOTA, ("buckets", r#""4""#)],
+        "buckets",
+        r#"invalid type: string "4", expected `buckets` to be a number from 1 to 100"#,
+    ),
+    (
+        &[BUCKET, ("overdraft", "4294967296"), QUOTA],
+        "overdraft",
+        "invalid value: integer `4294967296`, expected `overdraft` to be a number of tokens",
+    ),
+    (
+        &[BUCKET, ("overdraft", "1.5"), QUOTA],
+        "overdraft",
+        "invalid type: floating point `1.5`, expected `overdraft` to be a number of tokens",
+    ),
+    (
+        &[BUCKET, QUOTA, ("refill", r#""hourly""#)],
+        "refill",
+        r#"invalid value: string "hourly", expected `refill` to be "continuous" or "interval""#,
+    ),
+    (
+        &[BUCKET, ("buckets", "4"), QUOTA],
+        "buckets",
+        "buckets: a token-bucket has none; leave it out, or use sliding-window",
+    ),
+    (
+        &[FIXED, QUOTA, ("overdraft", "0")],
+        "overdraft",
+        "overdraft: a fixed-window has none; leave it out, or use token-bucket",
+    ),
+    (
+        &[SLIDING, QUOTA, ("refill", r#""interval""#)],
+        "refill",
+        "refill: a sliding-window has none; leave it out, or use token-bucket",
+    ),
+    (
+        &[FIXED, ("quota", r#""10/s burst 20""#)],
+        "quota",
+        "quota \"10/s burst 20\": a fixed-window admits up to its limit at once and has no other \
+     burst; leave the burst out",
+    ),
+    (
+        &[BUCKET, ("overdraft", "4294967290"), QUOTA],
+        "quota",
+        r#"an overdraft of 4294967290 is too much for the quota "10/s""#,
+    ),
+    (
+        &[BUCKET, ("bucket", "4"), QUOTA],
+        "bucket",
+        "unknown field `bucket`, expected one of `algorithm`, `quota`, `buckets`, `refill`, \
+     `overdraft`",
+    ),
+];
+
 #[test]
-fn a_mistake_is_reported_with_its_line_and_field() {
-    let burst = ("quota", r#""10/s burst 20""#);
-    for (fields, field, complaint) in [
-        (
-            &[BUCKET, ("quota", r#""0/s""#)][..],
-            "quota",
-            r#"quota "0/s": the limit is 0, but must be at least 1"#,
-        ),
-        (
-            &[BUCKET, ("quota", r#""10 per s""#)],
-            "quota",
-            r#"quota "10 per s": write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s"#,
-        ),
-        (
-            &[BUCKET, ("quota", "10")],
-            "quota",
-            r#"invalid type: integer `10`, expected `quota` to be text, such as "10/s""#,
-        ),
-        (
-            &[("algorithm", r#""magic""#), QUOTA],
-            "algorithm",
-            r#"algorithm "magic": use fixed-window, sliding-window, sliding-log, token-bucket or"#,
-        ),
-        (
-            &[QUOTA, ("algorithm", "true")],
-            "algorithm",
-            r#"invalid type: boolean `true`, expected `algorithm` to be a name, such as "token-bucket""#,
-        ),
-        (
-            &[SLIDING, ("buckets", "0"), QUOTA],
-            "buckets",
-            "a sliding window has 1 to 100 buckets, not 0",
-        ),
-        (&[("buckets", "101"), QUOTA], "buckets", "a sliding window has 1 to 100 buckets, not 101"),
-        (
-            &[SLIDING, QUOTA, ("buckets", "-1")],
-            "buckets",
-            "invalid value: integer `-1`, expected `buckets` to be a number from 1 to 100",
-        ),
-        (
-            &[SLIDING, QUOTA, ("buckets", r#""4""#)],
-            "buckets",
-            r#"invalid type: string "4", expected `buckets` to be a number from 1 to 100"#,
-        ),
-        (
-            &[BUCKET, ("overdraft", "4294967296"), QUOTA],
-            "overdraft",
-            "invalid value: integer `4294967296`, expected `overdraft` to be a number of tokens",
-        ),
-        (
-            &[BUCKET, ("overdraft", "1.5"), QUOTA],
-            "overdraft",
-            "invalid type: floating point `1.5`, expected `overdraft` to be a number of tokens",
-        ),
-        (
-            &[BUCKET, QUOTA, ("refill", r#""hourly""#)],
-            "refill",
-            r#"invalid value: string "hourly", expected `refill` to be "continuous" or "interval""#,
-        ),
-        (
-            &[BUCKET, ("buckets", "4"), QUOTA],
-            "buckets",
-            "buckets: a token-bucket has none; leave it out, or use sliding-window",
-        ),
-        (
-            &[FIXED, QUOTA, ("overdraft", "0")],
-            "overdraft",
-            "overdraft: a fixed-window has none; leave it out, or use token-bucket",
-        ),
-        (
-            &[SLIDING, QUOTA, ("refill", r#""interval""#)],
-            "refill",
-            "refill: a sliding-window has none; leave it out, or use token-bucket",
-        ),
-        (
-            &[FIXED, burst],
-            "quota",
-            r#"quota "10/s burst 20": a fixed-window admits up to its limit at once and has no other burst; leave the burst out"#,
-        ),
-        (
-            &[BUCKET, ("overdraft", "4294967290"), QUOTA],
-            "quota",
-            r#"an overdraft of 4294967290 is too much for the quota "10/s""#,
-        ),
-        (
-            &[BUCKET, ("bucket", "4"), QUOTA],
-            "bucket",
-            "unknown field `bucket`, expected one of `algorithm`, `quota`, `buckets`, `refill`, `overdraft`",
-        ),
-    ] {
+fn an_error_is_reported_with_its_line_and_field() {
+    for (fields, field, expected) in ERRORS {
         for (line, message) in errors("api", fields) {
-            assert!(message.starts_with(complaint), "{message}");
+            assert!(message.starts_with(expected), "{message}");
             assert_eq!(line, line_of(field, fields), "{message}");
         }
     }
 }
 
-/// TOML's tables are read in the order of the names of their fields, JSON's as they are written.
+/// The fields of a TOML table are read in the order of their names, those of JSON as written.
 #[test]
-fn of_two_fields_that_do_not_go_together_the_one_read_last_is_reported() {
+fn of_two_conflicting_fields_the_one_read_last_is_reported() {
     let burst = ("quota", r#""10/s burst 20""#);
     let large = ("overdraft", "4294967290");
     for (fields, in_toml, in_json) in [
@@ -241,7 +246,7 @@ fn a_name_that_is_not_valid_is_reported_with_its_line() {
 }
 
 #[test]
-fn nothing_may_come_twice() {
+fn duplicates_are_errors() {
     let limit = in_toml("api", &[BUCKET, QUOTA]);
     assert_eq!(toml_error(&format!("{limit}\n{limit}")), (5, "duplicate key".to_owned()));
     let twice = [BUCKET, QUOTA, QUOTA];
@@ -308,7 +313,7 @@ async fn limiters_count_apart_over_one_store() {
 }
 
 #[test]
-fn a_name_that_is_taken_in_the_store_leaves_the_others_free() {
+fn a_name_that_is_taken_leaves_the_other_names_free() {
     let limit = Limit::try_new(Algorithm::FixedWindow, Quota::per_second(1)).unwrap();
     let mut limits = Limits::default();
     for name in ["api", "login"] {
@@ -350,7 +355,7 @@ fn algorithm() -> impl Strategy<Value = Algorithm> {
 }
 
 fn limit() -> impl Strategy<Value = Limit> {
-    (algorithm(), quota()).prop_filter_map("do not go together", |(algorithm, quota)| {
+    (algorithm(), quota()).prop_filter_map("conflicting settings", |(algorithm, quota)| {
         let plain = || Quota::try_new(quota.limit(), quota.window()).ok();
         let limit = Limit::try_new(algorithm, quota);
         limit.or_else(|_| Limit::try_new(algorithm, plain().unwrap())).ok()
@@ -361,7 +366,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn what_is_written_reads_back_equal(
+    fn serialized_limits_are_read_back_equal(
         all in prop::collection::btree_map("[A-Za-z0-9_./-]{1,64}", limit(), 0..4),
     ) {
         let mut limits = Limits::default();
@@ -449,10 +454,10 @@ mod example {
         assert_eq!(status(address, "GET /nowhere"), "404");
         let login: Vec<_> = (0..7).map(|_| status(address, "POST /login")).collect();
         let expected = ["200", "200", "200", "200", "200", "429", "429"];
-        assert_eq!(login, expected, "what is not found is no login");
+        assert_eq!(login, expected, "a request that is not found counts as a login");
         let api = ["/api/users", "/api/orders", "/api/users", "/api/orders"];
         let api = api.map(|path| status(address, &format!("GET {path}")));
-        assert_eq!(api, ["200", "200", "429", "429"], "of 10 requests, 8 came before");
+        assert_eq!(api, ["200", "200", "429", "429"], "8 of 10 requests were counted before");
     }
 
     #[test]
@@ -466,7 +471,7 @@ mod example {
     }
 
     #[test]
-    fn what_is_wrong_with_the_file_is_explained() {
+    fn errors_in_the_file_are_explained() {
         let unused = "[limits.sms]\nalgorithm = 'leaky-bucket'\nquota = '1/s'\n[limits.login]";
         for (from, to, complaint) in [
             ("buckets = 4", "buckets = 400", "| buckets = 400 "),

@@ -49,7 +49,7 @@ impl Server {
         }
     }
 
-    /// Ends the server; the events that it has printed.
+    /// Ends the server. Returns the events that it printed.
     fn events(&mut self) -> String {
         self.process.kill().unwrap();
         let mut events = String::new();
@@ -66,7 +66,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn a_share_of_the_quota_is_kept_while_redis_is_away() {
+fn the_local_fallback_limits_while_redis_is_down() {
     let mut redis = RedisServer::start();
     let mut server = Server::start(&redis.url());
     server.until("/", "allowed by Redis: ");

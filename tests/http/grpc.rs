@@ -1,4 +1,4 @@
-//! What gRPC clients see.
+//! The responses to gRPC clients.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -92,14 +92,14 @@ fn grpc(headers: &[(&str, &str)]) -> Request<Body> {
     post(&headers)
 }
 
-/// As a client in the same process builds it: over HTTP/1.1.
+/// A request as a client in the same process builds it: over HTTP/1.1.
 fn post(headers: &[(&str, &str)]) -> Request<Body> {
     let mut request = get(headers);
     *request.method_mut() = Method::POST;
     request
 }
 
-/// The status of a refusal, none of an answer of the service.
+/// The status of a rejection; none for a response of the service.
 async fn status(layer: &RateLimitLayer, request: Request<Body>) -> Option<Status> {
     let response = send(layer, request).await;
     assert_eq!(response.status(), 200);
@@ -110,7 +110,7 @@ async fn status(layer: &RateLimitLayer, request: Request<Body>) -> Option<Status
 
 /// The time stands still, so that the delays are exact.
 #[tokio::test(start_paused = true)]
-async fn a_tonic_client_is_refused_and_told_when_to_come_back() {
+async fn a_tonic_client_is_rejected_with_a_retry_delay() {
     let quota = Quota::per_hour(2);
     let layer = RateLimitLayer::new(in_memory(quota), key::Header::new("user"));
     let mut client = connect(serve(layer).await).await;
@@ -127,7 +127,7 @@ async fn a_tonic_client_is_refused_and_told_when_to_come_back() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(status.message(), format!("the quota is used up; try again in {wait:?}"));
     assert_eq!(retry_delay(&status), Some(wait));
-    assert_eq!(pushback(&status), Some("1799999"), "whole milliseconds, and none too early");
+    assert_eq!(pushback(&status), Some("1799999"), "milliseconds, rounded up");
     assert!(status.metadata().get("retry-after").is_none());
 
     assert!(client.check(check("ben")).await.is_ok());
@@ -136,7 +136,7 @@ async fn a_tonic_client_is_refused_and_told_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_stream_is_refused_before_it_opens() {
+async fn a_stream_is_rejected_before_it_opens() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
     let mut client = connect(serve(layer).await).await;
     let mut open = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
@@ -145,7 +145,7 @@ async fn a_stream_is_refused_before_it_opens() {
     assert_eq!(status.code(), Code::ResourceExhausted);
 }
 
-/// Passes on what a server sends, and keeps it.
+/// Passes on the bytes of a server, and returns them.
 async fn record(mut from: OwnedReadHalf, mut to: WriteHalf<DuplexStream>) -> Vec<u8> {
     let (mut recorded, mut buffer) = (vec![], [0; 1_024]);
     loop {
@@ -158,7 +158,7 @@ async fn record(mut from: OwnedReadHalf, mut to: WriteHalf<DuplexStream>) -> Vec
     }
 }
 
-/// Kind and flags of the frames of the first stream.
+/// The kinds and flags of the frames of the first stream.
 fn frames(mut bytes: &[u8]) -> Vec<(u8, u8)> {
     let mut frames = vec![];
     while let [l0, l1, l2, kind, flags, stream @ ..] = bytes {
@@ -172,7 +172,7 @@ fn frames(mut bytes: &[u8]) -> Vec<(u8, u8)> {
 }
 
 #[tokio::test]
-async fn a_refusal_is_one_headers_frame_while_the_request_is_still_open() {
+async fn a_rejection_is_one_headers_frame_while_the_request_is_still_open() {
     const HEADERS: u8 = 1;
     const RST_STREAM: u8 = 3;
     const END_STREAM: u8 = 1;
@@ -213,12 +213,12 @@ async fn a_refusal_is_one_headers_frame_while_the_request_is_still_open() {
     drop((client, request_body, response));
     connection.await.unwrap().unwrap();
     let mut frames = frames(&recorded.await.unwrap());
-    frames.retain(|(kind, _)| *kind != RST_STREAM); // the body that is not wanted any more
+    frames.retain(|(kind, _)| *kind != RST_STREAM); // ends the request body, which is not read
     assert_eq!(frames, [(HEADERS, END_STREAM | END_HEADERS)]);
 }
 
 #[tokio::test]
-async fn each_refusal_has_a_status() {
+async fn each_rejection_has_a_status() {
     let lazy = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
     let without_redis = Limiter::new(lazy, Algorithm::token_bucket(), Quota::per_hour(1));
     let by = |key| RateLimitLayer::new(in_memory(Quota::per_hour(1)), key);
@@ -260,7 +260,7 @@ async fn each_refusal_has_a_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_beyond_what_the_pushback_can_say_is_cut() {
+async fn a_wait_beyond_the_range_of_the_pushback_is_capped() {
     let quota = Quota::new(1, Duration::from_secs(40 * 24 * 3_600));
     let layer = RateLimitLayer::new(in_memory(quota), key::Global);
     assert!(status(&layer, grpc(&[])).await.is_none());
@@ -270,7 +270,7 @@ async fn a_wait_beyond_what_the_pushback_can_say_is_cut() {
 }
 
 #[tokio::test]
-async fn header_fields_can_be_left_out_and_the_status_stays() {
+async fn headers_can_be_switched_off_and_the_status_stays() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).headers([]);
     let _ = send(&layer, grpc(&[])).await;
     let refused = send(&layer, grpc(&[])).await;
@@ -280,7 +280,7 @@ async fn header_fields_can_be_left_out_and_the_status_stays() {
 }
 
 #[tokio::test]
-async fn the_content_type_of_a_post_tells_what_is_grpc() {
+async fn the_content_type_of_a_post_identifies_grpc() {
     for (content_type, is_grpc) in [
         ("application/grpc", true),
         ("application/grpc+proto", true),
@@ -365,7 +365,7 @@ async fn http_and_grpc_on_one_port_draw_from_one_budget() {
     assert_eq!(get("ben").await.status(), 200);
 }
 
-/// Limits by a rule: each user, and all of them together.
+/// Limits by a rule: each user, and all users together.
 fn by_rule(own: Quota, all: Quota) -> RateLimitLayer {
     let store = MemoryStore::new();
     let limiter = |name, quota| Limiter::named(name, store.clone(), Algorithm::FixedWindow, quota);
@@ -377,7 +377,7 @@ fn by_rule(own: Quota, all: Quota) -> RateLimitLayer {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_by_one_of_several_limits_names_it() {
+async fn a_rejection_by_one_of_several_limits_names_that_limit() {
     let layer = by_rule(Quota::per_minute(1), Quota::per_hour(2));
     for (user, refused_by, wait) in [
         ("ada", None, Duration::ZERO),
@@ -401,7 +401,7 @@ async fn a_refusal_by_one_of_several_limits_names_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_asks_again_for_several_limits_heeds_the_deadline() {
+async fn a_request_that_checks_several_limits_again_respects_the_deadline() {
     let layer = by_rule(Quota::per_minute(1), Quota::per_hour(9)).max_wait(HOUR);
     assert!(status(&layer, grpc(&[("user", "ada")])).await.is_none());
     for (timeout, is_refused) in [("59S", true), ("2M", false)] {
@@ -428,11 +428,11 @@ async fn http_and_grpc_draw_from_one_budget_by_a_rule() {
     assert_eq!(get("ada").await, 429);
     assert_eq!(grpc.check(check("ada")).await.unwrap_err().code(), Code::ResourceExhausted);
     assert!(grpc.check(check("ben")).await.is_ok());
-    assert_eq!(get("carl").await, 429, "all together have used three");
+    assert_eq!(get("carl").await, 429, "all users together have used three");
 }
 
-/// Sends the second request of a quota of one per `window`, which may wait for 200 years; the time
-/// it took, and how it was refused, if it was.
+/// Sends the second request to a quota of one per `window`, which may wait for 200 years. Returns
+/// the time that it took, and the status if it was rejected.
 async fn second(window: Duration, timeout: &[u8]) -> (Duration, Option<Status>) {
     let layer = RateLimitLayer::new(in_memory(Quota::new(1, window)), key::Global);
     let layer = layer.max_wait(HOUR * 24 * 365 * 200);
@@ -445,7 +445,7 @@ async fn second(window: Duration, timeout: &[u8]) -> (Duration, Option<Status>) 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_waits_only_for_a_turn_that_comes_before_its_deadline() {
+async fn a_call_waits_only_until_its_deadline() {
     for (text, timeout) in [
         ("1H", HOUR),
         ("01H", HOUR),
@@ -470,7 +470,7 @@ async fn a_call_waits_only_for_a_turn_that_comes_before_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_of_nothing_or_of_millennia_is_one_too() {
+async fn a_deadline_of_zero_or_of_millennia_is_valid() {
     for text in ["0H", "0n", "1n"] {
         let (took, refused) = second(HOUR, text.as_bytes()).await;
         assert!(refused.is_some() && took.is_zero(), "{text}");
@@ -480,7 +480,7 @@ async fn a_deadline_of_nothing_or_of_millennia_is_one_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_that_is_none_is_not_heeded() {
+async fn an_invalid_deadline_is_ignored() {
     for text in [
         "",
         "H",
@@ -511,12 +511,12 @@ async fn an_http_request_has_no_grpc_deadline() {
     *get_of_a_call.method_mut() = Method::GET;
     for request in [get(&[("grpc-timeout", "1S")]), post(&[("grpc-timeout", "1S")]), get_of_a_call]
     {
-        assert!(status(&layer, request).await.is_none(), "it waits");
+        assert!(status(&layer, request).await.is_none(), "the request waits");
     }
 }
 
 #[tokio::test]
-async fn a_tonic_client_with_a_deadline_is_refused_before_it() {
+async fn a_tonic_client_with_a_deadline_is_rejected_before_it() {
     let quota = Quota::per_hour(1);
     let layer = RateLimitLayer::new(in_memory(quota), key::Header::new("user")).max_wait(HOUR);
     let mut client = connect(serve(layer).await).await;
@@ -526,13 +526,13 @@ async fn a_tonic_client_with_a_deadline_is_refused_before_it() {
     request.set_timeout(HOUR / 2);
     let status = client.check(request).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    // Then it would be let wait for the other half.
+    // Without the deadline, it would wait for the other half.
     let delay = retry_delay(&status).unwrap();
     assert!(delay <= HOUR / 2 && HOUR / 2 - delay <= start.elapsed(), "{delay:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leaky_bucket_heeds_the_deadline_too() {
+async fn a_leaky_bucket_respects_the_deadline() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store, Algorithm::LeakyBucket, Quota::per_hour(1).burst(2));
     let layer = RateLimitLayer::new(limiter, key::Global);
@@ -563,7 +563,7 @@ async fn post_grpc_web(
 }
 
 #[tokio::test]
-async fn inside_of_the_grpc_web_layer_a_refusal_is_grpc_web() {
+async fn inside_of_the_grpc_web_layer_a_rejection_is_grpc_web() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let (listener, address) = listen().await;
     let server = Server::builder()
@@ -584,7 +584,7 @@ async fn inside_of_the_grpc_web_layer_a_refusal_is_grpc_web() {
     let status = grpc.check(check("ada")).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
 
-    // What a browser sees: the status is in the header fields, for lack of a message.
+    // A browser sees the status in the headers, as there is no message.
     let refused = post_grpc_web(address).await;
     assert_eq!(refused.status(), 200);
     assert_eq!(field(&refused, "content-type"), ["application/grpc-web+proto"]);
@@ -593,7 +593,7 @@ async fn inside_of_the_grpc_web_layer_a_refusal_is_grpc_web() {
 }
 
 #[tokio::test]
-async fn outside_of_the_grpc_web_layer_a_refusal_is_http() {
+async fn outside_of_the_grpc_web_layer_a_rejection_is_http() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let (listener, address) = listen().await;
     let server = Server::builder()
@@ -635,7 +635,7 @@ fn tonic_peer(extensions: &Extensions) -> Option<SocketAddr> {
 }
 
 #[tokio::test]
-async fn the_peer_of_a_tonic_server_is_known_once_the_key_is_told() {
+async fn the_peer_of_a_tonic_server_is_known_with_peer_addr() {
     let limiter = in_memory(Quota::per_hour(3));
     let untold = RateLimitLayer::new(limiter.clone(), key::PeerIp);
     let mut untold = connect(serve(untold).await).await;
@@ -658,12 +658,12 @@ async fn the_peer_of_a_tonic_server_is_known_once_the_key_is_told() {
     for layer in layers {
         let mut told = connect(serve(layer).await).await;
         let status = told.check(check("ada")).await.unwrap_err();
-        assert_eq!(status.code(), Code::ResourceExhausted, "they share the limiter and the key");
+        assert_eq!(status.code(), Code::ResourceExhausted, "both share the limiter and the key");
     }
 }
 
 #[tokio::test]
-async fn a_peer_that_is_not_where_the_key_looks_is_a_loud_mistake() {
+async fn a_peer_that_the_key_does_not_find_is_reported_as_misconfiguration() {
     let client_ip = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8"]);
     for layer in [
         RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp.peer_addr(tonic_peer)),
@@ -709,7 +709,7 @@ mod example {
     }
 
     #[test]
-    fn the_client_prints_when_it_may_come_back() {
+    fn the_client_prints_its_retry_delay() {
         let mut server = Command::new(&*PROGRAM);
         server.args(["--listen", "127.0.0.1:0", "--quota", "2/h"]).stdout(Stdio::piped());
         let mut server = Server(server.spawn().unwrap());
@@ -736,7 +736,7 @@ mod example {
     }
 
     #[test]
-    fn what_cannot_be_done_is_explained() {
+    fn failures_are_explained() {
         for (flags, complaint) in [
             (&["--quota", "0/s"][..], "the limit is 0"),
             (

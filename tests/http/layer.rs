@@ -1,4 +1,4 @@
-//! What HTTP clients, handlers and other layers see.
+//! The layer as HTTP clients, handlers and other layers see it.
 
 use std::{
     collections::HashSet,
@@ -46,11 +46,11 @@ async fn only_some_outcomes_are_charged() {
                 }
                 .map(|status| Response::builder().status(status).body(Body::empty()).unwrap())
             }));
-            let ask = async |path: &str| {
+            let send = async |path: &str| {
                 let request = Request::get(path).body(Body::empty()).unwrap();
                 login.clone().oneshot(request).await.map(|it| it.status().as_u16()).unwrap_or(0)
             };
-            // In Redis it is given back when the answer is on its way.
+            // In Redis, units are returned while the response is on its way.
             let left = async |expected| {
                 for _ in 0..1_000 {
                     if limiter.peek("global").await.unwrap().remaining() == expected {
@@ -61,14 +61,18 @@ async fn only_some_outcomes_are_charged() {
                 panic!("{algorithm}: not {expected} are left");
             };
             for _ in 0..5 {
-                assert_eq!(ask("/").await, 200, "{algorithm}");
+                assert_eq!(send("/").await, 200, "{algorithm}");
                 left(2).await;
             }
-            assert_eq!(ask("/wrong").await, 401, "{algorithm}");
+            assert_eq!(send("/wrong").await, 401, "{algorithm}");
             left(1).await;
             if algorithm != Algorithm::LeakyBucket {
-                assert_eq!(ask("/fails").await, 0, "{algorithm}: without a response it is charged");
-                assert_eq!(ask("/").await, 429, "{algorithm}");
+                assert_eq!(
+                    send("/fails").await,
+                    0,
+                    "{algorithm}: a request without a response is not charged"
+                );
+                assert_eq!(send("/").await, 429, "{algorithm}");
             }
         }
     }
@@ -89,7 +93,7 @@ async fn requests_can_be_exempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dry_run_counts_and_tells_and_lets_all_through() {
+async fn a_dry_run_counts_and_reports_but_rejects_no_request() {
     for algorithm in ALGORITHMS {
         let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_hour(1));
         let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("user"))
@@ -104,12 +108,12 @@ async fn a_dry_run_counts_and_tells_and_lets_all_through() {
             assert!(items(&response, "ratelimit")[0].1.contains(&("r".to_owned(), 0)));
         }
         assert_eq!(send(&layer, get(&[])).await.status(), StatusCode::OK, "without a key");
-        assert_eq!(start.elapsed(), Duration::ZERO, "{algorithm}: somebody waited");
+        assert_eq!(start.elapsed(), Duration::ZERO, "{algorithm}: a request waited");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_allowed_response_tells_how_the_quota_stands() {
+async fn an_allowed_response_reports_the_quota() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_minute(6).burst(3)), key::Global);
     let response = send(&layer, get(&[])).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -119,7 +123,7 @@ async fn an_allowed_response_tells_how_the_quota_stands() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_says_why_and_until_when() {
+async fn a_rejection_contains_the_reason_and_the_retry_after() {
     let layer = RateLimitLayer::new(in_memory(Quota::new(1, Duration::from_secs(5))), key::Global);
     let _ = send(&layer, get(&[])).await;
     tokio::time::advance(Duration::from_millis(2500)).await;
@@ -152,7 +156,7 @@ async fn a_window_that_is_not_in_whole_seconds_is_left_out() {
 }
 
 #[tokio::test]
-async fn a_cost_above_the_quota_is_refused_without_retry_after() {
+async fn a_cost_above_the_quota_is_rejected_without_retry_after() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_second(10)), key::Global);
     let layer = layer.cost(|head: &Parts| head.uri.path().len() as u32);
     let long = Request::get("/eleven_long").body(Body::empty()).unwrap();
@@ -173,13 +177,13 @@ async fn a_cost_can_be_a_bad_request() {
 }
 
 #[tokio::test]
-async fn a_cost_of_zero_is_a_mistake_of_the_service() {
+async fn a_cost_of_zero_is_an_error_of_the_service() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_second(10)), key::Global).cost(|_: &_| 0);
     assert_eq!(send(&layer, get(&[])).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
 }
 
 #[tokio::test]
-async fn a_request_without_a_key_is_refused_exempt_or_shares_a_key() {
+async fn a_request_without_a_key_is_rejected_exempt_or_shares_a_key() {
     let layer = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let without = || [get(&[]), get(&[("user", "")])];
 
@@ -207,11 +211,11 @@ async fn a_request_without_a_key_is_refused_exempt_or_shares_a_key() {
     assert_eq!(send(&sharing, first).await.status(), StatusCode::OK);
     assert_eq!(send(&sharing, second).await.status(), StatusCode::TOO_MANY_REQUESTS);
     let named = get(&[("user", "anonymous")]);
-    assert_eq!(send(&sharing, named).await.status(), StatusCode::OK, "a real user of that name");
+    assert_eq!(send(&sharing, named).await.status(), StatusCode::OK, "a user of that name");
 }
 
 #[tokio::test]
-async fn a_header_that_comes_twice_is_a_bad_request() {
+async fn a_duplicate_header_is_a_bad_request() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let response = send(&layer, get(&[("user", "ada"), ("user", "ben")])).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
@@ -219,7 +223,7 @@ async fn a_header_that_comes_twice_is_a_bad_request() {
 }
 
 #[tokio::test]
-async fn a_missing_peer_address_is_a_loud_mistake() {
+async fn a_missing_peer_address_is_reported_as_misconfiguration() {
     for missing_key in [MissingKey::Reject, MissingKey::Exempt, MissingKey::Share] {
         let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
         let response = send(&layer.missing_key(missing_key), get(&[])).await;
@@ -276,18 +280,18 @@ async fn a_pair_is_one_key_of_both() {
         .route("/a/{id}", routing::get(async || ()))
         .nest("/n", Router::new().route("/{id}", routing::get(async || ())))
         .layer(RateLimitLayer::new(in_memory(Quota::per_hour(1)), (key::PeerIp, key::Route)));
-    let ask = async |address: &str, path: &str| {
+    let send = async |address: &str, path: &str| {
         let mut request = Request::get(path).body(Body::empty()).unwrap();
         request.extensions_mut().insert(address.parse::<SocketAddr>().unwrap());
         app.clone().oneshot(request).await.unwrap().status().as_u16()
     };
     let (ada, ben) = ("192.0.2.1:80", "192.0.2.2:80");
-    assert_eq!(ask(ada, "/a/1").await, 200);
-    assert_eq!(ask(ada, "/a/2").await, 429);
-    assert_eq!(ask(ada, "/n/1").await, 200);
-    assert_eq!(ask(ben, "/a/1").await, 200);
-    assert_eq!(ask(ada, "/nowhere").await, 404);
-    assert_eq!(ask(ada, "/nowhere_else").await, 429);
+    assert_eq!(send(ada, "/a/1").await, 200);
+    assert_eq!(send(ada, "/a/2").await, 429);
+    assert_eq!(send(ada, "/n/1").await, 200);
+    assert_eq!(send(ben, "/a/1").await, 200);
+    assert_eq!(send(ada, "/nowhere").await, 404);
+    assert_eq!(send(ada, "/nowhere_else").await, 429);
 }
 
 #[test]
@@ -354,7 +358,7 @@ async fn the_decision_is_in_the_extensions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_older_header_fields_can_be_chosen() {
+async fn the_older_headers_can_be_chosen() {
     let quota = Quota::per_minute(6).burst(2);
     let both = [Headers::Triple, Headers::XRateLimit { reset: Reset::Epoch }];
     let layer = RateLimitLayer::new(in_memory(quota), key::Global).headers(both);
@@ -375,7 +379,7 @@ async fn the_older_header_fields_can_be_chosen() {
         assert_eq!(field(&response, "retry-after"), retry_after);
     }
 
-    // Of stacked layers, the one with less remaining tells.
+    // Of stacked layers, the one with less remaining reports.
     let delta = [Headers::Draft11, Headers::XRateLimit { reset: Reset::Delta }];
     let outer = |quota| RateLimitLayer::new(in_memory(quota), key::Global).headers(delta);
     for (one, other) in [(9, 5), (5, 9)] {
@@ -390,7 +394,7 @@ async fn the_older_header_fields_can_be_chosen() {
 }
 
 #[tokio::test]
-async fn all_can_be_switched_off() {
+async fn all_headers_can_be_switched_off() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
         .headers([])
         .extensions(false);
@@ -403,7 +407,7 @@ async fn all_can_be_switched_off() {
 }
 
 #[tokio::test]
-async fn a_closure_can_replace_the_refusal() {
+async fn a_closure_can_replace_the_rejection() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).map_rejection(
         |rejection, head, response| {
             let Rejection::Denied(decision) = rejection else { panic!("{rejection:?}") };
@@ -487,7 +491,7 @@ async fn stacked_layers_add_up() {
         [item("second", &[("q", 1), ("w", 1)]), item("hour", &[("q", 2), ("w", 3600)])]
     );
 
-    // The inner one refuses for a second; the outer one, now used up, for the rest of the hour.
+    // The inner one denies for a second; the outer one, now used up, for the rest of the hour.
     let refused = service.oneshot(get(&[])).await.unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(field(&refused, "retry-after"), ["3600"]);
@@ -518,7 +522,8 @@ async fn routes_count_apart_unless_they_share_a_limiter() {
             for (path, status) in [("/a", 200), ("/b", 200), ("/also_b", 429), ("/a", 429)] {
                 let request = Request::get(path).body(Body::empty()).unwrap();
                 let got = app.clone().oneshot(request).await.unwrap().status();
-                // A leaky bucket delays the second, if it has room; with a burst of one it has not.
+                // A leaky bucket with room delays the second request; one with a burst of 1 has
+                // none.
                 assert_eq!(got.as_u16(), status, "{algorithm} {path}");
             }
         }
@@ -529,7 +534,7 @@ async fn routes_count_apart_unless_they_share_a_limiter() {
 }
 
 #[test]
-fn two_limiters_of_one_name_are_a_mistake() {
+fn two_limiters_of_one_name_are_an_error() {
     let store = MemoryStore::new();
     let quota = Quota::per_second(1);
     let first = Limiter::new(store.clone(), Algorithm::FixedWindow, quota);
@@ -541,7 +546,7 @@ fn two_limiters_of_one_name_are_a_mistake() {
 }
 
 #[tokio::test]
-async fn without_a_store_the_answer_is_503() {
+async fn without_a_store_the_response_is_503() {
     let mut server = RedisServer::start();
     let store = support::redis_store(&server).await;
     server.kill();
@@ -554,7 +559,7 @@ async fn without_a_store_the_answer_is_503() {
     assert_eq!(problem["type"], kind);
 }
 
-/// However axum applies the layer: once per route, per connection, or per request.
+/// All ways in which axum applies the layer: once per route, per connection, or per request.
 mod axum_applies_the_layer {
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -569,7 +574,7 @@ mod axum_applies_the_layer {
             .layer(RateLimitLayer::new(in_memory(Quota::per_hour(3)), key::Global))
     }
 
-    /// Over a connection of its own.
+    /// Sends a request over a new connection.
     async fn status(address: SocketAddr) -> u16 {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = "GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";

@@ -1,5 +1,5 @@
-//! The middleware over HTTP and gRPC: keys, rules, responses, the contract of `tower::Service`, limits
-//! from text, and the example programs. Servers that fail are in `redis`.
+//! The middleware over HTTP and gRPC: keys, rules, responses, the contract of `tower::Service`,
+//! limits from text, and the example programs. Servers that fail are in `redis`.
 
 #[path = "../support/mod.rs"]
 mod support;

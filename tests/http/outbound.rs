@@ -1,4 +1,4 @@
-//! The example `outbound`: callers that share a vendor's quota.
+//! The example `outbound`: callers that share the quota of a vendor.
 
 use std::{
     path::PathBuf,
@@ -56,7 +56,7 @@ fn the_layer_keeps_callers_from_being_banned() {
 }
 
 #[test]
-fn a_redis_that_cannot_be_reached_is_reported_once() {
+fn an_unreachable_redis_is_reported_once() {
     let output = start(&["--redis", "redis://127.0.0.1:1/"]).wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));

@@ -1,4 +1,4 @@
-//! Rules, which say for each request what it is charged: by plan, to several limits, or to nobody.
+//! Rules, which choose the charge of each request: by plan, for several limits, or none.
 
 use std::{
     convert::Infallible,
@@ -52,11 +52,11 @@ fn user(head: &Parts) -> Result<&str, RequestError> {
     name(head, "user").ok_or_else(|| RequestError::missing_key("who are you?"))
 }
 
-/// A limit for each user, and one for all of them together.
+/// A limit for each user, and one for all users together.
 fn for_user_and_all([own, all]: &[Limiter; 2]) -> RateLimitLayer {
     let [own, all] = [own.clone(), all.clone()];
     RateLimitLayer::by_rule(move |head: &Parts| {
-        Ok(Charge::new(&own, user(head)?).and(Charge::new(&all, "everybody")))
+        Ok(Charge::new(&own, user(head)?).and(Charge::new(&all, "all")))
     })
 }
 
@@ -72,7 +72,7 @@ async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<Respon
     layer.layer(counting(&Arc::default())).oneshot(request).await.unwrap()
 }
 
-async fn ask(layer: &RateLimitLayer, user: &str) -> Response<ResponseBody<Body>> {
+async fn send_as(layer: &RateLimitLayer, user: &str) -> Response<ResponseBody<Body>> {
     send(layer, get(&[("user", user)])).await
 }
 
@@ -80,7 +80,7 @@ async fn left(limiter: &Limiter, key: &str) -> u64 {
     limiter.peek(key).await.unwrap().remaining()
 }
 
-/// Waits until that much is left: in Redis it is given back when the answer is on its way.
+/// Waits until these units are left: in Redis, units are returned while the response is on its way.
 async fn comes_to(limiter: &Limiter, key: &str, expected: u64) {
     for _ in 0..1_000 {
         if left(limiter, key).await == expected {
@@ -95,7 +95,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// The status, and what the binding policy has left.
+/// The status, and the remaining units of the binding policy.
 fn told<B>(response: &Response<B>) -> (u16, String, i64) {
     let [(policy, params)] = items(response, "ratelimit").try_into().expect("one item");
     assert_eq!(params[0].0, "r");
@@ -144,7 +144,7 @@ async fn each_plan_has_its_own_limit_count_and_name() {
 }
 
 #[tokio::test]
-async fn a_rule_can_refuse() {
+async fn a_rule_can_reject() {
     for (error, status) in [
         (RequestError::missing_key("log in first"), 400),
         (RequestError::invalid("no \"such\" plan"), 400),
@@ -172,12 +172,12 @@ async fn a_rule_can_exempt() {
         assert_eq!(response.status(), 200);
         assert!(response.headers().is_empty() && response.extensions().is_empty());
     }
-    assert_eq!(ask(&layer, "ada").await.status(), 200);
-    assert_eq!(ask(&layer, "ada").await.status(), 429);
+    assert_eq!(send_as(&layer, "ada").await.status(), 200);
+    assert_eq!(send_as(&layer, "ada").await.status(), 429);
 }
 
 #[tokio::test]
-async fn what_a_rule_has_no_key_for_is_refused_or_exempt_but_not_shared() {
+async fn a_rule_without_a_key_rejects_or_exempts_but_does_not_share_a_key() {
     let limits =
         in_memory([("user", BUCKET, Quota::per_hour(1)), ("all", BUCKET, Quota::per_hour(1))]);
     let layer = for_user_and_all(&limits);
@@ -189,18 +189,18 @@ async fn what_a_rule_has_no_key_for_is_refused_or_exempt_but_not_shared() {
     for _ in 0..2 {
         assert_eq!(send(&exempting, get(&[])).await.status(), 200);
     }
-    assert_eq!(left(&limits[1], "everybody").await, 1);
+    assert_eq!(left(&limits[1], "all").await, 1);
 
     let sharing = layer.missing_key(MissingKey::Share);
     let response = send(&sharing, get(&[])).await;
     assert_eq!(response.status(), 500);
     let detail = detail(response).await;
     assert!(detail.contains("return a charge for requests without a key from the rule"));
-    assert_eq!(ask(&sharing, "ada").await.status(), 200);
+    assert_eq!(send_as(&sharing, "ada").await.status(), 200);
 }
 
 #[tokio::test]
-async fn the_layers_cost_is_for_what_the_rule_leaves_open() {
+async fn the_cost_of_the_layer_applies_if_the_rule_sets_none() {
     let [requests, tokens] = in_memory([
         ("requests", BUCKET, Quota::per_hour(10)),
         ("tokens", BUCKET, Quota::per_hour(100)),
@@ -215,21 +215,21 @@ async fn the_layers_cost_is_for_what_the_rule_leaves_open() {
     let layer = RateLimitLayer::by_rule(rule)
         .cost(|head: &Parts| head.uri.path().len() as u32 + 1)
         .exempt(|head: &Parts| head.method == http::Method::OPTIONS);
-    assert_eq!(ask(&layer, "ada").await.status(), 200);
+    assert_eq!(send_as(&layer, "ada").await.status(), 200);
     assert_eq!((left(&requests, "ada").await, left(&tokens, "ada").await), (8, 95));
 
     let options = Request::options("/").header("user", "ada").body(Body::empty()).unwrap();
     assert_eq!(send(&layer, options).await.status(), 200);
     let failing = layer.cost(|_: &Parts| Err(RequestError::invalid("too long")));
-    assert_eq!(ask(&failing, "ada").await.status(), 400);
+    assert_eq!(send_as(&failing, "ada").await.status(), 400);
     assert_eq!((left(&requests, "ada").await, left(&tokens, "ada").await), (8, 95));
 }
 
-/// Looks plans up, for a second each.
+/// Looks up plans; each lookup takes a second.
 struct Accounts {
     free: Limiter,
     pro: Limiter,
-    asked: Arc<AtomicUsize>,
+    lookups: Arc<AtomicUsize>,
 }
 
 impl Accounts {
@@ -238,13 +238,13 @@ impl Accounts {
             ("free", BUCKET, Quota::per_hour(1)),
             ("pro", BUCKET, Quota::per_second(1).burst(2)),
         ]);
-        Self { free, pro, asked: Arc::default() }
+        Self { free, pro, lookups: Arc::default() }
     }
 }
 
 impl Rule<Parts> for Accounts {
     async fn charge(&self, head: &Parts) -> Result<Charge, RequestError> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.lookups.fetch_add(1, Ordering::SeqCst);
         let user = user(head)?;
         sleep(SECOND).await;
         Ok(match user {
@@ -256,9 +256,9 @@ impl Rule<Parts> for Accounts {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rule_can_take_its_time() {
+async fn a_rule_can_await_a_lookup() {
     let accounts = Accounts::new();
-    let asked = accounts.asked.clone();
+    let lookups = accounts.lookups.clone();
     let layer = RateLimitLayer::by_rule(accounts)
         .exempt(|head: &Parts| head.method == http::Method::OPTIONS)
         .missing_key(MissingKey::Exempt);
@@ -269,19 +269,19 @@ async fn a_rule_can_take_its_time() {
         ("root", 200, &[]),
     ] {
         let start = Instant::now();
-        let response = ask(&layer, user).await;
+        let response = send_as(&layer, user).await;
         assert_eq!(response.status(), status, "{user}");
         assert_eq!(policies(&response), policy, "{user}");
         assert!(start.elapsed() >= SECOND);
     }
     assert_eq!(send(&layer, get(&[])).await.status(), 200);
-    assert_eq!(asked.load(Ordering::SeqCst), 5);
+    assert_eq!(lookups.load(Ordering::SeqCst), 5);
     let options = Request::options("/").body(Body::empty()).unwrap();
     assert_eq!(send(&layer, options).await.status(), 200);
-    assert_eq!(asked.load(Ordering::SeqCst), 5, "nobody is asked about an exempt request");
+    assert_eq!(lookups.load(Ordering::SeqCst), 5, "an exempt request is looked up");
 
     let costly = layer.cost(|_: &Parts| 2);
-    let response = ask(&costly, "carl").await;
+    let response = send_as(&costly, "carl").await;
     assert!(matches!(
         response.extensions().get(),
         Some(Rejection::CostAboveQuota { limiter: "free", cost: 2, .. })
@@ -289,7 +289,7 @@ async fn a_rule_can_take_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_is_as_it_was_after_it_was_looked_up() {
+async fn a_rule_passes_the_request_on_unchanged() {
     #[derive(Clone, Debug, PartialEq)]
     struct Session(u32);
 
@@ -323,9 +323,9 @@ async fn a_request_is_as_it_was_after_it_was_looked_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_away_while_looked_up_spends_nothing() {
+async fn a_request_dropped_during_a_lookup_spends_nothing() {
     let accounts = Accounts::new();
-    let (asked, pro) = (accounts.asked.clone(), accounts.pro.clone());
+    let (lookups, pro) = (accounts.lookups.clone(), accounts.pro.clone());
     let calls = Arc::new(AtomicUsize::new(0));
     let service = RateLimitLayer::by_rule(accounts).layer(counting(&calls));
     let mut request = Box::pin(service.clone().oneshot(get(&[("user", "ada")])));
@@ -334,21 +334,21 @@ async fn who_goes_away_while_looked_up_spends_nothing() {
     drop(request);
     drop(service.oneshot(get(&[("user", "ada")])));
     assert_eq!(left(&pro, "ada").await, 2);
-    assert_eq!((asked.load(Ordering::SeqCst), calls.load(Ordering::SeqCst)), (1, 0));
+    assert_eq!((lookups.load(Ordering::SeqCst), calls.load(Ordering::SeqCst)), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_holds_no_readiness_while_it_is_looked_up_or_waits() {
+async fn a_request_holds_no_readiness_during_a_lookup_or_a_wait() {
     let permits = Arc::new(tokio::sync::Semaphore::new(1));
     let busy = ConcurrencyLimit::with_semaphore(counting(&Arc::default()), permits.clone());
     let service = RateLimitLayer::by_rule(Accounts::new()).max_wait(HOUR).layer(busy);
-    let ask = || Box::pin(service.clone().oneshot(get(&[("user", "ben")])));
-    let mut looked_up = ask();
+    let send_as = || Box::pin(service.clone().oneshot(get(&[("user", "ben")])));
+    let mut looked_up = send_as();
     assert!(poll_once(looked_up.as_mut()).is_pending());
     assert_eq!(permits.available_permits(), 1);
     assert_eq!(looked_up.await.unwrap().status(), 200);
 
-    let mut waits = ask();
+    let mut waits = send_as();
     assert!(poll_once(waits.as_mut()).is_pending());
     sleep(SECOND * 2).await;
     assert!(poll_once(waits.as_mut()).is_pending());
@@ -356,7 +356,7 @@ async fn a_request_holds_no_readiness_while_it_is_looked_up_or_waits() {
     assert_eq!(waits.await.unwrap().status(), 200);
 }
 
-/// Which limits deny, and that these and no others are charged.
+/// Asserts which limits deny, and that admitted requests alone are charged to all limits.
 async fn several_limits(store: impl Store + Clone) {
     for algorithm in ALGORITHMS {
         let named = |name| format!("{name}-of-{algorithm}");
@@ -371,8 +371,8 @@ async fn several_limits(store: impl Store + Clone) {
         let layer = for_user_and_all(&limits);
         let [per_user, overall] = &limits;
         if algorithm == Algorithm::LeakyBucket {
-            // Its second request would wait.
-            assert_eq!(told(&ask(&layer, "ada").await), (200, own.clone(), 1));
+            // The second request would wait.
+            assert_eq!(told(&send_as(&layer, "ada").await), (200, own.clone(), 1));
             continue;
         }
         for (user, status, policy, remaining, left_of_user, left_of_all) in [
@@ -383,11 +383,11 @@ async fn several_limits(store: impl Store + Clone) {
             ("ben", 429, &all, 0, 1, 0),
             ("carl", 429, &all, 0, 2, 0),
         ] {
-            let response = ask(&layer, user).await;
+            let response = send_as(&layer, user).await;
             assert_eq!(told(&response), (status, policy.clone(), remaining), "{user} {algorithm}");
             assert_eq!(policies(&response), [&*own, &*all]);
             assert_eq!(left(per_user, user).await, left_of_user, "{user} {algorithm}");
-            assert_eq!(left(overall, "everybody").await, left_of_all, "{user} {algorithm}");
+            assert_eq!(left(overall, "all").await, left_of_all, "{user} {algorithm}");
             let decision = response.extensions().get::<Decision>().unwrap().clone();
             assert_eq!(decision.limiter(), policy);
             if status == 429 {
@@ -415,17 +415,17 @@ async fn several_limits_take_one_round_trip() {
         [("user", BUCKET, Quota::per_hour(2)), ("all", WINDOW, Quota::per_day(9))],
     );
     let layer = for_user_and_all(&limits);
-    assert_eq!(ask(&layer, "ada").await.status(), 200); // makes the script known
+    assert_eq!(send_as(&layer, "ada").await.status(), 200); // loads the script
     let calls = || (server.calls("evalsha"), server.calls("eval"));
     let before = calls();
     for status in [200, 429] {
-        assert_eq!(ask(&layer, "ada").await.status(), status);
+        assert_eq!(send_as(&layer, "ada").await.status(), status);
     }
     assert_eq!(calls(), (before.0 + 2, before.1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fields_tell_all_policies_and_when_the_binding_one_has_more() {
+async fn the_headers_report_all_policies_and_when_the_binding_one_has_more() {
     let limits =
         in_memory([("minute", WINDOW, Quota::per_minute(2)), ("hour", WINDOW, Quota::per_hour(3))]);
     let layer = for_user_twice(&limits);
@@ -438,18 +438,18 @@ async fn the_fields_tell_all_policies_and_when_the_binding_one_has_more() {
         (0, 429, "hour", 0, 3540),
     ] {
         advance(SECOND * seconds).await;
-        let response = ask(&layer, "ada").await;
+        let response = send_as(&layer, "ada").await;
         assert_eq!(response.status(), status);
         assert_eq!(items(&response, "ratelimit"), [item(policy, &[("r", remaining), ("t", t)])]);
         assert_eq!(items(&response, "ratelimit-policy"), both);
         let retry_after = if status == 429 { vec![t.to_string()] } else { vec![] };
         assert_eq!(field(&response, "retry-after"), retry_after);
     }
-    assert_eq!(left(&limits[0], "ada").await, 1, "the hour's refusal took nothing of the minute");
+    assert_eq!(left(&limits[0], "ada").await, 1, "a denial by the hour was charged to the minute");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_older_fields_tell_the_binding_limit() {
+async fn the_older_headers_report_the_binding_limit() {
     let limits =
         in_memory([("hour", WINDOW, Quota::per_hour(3)), ("minute", WINDOW, Quota::per_minute(2))]);
     let kinds = [Headers::Triple, Headers::XRateLimit { reset: Reset::Delta }];
@@ -462,7 +462,7 @@ async fn the_older_fields_tell_the_binding_limit() {
         (0, 429, "3", "0", "3540"),
     ] {
         advance(SECOND * seconds).await;
-        let response = ask(&layer, "ada").await;
+        let response = send_as(&layer, "ada").await;
         assert_eq!(response.status(), status);
         for prefix in ["", "x-"] {
             let tells = |name: &str| field(&response, &format!("{prefix}ratelimit-{name}"));
@@ -483,22 +483,22 @@ async fn stacked_layers_with_several_limits_add_up() {
     let service = for_user_twice(&outer)
         .headers(headers)
         .layer(for_user_and_all(&inner).headers(headers).layer(counting(&Arc::default())));
-    let ask = || service.clone().oneshot(get(&[("user", "ada")]));
-    let allowed = ask().await.unwrap();
+    let send_as = || service.clone().oneshot(get(&[("user", "ada")]));
+    let allowed = send_as().await.unwrap();
     assert_eq!(policies(&allowed), ["c", "d", "a", "b"]);
     let binding = [item("c", &[("r", 0), ("t", 1)]), item("b", &[("r", 1), ("t", 3600)])];
     assert_eq!(items(&allowed, "ratelimit"), binding);
     assert_eq!(field(&allowed, "ratelimit-limit"), ["1"]);
 
-    // The inner one refuses for a second; the outer one, now used up, for the rest of the hour.
-    let refused = ask().await.unwrap();
+    // The inner one denies for a second; the outer one, now used up, for the rest of the hour.
+    let refused = send_as().await.unwrap();
     assert_eq!(refused.status(), 429);
     assert_eq!(field(&refused, "retry-after"), ["3600"]);
     assert_eq!(policies(&refused), ["c", "d", "a", "b"]);
 }
 
 #[tokio::test]
-async fn a_dry_run_tells_which_limit_would_deny() {
+async fn a_dry_run_reports_the_limit_that_would_deny() {
     let limits =
         in_memory([("user", BUCKET, Quota::per_hour(1)), ("all", BUCKET, Quota::per_hour(2))]);
     let layer = for_user_and_all(&limits).dry_run(true).max_wait(HOUR);
@@ -508,13 +508,13 @@ async fn a_dry_run_tells_which_limit_would_deny() {
         ("ben", true, "user", 0),
         ("carl", false, "all", 0),
     ] {
-        let response = ask(&layer, user).await;
+        let response = send_as(&layer, user).await;
         assert_eq!(response.status(), 200);
         assert_eq!(told(&response).1, limiter);
         assert_eq!(policies(&response), ["user", "all"]);
         let decision = response.extensions().get::<Decision>().unwrap();
         assert_eq!((decision.is_allowed(), decision.limiter()), (allowed, limiter), "{user}");
-        assert_eq!(left(&limits[1], "everybody").await, left_of_all);
+        assert_eq!(left(&limits[1], "all").await, left_of_all);
     }
     assert_eq!(send(&layer, get(&[])).await.status(), 200, "without a key");
 }
@@ -530,7 +530,7 @@ async fn only_failed_logins(store: impl Store + Clone) {
         let status = if request.uri().path() == "/wrong" { 401 } else { 200 };
         Ok::<_, Infallible>(Response::builder().status(status).body(Body::empty()).unwrap())
     }));
-    let ask = async |path: &str| {
+    let send_as = async |path: &str| {
         let request = Request::get(path).header("user", "ada").body(Body::empty()).unwrap();
         login.clone().oneshot(request).await.unwrap().status().as_u16()
     };
@@ -543,20 +543,20 @@ async fn only_failed_logins(store: impl Store + Clone) {
         ("/wrong", 401, 0, 1),
         ("/", 429, 0, 1),
     ] {
-        assert_eq!(ask(path).await, status);
+        assert_eq!(send_as(path).await, status);
         comes_to(own, "ada", of_own).await;
-        comes_to(all, "everybody", of_all).await;
+        comes_to(all, "all", of_all).await;
     }
 }
 
 #[tokio::test]
-async fn what_is_not_charged_is_given_back_to_all_limits() {
+async fn units_that_are_not_charged_are_returned_to_all_limits() {
     only_failed_logins(MemoryStore::new()).await;
     let server = RedisServer::start();
     only_failed_logins(support::redis_store(&server).await).await;
 }
 
-/// Answers with as many tokens as the path says, of which 500 are charged beforehand.
+/// Settles the tokens that the path contains; 500 are charged beforehand.
 async fn answer(
     axum::extract::Path(used): axum::extract::Path<u32>,
     Extension(charge): Extension<Charge>,
@@ -589,7 +589,7 @@ async fn settled_afterwards(store: impl Store + Clone) {
         let response = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(response.status(), status, "{used}");
         assert_eq!(left(&requests, "ada").await, of_requests, "{used}");
-        // Of the bucket's 2,000 a day, one may flow back meanwhile.
+        // Of the bucket's 2,000 a day, one may be refilled meanwhile.
         assert!((of_tokens..of_tokens + 2).contains(&left(&tokens, "ada").await), "{used}");
     }
 }
@@ -602,7 +602,7 @@ async fn a_cost_is_settled_when_it_is_known() {
 }
 
 #[tokio::test]
-async fn the_simple_form_has_a_handle_too_but_not_by_default() {
+async fn a_layer_with_one_limit_has_a_charge_only_if_it_is_switched_on() {
     let [limiter] = in_memory([("tokens", BUCKET, Quota::per_day(10))]);
     let app = |layer| {
         let handler = async |charge: Option<Extension<Charge>>| match charge {
@@ -634,7 +634,7 @@ async fn the_simple_form_has_a_handle_too_but_not_by_default() {
 }
 
 #[tokio::test]
-async fn a_charge_that_cannot_be_is_a_mistake_of_the_service() {
+async fn an_invalid_charge_is_an_error_of_the_service() {
     let [limiter] = in_memory([("one", BUCKET, Quota::per_hour(5))]);
     let [elsewhere] = in_memory([("two", BUCKET, Quota::per_hour(5))]);
     let renamed = limiter.with_quota(Quota::per_day(5)).unwrap();
@@ -666,7 +666,7 @@ async fn one_limiter_can_be_charged_for_two_keys() {
         })
     };
     for (user, status) in [("ada", 200), ("carl", 200), ("dora", 429)] {
-        let response = ask(&layer, user).await;
+        let response = send_as(&layer, user).await;
         assert_eq!(response.status(), status, "{user}");
         assert_eq!(policies(&response), ["mail"]);
     }
@@ -674,7 +674,7 @@ async fn one_limiter_can_be_charged_for_two_keys() {
 }
 
 #[tokio::test]
-async fn a_cost_above_one_of_several_quotas_names_that_one() {
+async fn a_cost_above_one_of_several_quotas_names_that_quota() {
     let [requests, tokens] = in_memory([
         ("requests", BUCKET, Quota::per_hour(10)),
         ("tokens", BUCKET, Quota::per_hour(100)),
@@ -712,7 +712,7 @@ async fn a_service_of_strings_can_have_a_rule() {
     let layer = strings(move |name: &String| match name.as_str() {
         "" => Err(RequestError::missing_key("no name")),
         "root" => Ok(Charge::exempt()),
-        name => Ok(Charge::new(&own, name).and(Charge::new(&all, "everybody"))),
+        name => Ok(Charge::new(&own, name).and(Charge::new(&all, "all"))),
     });
     for (name, says) in [
         ("ada", "ADA"),
@@ -746,7 +746,7 @@ mod waiting {
 
     const MAX_WAIT: Duration = Duration::from_secs(10);
 
-    /// Sends requests of one user at once: the statuses, and when they were answered, as they came.
+    /// Sends requests of one user at once. Returns the statuses and times in the order of arrival.
     async fn burst(
         layer: &RateLimitLayer,
         user: &'static str,
@@ -773,7 +773,7 @@ mod waiting {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn limits_on_one_key_book_a_turn_together() {
+    async fn limits_on_one_key_make_one_reservation_together() {
         let limits = in_memory([
             ("second", BUCKET, Quota::per_second(1).burst(1)),
             ("minute", WINDOW, Quota::per_minute(4)),
@@ -782,21 +782,21 @@ mod waiting {
         let answers = burst(&layer, "ada", 6).await;
         let expected = [(200, 0), (200, 1), (200, 2), (200, 3), (429, 0), (429, 0)];
         assert_eq!(in_whole_seconds(&answers), expected);
-        let refused = ask(&layer, "ada").await;
+        let refused = send_as(&layer, "ada").await;
         assert_eq!(told(&refused).1, "minute");
-        assert_eq!(field(&refused, "retry-after"), ["47"], "then it may wait for 10 s");
+        assert_eq!(field(&refused, "retry-after"), ["47"], "after that, it may wait for 10 s");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_a_turn_gives_back_to_all_limits() {
+    async fn a_dropped_request_releases_its_reservation_to_all_limits() {
         let limits = in_memory([
             ("second", BUCKET, Quota::per_second(1).burst(1)),
             ("hour", WINDOW, Quota::per_hour(4)),
         ]);
         let service = for_user_twice(&limits).max_wait(MAX_WAIT).layer(counting(&Arc::default()));
-        let ask = || Box::pin(service.clone().oneshot(get(&[("user", "ada")])));
-        assert_eq!(ask().await.unwrap().status(), 200);
-        let (mut gives_up, mut behind) = (ask(), ask());
+        let send_as = || Box::pin(service.clone().oneshot(get(&[("user", "ada")])));
+        assert_eq!(send_as().await.unwrap().status(), 200);
+        let (mut gives_up, mut behind) = (send_as(), send_as());
         assert!(
             poll_once(gives_up.as_mut()).is_pending() && poll_once(behind.as_mut()).is_pending()
         );
@@ -805,11 +805,11 @@ mod waiting {
         assert_eq!(left(&limits[1], "ada").await, 2);
         let start = Instant::now();
         assert_eq!(behind.await.unwrap().status(), 200);
-        assert_eq!(start.elapsed().as_secs(), 2, "it keeps its turn");
+        assert_eq!(start.elapsed().as_secs(), 2, "the request lost its reservation");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn limits_on_different_keys_book_nothing_and_ask_again() {
+    async fn limits_on_different_keys_reserve_nothing_and_check_again() {
         let limits = in_memory([
             ("user", BUCKET, Quota::per_second(1).burst(1)),
             ("all", WINDOW, Quota::per_hour(10)),
@@ -819,31 +819,31 @@ mod waiting {
             .max_wait(MAX_WAIT)
             .layer(ConcurrencyLimit::new(counting(&calls), 1));
         let start = Instant::now();
-        let ask = async |user| {
+        let send_as = async |user| {
             let response = service.clone().oneshot(get(&[("user", user)])).await.unwrap();
             assert_eq!(response.status(), 200);
             start.elapsed()
         };
-        assert_eq!(ask("ada").await, Duration::ZERO);
-        let mut waits = Box::pin(ask("ada"));
-        let mut gives_up = Box::pin(ask("ada"));
+        assert_eq!(send_as("ada").await, Duration::ZERO);
+        let mut waits = Box::pin(send_as("ada"));
+        let mut gives_up = Box::pin(send_as("ada"));
         assert!(
             poll_once(waits.as_mut()).is_pending() && poll_once(gives_up.as_mut()).is_pending()
         );
-        assert_eq!(left(&limits[1], "everybody").await, 9, "nothing is booked");
-        assert_eq!(ask("ben").await, Duration::ZERO, "nobody is held up by those who wait");
+        assert_eq!(left(&limits[1], "all").await, 9, "units are reserved");
+        assert_eq!(send_as("ben").await, Duration::ZERO, "waiting requests delay others");
         drop(gives_up);
-        assert_eq!(left(&limits[1], "everybody").await, 8, "nothing is given back");
+        assert_eq!(left(&limits[1], "all").await, 8, "units are returned");
         assert_eq!((left(&limits[0], "ada").await, left(&limits[0], "ben").await), (0, 0));
 
         let took = waits.await;
         assert!(took >= SECOND && took <= SECOND * 3 / 2 + Duration::from_millis(1), "{took:?}");
-        assert_eq!(left(&limits[1], "everybody").await, 7);
+        assert_eq!(left(&limits[1], "all").await, 7);
         assert_eq!(calls.load(Ordering::SeqCst), 3);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_asks_again_goes_on_in_time_or_not_at_all() {
+    async fn a_request_that_checks_again_proceeds_in_time_or_is_rejected() {
         let limits = || {
             in_memory([
                 ("user", BUCKET, Quota::per_second(1).burst(1)),
@@ -856,7 +856,7 @@ mod waiting {
         departures.sort_unstable();
         assert!(answers.iter().all(|(status, _)| *status == 200));
         assert!(departures.windows(2).all(|pair| pair[1] - pair[0] >= SECOND), "{departures:?}");
-        assert_eq!(left(&few[1], "everybody").await, 92);
+        assert_eq!(left(&few[1], "all").await, 92);
 
         let many = limits();
         let max_wait = SECOND * 3 + SECOND / 5;
@@ -865,11 +865,11 @@ mod waiting {
         assert!((2..=4).contains(&admitted), "{answers:?}");
         let millisecond = Duration::from_millis(1);
         assert!(answers.iter().all(|(_, took)| *took <= max_wait + millisecond), "{answers:?}");
-        assert_eq!(left(&many[1], "everybody").await, 100 - admitted as u64);
+        assert_eq!(left(&many[1], "all").await, 100 - admitted as u64);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_would_wait_too_long_for_a_shared_limit_is_refused_at_once() {
+    async fn a_request_that_would_wait_too_long_for_a_shared_limit_is_rejected_immediately() {
         let limits = in_memory([
             ("user", BUCKET, Quota::per_second(1).burst(5)),
             ("all", WINDOW, Quota::per_hour(2)),
@@ -877,12 +877,12 @@ mod waiting {
         let layer = for_user_and_all(&limits).max_wait(MAX_WAIT);
         let answers = burst(&layer, "ada", 3).await;
         assert_eq!(in_whole_seconds(&answers), [(200, 0), (200, 0), (429, 0)]);
-        assert_eq!(told(&ask(&layer, "ben").await).1, "all");
+        assert_eq!(told(&send_as(&layer, "ben").await).1, "all");
         assert_eq!(left(&limits[0], "ben").await, 5);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_leaky_bucket_beside_another_key_still_lets_wait() {
+    async fn a_leaky_bucket_delays_requests_also_beside_a_limit_on_another_key() {
         let limits = in_memory([
             ("user", Algorithm::LeakyBucket, Quota::per_second(1).burst(3)),
             ("all", WINDOW, Quota::per_hour(10)),
@@ -895,7 +895,7 @@ mod waiting {
     }
 
     #[tokio::test]
-    async fn in_redis_too_nothing_is_booked_on_different_keys() {
+    async fn limits_on_different_keys_reserve_nothing_in_redis_either() {
         let server = RedisServer::start();
         let store = support::redis_store(&server).await;
         let limits = limiters(
@@ -905,7 +905,7 @@ mod waiting {
         let layer = for_user_and_all(&limits).max_wait(MAX_WAIT);
         let answers = burst(&layer, "ada", 3).await;
         assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
-        assert_eq!(left(&limits[1], "everybody").await, 7);
+        assert_eq!(left(&limits[1], "all").await, 7);
     }
 }
 
@@ -931,7 +931,7 @@ mod example {
         }
     }
 
-    /// Sends a question with so many words; the answer.
+    /// Sends a question with this number of words. Returns the response.
     fn post(address: &str, key: &str, words: usize) -> String {
         let question = "why ".repeat(words);
         let mut stream = TcpStream::connect(address).unwrap();
@@ -976,7 +976,7 @@ mod example {
     }
 
     #[test]
-    fn a_wrong_flag_is_explained() {
+    fn an_invalid_flag_is_explained() {
         for (flags, complaint) in [
             (["--free", "0/s"], "the limit is 0"),
             (["--estimate", "0"], "0 is not in 1.."),

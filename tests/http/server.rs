@@ -1,5 +1,5 @@
-//! The example `server`: its limits, also over two processes, and its output. The `--help` of all
-//! examples.
+//! The example `server`: its limits, also over two processes, and its output; and the `--help` of
+//! all examples.
 
 #[path = "../../examples/support/request_log.rs"]
 mod request_log;
@@ -68,7 +68,7 @@ impl Drop for Server {
 
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("server"));
 
-/// Sends some requests at once, over one connection; the statuses of the answers.
+/// Sends requests at once over one connection. Returns the statuses of the responses.
 async fn send(address: SocketAddr, count: usize, field: &str) -> Vec<u16> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let mut requests = format!("GET / HTTP/1.1\r\nhost: test\r\n{field}\r\n").repeat(count - 1);
@@ -111,7 +111,7 @@ async fn two_processes_share_one_leaky_bucket() {
         let address = servers[i % 2].address;
         connections.spawn(async move { send_one(address, "").await });
     }
-    // One leaves at once, 99 wait for their turns, which are 36 s apart, and the others are denied.
+    // One request leaves at once, 99 wait, 36 s apart, and the others are denied.
     let mut statuses = vec![];
     while statuses.len() < 401 {
         statuses.push(connections.join_next().await.unwrap().unwrap());
@@ -128,13 +128,13 @@ async fn two_processes_share_one_leaky_bucket() {
 }
 
 #[tokio::test]
-async fn every_request_is_answered_while_redis_is_away() {
+async fn every_request_is_answered_while_redis_is_down() {
     let mut redis = RedisServer::start();
     let flags = ["--redis", &redis.url(), "--quota", "2/h", "--key", "header:user"];
     let server = Server::start(&flags);
     let ada = "user: ada\r\n";
     for round in 0..2 {
-        // Right after a failed attempt to connect, there is no other.
+        // Right after a failed attempt to connect, the store does not try again.
         let start = Instant::now();
         while send_one(server.address, "user: probe\r\n").await == 503 {
             assert!(start.elapsed() < Duration::from_secs(30), "round {round}");
@@ -228,7 +228,7 @@ async fn the_lines_name_the_client_as_the_key_does_and_say_why_a_request_is_reje
 }
 
 #[tokio::test]
-async fn a_delay_is_printed_and_so_is_a_store_that_does_not_answer() {
+async fn a_delay_and_a_failure_of_the_store_are_printed() {
     let mut redis = RedisServer::start();
     let flags = ["--quota", "2/s", "--algorithm", "leaky-bucket", "--key", "global"];
     let mut server = Server::start(&[&flags[..], &["--redis", &redis.url()]].concat());
@@ -252,7 +252,7 @@ async fn a_delay_is_printed_and_so_is_a_store_that_does_not_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_requests_some_are_printed_and_the_others_counted() {
+async fn some_of_many_requests_are_printed_and_the_rest_are_counted() {
     let mut server = Server::start(&["--quota", "100/h"]);
     let mut connections = JoinSet::new();
     for _ in 0..20 {
@@ -351,7 +351,7 @@ fn the_help_of_each_example_fits_into_100_columns() {
 }
 
 #[test]
-fn a_wrong_flag_is_explained() {
+fn an_invalid_flag_is_explained() {
     for (flags, complaint) in [
         (["--quota", "0/s"], "the limit is 0"),
         (["--algorithm", "magic"], "use fixed-window"),

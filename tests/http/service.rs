@@ -1,4 +1,4 @@
-//! The layer keeps the contract of `tower::Service`.
+//! The contract of `tower::Service`, and other layers inside and outside.
 
 use std::{
     convert::Infallible,
@@ -43,20 +43,23 @@ async fn a_service_of_strings_is_limited() {
     let limiter = in_memory(Quota::per_hour(1));
     let shout = strings(limiter)
         .layer(service_fn(async |name: String| Ok::<_, Infallible>(name.to_uppercase())));
-    let ask = |name: &str| shout.clone().oneshot(name.to_owned());
-    assert_eq!(ask("ada").await.unwrap(), "ADA");
-    assert_eq!(ask("ada").await.unwrap(), "ada was denied");
-    assert_eq!(ask("ben").await.unwrap(), "BEN");
+    let call = |name: &str| shout.clone().oneshot(name.to_owned());
+    assert_eq!(call("ada").await.unwrap(), "ADA");
+    assert_eq!(call("ada").await.unwrap(), "ada was denied");
+    assert_eq!(call("ben").await.unwrap(), "BEN");
 }
 
 #[tokio::test]
 async fn the_instance_that_was_polled_ready_is_called() {
-    // The mock panics if an instance is called that was not ready.
+    // The mock panics if it is called without having been polled ready.
     let limiter = in_memory(Quota::per_hour(2));
     let (mut service, mut inner) = mock::spawn_layer::<String, String, _>(strings(limiter));
     inner.allow(0);
     for _ in 0..2 {
-        assert!(service.poll_ready().is_ready(), "it does not ask the service yet");
+        assert!(
+            service.poll_ready().is_ready(),
+            "the layer does not poll the service before a call"
+        );
         let mut response = Box::pin(service.call("ada".to_owned()));
         assert!(poll_once(response.as_mut()).is_pending());
         inner.allow(1);
@@ -64,7 +67,7 @@ async fn the_instance_that_was_polled_ready_is_called() {
         assert_request_eq!(inner, "ada".to_owned()).send_response("hello".to_owned());
         assert_eq!(response.await.unwrap().unwrap(), "hello");
     }
-    assert!(service.poll_ready().is_ready(), "although the service is not");
+    assert!(service.poll_ready().is_ready(), "the layer is ready although the service is not");
     assert_eq!(service.call("ada".to_owned()).await.unwrap(), "ada was denied");
 }
 
@@ -85,7 +88,7 @@ async fn the_inner_service_is_not_called_when_denied() {
 }
 
 #[tokio::test]
-async fn a_denied_request_gives_the_readiness_back() {
+async fn a_denied_request_releases_the_readiness() {
     let calls = Arc::new(AtomicUsize::new(0));
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let mut service = layer.layer(ConcurrencyLimit::new(counting(&calls), 1));
@@ -118,7 +121,7 @@ async fn a_request_that_waits_holds_no_readiness() {
     let layer = RateLimitLayer::new(shaper(), key::Header::new("user"));
     let service = layer.layer(ConcurrencyLimit::new(counting(&calls), 1));
     let start = Instant::now();
-    let ask = |user: &'static str| {
+    let call = |user: &'static str| {
         let mut service = service.clone();
         async move {
             let response = service.ready().await.unwrap().call(get(&[("user", user)])).await;
@@ -126,10 +129,10 @@ async fn a_request_that_waits_holds_no_readiness() {
             start.elapsed()
         }
     };
-    assert_eq!(ask("ada").await, Duration::ZERO);
-    let mut second = pin!(ask("ada"));
-    assert!(poll_once(second.as_mut()).is_pending(), "the second of ada waits for its turn");
-    assert_eq!(ask("ben").await, Duration::ZERO);
+    assert_eq!(call("ada").await, Duration::ZERO);
+    let mut second = pin!(call("ada"));
+    assert!(poll_once(second.as_mut()).is_pending(), "the second request of ada waits");
+    assert_eq!(call("ben").await, Duration::ZERO);
     assert_eq!(second.await, Duration::from_secs(1));
     assert_eq!(calls.load(Ordering::SeqCst), 3);
 }
@@ -139,7 +142,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leaky_bucket_lets_requests_go_one_by_one() {
+async fn a_leaky_bucket_releases_requests_one_by_one() {
     let calls = Arc::new(AtomicUsize::new(0));
     let service = RateLimitLayer::new(shaper(), key::Global).layer(counting(&calls));
     let start = Instant::now();
@@ -167,8 +170,8 @@ fn slow() -> BoxCloneSyncService<String, String, BoxError> {
     BoxCloneSyncService::new(slow)
 }
 
-/// The answers to requests that are made at once, in the order in which they come, with the seconds
-/// that they took.
+/// The responses to concurrent requests in the order of their arrival, with the seconds that they
+/// took.
 async fn answers<S>(service: S, requests: usize) -> Vec<(String, u64)>
 where
     S: Service<String, Response = String, Error = BoxError, Future: Send> + Clone + Send + 'static,
@@ -200,7 +203,8 @@ fn three_per_hour() -> RateLimitLayer<tower_ratelimit::Custom<String, String>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_a_concurrency_limit_inside_rejections_come_at_once_and_waiting_requests_one_by_one() {
+async fn with_a_concurrency_limit_inside_rejections_are_immediate_and_waiting_requests_proceed_one_by_one()
+ {
     let service = three_per_hour().layer(ConcurrencyLimit::new(slow(), 1));
     let answers = answers(service, 1_003).await;
     let (denied, admitted) = answers.split_at(1_000);
@@ -235,7 +239,7 @@ async fn load_shed_outside_never_sheds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_a_buffer_inside_rejections_come_at_once_although_it_is_full() {
+async fn with_a_full_buffer_inside_rejections_are_immediate() {
     let service = three_per_hour().layer(Buffer::new(ConcurrencyLimit::new(slow(), 1), 1));
     let answers = answers(service, 5).await;
     assert_eq!(told(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
@@ -249,8 +253,8 @@ async fn a_buffer_outside_never_fills() {
     assert_eq!(told(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
 }
 
-/// What a request was charged is released if the request is dropped, or fails, before the service
-/// is ready, on each way that it can take through the layer.
+/// The charge of a request is released if the request is dropped, or fails, before the service is
+/// ready, on each path through the layer.
 async fn costs_nothing_before_the_service_is_ready(fails: bool) {
     #[derive(Clone)]
     struct NeverReady(bool);
@@ -262,7 +266,7 @@ async fn costs_nothing_before_the_service_is_ready(fails: bool) {
             if self.0 { Poll::Ready(Err(OwnError)) } else { Poll::Pending }
         }
         fn call(&mut self, _: Request<Body>) -> Self::Future {
-            panic!("it is not ready");
+            panic!("the service is not ready");
         }
     }
     let limiters = || {
@@ -296,7 +300,7 @@ async fn costs_nothing_before_the_service_is_ready(fails: bool) {
             Poll::Ready(Err(OwnError)) if fails => {}
             Poll::Pending if !fails => {
                 let left = limiters[0].peek("ada").await.unwrap().remaining();
-                assert_eq!(left, 0, "{way}: it is charged meanwhile");
+                assert_eq!(left, 0, "{way}: the request is not charged meanwhile");
                 drop(response);
             }
             polled => panic!("{way}: {:?}", polled.map(|it| it.map(|_| ()))),
@@ -318,7 +322,7 @@ async fn a_request_costs_nothing_if_the_service_fails_to_become_ready() {
 }
 
 #[tokio::test]
-async fn in_a_dry_run_a_denied_request_that_is_dropped_gives_nothing_back() {
+async fn in_a_dry_run_a_denied_request_that_is_dropped_releases_nothing() {
     let limiter = in_memory(Quota::per_hour(2));
     let layer = RateLimitLayer::new(limiter.clone(), |_: &Parts| "ada".to_owned()).cost(|_| 2);
     let busy = ConcurrencyLimit::with_semaphore(counting(&Arc::default()), no_permits());
@@ -348,8 +352,8 @@ async fn the_error_of_the_service_is_untouched() {
 }
 
 #[tokio::test]
-async fn any_body_will_do() {
-    /// Neither `Default`, nor made from anything, nor a body at all.
+async fn any_body_type_is_accepted() {
+    /// A type without `Default` and `From`, which is no body.
     struct Opaque(#[allow(dead_code)] std::rc::Rc<()>);
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
     let service = layer.layer(service_fn(|request: Request<Opaque>| {
@@ -361,7 +365,7 @@ async fn any_body_will_do() {
     }
 }
 
-/// The type stays the same, whatever is switched on.
+/// The type stays the same with every option.
 fn nameable() -> RateLimitLayer {
     RateLimitLayer::new(in_memory(Quota::per_second(10)), |head: &Parts| head.uri.to_string())
         .cost(|_: &Parts| 2)
@@ -372,7 +376,7 @@ fn nameable() -> RateLimitLayer {
 }
 
 #[test]
-fn what_users_store_is_send_and_sync() {
+fn public_types_are_send_and_sync() {
     fn check<T: Send + Sync + Clone + 'static>(_: &T) {}
     fn check_future<T: Send>(_: &T) {}
     let layer = nameable();

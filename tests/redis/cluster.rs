@@ -1,4 +1,4 @@
-//! A Redis Cluster: keys are on different servers, which come, go and hand them over.
+//! A Redis Cluster: keys on different servers, which fail, move slots and are replaced.
 
 use std::{
     net::TcpListener,
@@ -32,12 +32,12 @@ use crate::support::{
     server::RedisServer,
 };
 
-/// For faults, which are noticed soon.
+/// Settings for faults, so that they are detected soon.
 const SETTINGS: [&str; 2] = ["--cluster-node-timeout", "1500"];
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// With a deadline that a busy machine keeps, too, and connected to all nodes.
+/// A store with a deadline that a busy machine can keep, connected to all nodes.
 async fn patient(cluster: &Cluster) -> RedisStore {
     let store = RedisStore::cluster(cluster.urls()).unwrap().deadline(Duration::from_secs(30));
     let limiter = load::limiter(&store.clone().prefix("connect"));
@@ -49,19 +49,19 @@ fn users() -> Vec<String> {
     (0..30).map(|number| format!("user-{number}")).collect()
 }
 
-/// Users whose keys are on the first master, and the others.
+/// The users whose keys are on the first master, and the other users.
 fn split(cluster: &Cluster) -> (Vec<String>, Vec<String>) {
     users().into_iter().partition(|user| cluster.place(&redis_key(user)) == 0)
 }
 
-/// Those whose keys are on a master that is one still: if the machine is too busy to keep a node's
-/// timeout, its replica takes over, and counts can be lost.
+/// The users whose keys are on a node that is still a master: if a busy machine delays a node
+/// beyond its timeout, its replica takes over, and counts can be lost.
 fn of_survivors(cluster: &Cluster, users: &[String]) -> Vec<String> {
     let is_master = |user: &&String| cluster.masters[cluster.place(&redis_key(user))].is_master();
     block_in_place(|| users.iter().filter(is_master).cloned().collect())
 }
 
-/// Names such that the keys of a limiter are on different masters.
+/// Names of limiters whose keys are on different masters.
 fn apart(cluster: &Cluster) -> [String; 3] {
     let on = |place| {
         let mut names = (0..).map(|number| format!("key-{number}"));
@@ -85,12 +85,12 @@ async fn a_cluster_decides_as_one_server_does() {
     keys_are_spread(&cluster).await;
     limits_on_one_key_are_one_script(&cluster).await;
     limits_on_different_keys_are_charged_all_or_none(&cluster).await;
-    what_follows_a_charge_reaches_all_its_keys(&cluster).await;
-    what_is_returned_was_spent_by_that_request(&cluster).await;
+    settling_and_cancelling_a_charge_reach_all_its_keys(&cluster).await;
+    a_request_returns_only_units_that_it_spent(&cluster).await;
     requests_that_race_are_admitted_exactly(&cluster).await;
     scripts_that_are_flushed_are_sent_again(&cluster).await;
     redisson_works(&cluster).await;
-    any_node_is_a_way_in(&cluster).await;
+    any_node_can_be_a_seed(&cluster).await;
 }
 
 async fn keys_are_spread(cluster: &Cluster) {
@@ -107,7 +107,7 @@ async fn keys_are_spread(cluster: &Cluster) {
         assert_eq!(limiter.check("").await.unwrap().remaining(), 1, "{algorithm}");
     }
     for master in &cluster.masters {
-        let keys: usize = master.ask(&["DBSIZE"]);
+        let keys: usize = master.query(&["DBSIZE"]);
         assert!((15..100).contains(&keys), "{keys} keys are on one master");
     }
 }
@@ -158,19 +158,19 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
         let peeked = charge.peek().await.unwrap();
         assert_eq!((peeked.is_allowed(), peeked.limiter()), (false, "c"), "{algorithm}");
 
-        // The last one answers with an error.
+        // The last key causes an error.
         let master = &cluster.masters[2];
         let state = format!("{algorithm}:c:{algorithm}:{{{third}}}");
-        let _: u64 = master.ask(&["DEL", &state]);
-        let _: u64 = master.ask(&["SADD", &state, "of another type"]);
+        let _: u64 = master.query(&["DEL", &state]);
+        let _: u64 = master.query(&["SADD", &state, "of another type"]);
         assert!(matches!(charge.check().await, Err(Error::Store(_))), "{algorithm}");
         until_remaining(&a, first, 3).await;
         until_remaining(&b, second, 7).await;
-        let _: u64 = master.ask(&["DEL", &state]);
+        let _: u64 = master.query(&["DEL", &state]);
     }
 }
 
-async fn what_follows_a_charge_reaches_all_its_keys(cluster: &Cluster) {
+async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) {
     let [first, second, third] = &apart(cluster);
     let store = patient(cluster).await.prefix("follows");
     let limiter =
@@ -201,15 +201,15 @@ async fn what_follows_a_charge_reaches_all_its_keys(cluster: &Cluster) {
     a.reset(&**first).await.unwrap();
     assert_eq!(left().await, (100, 87, 50));
 
-    // What can be given back is, if not all can.
+    // Units that can be returned are returned, even if others cannot.
     let state = format!("follows:a:token-bucket:{{{first}}}");
-    let _: u64 = cluster.masters[0].ask(&["SADD", &state, "of another type"]);
+    let _: u64 = cluster.masters[0].query(&["SADD", &state, "of another type"]);
     assert!(charge.refund().await.is_err());
     assert_eq!((remaining(&b, second).await, remaining(&c, third).await), (97, 70));
 }
 
-/// Each key has a receipt of its own, by the clock of its server.
-async fn what_is_returned_was_spent_by_that_request(cluster: &Cluster) {
+/// Each key has its own receipt, by the clock of its server.
+async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
     let keys = &apart(cluster);
     for algorithm in [Algorithm::SlidingLog, Algorithm::FixedWindow] {
         let store = patient(cluster).await.prefix(&format!("receipts-{algorithm}"));
@@ -231,7 +231,7 @@ async fn what_is_returned_was_spent_by_that_request(cluster: &Cluster) {
         charge.cancel(first.unwrap()).await.unwrap();
         assert_eq!(left().await, [40, 40, 40], "{algorithm}");
 
-        // What was lost, and spent by others since, is theirs.
+        // Units that were lost, and spent by other requests since, are not returned.
         limiters[0].reset(&*keys[0]).await.unwrap();
         assert!(limiters[0].check_n(&*keys[0], 100).await.unwrap().is_allowed());
         charge.cancel(second.unwrap()).await.unwrap();
@@ -244,7 +244,7 @@ async fn what_is_returned_was_spent_by_that_request(cluster: &Cluster) {
     }
 }
 
-/// 2,000 requests of 10 users, each of whom may make 15, and all of them together 100.
+/// 2,000 requests of 10 users, with limits of 15 for each user and 100 for all together.
 async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
     let mut replicas = vec![];
     for _ in 0..4 {
@@ -286,7 +286,7 @@ async fn scripts_that_are_flushed_are_sent_again(cluster: &Cluster) {
             assert_eq!(limiter.check(key(&user)).await.unwrap().remaining(), left);
         }
         for master in &cluster.masters {
-            let () = master.ask(&["SCRIPT", "FLUSH"]);
+            let () = master.query(&["SCRIPT", "FLUSH"]);
         }
     }
 }
@@ -308,7 +308,7 @@ async fn redisson_works(cluster: &Cluster) {
     }
 }
 
-async fn any_node_is_a_way_in(cluster: &Cluster) {
+async fn any_node_can_be_a_seed(cluster: &Cluster) {
     let url = cluster.masters[2].url();
     let three = RedisConfig::cluster([&*url]).unwrap().connections(3);
     let stores = [
@@ -329,7 +329,7 @@ async fn any_node_is_a_way_in(cluster: &Cluster) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
+async fn a_slot_that_moves_under_load_fails_no_request_and_loses_no_count() {
     let _permit = many_servers().await;
     let tasks = Tasks::count();
     let cluster = Cluster::start(3, false, &[]);
@@ -353,12 +353,12 @@ async fn a_slot_that_moves_while_it_is_used_fails_nobody_and_loses_no_count() {
     }
     answers.check_counts(&load::limiter(&patient(&cluster).await), &users()).await;
 
-    // Of a slot whose keys are not there any more, the next node is asked, and only for this once.
-    // A user who may do what the documentation says is enough.
+    // If the keys of a slot have moved, only this command goes to the next node.
+    // A user with the documented permissions is enough.
     let permissions = permissions("clustered").join(" ");
     for master in &cluster.masters {
         let words = ["ACL"].into_iter().chain(permissions.split(' '));
-        let () = master.ask(&words.collect::<Vec<_>>());
+        let () = master.query(&words.collect::<Vec<_>>());
     }
     let slot = cluster.slot("ratelimit:ping");
     let from = usize::from(slot) * 3 / usize::from(SLOTS);
@@ -394,12 +394,12 @@ fn hung() -> (TcpListener, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn seeds_that_refuse_or_hang_fail_no_first_request_wherever_they_are_in_the_list() {
+async fn seeds_that_refuse_or_hang_fail_no_first_request_at_any_position() {
     let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     let (_listener, hung) = hung();
     let refused = format!("redis://127.0.0.1:{}", free_port());
-    // Less than an attempt to connect to the one that hangs takes.
+    // Shorter than an attempt to connect to the seed that hangs.
     let deadline = Duration::from_millis(900);
     for (number, bad) in [refused, hung].into_iter().enumerate() {
         for place in 0..3 {
@@ -412,8 +412,8 @@ async fn seeds_that_refuse_or_hang_fail_no_first_request_wherever_they_are_in_th
                 decided += u32::from(load::limiter(&store()).check(&*user).await.is_ok());
                 pinged += u32::from(store().ping().await.is_ok());
             }
-            // A machine that stands still for a moment may fail one.
-            assert!(decided >= 4 && pinged >= 4, "{bad} in place {place}: {decided}, {pinged}");
+            // A machine that pauses for a moment may fail one.
+            assert!(decided >= 4 && pinged >= 4, "{bad} at position {place}: {decided}, {pinged}");
         }
     }
 }
@@ -423,10 +423,10 @@ async fn a_ping_of_a_cluster_is_one_of_all_its_masters() {
     let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     for master in &cluster.masters {
-        let _: () = master.ask(&["ACL", "SETUSER", "default", "-evalsha"]);
+        let _: () = master.query(&["ACL", "SETUSER", "default", "-evalsha"]);
         let error = RedisStore::cluster(cluster.urls()).unwrap().ping().await.unwrap_err();
         assert!(format!("{error:?}").contains("evalsha"), "{error:?}");
-        let _: () = master.ask(&["ACL", "SETUSER", "default", "+evalsha"]);
+        let _: () = master.query(&["ACL", "SETUSER", "default", "+evalsha"]);
         RedisStore::cluster(cluster.urls()).unwrap().ping().await.unwrap();
     }
 }
@@ -446,7 +446,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     let to = (from + 1) % 3;
     cluster.begin_to_move(slot, from, to);
 
-    // This key is still there, the other one is made by the other node.
+    // The first key has not moved; the second one is created on the other node.
     assert_eq!(one.check("alice").await.unwrap().remaining(), 8);
     assert_eq!(other.check("alice").await.unwrap().remaining(), 9);
     let reserved = other.check_within("alice", 10, HOUR).await.unwrap();
@@ -454,7 +454,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     other.cancel("alice", reserved).await.unwrap();
     assert_eq!(other.check("alice").await.unwrap().remaining(), 8);
 
-    // Of two limits, one has its key here and one there, or both have none yet.
+    // The keys of two limits are on both nodes, or none exists yet.
     let hasty = patient(&cluster).await.deadline(Duration::from_millis(400));
     let hasty = |name| limiter(name, &hasty);
     let pairs = [[hasty("one"), hasty("other")], [hasty("new"), hasty("newer")]]
@@ -466,8 +466,8 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
         assert!((2..=3).contains(&commands), "{commands} commands");
     }
 
-    // The move was ended on one side only.
-    let () = cluster.masters[to].ask(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
+    // The move ended on one node only.
+    let () = cluster.masters[to].query(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
     for charge in [Charge::new(hasty("newest"), "alice"), pairs[1].clone()] {
         let (text, commands) = refused(&cluster, &charge).await;
         assert!(text.contains(&format!("slot {slot} ")), "{text}");
@@ -476,10 +476,10 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     assert_eq!(one.check("alice").await.unwrap().remaining(), 7);
 }
 
-/// Why a charge has no decision, and how many commands that took.
+/// The error of a charge without a decision, and the number of commands.
 async fn refused(cluster: &Cluster, charge: &Charge) -> (String, u64) {
     let before = calls(cluster);
-    let Err(Error::Store(error)) = charge.check().await else { panic!("its slot is open") };
+    let Err(Error::Store(error)) = charge.check().await else { panic!("the slot is open") };
     let text = std::error::Error::source(&error).unwrap().to_string();
     (text, calls(cluster) - before)
 }
@@ -510,15 +510,14 @@ async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
         let _ = eventually(async || limiter.check(key(user)).await).await;
     }
     let (strange, right) = block_in_place(|| (stranger.calls("getrange"), decided()));
-    assert_eq!(strange, on_stranger, "it is counted on a stranger");
+    assert_eq!(strange, on_stranger, "a stranger decided");
     assert!(right >= on_master + affected.len() as u64);
 }
 
-/// One that was asked for just before may have been answered by the server that had the address
-/// then.
+/// A reply that was requested just before may be that of the server that had the address then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_slots_are_read_after_each_new_connection_also_if_they_were_read_just_before() {
-    // The second connection takes longer than the first request that waits for it.
+    // The second connection takes longer than the first request waits for it.
     for login in [0, 150] {
         let port = Arc::new(AtomicU16::new(0));
         let (reads, decisions) = (Arc::new(AtomicUsize::new(0)), AtomicUsize::new(0));
@@ -555,12 +554,15 @@ async fn the_slots_are_read_after_each_new_connection_also_if_they_were_read_jus
             }
         }
         assert!(soon > before);
-        assert!(reads.load(SeqCst) >= soon + 2, "and again, if no replica was promoted yet");
+        assert!(
+            reads.load(SeqCst) >= soon + 2,
+            "the slots are read again until a replica is promoted"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_whose_seeds_all_hang_keeps_only_the_first_requests_waiting() {
+async fn if_all_seeds_of_a_cluster_hang_only_the_first_requests_wait() {
     let hung = [hung(), hung(), hung()];
     let store = RedisStore::cluster(hung.each_ref().map(|(_, url)| url)).unwrap();
     let limiter = load::limiter(&store);
@@ -572,7 +574,7 @@ async fn a_cluster_whose_seeds_all_hang_keeps_only_the_first_requests_waiting() 
     assert!(health.skipped >= 10, "{health:?}");
 }
 
-/// As behind port forwarding.
+/// For example, behind port forwarding.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_addresses_that_the_nodes_name_are_mapped() {
     let _permit = many_servers().await;
@@ -590,7 +592,7 @@ async fn the_addresses_that_the_nodes_name_are_mapped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_is_followed_that_takes_over_from_a_killed_master() {
+async fn a_replica_that_takes_over_from_a_killed_master_is_followed() {
     let _permit = many_servers().await;
     let tasks = Tasks::count();
     let mut cluster = Cluster::start(3, true, &SETTINGS);
@@ -630,7 +632,7 @@ async fn a_replica_is_followed_that_takes_over_from_a_killed_master() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_node_keeps_nobody_waiting_but_for_its_own_keys() {
+async fn a_frozen_node_delays_only_requests_for_its_own_keys() {
     let _permit = many_servers().await;
     let tasks = Tasks::count();
     let settings = [&SETTINGS[..], &["--cluster-require-full-coverage", "no"]].concat();
@@ -669,7 +671,7 @@ async fn a_frozen_node_keeps_nobody_waiting_but_for_its_own_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_is_down_is_answered_for_and_comes_back() {
+async fn while_a_cluster_is_down_the_policy_responds_until_it_is_up() {
     let _permit = many_servers().await;
     let tasks = Tasks::count();
     let mut cluster = Cluster::start(3, true, &SETTINGS);

@@ -1,4 +1,4 @@
-//! The ways to Redis: addresses, users, TLS, connections of one's own, and several.
+//! Connections: addresses, users, permissions, passwords, and several or custom connections.
 
 use std::{
     net::TcpStream,
@@ -46,7 +46,7 @@ async fn a_user_with_the_documented_permissions_can_do_all() {
         let mut booked = vec![];
         for request in 0..8 {
             if request == 7 {
-                tokio::time::sleep(Duration::from_millis(600)).await; // the first turn has come
+                tokio::time::sleep(Duration::from_millis(600)).await; // the first reservation is due
             }
             let decision = limiter.check_within("key", 1, wait).await.unwrap();
             if !decision.delay().is_zero() {
@@ -108,7 +108,7 @@ async fn a_redisson_user_with_the_documented_permissions_can_do_all() {
 }
 
 #[tokio::test]
-async fn a_user_without_permissions_is_told_so() {
+async fn missing_permissions_are_reported() {
     let server = RedisServer::start();
     let mut admin = server.connection();
     let rules = ["SETUSER", "nobody", "on", ">secret", "~*", "+eval", "+evalsha", "+set", "+time"];
@@ -119,7 +119,7 @@ async fn a_user_without_permissions_is_told_so() {
     let Err(Error::Store(error)) = limiter.check("key").await else { panic!() };
     let text = with_sources(&error);
     assert!(text.contains("user") || text.contains("permission"), "{text}");
-    assert!(store.health().is_available, "it answers");
+    assert!(store.health().is_available, "the store is unavailable");
 
     for missing in ["~*", "+eval", "+evalsha", "+set", "+time"] {
         let rights: Vec<_> = rules[4..].iter().filter(|right| **right != missing).collect();
@@ -150,7 +150,7 @@ async fn the_database_of_the_url_is_used() {
 }
 
 #[tokio::test]
-async fn resp2_is_spoken_where_it_is_asked_for() {
+async fn resp2_is_used_if_the_url_sets_it() {
     let server = RedisServer::start();
     let url = format!("{}?protocol=resp2", server.url());
     limits(RedisStore::connect(&url).await.unwrap()).await;
@@ -158,14 +158,14 @@ async fn resp2_is_spoken_where_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_connection_of_ones_own_is_used() {
+async fn a_connection_of_the_application_is_used() {
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).unwrap();
     limits(RedisStore::from_connection(ConnectionManager::new(client).await.unwrap())).await;
 }
 
 #[tokio::test]
-async fn the_questions_go_round_the_connections() {
+async fn the_commands_alternate_between_the_connections() {
     let server = RedisServer::start();
     let config = RedisConfig::server(&server.url()).unwrap().connections(3);
     let store = patient(RedisStore::new(config).unwrap());
@@ -186,7 +186,7 @@ fn no_connection_is_too_few() {
 }
 
 #[test]
-fn addresses_that_cannot_be_are_refused_at_once() {
+fn invalid_addresses_are_rejected_immediately() {
     let cases = [
         (
             RedisStore::lazy("localhost"),
@@ -217,12 +217,12 @@ fn addresses_that_cannot_be_are_refused_at_once() {
 }
 
 #[tokio::test]
-async fn a_server_without_hello_is_spoken_to() {
+async fn a_server_without_hello_is_supported() {
     let server = RedisServer::start_with(&["--rename-command", "HELLO", ""]);
     limits(RedisStore::connect(&server.url()).await.unwrap()).await;
 }
 
-/// The connection that sends decisions, as long as it is there.
+/// Returns true while the connection for decisions exists.
 fn is_connected(server: &RedisServer) -> bool {
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     clients.lines().any(|line| line.contains("cmd=evalsha"))
@@ -231,11 +231,11 @@ fn is_connected(server: &RedisServer) -> bool {
 fn kill_connections_of(server: &RedisServer, user: &str) {
     let kill = ["KILL", "USER", user, "SKIPME", "yes"];
     let killed: u32 = redis::cmd("CLIENT").arg(&kill).query(&mut server.connection()).unwrap();
-    assert!(killed >= 1); // earlier ones of the test may not be closed yet
+    assert!(killed >= 1); // earlier connections of the test may still be open
 }
 
-/// The runtime of the caller is blocked while the server closes the connection, so it has not read
-/// that when the next request comes.
+/// The runtime of the caller is blocked while the server closes the connection, so the end is not
+/// read before the next request.
 #[tokio::test]
 async fn a_connection_that_the_server_closes_fails_no_later_request() {
     let port = free_port().to_string();
@@ -260,7 +260,7 @@ async fn a_connection_that_the_server_closes_fails_no_later_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_requests_that_are_under_way_fail_with_their_connection_and_none_is_sent_twice() {
+async fn only_requests_under_way_fail_with_their_connection_and_none_is_sent_twice() {
     let server = RedisServer::start();
     let store = patient(RedisStore::connect(&server.url()).await.unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000_000));
@@ -330,7 +330,7 @@ async fn a_rotation_of_the_password_interrupts_no_request() {
     let config = RedisConfig::server(&server.url()).unwrap();
     let store = patient(RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
-    // The provider's first credentials are sent twice: for the login, and when it is watched.
+    // The first credentials are sent twice: for the login, and when the provider is watched.
     for (number, password) in (1..).zip(["first", "second", "third"]) {
         set(&format!(">{password}"));
         sender.send_if_modified(|current| {
@@ -344,7 +344,7 @@ async fn a_rotation_of_the_password_interrupts_no_request() {
         }
     }
     let log: Vec<redis::Value> = redis::cmd("ACL").arg("LOG").query(&mut admin).unwrap();
-    assert!(log.is_empty(), "a login was refused");
+    assert!(log.is_empty(), "a login failed");
     kill_connections_of(&server, "limiter");
     while is_connected(&server) {
         sleep(Duration::from_millis(1)).await;

@@ -1,4 +1,4 @@
-//! What a layer does with requests when the store gives no answer.
+//! The failure policies: the responses of a layer while the store cannot decide.
 
 use std::{
     sync::{Arc, atomic::AtomicUsize},
@@ -17,9 +17,9 @@ use tower_ratelimit::{
 
 use crate::support::{self, counting, field, item, items, json, log::Log, server::RedisServer};
 
-/// A store over a server that is not there.
+/// A store for a server that does not run.
 fn away() -> RedisStore {
-    RedisStore::lazy("unix:///nobody/is/here").unwrap()
+    RedisStore::lazy("unix:///no/such/socket").unwrap()
 }
 
 fn hundred_per_hour(store: RedisStore) -> Limiter {
@@ -36,7 +36,7 @@ fn decision<B>(response: &Response<B>) -> Decision {
 }
 
 #[tokio::test]
-async fn closed_is_the_default_and_refuses() {
+async fn closed_is_the_default_and_rejects() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
     for layer in [layer.clone(), layer.on_failure(FailurePolicy::Closed)] {
         let response = send(&layer, &[]).await;
@@ -51,7 +51,7 @@ async fn closed_is_the_default_and_refuses() {
 }
 
 #[tokio::test]
-async fn closed_tells_grpc_when_to_come_back() {
+async fn closed_sends_a_retry_pushback_to_grpc() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
     let mut call = support::get(&[("content-type", "application/grpc")]);
     *call.method_mut() = http::Method::POST;
@@ -64,7 +64,7 @@ async fn closed_tells_grpc_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn open_lets_all_through_and_says_so() {
+async fn open_admits_all_requests_and_reports_it() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
         .on_failure(FailurePolicy::Open)
         .charge_when(|_| false)
@@ -78,7 +78,7 @@ async fn open_lets_all_through_and_says_so() {
     for _ in 0..200 {
         let response = app.clone().oneshot(support::get(&[])).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
-        assert!(field(&response, "ratelimit").is_empty(), "nobody knows what remains");
+        assert!(field(&response, "ratelimit").is_empty(), "the remaining units are unknown");
         assert!(field(&response, "ratelimit-policy").is_empty());
         let told = decision(&response);
         assert_eq!((told.source(), told.is_allowed(), told.remaining()), (Source::Open, true, 0));
@@ -89,7 +89,7 @@ async fn open_lets_all_through_and_says_so() {
 }
 
 #[tokio::test]
-async fn local_keeps_to_its_share_of_the_quota() {
+async fn the_local_fallback_allows_a_fraction_of_the_quota() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Header::new("x-user"))
         .on_failure(FailurePolicy::Local { share: 0.25 });
     for user in ["alice", "bob"] {
@@ -108,13 +108,13 @@ async fn local_keeps_to_its_share_of_the_quota() {
         assert_eq!(field(&response, "retry-after"), ["144"]);
         assert_eq!(decision(&response).source(), Source::Local);
     }
-    // All that are applied share one count.
+    // All services of the layer share one count.
     let response = send(&layer.clone(), &[("x-user", "alice")]).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
 #[tokio::test]
-async fn a_share_holds_for_every_algorithm() {
+async fn the_local_fallback_holds_for_every_algorithm() {
     for algorithm in support::ALGORITHMS {
         let limiter = Limiter::new(away(), algorithm, Quota::per_hour(30));
         let layer = RateLimitLayer::new(limiter, key::Global)
@@ -142,17 +142,17 @@ async fn less_than_one_request_per_window_is_one_in_a_longer_window() {
 }
 
 #[tokio::test]
-async fn a_cost_that_only_the_share_can_never_grant_is_a_failure_of_the_store() {
+async fn a_cost_above_the_local_fallback_alone_is_a_failure_of_the_store() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
         .on_failure(FailurePolicy::Local { share: 0.25 });
     let response = send(&layer.clone().cost(|_| 8), &[]).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     let response = send(&layer.cost(|_| 9), &[]).await;
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "Redis could not either");
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "Redis could not grant it either");
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_wait_for_their_turns_in_the_share_too() {
+async fn requests_wait_under_the_local_fallback() {
     let quota = Quota::per_second(20).burst(1);
     let limiter = Limiter::new(away(), Algorithm::token_bucket(), quota);
     let layer = RateLimitLayer::new(limiter, key::Global)
@@ -166,7 +166,7 @@ async fn requests_wait_for_their_turns_in_the_share_too() {
 }
 
 #[tokio::test]
-async fn several_limits_are_held_together_in_the_share() {
+async fn several_limits_are_combined_under_the_local_fallback() {
     let store = away();
     let limiter = |name, quota| {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(quota))
@@ -200,7 +200,7 @@ async fn limiters_of_one_name_over_two_stores_stay_apart() {
 }
 
 #[tokio::test]
-async fn what_was_charged_locally_is_given_back_locally() {
+async fn units_charged_to_the_local_fallback_are_returned_to_it() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
         .on_failure(FailurePolicy::Local { share: 0.25 })
         .charge_when(|_| false);
@@ -210,7 +210,7 @@ async fn what_was_charged_locally_is_given_back_locally() {
 }
 
 #[tokio::test]
-async fn the_share_of_a_limiter_that_redisson_shares_is_not_known() {
+async fn a_limiter_shared_with_redisson_has_no_local_fallback() {
     let limiter = redisson::RateLimiter::new(away(), "LIMITER_NAME");
     let layer = RateLimitLayer::new(limiter, key::Global);
     let local = layer.clone().on_failure(FailurePolicy::Local { share: 1.0 });
@@ -220,7 +220,7 @@ async fn the_share_of_a_limiter_that_redisson_shares_is_not_known() {
 }
 
 #[tokio::test]
-async fn a_policy_is_about_the_store_alone() {
+async fn a_policy_applies_only_to_failures_of_the_store() {
     let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
     let layer = RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::Open);
     let response = send(&layer, &[]).await;
@@ -236,7 +236,7 @@ async fn a_policy_is_about_the_store_alone() {
 }
 
 #[tokio::test]
-async fn a_memory_store_that_is_full_is_store_trouble_too() {
+async fn a_full_memory_store_is_a_failure_of_the_store() {
     let limiter = |store| Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
     let layer = RateLimitLayer::new(limiter(MemoryStore::with_max_keys(1)), key::Header::new("x"));
     assert_eq!(send(&layer, &[("x", "1")]).await.status(), StatusCode::OK);
@@ -251,13 +251,13 @@ async fn a_memory_store_that_is_full_is_store_trouble_too() {
 }
 
 #[tokio::test]
-async fn a_dry_run_lets_through_what_the_policy_refuses() {
+async fn a_dry_run_admits_requests_that_the_policy_rejects() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global).dry_run(true);
     assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
-async fn local_hands_back_when_redis_returns() {
+async fn the_local_fallback_ends_when_redis_is_back() {
     let mut server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let layer = RateLimitLayer::new(hundred_per_hour(store.clone()), key::Global)
@@ -277,27 +277,27 @@ async fn local_hands_back_when_redis_returns() {
 }
 
 #[tokio::test]
-async fn requests_of_any_kind_have_a_policy() {
+async fn services_of_any_request_type_have_a_policy() {
     let refusal = |_, _: &String| String::from("refused");
     let limiter = hundred_per_hour(away());
     let layer = RateLimitLayer::custom(limiter, |name: &String| name.clone(), refusal);
     let shout = service_fn(async |name: String| Ok::<_, std::io::Error>(name.to_uppercase()));
-    let ask = async |layer: &RateLimitLayer<_>| {
+    let send = async |layer: &RateLimitLayer<_>| {
         layer.layer(shout).oneshot(String::from("ada")).await.unwrap()
     };
-    assert_eq!(ask(&layer).await, "refused");
-    assert_eq!(ask(&layer.on_failure(FailurePolicy::Open)).await, "ADA");
+    assert_eq!(send(&layer).await, "refused");
+    assert_eq!(send(&layer.on_failure(FailurePolicy::Open)).await, "ADA");
 }
 
 #[test]
 #[should_panic = "a share must be above 0 and at most 1, not 0"]
-fn a_share_of_nothing_is_refused() {
+fn a_local_fallback_of_zero_is_rejected() {
     let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
     let _ = layer.on_failure(FailurePolicy::Local { share: 0.0 });
 }
 
 #[tokio::test]
-async fn layers_over_one_limiter_share_its_share() {
+async fn layers_over_one_limiter_share_its_local_fallback() {
     let limiter = hundred_per_hour(away());
     let layers = [key::Global, key::Global].map(|key| {
         RateLimitLayer::new(&limiter, key).on_failure(FailurePolicy::Local { share: 0.25 })
@@ -310,8 +310,8 @@ async fn layers_over_one_limiter_share_its_share() {
     }
 }
 
-/// Denied, with the time to try again, until the fault; then Redis is gone.
-async fn who_waits_when_redis_fails(policy: FailurePolicy) -> Source {
+/// Starts a request that waits, stops Redis, and returns the source of the decision.
+async fn waits_when_redis_fails(policy: FailurePolicy) -> Source {
     let mut server = RedisServer::start();
     let store = support::redis_store(&server).await;
     let limiter =
@@ -321,7 +321,7 @@ async fn who_waits_when_redis_fails(policy: FailurePolicy) -> Source {
         Charge::new(&one, "alice").and(Charge::new(&all, "everybody"))
     };
     let layer = RateLimitLayer::by_rule(rule).max_wait(Duration::from_secs(60)).on_failure(policy);
-    // What is not ready panics when it is called.
+    // The service panics if it is called without being ready.
     let service = layer.layer(ConcurrencyLimit::new(counting(&Arc::default()), 1));
     let first = service.clone().oneshot(support::get(&[])).await.unwrap();
     assert_eq!(first.status(), StatusCode::OK);
@@ -340,15 +340,15 @@ async fn who_waits_when_redis_fails(policy: FailurePolicy) -> Source {
 }
 
 #[tokio::test]
-async fn who_waits_when_redis_fails_goes_on_by_the_policy() {
-    assert_eq!(who_waits_when_redis_fails(FailurePolicy::Open).await, Source::Open);
+async fn a_request_that_waits_when_redis_fails_proceeds_by_the_policy() {
+    assert_eq!(waits_when_redis_fails(FailurePolicy::Open).await, Source::Open);
     let local = FailurePolicy::Local { share: 1.0 };
-    assert_eq!(who_waits_when_redis_fails(local).await, Source::Local);
+    assert_eq!(waits_when_redis_fails(local).await, Source::Local);
 }
 
 proptest! {
     #[test]
-    fn there_is_a_share_of_every_quota(
+    fn every_quota_has_a_fraction(
         limit in 1_u32..=u32::MAX,
         window in prop_oneof![1_u64..100_000, 1_u64..=366 * 86_400_000],
         burst in 1_u32..=u32::MAX,
@@ -376,7 +376,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn an_outage_is_told_once_and_so_is_its_end() {
+async fn an_outage_and_its_end_are_reported_once() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
     let mut server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();

@@ -1,5 +1,5 @@
-//! Whatever happens to Redis under load: every request is answered by the policy, nothing is
-//! admitted over the quota while the counts survive, and limiting goes on by itself afterwards.
+//! Faults of Redis under load: the policy answers every request, no quota is exceeded while the
+//! counts survive, and limiting resumes afterwards.
 
 use std::{
     collections::HashMap,
@@ -26,13 +26,12 @@ const IN_FLIGHT: usize = 300;
 const KEYS: usize = 10;
 const LIMIT: u32 = 300;
 const DEADLINE: Duration = Duration::from_millis(100);
-/// Beyond the deadline, and the time for which a busy machine let nothing run.
+/// The tolerance beyond the deadline and the pauses of a busy machine.
 const SLACK: Duration = Duration::from_secs(1);
 const HEARTBEAT: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_TIME: Duration = Duration::from_secs(60);
 
-/// Requests from two processes' stores, as many at once as there is room for, until it is told to
-/// stop.
+/// Concurrent requests over the stores of two processes, until the load is stopped.
 struct Load {
     stores: Vec<RedisStore>,
     seen: Arc<Seen>,
@@ -83,11 +82,11 @@ impl Load {
         Self { stores: stores.into(), seen, tasks, tasks_before, deadline }
     }
 
-    /// Waits until so many more requests are decided, or failed.
+    /// Waits until `more` requests are decided, or failed.
     async fn until(&self, what: &str, more: u64, count: impl Fn(&Seen) -> &AtomicU64) {
         let (start, wanted) = (Instant::now(), count(&self.seen).load(SeqCst) + more);
         while count(&self.seen).load(SeqCst) < wanted {
-            assert!(start.elapsed() < PATIENCE, "{what}");
+            assert!(start.elapsed() < MAX_TIME, "{what}");
             sleep(Duration::from_millis(2)).await;
         }
     }
@@ -103,7 +102,7 @@ impl Load {
     async fn until_available(&self, wanted: bool) {
         let start = Instant::now();
         while self.stores.iter().any(|store| store.health().is_available != wanted) {
-            assert!(start.elapsed() < PATIENCE, "available: {}", !wanted);
+            assert!(start.elapsed() < MAX_TIME, "available: {}", !wanted);
             sleep(Duration::from_millis(2)).await;
         }
     }
@@ -112,8 +111,8 @@ impl Load {
         self.seen.failed.load(SeqCst)
     }
 
-    /// Waits until limiting goes on, and tells how long that took. `counts` is how often the counts
-    /// began anew at most.
+    /// Waits until limiting resumes, and prints the time that it took. `counts` is the maximum
+    /// number of times for which the counts were lost, plus 1.
     async fn ends_well(mut self, fault: &str, counts: u32) {
         let healed = Instant::now();
         self.until_decided(1).await;
@@ -142,7 +141,7 @@ impl Load {
         drop(self.stores);
         let dropped = Instant::now();
         while Handle::current().metrics().num_alive_tasks() > self.tasks_before {
-            assert!(dropped.elapsed() < PATIENCE, "{fault}: tasks are left");
+            assert!(dropped.elapsed() < MAX_TIME, "{fault}: tasks are left");
             sleep(Duration::from_millis(10)).await;
         }
     }
@@ -219,7 +218,7 @@ async fn killed_and_restarted_with_data() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_flushed() {
     let server = RedisServer::start();
-    let load = Load::start_with(&server.url(), PATIENCE);
+    let load = Load::start_with(&server.url(), MAX_TIME);
     for _ in 0..20 {
         load.until_decided(200).await;
         run(&server, &["SCRIPT", "FLUSH"]);
@@ -314,7 +313,7 @@ async fn memory_used_up_without_eviction() {
     load.until_decided(1_000).await;
     run(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     load.until_failed(1_000).await;
-    load.until_available(true).await; // it answers
+    load.until_available(true).await; // Redis replies with errors
     run(&server, &["CONFIG", "SET", "maxmemory", "0"]);
     load.ends_well("memory used up, noeviction", 1).await;
 }
@@ -328,14 +327,14 @@ async fn memory_used_up_with_eviction() {
     let used: redis::InfoDict = redis::cmd("INFO").arg("memory").query(&mut admin).unwrap();
     let used: u64 = used.get("used_memory").unwrap();
     run(&server, &["CONFIG", "SET", "maxmemory", &(used + 200_000).to_string()]);
-    // Somebody else's keys push ours out.
+    // The keys of another program evict those of the store.
     for i in 0..2_000 {
         redis::cmd("SET").arg(i).arg(&[0_u8; 1_000][..]).exec(&mut admin).unwrap();
     }
     let stats: redis::InfoDict = redis::cmd("INFO").arg("stats").query(&mut admin).unwrap();
     assert!(stats.get::<u64>("evicted_keys").unwrap() > 0);
     load.until_decided(1_000).await;
-    load.ends_well("memory used up, allkeys-lru", u32::MAX / LIMIT).await; // those begin anew
+    load.ends_well("memory used up, allkeys-lru", u32::MAX / LIMIT).await; // evicted counts are lost
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -344,12 +343,12 @@ async fn a_key_of_the_wrong_type() {
     let load = Load::start(&server.url());
     load.until_decided(1_000).await;
     let key = "ratelimit:default:fixed-window:{header:x-user=0}";
-    // At once, as it is in use.
+    // In one step, as the key is in use.
     let script = "redis.call('DEL', KEYS[1]) redis.call('SADD', KEYS[1], 'not ours')";
     run(&server, &["EVAL", script, "1", key]);
     load.until_failed(200).await;
     load.until_decided(1_000).await;
-    load.until_available(true).await; // others are decided
+    load.until_available(true).await; // other keys are decided
     run(&server, &["DEL", key]);
     load.ends_well("a key of the wrong type", 3).await;
 }
@@ -384,7 +383,7 @@ async fn a_wrong_password_and_then_the_right_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_redis_is_away_nobody_waits_for_it() {
+async fn while_redis_is_down_no_request_waits_for_it() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
@@ -410,15 +409,15 @@ async fn while_redis_is_away_nobody_waits_for_it() {
     server.thaw();
     let start = Instant::now();
     while !store.health().is_available {
-        assert!(start.elapsed() < PATIENCE, "nobody asks whether it is back");
+        assert!(start.elapsed() < MAX_TIME, "no probe finds that Redis is back");
         sleep(Duration::from_millis(2)).await;
     }
     assert!(limiter.check("key").await.is_ok());
 }
 
-/// Each call is over before a task that it begins is run.
+/// Each call ends before a task that it spawns runs.
 #[test]
-fn redis_is_found_again_by_a_runtime_that_runs_no_tasks() {
+fn a_runtime_that_runs_no_tasks_still_detects_that_redis_is_back() {
     let server = RedisServer::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let store = RedisStore::lazy(&server.url()).unwrap();
@@ -431,15 +430,15 @@ fn redis_is_found_again_by_a_runtime_that_runs_no_tasks() {
     server.thaw();
     let start = Instant::now();
     while runtime.block_on(limiter.check("key")).is_err() {
-        assert!(start.elapsed() < PATIENCE, "nobody asks whether it is back");
+        assert!(start.elapsed() < MAX_TIME, "no probe finds that Redis is back");
     }
 }
 
-/// Decides until the store does not send any more.
+/// Decides until the store stops sending commands.
 async fn until_unavailable(store: &RedisStore, limiter: &Limiter) {
     let start = Instant::now();
     while store.health().is_available {
-        assert!(start.elapsed() < PATIENCE, "the store is available");
+        assert!(start.elapsed() < MAX_TIME, "the store is available");
         assert!(limiter.check("key").await.is_err());
     }
 }
@@ -447,7 +446,7 @@ async fn until_unavailable(store: &RedisStore, limiter: &Limiter) {
 async fn until_available(store: &RedisStore) {
     let start = Instant::now();
     while !store.health().is_available {
-        assert!(start.elapsed() < PATIENCE, "the store is not available");
+        assert!(start.elapsed() < MAX_TIME, "the store is not available");
         sleep(Duration::from_millis(2)).await;
     }
 }
@@ -463,13 +462,13 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
     let (before, read) = (store.health(), server.calls("getrange"));
     let start = Instant::now();
     while store.health().answers < before.answers + 5 {
-        assert!(start.elapsed() < PATIENCE, "nothing probes");
+        assert!(start.elapsed() < MAX_TIME, "no probe is sent");
         assert!(limiter.check("key").await.is_err());
         sleep(Duration::from_millis(5)).await;
     }
     let after = store.health();
     assert!(!after.is_available && after.outages == 1, "{after:?}");
-    assert_eq!(server.calls("getrange"), read, "no request is counted");
+    assert_eq!(server.calls("getrange"), read, "a request was counted");
 
     proxy.delay_replies(Duration::ZERO);
     until_available(&store).await;
@@ -487,7 +486,7 @@ async fn while_redis_accepts_no_writes_it_stays_unavailable() {
     let Health { consecutive_failures: failed, timeouts, .. } = store.health();
     let start = Instant::now();
     while store.health().timeouts < timeouts + 2 {
-        assert!(start.elapsed() < PATIENCE, "nothing probes");
+        assert!(start.elapsed() < MAX_TIME, "no probe is sent");
         assert!(limiter.check("key").await.is_err());
         sleep(Duration::from_millis(5)).await;
     }
@@ -498,17 +497,17 @@ async fn while_redis_accepts_no_writes_it_stays_unavailable() {
     }
     assert_eq!(store.health().outages, 1);
     assert!(limiter.check("key").await.unwrap().is_allowed());
-    assert!(failed < 10, "{failed} requests have waited");
+    assert!(failed < 10, "{failed} requests waited for Redis");
     let decided = server.calls("getrange");
     assert!(decided <= u64::from(failed) + 2, "{decided} requests were sent");
 }
 
 #[tokio::test]
-async fn a_clone_with_a_longer_deadline_is_answered_while_others_are_not() {
+async fn a_clone_with_a_longer_deadline_gets_replies_that_are_late_for_other_clones() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
-    let patient = store.clone().deadline(PATIENCE);
+    let patient = store.clone().deadline(MAX_TIME);
     let limiter =
         |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
     proxy.delay_replies(2 * DEADLINE);
@@ -525,14 +524,14 @@ async fn a_clone_with_a_longer_deadline_is_answered_while_others_are_not() {
     until_available(&store).await;
 }
 
-/// As when the process is stopped, or another task blocks the thread.
+/// For example, if the process is stopped, or another task blocks the thread.
 #[tokio::test]
-async fn an_answer_that_came_while_the_process_did_not_run_is_a_decision() {
+async fn a_reply_that_arrived_while_the_process_was_stopped_is_a_decision() {
     let server = RedisServer::start();
     let deadline = 50 * DEADLINE;
     let store = RedisStore::connect(&server.url()).await.unwrap().deadline(deadline);
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
-    let _ = limiter.check("key").await.unwrap(); // from now on, the server knows the script
+    let _ = limiter.check("key").await.unwrap(); // loads the script
     let sent = server.calls("evalsha");
     let is_over = Arc::new(AtomicBool::new(false));
     let stop_is_over = is_over.clone();
@@ -545,22 +544,22 @@ async fn an_answer_that_came_while_the_process_did_not_run_is_a_decision() {
         // From now on, only the server runs.
         server.thaw();
         while server.calls("evalsha") == sent {
-            assert!(start.elapsed() < PATIENCE, "the command was not written");
+            assert!(start.elapsed() < MAX_TIME, "the command was not written");
         }
-        server.calls("evalsha"); // is answered after the command is
+        server.calls("evalsha"); // has its reply after that of the command
         std::thread::sleep((deadline + 2 * DEADLINE).saturating_sub(start.elapsed()));
         stop_is_over.store(true, SeqCst);
         pending::<()>().await; // the server stays
     });
     assert_eq!(limiter.check("key").await.unwrap().remaining(), 7);
-    assert!(is_over.load(SeqCst), "the answer was read before");
+    assert!(is_over.load(SeqCst), "the reply was read before");
     assert_eq!((store.health().timeouts, store.health().errors), (0, 0));
 }
 
 #[tokio::test]
-async fn health_tells_what_went_wrong_last() {
+async fn health_contains_the_last_error() {
     let mut server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap().deadline(PATIENCE);
+    let store = RedisStore::connect(&server.url()).await.unwrap().deadline(MAX_TIME);
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     let health = store.health();
     assert_eq!((health.consecutive_failures, health.last_error), (0, None));
@@ -568,7 +567,7 @@ async fn health_tells_what_went_wrong_last() {
     run(&server, &["REPLICAOF", "127.0.0.1", "1"]);
     assert!(limiter.check("key").await.is_err());
     let health = store.health();
-    assert_eq!((health.is_available, health.consecutive_failures), (true, 0), "it answers");
+    assert_eq!((health.is_available, health.consecutive_failures), (true, 0), "Redis replies");
     assert!(health.last_error.is_some_and(|text| text.to_lowercase().contains("replica")));
     run(&server, &["REPLICAOF", "NO", "ONE"]);
 
@@ -582,17 +581,17 @@ async fn health_tells_what_went_wrong_last() {
     server.restart();
     let start = Instant::now();
     while limiter.check("key").await.is_err() {
-        assert!(start.elapsed() < PATIENCE, "Redis is back");
+        assert!(start.elapsed() < MAX_TIME, "Redis is back");
     }
     let health = store.health();
     assert_eq!(health.consecutive_failures, 0);
-    assert!(health.last_error.is_some(), "it stays");
+    assert!(health.last_error.is_some(), "the last error is gone");
 }
 
 #[tokio::test]
-async fn an_impatient_clone_shuts_nobody_out() {
+async fn a_clone_with_a_short_deadline_fails_no_other_clone() {
     let server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap().deadline(PATIENCE);
+    let store = RedisStore::connect(&server.url()).await.unwrap().deadline(MAX_TIME);
     let impatient = store.clone().deadline(Duration::ZERO);
     let limiter =
         |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
@@ -601,5 +600,5 @@ async fn an_impatient_clone_shuts_nobody_out() {
         let _ = impatient.check("key").await;
     }
     let _ = patient.check("key").await.expect("the other one's deadline is not this one's");
-    assert_eq!(server.calls("getrange"), 1, "nothing is sent when the deadline is over");
+    assert_eq!(server.calls("getrange"), 1, "a command is sent after its deadline");
 }

@@ -1,5 +1,5 @@
-//! The Redis store with real servers: connections, clusters, Sentinels, faults, failure policies and
-//! limiters that are shared with Redisson. Decisions are in `contract`.
+//! The Redis store with real servers: connections, clusters, Sentinels, faults, failure policies
+//! and limiters that are shared with Redisson. Decisions are in `contract`.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,5 +1,4 @@
-//! Requests that wait and vanish: their reservations are released, and other requests are decided
-//! meanwhile.
+//! Releases of requests that wait and are dropped, while other requests are decided.
 
 use std::{
     collections::HashSet,
@@ -42,26 +41,26 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::LeakyBucket,
 ];
 const MAX_WAIT: Duration = Duration::from_secs(10 * 3_600);
-/// A deadline that a busy machine keeps, too.
+/// A deadline that a busy machine can keep.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Ten per hour: no request that waits goes on while a test runs.
+/// Ten per hour: no waiting request proceeds while a test runs.
 fn limiter(store: &RedisStore, algorithm: Algorithm) -> Limiter {
     let quota = Quota::per_hour(10);
     let quota = if algorithm == Algorithm::LeakyBucket { quota.burst(100) } else { quota };
     Limiter::named("waiting", store.clone().deadline(LONG), algorithm, quota)
 }
 
-/// Requests of some keys that wait.
+/// Waiting requests of several keys.
 struct Waiting {
     limiter: Limiter,
-    /// What the keys were like before.
+    /// The keys with their decisions before.
     before: Vec<(String, Decision)>,
     tasks: JoinSet<()>,
 }
 
 impl Waiting {
-    /// So many of each key, which have no quota left.
+    /// Starts `of_each` requests for each key, whose quotas are used up.
     async fn start(limiter: Limiter, keys: &[String], of_each: usize) -> Self {
         let mut before = vec![];
         for key in keys {
@@ -85,7 +84,7 @@ impl Waiting {
     }
 
     async fn until_reserved(&self, of_each: usize) {
-        // Less what the test may take.
+        // Allows for the time of the test.
         let longer = Duration::from_secs(360) * of_each as u32;
         for (key, before) in &self.before {
             let wanted = (before.reset_after() + longer).saturating_sub(Duration::from_secs(60));
@@ -110,7 +109,7 @@ impl Waiting {
         now.remaining() == before.remaining() && now.reset_after() <= before.reset_after()
     }
 
-    /// Waits until the keys are what they were before.
+    /// Waits until the keys are as before.
     async fn until_released(&self) {
         for it in &self.before {
             until("all is released", async || self.is_released(it).await).await;
@@ -118,7 +117,7 @@ impl Waiting {
     }
 }
 
-/// Requests of other keys, one after the other, which have to be allowed.
+/// Requests of other keys, one after the other, which must be allowed.
 struct Others {
     is_over: Arc<AtomicBool>,
     task: JoinHandle<()>,
@@ -148,11 +147,11 @@ impl Others {
 
     async fn finish(self) {
         self.is_over.store(true, SeqCst);
-        self.task.await.expect("each is allowed");
+        self.task.await.expect("each request is allowed");
     }
 }
 
-/// What the server executes from now on, in order.
+/// The commands that the server executes from now on, in order.
 struct Log<'a>(&'a RedisServer);
 
 impl<'a> Log<'a> {
@@ -200,7 +199,7 @@ fn keys(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("key-{number}")).collect()
 }
 
-/// A server, and ten requests of each key that wait.
+/// A server, and ten waiting requests for each key.
 async fn ten_of_each(keys: usize) -> (RedisServer, RedisStore, Waiting) {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
@@ -215,7 +214,7 @@ fn assert_untroubled(store: &RedisStore) {
     assert_eq!((health.outages, health.consecutive_failures), (0, 0), "{health:?}");
 }
 
-/// Lets 9,000 requests of 100 keys vanish while others are decided, and returns how many calls
+/// Drops 9,000 requests of 100 keys while others are decided. Returns the number of calls that
 /// released them.
 async fn vanish(
     server: &RedisServer,
@@ -234,12 +233,12 @@ async fn vanish(
     let last = calls.iter().rposition(|call| is_release(call)).unwrap();
     let is_other = |call: &&Vec<Vec<u8>>| call[3].starts_with(b"ratelimit:others:");
     let between = calls[first..last].iter().filter(is_other).count();
-    assert!(between > 0, "the others were only decided before or after the releases");
+    assert!(between > 0, "other requests were decided only before or after the releases");
     calls.iter().filter(|call| is_release(call)).count()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_that_vanish_at_once_leave_no_reservation_and_cost_others_nothing() {
+async fn thousands_of_dropped_requests_leave_no_reservation_and_delay_no_other_request() {
     for algorithm in ALGORITHMS {
         let server = RedisServer::start();
         let store = RedisStore::connect(&server.url()).await.unwrap();
@@ -252,7 +251,7 @@ async fn thousands_that_vanish_at_once_leave_no_reservation_and_cost_others_noth
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_it_is_when_their_connections_are_closed() {
+async fn thousands_of_closed_connections_leave_no_reservation() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let limiter = limiter(&store, Algorithm::token_bucket());
@@ -315,7 +314,7 @@ async fn releases_are_held_back_while_redis_is_unavailable_and_sent_once_afterwa
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_could_not_be_sent_is_sent_when_redis_is_back() {
+async fn releases_that_could_not_be_sent_are_sent_when_redis_is_back() {
     let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let mut waiting = Waiting::start(limiter(&store, Algorithm::SlidingLog), &keys(20), 10).await;
@@ -329,7 +328,7 @@ async fn what_could_not_be_sent_is_sent_when_redis_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_redis_refuses_as_a_replica_is_sent_again() {
+async fn releases_that_a_replica_refuses_are_sent_again() {
     let (server, store, mut waiting) = ten_of_each(20).await;
     let replica_of = |host, port| {
         let mut connection = server.connection();
@@ -344,7 +343,7 @@ async fn what_redis_refuses_as_a_replica_is_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_redis_refuses_to_write_is_sent_again() {
+async fn releases_that_redis_refuses_to_write_are_sent_again() {
     for (setting, refuses, normal) in [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
     {
         let server = RedisServer::start();
@@ -365,7 +364,7 @@ async fn what_redis_refuses_to_write_is_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_it_is_with_what_a_limiter_of_redisson_has_taken() {
+async fn permits_of_a_redisson_limiter_that_could_not_be_released_are_released_later() {
     let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
@@ -376,7 +375,7 @@ async fn so_it_is_with_what_a_limiter_of_redisson_has_taken() {
         let mut connection = server.connection();
         redis::cmd("ZCARD").arg("{LIMITER_NAME}:permits").query(&mut connection).unwrap()
     };
-    let _ = limiter.acquire(1).await.unwrap(); // makes the script known
+    let _ = limiter.acquire(1).await.unwrap(); // loads the script
     limiter.release(1).await.unwrap();
     proxy.hold_replies(true);
     let acquire = tokio::spawn({
@@ -394,7 +393,7 @@ async fn so_it_is_with_what_a_limiter_of_redisson_has_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_sent_is_not_sent_again() {
+async fn releases_that_were_sent_are_not_sent_again() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
@@ -407,7 +406,7 @@ async fn what_was_sent_is_not_sent_again() {
     proxy.hold_replies(false);
     waiting.until_released().await;
     assert_untroubled(&store);
-    // Instant, units and what is kept, 24 bytes for each reservation: the log shows 128 bytes.
+    // A reservation is 24 bytes, the instant, the units and those kept; the log shows 128 bytes.
     let releases = log.releases();
     let of_call = |call: &'_ Vec<Vec<u8>>| -> Vec<_> {
         let reservations = call.last().unwrap().chunks(24);
@@ -415,11 +414,11 @@ async fn what_was_sent_is_not_sent_again() {
     };
     let released: Vec<_> = releases.iter().flat_map(of_call).collect();
     assert_eq!(released.len(), 10 * 5);
-    assert_eq!(HashSet::<_>::from_iter(&released).len(), 10 * 5, "one was sent twice");
+    assert_eq!(HashSet::<_>::from_iter(&released).len(), 10 * 5, "a release was sent twice");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_node_of_a_cluster_that_hangs_delays_no_release_of_the_others() {
+async fn a_cluster_node_that_hangs_delays_no_release_on_other_nodes() {
     let _permit = many_servers().await;
     let cluster = block_in_place(|| Cluster::start(3, false, &[]));
     let store = RedisStore::cluster(cluster.urls()).unwrap();
@@ -444,7 +443,7 @@ async fn one_node_of_a_cluster_that_hangs_delays_no_release_of_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_node_cannot_release_is_released_by_the_replica_that_takes_over() {
+async fn reservations_of_a_failed_node_are_released_by_its_replica() {
     let _permit = many_servers().await;
     let settings = ["--cluster-node-timeout", "1500"];
     let mut cluster = block_in_place(|| Cluster::start(3, true, &settings));
@@ -454,7 +453,7 @@ async fn what_a_node_cannot_release_is_released_by_the_replica_that_takes_over()
     let is_replicated = async || block_in_place(|| cluster.masters[0].is_replicated());
     until("the replica has all", is_replicated).await;
     cluster.masters[0].server.kill();
-    // What is sent before the store has noticed counts as sent.
+    // Releases that were sent before the store detected the fault count as sent.
     until("the store has noticed", async || {
         for key in keys(60) {
             let _ = limiter.check(&*key).await;
@@ -467,7 +466,7 @@ async fn what_a_node_cannot_release_is_released_by_the_replica_that_takes_over()
 }
 
 #[test]
-fn what_a_runtime_leaves_behind_that_ends_is_released_by_another() {
+fn reservations_of_a_runtime_that_ends_are_released_by_another_runtime() {
     let server = RedisServer::start();
     let runtime = || Runtime::new().unwrap();
     for connects_elsewhere in [true, false] {
@@ -476,7 +475,7 @@ fn what_a_runtime_leaves_behind_that_ends_is_released_by_another() {
         let store = connects.block_on(RedisStore::connect(&server.url())).unwrap();
         let limiter = limiter(&store, Algorithm::token_bucket());
         let waiting = first.block_on(Waiting::start(limiter, &keys(100), 10));
-        drop(first); // and with it all tasks
+        drop(first); // drops all its tasks
         second.block_on(waiting.until_released());
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
     }

@@ -36,7 +36,7 @@ fn store(watched: &Watched) -> RedisStore {
     RedisStore::sentinel(watched.sentinel_urls(), &watched.master_url()).unwrap()
 }
 
-/// With a deadline that a busy machine keeps, too.
+/// Has a deadline that a busy machine can keep.
 fn patient(watched: &Watched) -> Limiter {
     limiter(&store(watched).deadline(Duration::from_secs(30)))
 }
@@ -45,7 +45,7 @@ fn users(prefix: &str) -> Vec<String> {
     (0..30).map(|number| format!("{prefix}-{number}")).collect()
 }
 
-/// Uses up a quota, and waits until the replicas know.
+/// Uses up a quota, and waits until the replicas have the count.
 async fn spend_all(watched: &Watched, limiter: &Limiter, user: &str) {
     while eventually(async || limiter.check(key(user)).await).await.is_allowed() {}
     until_server("the replicas have all", || watched.is_replicated()).await;
@@ -94,7 +94,7 @@ async fn a_store_connects_once_the_sentinels_run_and_follows_when_the_master_is_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_master_is_left_and_not_gone_back_to() {
+async fn a_frozen_master_is_replaced_and_not_used_again() {
     let _permit = many_servers().await;
     let tasks = Tasks::count();
     let mut watched = Watched::start(Some("secret"));
@@ -125,7 +125,7 @@ async fn a_frozen_master_is_left_and_not_gone_back_to() {
     let answers = load.finish("the old master comes back").await;
     if watched.master() == master {
         answers.check_counts(&fresh, &late).await;
-    } // else the machine was so busy that there was another failover, in which counts can be lost
+    } // otherwise a busy machine caused another failover, in which counts can be lost
 
     until("one that asked nothing meanwhile counts where the others do", async || {
         let remaining = async |limiter: &Limiter| {
@@ -141,7 +141,7 @@ async fn a_frozen_master_is_left_and_not_gone_back_to() {
 }
 
 #[tokio::test]
-async fn a_wrong_name_is_told() {
+async fn a_wrong_name_is_reported() {
     let mut watched = Watched::start(None);
     watched.watch();
     let store = RedisStore::sentinel(watched.sentinel_urls(), "redis://other").unwrap();
@@ -154,12 +154,12 @@ async fn a_wrong_name_is_told() {
     assert!(RedisStore::sentinel(["redis://127.0.0.1"], "unix:///limits").is_err());
 }
 
-/// How many requests are in flight at once in a failover.
+/// The number of requests in flight in a failover.
 const IN_FLIGHT: u64 = 8;
 
-/// Has a replica promoted while requests are decided. The new master decides before the Sentinels
-/// tell the old one that it is a replica, some seconds later, and from then on the old one decides
-/// nothing. Returns how many requests the old one was asked for after the announcement.
+/// Promotes a replica while requests are decided. The new master decides before the Sentinels make
+/// the old one a replica, some seconds later; from then on, the old one decides nothing. Returns
+/// the number of requests that the old one received after the announcement.
 async fn fail_over(watched: &Watched, limiter: &Limiter, fault: &str) -> u64 {
     let failed = Arc::new(AtomicUsize::new(0));
     let mut load = JoinSet::new();
@@ -191,7 +191,7 @@ async fn fail_over(watched: &Watched, limiter: &Limiter, fault: &str) -> u64 {
             break now;
         }
         let is_master = task::block_in_place(|| watched.says_it_is_master(0));
-        assert!(is_master, "the old master is left only when it is a replica");
+        assert!(is_master, "the store left the old master only when it was a replica");
         sleep(Duration::from_millis(2)).await;
     };
     println!("{fault}: followed after {:?}", started.elapsed());
@@ -213,7 +213,7 @@ async fn a_planned_failover_is_followed_when_it_is_announced() {
     watched.watch();
     let urls = watched.sentinel_urls_as("listener");
     let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
-    // In a runtime that ends, and its watcher with it.
+    // A runtime that ends, and its watcher with it.
     let earlier = store.clone();
     let ping = move || Runtime::new().unwrap().block_on(earlier.ping());
     task::spawn_blocking(ping).await.unwrap().unwrap();
@@ -221,7 +221,7 @@ async fn a_planned_failover_is_followed_when_it_is_announced() {
     until("it connects again", async || store.ping().await.is_ok()).await;
     until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     let late = fail_over(&watched, &limiter(&store), "a planned failover").await;
-    // Far more are made in a second.
+    // Far more requests are made in a second.
     assert!(late <= 50 * IN_FLIGHT, "{late} decisions by the old master after the announcement");
     assert_eq!(watched.refusals(), [0; 3], "the permissions are enough");
     drop(store);
@@ -273,7 +273,7 @@ async fn users_with_the_documented_permissions_are_enough() {
     let words: Vec<_> = ["ACL"].into_iter().chain(permissions.split(' ')).collect();
     task::block_in_place(|| {
         watched.watch();
-        let () = watched.ask(0, &words).unwrap();
+        let () = watched.query(0, &words).unwrap();
     });
     let sentinels = watched.sentinel_urls_as("listener");
     let store = RedisStore::sentinel(sentinels, &format!("redis://watched:secret@{NAME}")).unwrap();
@@ -282,14 +282,14 @@ async fn users_with_the_documented_permissions_are_enough() {
     let limiter = limiter(&store.deadline(Duration::from_secs(30)));
     let _ = limiter.check(key("user")).await.unwrap();
     task::block_in_place(|| {
-        let log: redis::Value = watched.ask(0, &["ACL", "LOG"]).unwrap();
+        let log: redis::Value = watched.query(0, &["ACL", "LOG"]).unwrap();
         assert!(log.as_sequence().is_some_and(<[_]>::is_empty), "{log:?}");
         assert_eq!(watched.refusals(), [0; 3]);
     });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_other_sentinels_are_learnt() {
+async fn the_other_sentinels_are_discovered() {
     let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     watched.watch();
@@ -341,7 +341,7 @@ async fn a_sentinel_that_lies_changes_nothing() {
     let limiter = limiter(&store);
     fail_over(&watched, &limiter, "a planned failover with a Sentinel that lies").await;
     assert_eq!(decoy.calls("evalsha"), 0);
-    assert_eq!(ghost.connections(), 0, "one Sentinel alone makes no others known");
+    assert_eq!(ghost.connections(), 0, "a single Sentinel made another one known");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -353,7 +353,7 @@ async fn a_sentinel_that_cannot_be_reached_keeps_no_store_from_starting() {
     let full = TcpSocket::new_v4().unwrap();
     full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let full = full.listen(1).unwrap();
-    // Those that wait to be accepted fill its queue; the next ones get no answer.
+    // Connections that are not accepted fill the queue; the next ones get no answer.
     let mut waiting = vec![];
     let connect = || TcpStream::connect(full.local_addr().unwrap());
     while let Ok(stream) = timeout(Duration::from_secs(1), connect()).await {
@@ -373,7 +373,7 @@ async fn a_sentinel_that_cannot_be_reached_keeps_no_store_from_starting() {
     let urls = [&hung, &full, &url(refused), &live];
     let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
     store.ping().await.unwrap();
-    let master = watched.ask::<()>(0, &["CLIENT", "KILL", "TYPE", "normal"]);
+    let master = watched.query::<()>(0, &["CLIENT", "KILL", "TYPE", "normal"]);
     assert!(master.is_ok());
     until("it connects again", async || store.ping().await.is_ok()).await;
 }
@@ -395,8 +395,7 @@ async fn sentinels_that_do_not_answer_are_named_in_the_error() {
     assert!(source.contains("; check"), "{source}");
 }
 
-/// One of two says that another server is the master. Neither of them can be believed more than the
-/// other.
+/// One of two Sentinels names another master. Neither of them is more credible than the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_majority_a_master_is_not_left() {
     let masters = [(); 2].map(|()| {
@@ -429,10 +428,10 @@ async fn without_a_majority_a_master_is_not_left() {
         sleep(Duration::from_millis(25)).await;
     }
     assert_eq!(second.connections(), 0);
-    assert!(first.connections() > 1, "its role was asked for again");
+    assert!(first.connections() > 1, "its role was read again");
 }
 
-/// As behind port forwarding. Without Sentinels, decisions go on.
+/// For example, behind port forwarding. Without Sentinels, decisions continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_address_that_the_sentinels_name_is_mapped() {
     let port = free_port();
@@ -457,31 +456,43 @@ async fn the_address_that_the_sentinels_name_is_mapped() {
     assert!(server.calls("evalsha") >= 4);
 }
 
+/// Settings of a server that takes about 30 s to load the keys below, and answers that it loads.
+const LOADS_SLOWLY: [&str; 6] = [
+    "--key-load-delay",
+    "1000",
+    "--loading-process-events-interval-bytes",
+    "1024",
+    "--rdbcompression",
+    "no",
+];
+
+/// Fills the master, and restarts it.
+async fn restart_slowly(watched: &mut Watched) {
+    let fill = "for i = 1, 30000 do redis.call('SET', 'key' .. i, string.rep('v', 100)) end";
+    task::block_in_place(|| {
+        watched.query::<()>(0, &["EVAL", fill, "0"]).unwrap();
+    });
+    until_server("the replicas have all", || watched.is_replicated()).await;
+    task::block_in_place(|| {
+        watched.query::<()>(0, &["SAVE"]).unwrap();
+        watched.servers[0].0.kill();
+        watched.servers[0].0.restart();
+    });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
     let _permit = many_servers().await;
     if task::block_in_place(|| RedisServer::start().major_version()) < 7 {
-        // It has no such setting, and answers nothing while it loads: see the next test.
+        // It has no such settings, and does not answer while it loads: see the next test.
         return;
     }
-    // About 30 s for the keys below, in which it answers that it loads.
-    let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
-    let mut watched =
-        Watched::start_with(None, &[&slowly[..], &["--rdbcompression", "no"]].concat());
+    let mut watched = Watched::start_with(None, &LOADS_SLOWLY);
     watched.watch();
     let store = store(&watched);
     let limiter = limiter(&store);
     let _ = eventually(async || limiter.check(key("user")).await).await;
-    let fill = "for i = 1, 30000 do redis.call('SET', 'key' .. i, string.rep('v', 100)) end";
-    task::block_in_place(|| {
-        watched.ask::<()>(0, &["EVAL", fill, "0"]).unwrap();
-    });
-    until_server("the replicas have all", || watched.is_replicated()).await;
-    task::block_in_place(|| {
-        watched.ask::<()>(0, &["SAVE"]).unwrap();
-        watched.servers[0].0.kill();
-        watched.servers[0].0.restart();
-    });
+    restart_slowly(&mut watched).await;
     until("it answers that it loads", async || {
         let answer = limiter.check(key("user")).await;
         answer.is_err_and(|error| format!("{error:?}").contains("loading"))
@@ -494,12 +505,12 @@ async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
         limiter.check(key("user")).await.is_ok() && task::block_in_place(promoted) > before
     })
     .await;
-    assert!(task::block_in_place(|| watched.is_loading(0)), "the old one was waited for");
+    assert!(task::block_in_place(|| watched.is_loading(0)), "the store waited for the old master");
 }
 
-/// As where the address leads to another server by now.
+/// For example, if another server has the address now.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_to_a_server_that_loads_its_data_is_made_anew() {
+async fn a_connection_to_a_server_that_loads_its_data_is_replaced() {
     let server = Fake::start(|connection, words| match words[0] {
         "TIME" => array(&["1700000000", "0"]),
         "EVALSHA" if connection > 1 => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),

@@ -1,4 +1,4 @@
-//! The Redis store: scripts, keys, deadlines, and what happens when Redis is away.
+//! The Redis store: scripts, keys, deadlines, and its behaviour while Redis is down.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ fn run(connection: &mut redis::Connection, words: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_decision_is_one_round_trip_and_the_text_is_sent_only_when_it_is_not_known() {
+async fn a_decision_is_one_round_trip_and_the_script_is_sent_only_if_it_is_unknown() {
     let server = RedisServer::start();
     let limiter = limiter(&server).await;
     let before = (server.calls("evalsha"), server.calls("eval"));
@@ -31,7 +31,7 @@ async fn a_decision_is_one_round_trip_and_the_text_is_sent_only_when_it_is_not_k
 
     redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
     let decision = limiter.check("key").await.unwrap();
-    assert_eq!(decision.remaining(), 89, "it was charged once");
+    assert_eq!(decision.remaining(), 89, "the request was charged more than once");
     let _ = limiter.check("key").await.unwrap();
     assert_eq!(calls(), (12, 2));
 }
@@ -115,7 +115,7 @@ async fn a_logged_request_takes_at_most_24_bytes() {
 }
 
 #[tokio::test]
-async fn a_store_connects_when_it_is_asked_to() {
+async fn a_store_connects_only_on_request() {
     let mut server = RedisServer::start();
     let url = server.url();
     server.kill();
@@ -137,7 +137,7 @@ fn a_lazy_store_needs_no_runtime_to_be_made() {
 }
 
 #[tokio::test]
-async fn limiting_goes_on_when_redis_comes_back() {
+async fn limiting_resumes_when_redis_is_back() {
     let mut server = RedisServer::start();
     let limiter = limiter(&server).await;
     for _ in 0..3 {
@@ -145,13 +145,13 @@ async fn limiting_goes_on_when_redis_comes_back() {
         server.kill();
         for _ in 0..3 {
             let Err(Error::Store(error)) = limiter.check("key").await else { panic!("no error") };
-            assert!(!error.is_timeout(), "a server that is gone is noticed at once");
+            assert!(!error.is_timeout(), "the store waits for a server that is down");
         }
         server.restart();
     }
 }
 
-/// What remains then: right after a failed attempt to connect, there is no other.
+/// Waits for a decision: right after a failed attempt to connect, the store does not try again.
 async fn until_it_answers(limiter: &Limiter) -> u64 {
     let start = Instant::now();
     loop {
@@ -164,7 +164,7 @@ async fn until_it_answers(limiter: &Limiter) -> u64 {
 }
 
 #[tokio::test]
-async fn a_server_that_refused_a_connection_for_a_while_is_asked_again() {
+async fn a_server_that_refused_connections_for_a_while_is_used_again() {
     let server = RedisServer::start();
     let limiter = limiter(&server).await;
     assert_eq!(until_it_answers(&limiter).await, 99);
@@ -177,21 +177,21 @@ async fn a_server_that_refused_a_connection_for_a_while_is_asked_again() {
     assert!(until_it_answers(&limiter).await < 99);
 }
 
-/// How many connections were ever made to it.
+/// The number of all connections that were made to the server.
 fn connections(connection: &mut redis::Connection) -> u64 {
     let stats: redis::InfoDict = redis::cmd("INFO").arg("stats").query(connection).unwrap();
     stats.get("total_connections_received").unwrap()
 }
 
 #[tokio::test]
-async fn a_server_that_became_a_replica_is_given_up() {
+async fn a_server_that_became_a_replica_is_left() {
     let server = RedisServer::start();
     let limiter = limiter(&server).await;
     assert_eq!(until_it_answers(&limiter).await, 99);
     let mut admin = server.connection();
     let before = connections(&mut admin);
     run(&mut admin, &["REPLICAOF", "127.0.0.1", "1"]);
-    // The next one may lead to another server.
+    // A new connection may lead to another server.
     while connections(&mut admin) == before {
         assert!(limiter.check("key").await.is_err());
     }
@@ -200,7 +200,7 @@ async fn a_server_that_became_a_replica_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_given_up_at_the_deadline() {
+async fn a_call_to_a_server_that_does_not_answer_ends_at_the_deadline() {
     let server = RedisServer::start();
     let deadline = Duration::from_millis(200);
     let store = store(&server).await.deadline(deadline);
@@ -214,14 +214,14 @@ async fn a_server_that_does_not_answer_is_given_up_at_the_deadline() {
     }
     assert!(start.elapsed() >= 3 * deadline);
     server.thaw();
-    // Connects anew, in which the deadline may pass once more on a busy machine.
+    // Connects again; on a busy machine, this may exceed the deadline, too.
     let start = Instant::now();
     while let Err(error) = limiter.check("key").await {
         assert!(start.elapsed() < Duration::from_secs(30), "{error}");
     }
 }
 
-/// How many commands Redis has run, those of scripts included.
+/// The number of commands that Redis has run, including those of scripts.
 fn all_commands(server: &RedisServer) -> u64 {
     let stats: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -230,7 +230,7 @@ fn all_commands(server: &RedisServer) -> u64 {
 }
 
 #[tokio::test]
-async fn to_cancel_in_a_long_log_takes_no_more_commands_than_a_search_does() {
+async fn a_cancellation_in_a_long_log_takes_no_more_commands_than_a_search() {
     let server = RedisServer::start();
     let store = store(&server).await.deadline(Duration::from_secs(60));
     let quota = Quota::per_hour(100_000);
@@ -247,12 +247,12 @@ async fn to_cancel_in_a_long_log_takes_no_more_commands_than_a_search_does() {
         commands.push(all_commands(&server) - before);
         assert_eq!(limiter.peek("key").await.unwrap().remaining(), left + 7);
     }
-    // It would be thousands if the entries behind it were read or written.
+    // There would be thousands if the entries behind it were read or written.
     assert!(commands[1] < 60, "{commands:?}");
 }
 
 #[tokio::test]
-async fn entries_that_were_cancelled_do_not_pile_up_in_a_log() {
+async fn cancelled_entries_do_not_accumulate_in_a_log() {
     let server = RedisServer::start();
     let quota = Quota::per_hour(1_000);
     let limiter = Limiter::new(store(&server).await, Algorithm::SlidingLog, quota);
@@ -268,11 +268,11 @@ async fn entries_that_were_cancelled_do_not_pile_up_in_a_log() {
 }
 
 #[tokio::test]
-async fn a_key_that_holds_something_else_is_an_error_for_this_key_alone() {
+async fn a_key_with_another_value_is_an_error_for_this_key_only() {
     let server = RedisServer::start();
     let store = store(&server).await.deadline(Duration::from_secs(10));
     let mut connection = server.connection();
-    // The form of a sliding window, and numbers that it cannot have.
+    // The form of a sliding window, with invalid numbers.
     let window = |buckets: u8, numbers: [f64; 4]| {
         let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
         let counts = std::iter::repeat_n(9, 4 * (usize::from(buckets) + 1));

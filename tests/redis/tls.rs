@@ -1,5 +1,5 @@
-//! Redis by TLS, with client certificates: one server, Sentinels and a cluster. The servers are
-//! real ones, which are built with TLS.
+//! Redis by TLS, with client certificates: one server, Sentinels and a cluster. It needs real
+//! servers that are built with TLS.
 
 use std::{net::TcpStream, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 fn tls(certificates: &Certificates) -> Tls {
-    // The application chooses the cryptography.
+    // The application chooses the cryptography provider.
     let _ = ring::default_provider().install_default();
     let (certificate, key) = (certificates.read("client.pem"), certificates.read("client.key"));
     Tls::new()
@@ -57,7 +57,7 @@ async fn one_server_by_tls() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_by_tls_is_told() {
+async fn errors_are_reported_by_tls() {
     let certificates = Certificates::new();
     let (_server, port) = start(&certificates, &[]);
     let good = tls(&certificates);

@@ -1,5 +1,5 @@
-//! Certificates of a CA of one's own, in files: for a server at `localhost` and 127.0.0.1, and for
-//! a client.
+//! Certificates of a private CA, in files: for a server at `localhost` and 127.0.0.1, and for a
+//! client.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ impl Certificates {
         let folder = tempfile::tempdir().expect("a folder for the certificates");
         let write = |name: &str, pem: String| fs::write(folder.path().join(name), pem).unwrap();
         let mut params = CertificateParams::default();
-        // A certificate with the name of its issuer would be taken as signed by itself.
+        // A certificate with the name of its issuer would count as self-signed.
         params.distinguished_name.push(DnType::CommonName, "CA");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
@@ -41,7 +41,7 @@ impl Certificates {
         fs::read(self.path(name)).expect("the certificate is there")
     }
 
-    /// What a server with TLS is started with, but for its port. It accepts no client without a
+    /// The settings of a server with TLS, except its port. It accepts only clients with a
     /// certificate.
     pub fn settings(&self) -> [(&'static str, String); 4] {
         [

@@ -1,4 +1,4 @@
-//! A Redis Cluster of one's own, on free ports.
+//! A private Redis Cluster, on free ports.
 
 use std::{
     collections::BTreeSet,
@@ -14,13 +14,13 @@ use super::server::RedisServer;
 
 pub const SLOTS: u16 = 1 << 14;
 
-/// Stands in settings for a port by so much below that of the node, which nobody listens at.
+/// A placeholder in settings for an unused port, which is below that of the node by this number.
 pub const ANNOUNCED: &str = "ANNOUNCED";
 pub const ANNOUNCED_BELOW: u16 = 9_999;
 
-/// Returns a free port whose neighbour 10,000 above, where the nodes of a cluster talk, is free too.
-/// Neither is in the range of outgoing connections, and no other test of the process gets the port,
-/// also while its server is down.
+/// Returns a free port; that 10,000 above it, which the nodes of a cluster use, is free, too.
+/// Both are outside the range of outgoing connections. No other test of the process gets the port,
+/// even while its server is down.
 pub fn free_port() -> u16 {
     static TAKEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
@@ -63,7 +63,7 @@ impl Node {
         ];
         let server = RedisServer::start_with(&[&own, &*settings].concat());
         let mut node = Self { server, port, id: String::new() };
-        node.id = node.ask(&["CLUSTER", "MYID"]);
+        node.id = node.query(&["CLUSTER", "MYID"]);
         node
     }
 
@@ -71,7 +71,7 @@ impl Node {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    pub fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
+    pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_ask(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
@@ -92,22 +92,22 @@ impl Node {
         self.info("replication", "role:master")
     }
 
-    /// Whether it has all that its master has.
+    /// Returns true if the node has all data of its master.
     fn is_fed(&self) -> bool {
         self.info("replication", "master_link_status:up")
     }
 
-    /// Whether its replicas have all that it has.
+    /// Returns true if the replicas have all data of the node.
     pub fn is_replicated(&self) -> bool {
-        let info: String = self.ask(&["INFO", "replication"]);
+        let info: String = self.query(&["INFO", "replication"]);
         let offset = info.lines().find_map(|it| it.strip_prefix("master_repl_offset:"));
         let offset = format!("offset={},", offset.expect("it has an offset"));
         info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
     }
 
-    /// How many are connected to it.
+    /// The number of clients that are connected to the node.
     pub fn clients(&self) -> usize {
-        self.ask::<String>(&["CLIENT", "LIST", "TYPE", "NORMAL"]).lines().count()
+        self.query::<String>(&["CLIENT", "LIST", "TYPE", "NORMAL"]).lines().count()
     }
 
     pub fn is_up(&self) -> bool {
@@ -116,7 +116,7 @@ impl Node {
     }
 }
 
-/// Masters that share the slots evenly, in order, and perhaps a replica of each.
+/// Masters that share the slots evenly, in order, and a replica of each if requested.
 pub struct Cluster {
     pub masters: Vec<Node>,
     pub replicas: Vec<Node>,
@@ -134,24 +134,24 @@ impl Cluster {
                 .collect();
             let words: Vec<_> =
                 ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(|it| &**it)).collect();
-            let () = master.ask(&words);
+            let () = master.query(&words);
         }
         for (epoch, node) in (1..).zip(cluster.nodes()) {
-            let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &format!("{epoch}")]);
+            let () = node.query(&["CLUSTER", "SET-CONFIG-EPOCH", &format!("{epoch}")]);
         }
         let count = cluster.nodes().count();
         let start = Instant::now();
-        // A node that is slow to answer is not asked again by itself.
+        // A node does not repeat its greeting to a node that answered late.
         while !cluster.nodes().all(|it| it.known() == count) {
             assert!(start.elapsed() < Duration::from_secs(120), "the nodes do not meet");
             for node in cluster.nodes().skip(1).filter(|it| it.known() < count) {
                 let port = cluster.masters[0].port.to_string();
-                let () = node.ask(&["CLUSTER", "MEET", "127.0.0.1", &port]);
+                let () = node.query(&["CLUSTER", "MEET", "127.0.0.1", &port]);
             }
             thread::sleep(Duration::from_millis(300));
         }
         for (master, replica) in cluster.masters.iter().zip(&cluster.replicas) {
-            let () = replica.ask(&["CLUSTER", "REPLICATE", &master.id]);
+            let () = replica.query(&["CLUSTER", "REPLICATE", &master.id]);
         }
         cluster.until("the cluster is up", |it| it.is_up() && it.knows(&cluster.replicas));
         for replica in &cluster.replicas {
@@ -176,47 +176,47 @@ impl Cluster {
 
     pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
         let (slot, from, to) = (slot.to_string(), &self.masters[from], &self.masters[to]);
-        let () = to.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from.id]);
-        let () = from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to.id]);
+        let () = to.query(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from.id]);
+        let () = from.query(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to.id]);
     }
 
     pub fn end_moving(&self, slot: u16, from: usize, to: usize) {
         let (slot, from, to) = (slot.to_string(), &self.masters[from], &self.masters[to]);
         loop {
-            let keys: Vec<String> = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            let keys: Vec<String> = from.query(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
             if keys.is_empty() {
                 break;
             }
             for key in &keys {
                 let port = to.port.to_string();
-                let _: String = from.ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+                let _: String = from.query(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
             }
         }
         for node in [to, from].into_iter().chain(&self.masters) {
-            let () = node.ask(&["CLUSTER", "SETSLOT", &slot, "NODE", &to.id]);
+            let () = node.query(&["CLUSTER", "SETSLOT", &slot, "NODE", &to.id]);
         }
     }
 
     pub fn slot(&self, key: &str) -> u16 {
-        // Tests stop the first one.
-        self.masters[1].ask(&["CLUSTER", "KEYSLOT", key])
+        // Not the first one, which tests stop.
+        self.masters[1].query(&["CLUSTER", "KEYSLOT", key])
     }
 
-    /// Which of the masters had the key in the beginning.
+    /// The index of the master that had the key at the start.
     pub fn place(&self, key: &str) -> usize {
         usize::from(self.slot(key)) * self.masters.len() / usize::from(SLOTS)
     }
 }
 
 impl Node {
-    /// How many nodes it knows.
+    /// The number of nodes that the node knows.
     fn known(&self) -> usize {
-        let nodes: String = self.ask(&["CLUSTER", "NODES"]);
+        let nodes: String = self.query(&["CLUSTER", "NODES"]);
         nodes.lines().filter(|it| !it.contains("handshake")).count()
     }
 
     fn knows(&self, replicas: &[Self]) -> bool {
-        let slots: Vec<Vec<Value>> = self.ask(&["CLUSTER", "SLOTS"]);
+        let slots: Vec<Vec<Value>> = self.query(&["CLUSTER", "SLOTS"]);
         replicas.is_empty() || slots.iter().all(|range| range.len() == 4)
     }
 }
@@ -224,7 +224,7 @@ impl Node {
 pub fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(120), "not so: {what}");
+        assert!(start.elapsed() < Duration::from_secs(120), "still not true: {what}");
         thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,4 +1,4 @@
-//! Many requests at once through layers, while something happens to their store.
+//! Many concurrent requests through layers, while their store fails.
 
 use std::{
     panic, slice,
@@ -22,31 +22,31 @@ use tower_ratelimit::{Error, Key, Limiter, Quota, RateLimitLayer, RedisStore, ke
 
 use super::{counting, get};
 
-/// So many requests are in flight for each layer.
+/// The number of requests in flight for each layer.
 const AT_ONCE: usize = 150;
 const PAUSE: Duration = Duration::from_millis(250);
-/// Nothing that is waited for takes so long, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than any wait of a test, even on a busy machine.
+const MAX_TIME: Duration = Duration::from_secs(120);
 
 pub const LIMIT: u32 = 100;
 
-/// A limiter of `LIMIT` per day for each key: hardly anything comes back while a test runs.
+/// A limiter of `LIMIT` per day for each key: hardly any unit is restored while a test runs.
 pub fn limiter(store: &RedisStore) -> Limiter {
     let algorithm = tower_ratelimit::Algorithm::token_bucket();
     Limiter::new(store.clone(), algorithm, Quota::per_day(LIMIT))
 }
 
-/// The key of the user of this name.
+/// The key of a user.
 pub fn key(user: &str) -> Key<'static> {
     Key::scoped("header:x-user", user)
 }
 
-/// What the key is called in Redis.
+/// The key of a user in Redis.
 pub fn redis_key(user: &str) -> String {
     format!("ratelimit:default:token-bucket:{{{}}}", key(user).as_str())
 }
 
-/// Requests of `users`, until it is [finished](Load::finish).
+/// Requests of `users`, until the load is [finished](Load::finish).
 pub struct Load {
     users: Vec<String>,
     is_over: Arc<AtomicBool>,
@@ -88,10 +88,10 @@ impl Load {
         Self { users: users.to_vec(), is_over, tasks }
     }
 
-    /// Ends it; every request has been answered then, by the limiter or by the policy.
+    /// Ends the load. Asserts that every request was answered, by the limiter or by the policy.
     pub async fn finish(self, fault: &str) -> Answers {
         self.is_over.store(true, Ordering::SeqCst);
-        let seen = tokio::time::timeout(PATIENCE, self.tasks.join_all()).await;
+        let seen = tokio::time::timeout(MAX_TIME, self.tasks.join_all()).await;
         let seen: Vec<_> = seen.expect("a request hangs").into_iter().flatten().collect();
         let longest = seen.iter().map(|it| it.took).max().unwrap_or_default();
         let answers = Answers { users: self.users, seen };
@@ -102,7 +102,7 @@ impl Load {
             "{fault}: {allowed} allowed, {denied} denied, {failed} failed; longest {longest:?}"
         );
         assert_eq!(allowed + denied + failed, answers.seen.len());
-        assert!(longest < PATIENCE, "a request waited for {longest:?}");
+        assert!(longest < MAX_TIME, "a request waited for {longest:?}");
         answers
     }
 }
@@ -129,8 +129,8 @@ impl Answers {
         self.count(|it| self.users[it.user] == user && it.status == status)
     }
 
-    /// Uses up what is left of users' quotas: in all, they got no more, and no less but for the
-    /// requests that failed, which may have been counted.
+    /// Uses up the quotas of users. Asserts that they got no more than their quotas in all, and no
+    /// less, apart from requests that failed, which may have been counted.
     pub async fn check_counts(&self, limiter: &Limiter, users: &[String]) {
         let _ = until_decided(slice::from_ref(limiter), users).await;
         let mut tasks = JoinSet::new();
@@ -152,7 +152,7 @@ impl Answers {
     }
 }
 
-/// Waits until every limiter decides about every user again, and returns how long that took.
+/// Waits until every limiter decides about every user again. Returns the time that it took.
 pub async fn until_decided(limiters: &[Limiter], users: &[String]) -> Duration {
     let start = Instant::now();
     for limiter in limiters {
@@ -164,38 +164,38 @@ pub async fn until_decided(limiters: &[Limiter], users: &[String]) -> Duration {
 }
 
 /// Waits until a store answers.
-pub async fn eventually<T>(ask: impl AsyncFn() -> Result<T, Error>) -> T {
+pub async fn eventually<T>(call: impl AsyncFn() -> Result<T, Error>) -> T {
     let start = Instant::now();
     loop {
-        match ask().await {
+        match call().await {
             Ok(answer) => return answer,
-            Err(error) => assert!(start.elapsed() < PATIENCE, "{error:?}"),
+            Err(error) => assert!(start.elapsed() < MAX_TIME, "{error:?}"),
         }
         sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     let start = Instant::now();
     while !is_so().await {
-        assert!(start.elapsed() < PATIENCE, "not so: {what}");
+        assert!(start.elapsed() < MAX_TIME, "still not true: {what}");
         sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Waits until something is so that is asked of a server, meanwhile other tasks go on.
+/// Waits until a condition of a server holds, while other tasks run.
 pub async fn until_server(what: &str, is_so: impl Fn() -> bool) {
     until(what, async || task::block_in_place(&is_so)).await;
 }
 
-/// Limits the number of tests at a time that start many servers, which must keep their timeouts.
+/// Limits the number of concurrent tests that start many servers, which must keep their timeouts.
 pub async fn many_servers() -> SemaphorePermit<'static> {
     static PERMITS: Semaphore = Semaphore::const_new(6);
     PERMITS.acquire().await.expect("the semaphore is never closed")
 }
 
-/// Sees whether tasks stay behind, or panic where nobody looks.
+/// Detects tasks that stay behind, and panics that no test reports.
 pub struct Tasks {
     alive: usize,
     panics: usize,
@@ -219,7 +219,7 @@ impl Tasks {
         Self { alive: alive(), panics: PANICS.load(Ordering::SeqCst) }
     }
 
-    /// Once everything is dropped that has tasks.
+    /// To be called when everything with tasks is dropped.
     pub async fn check(self) {
         until("all tasks have ended", async || alive() <= self.alive).await;
         assert_eq!(PANICS.load(Ordering::SeqCst), self.panics, "a task panicked");

@@ -47,7 +47,7 @@ pub async fn redis_store(server: &RedisServer) -> RedisStore {
     patient(RedisStore::connect(&server.url()).await.expect("the server runs"))
 }
 
-/// What docs/operation.md lets a user do, as arguments of `ACL`.
+/// The permissions of a user in docs/operation.md, as arguments of `ACL`.
 pub fn permissions(user: &str) -> Vec<String> {
     let page = include_str!("../../docs/operation.md");
     let start = format!("ACL SETUSER {user} ");
@@ -55,7 +55,7 @@ pub fn permissions(user: &str) -> Vec<String> {
     line.split_whitespace().skip(1).map(String::from).collect()
 }
 
-/// With a deadline that a busy machine keeps, too.
+/// Sets a deadline that a busy machine can keep.
 pub fn patient(store: RedisStore) -> RedisStore {
     store.deadline(Duration::from_secs(30))
 }
@@ -129,16 +129,16 @@ pub fn item(policy: &str, params: &[(&str, i64)]) -> (String, Vec<(String, i64)>
     (policy.to_owned(), params)
 }
 
-/// Returns the program of an example, built again if it is out of date: `cargo test` builds examples
-/// only if it runs all tests.
+/// Returns the program of an example, built again if it is out of date: `cargo test` builds
+/// examples only if it runs all tests.
 pub fn example(name: &str) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet", "--all-features", "--example", name]);
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }
-    // `cargo test` sets these for the tests, and the build script of `ring` depends on them: it
-    // would build `ring` and its dependents again, and so would the next `cargo test`.
+    // `cargo test` sets these for the tests, and the build script of `ring` depends on them: with
+    // them, `ring` and its dependents would be built again, also by the next `cargo test`.
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_")) {
         build.env_remove(name);
     }

@@ -1,4 +1,4 @@
-//! A network between the store and its server, which fails as it is told.
+//! A network between the store and its server, which can fail in several ways.
 
 use std::{
     future::pending,
@@ -22,7 +22,7 @@ use tokio::{
 
 use super::server::RedisServer;
 
-/// Ends with its value.
+/// A proxy, which ends when this is dropped.
 pub struct Proxy {
     port: u16,
     faults: Arc<Faults>,
@@ -31,18 +31,18 @@ pub struct Proxy {
 
 #[derive(Default)]
 struct Faults {
-    /// Nothing arrives, either way, and nothing is refused.
+    /// Drops all data in both directions, without closing connections.
     drops_all: AtomicBool,
-    /// The connections that were made before lead nowhere.
+    /// The number of connections that are lost: those that were made before.
     lost: AtomicUsize,
     connections: AtomicUsize,
-    /// The next reply ends in the middle, and the connection with it.
+    /// Ends the next reply in the middle, and closes the connection.
     cuts: AtomicBool,
-    /// What comes is no reply.
+    /// Replaces replies by garbage.
     garbles: AtomicBool,
-    /// Requests arrive, and replies do not.
+    /// Passes requests on, and holds replies.
     holds_replies: AtomicBool,
-    /// The milliseconds after which each reply arrives.
+    /// The delay of each reply in milliseconds.
     delay: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl Proxy {
             runtime.block_on(async {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
                 let address = listener.local_addr().expect("it is bound");
-                port_sender.send(address.port()).expect("somebody wants it");
+                port_sender.send(address.port()).expect("the test waits for the port");
                 tokio::select! {
                     () = serve(listener, socket, shared) => {}
                     _ = ended => {}
@@ -87,12 +87,12 @@ impl Proxy {
         self.faults.garbles.store(on, SeqCst);
     }
 
-    /// Keeps the replies back, or lets them all arrive.
+    /// Holds the replies, or lets all of them arrive.
     pub fn hold_replies(&self, on: bool) {
         self.faults.holds_replies.store(on, SeqCst);
     }
 
-    /// Lets each reply arrive that much later.
+    /// Delays each reply.
     pub fn delay_replies(&self, delay: Duration) {
         self.faults.delay.store(delay.as_millis() as u64, SeqCst);
     }
@@ -136,7 +136,7 @@ async fn requests(
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         faults.arrive().await;
         if faults.has_lost(connection) {
-            continue; // until the client gives it up
+            continue; // until the client closes it
         }
         if to.write_all(&buffer[..length]).await.is_err() {
             break;
@@ -182,6 +182,6 @@ async fn replies(
     };
     tokio::select! {
         () = write => {}
-        () = async { read.await; pending().await } => {} // what was read is still to arrive
+        () = async { read.await; pending().await } => {} // the data that was read is still sent
     }
 }

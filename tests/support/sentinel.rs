@@ -20,7 +20,7 @@ use super::{
 
 pub const NAME: &str = "limits";
 
-/// Users of the Sentinels, whose password is `secret`: the documented one, and one that may not
+/// Users of the Sentinels with the password `secret`: the documented one, and one that may not
 /// subscribe.
 fn users() -> String {
     let listener = permissions("listener")[2..].join(" ");
@@ -29,7 +29,7 @@ fn users() -> String {
 }
 
 pub struct Watched {
-    /// The master comes first, in the beginning.
+    /// The first one is the master at the start.
     pub servers: Vec<(RedisServer, u16)>,
     ports: [u16; 3],
     sentinels: Vec<Sentinel>,
@@ -51,12 +51,12 @@ impl Drop for Sentinel {
 }
 
 impl Watched {
-    /// Without the Sentinels, which [`watch`](Watched::watch) starts.
+    /// Starts the servers; [`watch`](Watched::watch) starts the Sentinels.
     pub fn start(password: Option<&'static str>) -> Self {
         Self::start_with(password, &[])
     }
 
-    /// By TLS alone, but for the commands of the test.
+    /// Starts servers that use only TLS, except for the commands of the test.
     pub fn start_by_tls(certificates: &Certificates) -> Self {
         let (mut settings, mut tls) = (vec!["--port".to_owned(), "0".to_owned()], String::new());
         for (name, value) in certificates.settings() {
@@ -68,7 +68,7 @@ impl Watched {
         Self { tls: Some(([free_port(), free_port(), free_port()], tls)), ..watched }
     }
 
-    /// With settings of the servers.
+    /// Starts servers with these settings.
     pub fn start_with(password: Option<&'static str>, more: &[&str]) -> Self {
         Self::start_at("--port", password, more)
     }
@@ -146,7 +146,7 @@ impl Watched {
         ports.map(|port| format!("rediss://localhost:{port}"))
     }
 
-    /// As a user of the Sentinels.
+    /// The URLs of the Sentinels for a user.
     pub fn sentinel_urls_as(&self, user: &str) -> [String; 3] {
         self.ports.map(|port| format!("redis://{user}:secret@127.0.0.1:{port}"))
     }
@@ -162,45 +162,45 @@ impl Watched {
         told.get(1)?.parse().ok()
     }
 
-    /// Has a replica promoted.
+    /// Promotes a replica.
     pub fn fail_over(&self) {
         assert!(self.try_fail_over(), "a replica can be promoted");
     }
 
-    /// Has a replica promoted, if there is one that can be.
+    /// Promotes a replica, if one can be promoted.
     pub fn try_fail_over(&self) -> bool {
         let told: redis::RedisResult<redis::Value> =
-            ask_sentinel(self.ports[0], &["SENTINEL", "FAILOVER", NAME]);
+            query_sentinel(self.ports[0], &["SENTINEL", "FAILOVER", NAME]);
         told.is_ok()
     }
 
     /// Ends the connections to the Sentinels that are subscribed to their announcements. Returns
-    /// how many.
+    /// their number.
     pub fn kill_subscriptions(&self) -> usize {
         let kill = |port| -> usize {
-            ask_sentinel(port, &["CLIENT", "KILL", "TYPE", "pubsub"]).expect("the Sentinel runs")
+            query_sentinel(port, &["CLIENT", "KILL", "TYPE", "pubsub"]).expect("the Sentinel runs")
         };
         self.ports.map(kill).iter().sum()
     }
 
-    /// How many connections are subscribed to the announcements of each Sentinel.
+    /// The number of connections that are subscribed to the announcements of each Sentinel.
     pub fn subscriptions(&self) -> [usize; 3] {
         self.ports.map(|port| {
             let list: redis::RedisResult<String> =
-                ask_sentinel(port, &["CLIENT", "LIST", "TYPE", "pubsub"]);
+                query_sentinel(port, &["CLIENT", "LIST", "TYPE", "pubsub"]);
             list.map_or(0, |it| it.lines().count())
         })
     }
 
-    /// How often each Sentinel has refused a command to a user.
+    /// The number of commands that each Sentinel refused to a user.
     pub fn refusals(&self) -> [usize; 3] {
         self.ports.map(|port| {
-            let log: redis::Value = ask_sentinel(port, &["ACL", "LOG"]).expect("it runs");
+            let log: redis::Value = query_sentinel(port, &["ACL", "LOG"]).expect("it runs");
             log.as_sequence().map_or(0, <[_]>::len)
         })
     }
 
-    /// What is told once a Sentinel has announced another master.
+    /// Receives a message when a Sentinel announces another master.
     pub fn announcement(&self) -> mpsc::Receiver<()> {
         let (sender, receiver) = mpsc::channel();
         for port in self.ports {
@@ -218,18 +218,18 @@ impl Watched {
         receiver
     }
 
-    /// Ends the first Sentinel. From then on the second one is asked.
+    /// Ends the first Sentinel. From then on, the second one is used.
     pub fn end_the_first_sentinel(&mut self) {
         self.sentinels.remove(0);
         self.ports[0] = self.ports[1];
     }
 
-    /// How many decisions each server was asked for.
+    /// The number of decisions that each server received.
     pub fn decisions(&self) -> [u64; 3] {
         [0, 1, 2].map(|place| {
             let stats = loop {
                 // A Sentinel that changes its role closes its connections.
-                match self.ask::<String>(place, &["INFO", "commandstats"]) {
+                match self.query::<String>(place, &["INFO", "commandstats"]) {
                     Ok(stats) => break stats,
                     Err(error) => assert!(error.is_io_error(), "{error}"),
                 }
@@ -239,7 +239,7 @@ impl Watched {
         })
     }
 
-    /// Whether the replicas have all that the master has, in the beginning.
+    /// Returns true if the replicas have all data of the first master.
     pub fn is_replicated(&self) -> bool {
         let info = self.info(0);
         let offset = info.lines().find_map(|it| it.strip_prefix("master_repl_offset:"));
@@ -248,27 +248,27 @@ impl Watched {
         info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
     }
 
-    /// Whether a server says of itself that it is a master.
+    /// Returns true if a server reports that it is a master.
     pub fn says_it_is_master(&self, place: usize) -> bool {
         self.info(place).contains("role:master")
     }
 
-    /// Whether a server still reads its data.
+    /// Returns true if a server is loading its data.
     pub fn is_loading(&self, place: usize) -> bool {
-        let info: String = self.ask(place, &["INFO", "persistence"]).unwrap_or_default();
+        let info: String = self.query(place, &["INFO", "persistence"]).unwrap_or_default();
         info.contains("loading:1")
     }
 
     fn info(&self, place: usize) -> String {
         // A Sentinel that makes it a replica closes its connections.
-        self.ask(place, &["INFO", "replication"]).unwrap_or_default()
+        self.query(place, &["INFO", "replication"]).unwrap_or_default()
     }
 
     pub fn is_master(&self, place: usize) -> bool {
         !self.info(place).contains("role:slave")
     }
 
-    pub fn ask<T: redis::FromRedisValue>(
+    pub fn query<T: redis::FromRedisValue>(
         &self,
         place: usize,
         words: &[&str],
@@ -287,10 +287,10 @@ impl Watched {
 }
 
 fn sentinel(port: u16, question: &str) -> redis::RedisResult<Vec<String>> {
-    ask_sentinel(port, &["SENTINEL", question, NAME])
+    query_sentinel(port, &["SENTINEL", question, NAME])
 }
 
-fn ask_sentinel<T: redis::FromRedisValue>(port: u16, words: &[&str]) -> redis::RedisResult<T> {
+fn query_sentinel<T: redis::FromRedisValue>(port: u16, words: &[&str]) -> redis::RedisResult<T> {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
     redis::cmd(words[0]).arg(&words[1..]).query(&mut client.get_connection()?)
 }

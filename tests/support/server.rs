@@ -1,4 +1,4 @@
-//! A Redis server of one's own, on a socket in a folder of its own.
+//! A private Redis server, on a socket in a temporary folder.
 
 use std::{
     env,
@@ -12,13 +12,13 @@ use std::{
 
 use tempfile::TempDir;
 
-/// What every server is started with: `REDIS_SERVER`, if it names one.
+/// The program of every server: `redis-server`, or that of `REDIS_SERVER`.
 pub fn program() -> OsString {
     let named = env::var_os("REDIS_SERVER").filter(|it| !it.is_empty());
     named.unwrap_or_else(|| "redis-server".into())
 }
 
-/// Ends with its value.
+/// A server, which ends when this is dropped.
 pub struct RedisServer {
     process: Option<Child>,
     folder: TempDir,
@@ -30,7 +30,7 @@ impl RedisServer {
         Self::start_with(&[])
     }
 
-    /// With settings as on its command line, such as `["--port", "7000"]`.
+    /// Starts a server with settings as on its command line, such as `["--port", "7000"]`.
     pub fn start_with(settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the server");
         let settings = settings.iter().map(|&it| it.to_owned()).collect();
@@ -51,7 +51,7 @@ impl RedisServer {
         version.split('.').next().unwrap().parse().unwrap()
     }
 
-    /// Starts it again, after `kill`: without its data, unless its settings keep them.
+    /// Restarts the server after `kill`, without its data unless its settings keep them.
     pub fn restart(&mut self) {
         let process = Command::new(program())
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
@@ -79,7 +79,7 @@ impl RedisServer {
         }
     }
 
-    /// Stops it from answering, without closing its connections.
+    /// Suspends the server without closing its connections.
     pub fn freeze(&self) {
         self.signal("-STOP");
     }
@@ -97,7 +97,7 @@ impl RedisServer {
         redis::Client::open(self.url()).and_then(|it| it.get_connection()).expect("the server runs")
     }
 
-    /// How often it was asked for a command, also if it redirected that.
+    /// The number of calls of a command, including those that the server redirected.
     pub fn calls(&self, command: &str) -> u64 {
         let stats: String =
             redis::cmd("INFO").arg("commandstats").query(&mut self.connection()).expect("it runs");

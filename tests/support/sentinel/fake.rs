@@ -1,4 +1,4 @@
-//! A server that answers what a test wants, in the protocol of Redis.
+//! A server with replies that a test chooses, in the protocol of Redis.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -10,11 +10,11 @@ use std::{
     thread,
 };
 
-/// Returns the reply to the words of a command, or nothing to close the connection. The first
-/// number is that of the connection.
+/// Returns the reply to the words of a command, or no text to close the connection. The first
+/// argument is the number of the connection.
 type Answer = dyn Fn(usize, &[&str]) -> String + Send + Sync;
 
-/// Ends with its value.
+/// A server, which ends when this is dropped.
 pub struct Fake {
     port: u16,
     shared: Arc<Shared>,
@@ -97,7 +97,7 @@ impl Shared {
     }
 }
 
-/// Reads a command: an array of strings. Bytes that are no text are replaced.
+/// Reads a command: an array of strings. Bytes that are not UTF-8 are replaced.
 fn read(reader: &mut impl BufRead) -> io::Result<Vec<String>> {
     let number = read_size(reader)?;
     let word = |_| {
