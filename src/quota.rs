@@ -189,9 +189,9 @@ impl Quota {
     }
 
     /// A part of it, rounded down; of less than one unit in a window, one in a longer window.
-    pub(crate) fn to_share(self, share: f64) -> Self {
+    pub(crate) fn scaled(self, fraction: f64) -> Self {
         // Not below a whole number because of a third that is written in binary.
-        let part = |units: u32| f64::from(units) * share * (1.0 + 1e-12);
+        let part = |units: u32| f64::from(units) * fraction * (1.0 + 1e-12);
         let limit = part(self.limit);
         let window_us = match limit >= 1.0 {
             true => self.window_us,
