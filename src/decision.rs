@@ -96,7 +96,7 @@ pub enum Source {
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).
     Local,
     /// No store, because it failed: the request proceeds under
-    /// [`FailurePolicy::Open`](crate::FailurePolicy::Open). The remaining units and all times are 0.
+    /// [`FailurePolicy::Open`](crate::FailurePolicy::Open). Remaining units and times are 0.
     Open,
 }
 
@@ -187,7 +187,8 @@ impl Decision {
         self.remaining as u64
     }
 
-    /// Returns the time until [`remaining`](Decision::remaining) grows; zero if it is at its maximum.
+    /// Returns the time until [`remaining`](Decision::remaining) grows; zero if it is at its
+    /// maximum.
     ///
     /// It counts from the decision, and not from the end of the delay. So does
     /// [`reset_after`](Decision::reset_after).
@@ -205,8 +206,8 @@ impl Decision {
     /// Returns the name of the limiter that decided; of several limiters, the one that binds.
     ///
     /// That is the limiter that denies for longest. If all of them allow the request, it is the one
-    /// with the fewest units remaining, and among equals the one with the longest wait. The decision
-    /// describes this limiter, except for the delay, which is that of the request.
+    /// with the fewest units remaining, and among equals the one with the longest wait. The
+    /// decision describes this limiter, except for the delay, which is that of the request.
     #[must_use]
     pub const fn limiter(&self) -> &'static str {
         self.limiter

@@ -39,25 +39,25 @@ impl Limiter {
     /// Spends `cost` units of the quota of `key`, and waits until the request may proceed, if that
     /// is within `timeout`.
     ///
-    /// The check also makes the reservation. Reservations are in the order in which the checks reach
-    /// the store: first come, first served, over all processes. If the request would have to wait
-    /// longer than `timeout`, it is denied immediately, and the same call would succeed after
+    /// The check also makes the reservation. Reservations are in the order in which the checks
+    /// reach the store: first come, first served, over all processes. If the request would have to
+    /// wait longer than `timeout`, it is denied immediately, and the same call would succeed after
     /// [`retry_after`](Decision::retry_after). With a `timeout` of zero the call never waits.
     /// `timeout` counts from the decision of the store. A full leaky bucket denies, whatever the
     /// `timeout`.
     ///
     /// If the quota is changed in the meantime, the change applies to later requests. Waiting
-    /// requests keep their instants, but do not return their reservations if they are dropped later.
-    /// In a fixed window and in a leaky bucket, other requests may proceed before them.
+    /// requests keep their instants, but do not return their reservations if they are dropped
+    /// later. In a fixed window and in a leaky bucket, other requests may proceed before them.
     ///
     /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a
     /// `RedisStore` it counts from the decision in Redis, which is estimated from the times of
     /// replies.
     ///
     /// If the sleep ends more than 50 ms late, because the process was stopped, the reservation is
-    /// released, and the call checks once more with the rest of `timeout`. The request then proceeds,
-    /// waits again behind the others, or is denied. The call returns the last decision. Layers have
-    /// a setting for the 50 ms: [`max_lateness`](crate::RateLimitLayer::max_lateness).
+    /// released, and the call checks once more with the rest of `timeout`. The request then
+    /// proceeds, waits again behind the others, or is denied. The call returns the last decision.
+    /// Layers have a setting for the 50 ms: [`max_lateness`](crate::RateLimitLayer::max_lateness).
     ///
     /// # Errors
     ///
@@ -206,8 +206,8 @@ impl Charge {
     }
 }
 
-/// A request that waits for a decision, and then until it may proceed. If it is dropped before that,
-/// it returns the units that it has spent or reserved.
+/// A request that waits for a decision, and then until it may proceed. If it is dropped before
+/// that, it returns the units that it has spent or reserved.
 pub(crate) struct Acquire {
     phase: Phase,
     charge: Charge,

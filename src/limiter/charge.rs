@@ -53,8 +53,8 @@ use crate::{
 /// - Units that were taken stay spent if the node fails during the decision or the return.
 /// - [`Decision::retry_after`] is that of the first limit that denies. A limit behind it may deny
 ///   for longer.
-/// - [`cancel`](Charge::cancel) and [`refund`](Charge::refund) change all limits that they can reach,
-///   and return an error if they could not reach all.
+/// - [`cancel`](Charge::cancel) and [`refund`](Charge::refund) change all limits that they can
+///   reach, and return an error if they could not reach all.
 ///
 /// So add the limit that denies most often first, such as the limit of a user before the limit that
 /// all users share.
@@ -288,8 +288,8 @@ impl Charge {
     /// returns unused units, as [`Limiter::cancel`] does, or spends missing ones, as
     /// [`Limiter::spend`] does.
     ///
-    /// The charge must be bound to its decision: by [`decided`](Charge::decided), or by a layer with
-    /// [`charge_handle`](crate::RateLimitLayer::charge_handle). Settling does nothing if:
+    /// The charge must be bound to its decision: by [`decided`](Charge::decided), or by a layer
+    /// with [`charge_handle`](crate::RateLimitLayer::charge_handle). Settling does nothing if:
     ///
     /// - the charge is exempt
     /// - the charge was [cancelled](Charge::cancel)
@@ -360,8 +360,8 @@ impl Charge {
         all(returns.iter().map(|(part, unused)| part.release(unused)).collect()).await
     }
 
-    /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None` if
-    /// one of the limiters has no such fallback.
+    /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
+    /// if one of the limiters has no such fallback.
     pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {
         let parts = self.parts().map(|part| {
             let limiter = part.limiter.own().ok()?.fallback(fraction).into();
@@ -407,8 +407,8 @@ impl Charge {
         self.parts().map(|part| &part.limiter)
     }
 
-    /// Returns the limiters of this crate with their keys and costs, in the order in which they were
-    /// added.
+    /// Returns the limiters of this crate with their keys and costs, in the order in which they
+    /// were added.
     pub(super) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u32)> {
         self.parts().filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
     }
@@ -484,9 +484,9 @@ impl Charge {
 }
 
 impl Limiter {
-    /// Adjusts the cost of an allowed `decision` about `key` to the units that were actually `used`.
-    /// It returns unused units, as [`cancel`](Limiter::cancel) does, or spends missing ones, as
-    /// [`spend`](Limiter::spend) does.
+    /// Adjusts the cost of an allowed `decision` about `key` to the units that were actually
+    /// `used`. It returns unused units, as [`cancel`](Limiter::cancel) does, or spends missing
+    /// ones, as [`spend`](Limiter::spend) does.
     ///
     /// A bucket returns only units that it has not refilled since the decision, for each request
     /// apart: after 0.3 s nothing of 500 units at 100,000 per minute. If you settle below the

@@ -23,8 +23,8 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 
 /// A limit per key: an algorithm and a quota over a store. It knows no HTTP.
 ///
-/// Clones share their counts. Limiters with different names do not: the name of a limiter is part of
-/// its keys in the store, and can be used only once per store.
+/// Clones share their counts. Limiters with different names do not: the name of a limiter is part
+/// of its keys in the store, and can be used only once per store.
 ///
 /// # Examples
 ///
@@ -209,18 +209,18 @@ impl Limiter {
         self.decide(Action::Check, &key.into(), cost, MaxWait::DEFAULT)?.await
     }
 
-    /// Checks like [`check_n`](Limiter::check_n), and makes a reservation if the request can proceed
-    /// within `max_wait`.
+    /// Checks like [`check_n`](Limiter::check_n), and makes a reservation if the request can
+    /// proceed within `max_wait`.
     ///
-    /// The request is then allowed, with a [`delay`](Decision::delay) that the caller must wait for.
-    /// [`try_acquire`](Limiter::try_acquire) also waits, and releases the reservation if it is
+    /// The request is then allowed, with a [`delay`](Decision::delay) that the caller must wait
+    /// for. [`try_acquire`](Limiter::try_acquire) also waits, and releases the reservation if it is
     /// dropped.
     ///
     /// Reservations are made in the order of the checks. If the request would have to wait longer
     /// than `max_wait`, it is denied, and the same check would succeed after
-    /// [`retry_after`](Decision::retry_after). `max_wait` is bounded by 100 years, and by less for a
-    /// bucket whose rate needs large fractions: by 2.5 hours for 1,000,003 per second, by one second
-    /// for 4,294,967,291 (2^32 - 5) per second.
+    /// [`retry_after`](Decision::retry_after). `max_wait` is bounded by 100 years, and by less for
+    /// a bucket whose rate needs large fractions: by 2.5 hours for 1,000,003 per second, by one
+    /// second for 4,294,967,291 (2^32 - 5) per second.
     ///
     /// # Errors
     ///
@@ -257,9 +257,9 @@ impl Limiter {
     /// of the key was changed and changed back, or if the clock of the store stepped back, units
     /// that were refilled then can be returned a second time.
     ///
-    /// Cancel a decision only once, and do not [settle](Limiter::settle) it as well: the second call
-    /// would return units that other requests have spent. A [bound charge](crate::Charge::decided)
-    /// prevents that.
+    /// Cancel a decision only once, and do not [settle](Limiter::settle) it as well: the second
+    /// call would return units that other requests have spent. A
+    /// [bound charge](crate::Charge::decided) prevents that.
     ///
     /// # Errors
     ///
@@ -331,9 +331,9 @@ impl Limiter {
     /// `cost` units more than its quota. To return the unused units of one request, call
     /// [`cancel`](Limiter::cancel) or [`settle`](Limiter::settle).
     ///
-    /// The sliding algorithms return the units that were spent first, so that later ones still count
-    /// for their full time. A fixed window returns units of the current window. Reservations of
-    /// waiting requests are not returned.
+    /// The sliding algorithms return the units that were spent first, so that later ones still
+    /// count for their full time. A fixed window returns units of the current window. Reservations
+    /// of waiting requests are not returned.
     ///
     /// # Errors
     ///

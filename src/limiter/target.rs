@@ -19,7 +19,8 @@ use crate::{
 /// A hundred years, in microseconds.
 const LONGEST_WAIT: f64 = 36_525.0 * 86_400e6;
 
-/// A limiter in a foreign format. It reserves no instants, and shares no charge with other limiters.
+/// A limiter in a foreign format. It reserves no instants, and shares no charge with other
+/// limiters.
 pub trait ChargeTarget: fmt::Debug + Send + Sync {
     /// Returns the name, as clients see it.
     fn name(&self) -> &str;

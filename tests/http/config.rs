@@ -171,12 +171,12 @@ fn a_mistake_is_reported_with_its_line_and_field() {
         (
             &[FIXED, burst],
             "quota",
-            r#"quota "10/s burst 20": a fixed-window admits up to its limit at once and has no other burst; leave the burst out"#,
+            r#"quota "10/s burst 20": a fixed-window admits up to its limit at once and has no other burst; omit the burst"#,
         ),
         (
             &[BUCKET, ("overdraft", "4294967290"), QUOTA],
             "quota",
-            r#"an overdraft of 4294967290 is too much for the quota "10/s""#,
+            r#"an overdraft of 4294967290 is too large for the quota "10/s""#,
         ),
         (
             &[BUCKET, ("bucket", "4"), QUOTA],

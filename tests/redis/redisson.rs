@@ -106,7 +106,7 @@ async fn what_cannot_be_is_refused_and_says_why() {
         assert!(matches!(&refused, ConfigError::Slots { name: it, .. } if it == name));
         assert!(refused.to_string().contains("slots of a cluster"), "{refused}");
         let error = Error::from(refused).to_string();
-        assert_eq!(error, "the rate limiter cannot be set up like that");
+        assert_eq!(error, "the settings of the rate limiter are invalid");
     }
 
     let limiter = RateLimiter::new(store.clone(), "api:{42}");

@@ -1,5 +1,5 @@
-//! The units that a bound charge has spent, so that they can be adjusted later, in any order and any
-//! number of times. The calls to the store are in `charge.rs`.
+//! The units that a bound charge has spent, so that they can be adjusted later, in any order and
+//! any number of times. The calls to the store are in `charge.rs`.
 
 use std::sync::Mutex;
 
@@ -58,11 +58,11 @@ impl Record {
         self.receipt != Receipt::None
     }
 
-    /// Removes the units that a limit has spent above `used`, the latest first. Returns them, and the
-    /// number of units that are missing to `used`.
+    /// Removes the units that a limit has spent above `used`, the latest first. Returns them, and
+    /// the number of units that are missing to `used`.
     ///
-    /// They are removed before the store returns them: if the store fails, they must not be returned
-    /// twice.
+    /// They are removed before the store returns them: if the store fails, they must not be
+    /// returned twice.
     pub(super) fn adjust(&self, limit: usize, used: u32) -> (Vec<Return>, u32) {
         let limits = &mut *lock(&self.limits);
         match limits.is_cancelled {
