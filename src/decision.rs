@@ -1,4 +1,5 @@
-//! The answer of a limiter: whether the request is allowed, what remains, and when to come back.
+//! `Decision`: the result of a check, and the receipt by which a store finds the units again. It
+//! knows no store.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -7,9 +8,9 @@ use crate::{
     quota::Quota,
 };
 
-/// The answer of a check: may the request go on, and how does its key stand after it?
+/// The result of a check: whether the request is allowed, and the state of its key afterwards.
 ///
-/// The layer puts it into the extensions of the request and of the response.
+/// The layer inserts it into the extensions of the request and of the response.
 ///
 /// # Examples
 ///
@@ -34,9 +35,9 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone, PartialEq)]
-#[must_use = "a denied request must not go on"]
+#[must_use = "a denied request must not proceed"]
 pub struct Decision {
-    // Not as a policy and a verdict, which would take more room.
+    // Not a `Policy` and an `EngineReply`, which would take more memory.
     limiter: &'static str,
     quota: Quota,
     cost: u32,
@@ -47,34 +48,36 @@ pub struct Decision {
     replenish: f64,
     reset: f64,
     receipt: Receipt,
-    /// How long ago the store decided, in microseconds.
+    /// The time since the store decided, in microseconds.
     age: f64,
 }
 
-/// By what a store finds again what a request has spent.
+/// The evidence by which a store finds the units that a request has spent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Receipt {
     /// Nothing was spent.
     None,
     /// The instant at which the request proceeds, by the clock of the store, for all of its limits.
     At(f64),
-    /// The same for each of its limits, if they are on several servers.
+    /// One instant per limit, if the limits are on several servers.
     Each(Arc<[f64]>),
     /// The id of an acquire in the log of a foreign limiter.
     Id(u64),
 }
 
 impl Receipt {
-    /// That of one of the limits, by its index in the charge.
-    pub(crate) fn of(&self, limit: usize) -> Self {
+    /// Returns the receipt of one limit, by its index in the charge.
+    pub(crate) fn for_limit(&self, limit: usize) -> Self {
         match self {
-            Self::Each(instants) => instants.get(limit).map_or(Self::None, |it| Self::At(*it)),
+            Self::Each(instants) => {
+                instants.get(limit).map_or(Self::None, |instant| Self::At(*instant))
+            }
             receipt => receipt.clone(),
         }
     }
 }
 
-/// The limit that a request is held against.
+/// The limit that a request is checked against.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Policy {
     pub(crate) limiter: &'static str,
@@ -83,37 +86,37 @@ pub(crate) struct Policy {
     pub(crate) source: Source,
 }
 
-/// Who decided.
+/// The origin of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
     /// The limiter's store.
     Store,
-    /// A store in memory, with a share of the quota, because the limiter's gave no answer:
+    /// A store in memory with a fraction of the quota, because the limiter's store failed:
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).
     Local,
-    /// Nobody, because the store gave no answer: the request goes on by
-    /// [`FailurePolicy::Open`](crate::FailurePolicy::Open), and what remains, and all times, are 0.
+    /// No store, because it failed: the request proceeds under
+    /// [`FailurePolicy::Open`](crate::FailurePolicy::Open). Remaining units and times are 0.
     Open,
 }
 
 impl Decision {
     #[inline]
-    pub(crate) fn new(limit: Policy, verdict: EngineReply, action: Action, age: f64) -> Self {
-        let spent = verdict.admitted && action.commits();
-        let receipt = if spent { Receipt::At(verdict.instant) } else { Receipt::None };
-        Self::with_receipt(limit, verdict, receipt, age)
+    pub(crate) fn new(limit: Policy, reply: EngineReply, action: Action, age: f64) -> Self {
+        let spent = reply.admitted && action.commits();
+        let receipt = if spent { Receipt::At(reply.instant) } else { Receipt::None };
+        Self::with_receipt(limit, reply, receipt, age)
     }
 
     #[inline]
     pub(crate) fn with_receipt(
         limit: Policy,
-        verdict: EngineReply,
+        reply: EngineReply,
         receipt: Receipt,
         age: f64,
     ) -> Self {
         let Policy { limiter, quota, cost, source } = limit;
-        let EngineReply { admitted, wait, remaining, replenish, reset, .. } = verdict;
+        let EngineReply { admitted, wait, remaining, replenish, reset, .. } = reply;
         Self {
             limiter,
             quota,
@@ -129,9 +132,9 @@ impl Decision {
         }
     }
 
-    /// The decision of a request that proceeds uncounted, because the store did not decide.
+    /// Returns the decision of a request that proceeds uncounted, because the store did not decide.
     pub(crate) fn uncounted(limit: Policy) -> Self {
-        let nothing = EngineReply {
+        let reply = EngineReply {
             admitted: true,
             wait: 0.0,
             remaining: 0.0,
@@ -140,78 +143,83 @@ impl Decision {
             instant: 0.0,
         };
         let limit = Policy { source: Source::Open, ..limit };
-        Self::with_receipt(limit, nothing, Receipt::None, 0.0)
+        Self::with_receipt(limit, reply, Receipt::None, 0.0)
     }
 
     pub(crate) fn proceeds_immediately(&self) -> bool {
         self.admitted && self.wait == 0.0
     }
 
-    /// How long ago the store decided.
+    /// Returns the time since the store decided.
     pub(crate) const fn age(&self) -> Duration {
         micros(self.age)
     }
 
-    /// What is left of the delay.
-    pub(crate) const fn sleep(&self) -> Duration {
+    /// Returns the rest of the delay.
+    pub(crate) const fn remaining_delay(&self) -> Duration {
         self.delay().saturating_sub(self.age())
     }
 
-    /// Returns whether the request may go on, after [`delay`](Decision::delay).
+    /// Returns whether the request may proceed, after [`delay`](Decision::delay).
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         self.admitted
     }
 
-    /// The time after which an allowed request may go on.
+    /// Returns the time after which an allowed request may proceed.
     ///
-    /// It is zero unless the algorithm is a leaky bucket, or the check allowed a wait.
+    /// It is zero, except for a leaky bucket, or if the check allows a wait.
     #[must_use]
     pub const fn delay(&self) -> Duration {
         if self.is_allowed() { micros(self.wait) } else { Duration::ZERO }
     }
 
-    /// The time after which the same request, if no other comes between, is allowed; `None` if it is
-    /// allowed now. Exact to the microsecond.
+    /// Returns the time after which the same request is allowed, if no other request spends units
+    /// before; `None` if it is allowed now. Exact to the microsecond.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         if self.is_allowed() { None } else { Some(micros(self.wait)) }
     }
 
-    /// The number of requests of cost 1 that would be allowed right now, after this decision.
+    /// Returns the number of requests of cost 1 that would be allowed now, after this decision.
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.remaining as u64
     }
 
-    /// The time until [`remaining`](Decision::remaining) grows; zero if it is as large as can be. It counts
-    /// from the decision, and so does [`reset_after`](Decision::reset_after): not from after the delay.
+    /// Returns the time until [`remaining`](Decision::remaining) grows; zero if it is at its
+    /// maximum.
+    ///
+    /// It counts from the decision, and not from the end of the delay. So does
+    /// [`reset_after`](Decision::reset_after).
     #[must_use]
     pub const fn replenish_after(&self) -> Duration {
         micros(self.replenish)
     }
 
-    /// The time until the key is as if it had never been seen.
+    /// Returns the time until the key is in its initial state.
     #[must_use]
     pub const fn reset_after(&self) -> Duration {
         micros(self.reset)
     }
 
-    /// The name of the limiter that decided; of several, of the one that binds: it denies longest, or has least
-    /// remaining, and of several such makes the request wait longest. All that the decision tells is about it,
-    /// but for the delay, which is that of the request.
+    /// Returns the name of the limiter that decided; of several limiters, the one that binds.
+    ///
+    /// That is the limiter that denies for longest. If all of them allow the request, it is the one
+    /// with the fewest units remaining, and among equals the one with the longest wait. The
+    /// decision describes this limiter, except for the delay, which is that of the request.
     #[must_use]
     pub const fn limiter(&self) -> &'static str {
         self.limiter
     }
 
-    /// The quota that the request was held against.
+    /// Returns the quota that the request was checked against.
     #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
     }
 
-    /// Who decided.
+    /// Returns the origin of the decision.
     #[must_use]
     pub const fn source(&self) -> Source {
         self.source
@@ -221,13 +229,13 @@ impl Decision {
         &self.receipt
     }
 
-    /// With the receipts of all of its limits.
+    /// Sets the receipts of all limits.
     #[cfg(feature = "redis")]
     pub(crate) fn with_receipts(self, instants: Arc<[f64]>) -> Self {
         Self { receipt: Receipt::Each(instants), ..self }
     }
 
-    /// What the request costs.
+    /// Returns the cost of the request.
     #[must_use]
     pub const fn cost(&self) -> u32 {
         self.cost

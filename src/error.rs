@@ -9,56 +9,56 @@ pub(crate) use self::store::Kind as StoreErrorKind;
 pub use self::store::StoreError;
 use crate::quota::Quota;
 
-/// Why a limiter gave no decision.
+/// The reason why a limiter made no decision, or did not change a count.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A request costs at least 1; to look without spending there is
-    /// [`peek`](crate::Limiter::peek).
+    /// The cost is 0. A request costs at least 1; [`peek`](crate::Limiter::peek) reads the state
+    /// without spending.
     ZeroCost,
-    /// The cost is more than the quota can ever grant, however long one waits. Nothing was spent.
+    /// The cost is above the maximum that the quota can ever grant. Nothing was spent.
     #[non_exhaustive]
     CostAboveQuota {
         /// The name of the limiter.
         limiter: &'static str,
-        /// What the request would cost.
+        /// The cost of the request.
         cost: u32,
         /// The largest cost that the quota can grant to one request.
         max: u32,
     },
-    /// There is no limit to hold the request against: it is [exempt](crate::Charge::exempt).
+    /// The charge is [exempt](crate::Charge::exempt): it has no limits to check.
     NoLimits,
-    /// One limiter is to be charged for one key twice at once: charge it once, with the sum of the costs.
+    /// One limiter is charged twice for one key: charge it once, with the sum of the costs.
     #[non_exhaustive]
     SameLimitTwice {
         /// The name of the limiter.
         limiter: &'static str,
     },
-    /// The limiter that is to be settled was not charged.
+    /// The limiter to settle was not charged.
     #[non_exhaustive]
     NotCharged {
         /// The name that was given.
         limiter: String,
     },
-    /// The charge that is to be settled is not bound to a decision that has spent anything: pass the decision to
+    /// The charge to settle is not bound to a decision that has spent units: pass the decision to
     /// [`Charge::decided`](crate::Charge::decided).
     NotDecided,
-    /// The limits of one charge are in different stores, which cannot decide together, or one of several is
-    /// shared by Redisson.
+    /// The limits of one charge cannot be decided together: they are in different stores, or
+    /// Redisson shares one of them.
     DifferentStores,
-    /// The limiter that Redisson shares has no rate, its rate is gone, or what is there is none, such as a fraction:
-    /// call `redisson::RateLimiter::try_set_rate`.
+    /// The limiter that Redisson shares has no valid rate: it was never set, it is gone, or it is
+    /// malformed, such as a fraction. Call `redisson::RateLimiter::try_set_rate`.
     #[non_exhaustive]
     NoRate {
         /// The name of the limiter.
         name: String,
     },
-    /// A limiter that Redisson shares can be checked, waited for and refunded, and settled with no more than was
-    /// charged, and nothing else.
+    /// The operation is not supported by a limiter that Redisson shares. It supports checks,
+    /// waiting, refunds, and settling with at most the charged cost.
     Unsupported,
-    /// A rate that cannot be, or a name that a limiter cannot have. Nothing was changed.
+    /// The rate or the name of a limiter is invalid. Nothing was changed.
     Config(ConfigError),
-    /// The store gave no answer.
+    /// The store failed.
     Store(StoreError),
 }
 
@@ -66,41 +66,46 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ZeroCost => f.write_str(
-                "a request must cost at least 1: `peek` spends nothing, and `Charge::exempt` charges nobody",
+                "invalid cost 0: a request must cost at least 1; use `peek` to read without \
+                 spending, or `Charge::exempt` to count nothing",
             ),
             Self::CostAboveQuota { limiter, cost, max } => write!(
                 f,
-                "a request that costs {cost} can never pass, the quota of {limiter:?} grants {max} at most"
+                "invalid cost {cost}: the quota of limiter {limiter:?} grants at most {max} to one \
+                 request; lower the cost, or raise the quota"
             ),
-            Self::NoLimits => f.write_str("an exempt charge has no limit that could decide"),
+            Self::NoLimits => f.write_str(
+                "the charge cannot be checked: it is exempt and has no limits; add a limit, or \
+                 skip the check",
+            ),
             Self::SameLimitTwice { limiter } => write!(
                 f,
-                "the limiter {limiter:?} is charged for the same key twice: charge it once, with the sum"
+                "invalid charge: limiter {limiter:?} is charged for the same key twice; charge it \
+                 once, with the sum of the costs"
             ),
-            Self::NotCharged { limiter } => {
-                write!(
-                    f,
-                    "the charge cannot be settled: it has no limiter {limiter:?}; pass the name of one that \
-                     it charges"
-                )
-            }
+            Self::NotCharged { limiter } => write!(
+                f,
+                "the charge cannot be settled: it has no limiter {limiter:?}; pass the name of one \
+                 of its limiters"
+            ),
             Self::NotDecided => f.write_str(
-                "the charge cannot be settled: its decision was denied, or it has none; settle an allowed decision, by \
-                 `Charge::decided` or with the charge in the extensions of the request",
+                "the charge cannot be settled: its decision was a denial, or it has none; settle \
+                 an allowed charge, from `Charge::decided` or from the extensions of the request",
             ),
             Self::DifferentStores => f.write_str(
-                "limits that are charged together must be in one store, with one prefix, and not shared by \
-                 Redisson",
+                "invalid charge: its limits are in different stores or prefixes, or Redisson \
+                 shares one of them; limits that are charged together must be in one store",
             ),
-            Self::NoRate { name } => {
-                write!(
-                    f,
-                    "the rate limiter {name:?} has no rate in Redis, or none that can be read: set one with \
-                     try_set_rate"
-                )
-            }
-            Self::Unsupported => f.write_str("a limiter that Redisson shares cannot do that"),
-            Self::Config(_) => f.write_str("the rate limiter cannot be set up like that"),
+            Self::NoRate { name } => write!(
+                f,
+                "the rate limiter {name:?} cannot decide: its rate in Redis is missing or invalid; \
+                 set a rate with `try_set_rate`"
+            ),
+            Self::Unsupported => f.write_str(
+                "the operation is not supported: Redisson shares the limiter; check, wait, refund, \
+                 or settle with at most the charged cost",
+            ),
+            Self::Config(_) => f.write_str("the settings of the rate limiter are invalid"),
             Self::Store(error) => f.write_str(store_failure(error)),
         }
     }
@@ -109,7 +114,7 @@ impl fmt::Display for Error {
 fn store_failure(error: &StoreError) -> &'static str {
     match error.is_full() {
         true => "the store of the rate limiter has no room for the key",
-        false => "the store of the rate limiter gave no answer",
+        false => "the store of the rate limiter failed",
     }
 }
 
@@ -135,29 +140,29 @@ impl From<StoreError> for Error {
     }
 }
 
-/// Settings that do not go together.
+/// Invalid settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// Another limiter over the same store has the name; their counts would mix.
+    /// Another limiter over the same store uses the name: their counts would mix.
     #[non_exhaustive]
     NameTaken {
         /// The name.
         name: String,
     },
-    /// A name is 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    /// The name is invalid: it must be 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
     #[non_exhaustive]
     Name {
         /// The name.
         name: String,
     },
-    /// There is no algorithm of that name.
+    /// No algorithm has this name.
     #[non_exhaustive]
     UnknownAlgorithm {
         /// The name.
         name: String,
     },
-    /// Only the buckets have a burst of their own.
+    /// The quota has a burst, and the algorithm is not a bucket.
     #[non_exhaustive]
     BurstWithoutBucket {
         /// The name of the algorithm.
@@ -165,20 +170,19 @@ pub enum ConfigError {
         /// The quota with the burst.
         quota: Quota,
     },
-    /// A sliding window has 1 to 100 buckets.
+    /// The number of buckets of a sliding window is not 1 to 100.
     #[non_exhaustive]
     Buckets {
         /// The number of buckets.
         buckets: u32,
     },
-    /// A trusted network is an address, or one with a prefix, such as `10.0.0.0/8`.
+    /// The trusted network is not an address, with or without a prefix length: `10.0.0.0/8`.
     #[non_exhaustive]
     Network {
-        /// What was given.
+        /// The text that was given.
         network: String,
     },
-    /// The burst and the overdraft together are above `u32::MAX`, or take more than 100 years to
-    /// refill.
+    /// The sum of burst and overdraft is above `u32::MAX`, or takes more than 100 years to refill.
     #[non_exhaustive]
     Overdraft {
         /// The overdraft.
@@ -186,31 +190,31 @@ pub enum ConfigError {
         /// The quota.
         quota: Quota,
     },
-    /// The keys of a `redisson::RateLimiter` of this name would be in several slots of a cluster: the
-    /// name is empty, or has braces that hold no text.
+    /// The keys of a `redisson::RateLimiter` of this name would be in several slots of a cluster:
+    /// the name is empty, or contains braces without text between them.
     #[non_exhaustive]
     Slots {
         /// The name.
         name: String,
     },
-    /// The rate of a `redisson::RateLimiter` is 1 to 2^53 permits.
+    /// The rate of a `redisson::RateLimiter` is not 1 to 2^53 permits.
     #[non_exhaustive]
     Rate {
         /// The rate.
         rate: u64,
     },
-    /// The interval of a `redisson::RateLimiter` is 1 ms to 100 years.
+    /// The interval of a `redisson::RateLimiter` is not 1 ms to 100 years.
     #[non_exhaustive]
     Interval {
         /// The interval.
         interval: Duration,
     },
-    /// A `redisson::RateLimiter` must be kept alive for at least its interval, and at most 100 years.
+    /// The keep-alive of a `redisson::RateLimiter` is below its interval, or above 100 years.
     #[non_exhaustive]
     KeepAlive {
-        /// How long it would be kept alive.
+        /// The keep-alive.
         keep_alive: Duration,
-        /// Its interval.
+        /// The interval.
         interval: Duration,
     },
 }
@@ -220,8 +224,8 @@ impl fmt::Display for ConfigError {
         match self {
             Self::NameTaken { name } => write!(
                 f,
-                "the store already has a limiter named {name:?}: name this one with \
-                 `Limiter::named`, or clone the other one if they shall count together"
+                "limiter name {name:?}: the store already has a limiter of this name; use another \
+                 name with `Limiter::named`, or clone that limiter if they should share counts"
             ),
             Self::Name { name } => write!(
                 f,
@@ -229,38 +233,42 @@ impl fmt::Display for ConfigError {
             ),
             Self::UnknownAlgorithm { name } => write!(
                 f,
-                "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket or \
-                 leaky-bucket"
+                "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket \
+                 or leaky-bucket"
             ),
             Self::BurstWithoutBucket { algorithm, quota } => write!(
                 f,
                 "quota \"{quota}\": a {algorithm} admits up to its limit at once and has no other \
-                 burst; leave the burst out, or use token-bucket or leaky-bucket"
+                 burst; omit the burst, or use token-bucket or leaky-bucket"
             ),
             Self::Buckets { buckets } => {
                 write!(f, "a sliding window has 1 to 100 buckets, not {buckets}")
             }
             Self::Network { network } => {
-                write!(f, "network {network:?}: write an address, or one with a prefix: 10.0.0.0/8")
+                write!(
+                    f,
+                    "network {network:?}: use an address, or one with a prefix length, such as \
+                     10.0.0.0/8"
+                )
             }
             Self::Overdraft { overdraft, quota } => write!(
                 f,
-                "an overdraft of {overdraft} is too much for the quota \"{quota}\": with the burst \
-                 it must be below 2^32 and refill within 100 years"
+                "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
+                 burst it must be below 2^32 and refill within 100 years; lower it"
             ),
             Self::Slots { name } => write!(
                 f,
-                "limiter name {name:?}: its keys would be in several slots of a cluster; use a name \
-                 without braces, or with text in the first pair of them, such as \"api:{{42}}\""
+                "limiter name {name:?}: its keys would be in several slots of a cluster; use a \
+                 name without braces, or with text in the first pair, such as \"api:{{42}}\""
             ),
-            Self::Rate { rate } => write!(f, "a rate is 1 to 2^53 permits, not {rate}"),
+            Self::Rate { rate } => write!(f, "rate {rate}: use 1 to 2^53 permits"),
             Self::Interval { interval } => {
-                write!(f, "an interval is 1 ms to 100 years, not {interval:?}")
+                write!(f, "interval {interval:?}: use 1 ms to 100 years")
             }
             Self::KeepAlive { keep_alive, interval } => write!(
                 f,
-                "a limiter that is kept alive for {keep_alive:?} would forget what was taken in its \
-                 interval of {interval:?}: keep it alive for longer, and at most 100 years"
+                "keep-alive {keep_alive:?}: the limiter would forget permits taken in its interval \
+                 of {interval:?}; use at least the interval, and at most 100 years"
             ),
         }
     }

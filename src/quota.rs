@@ -191,9 +191,9 @@ impl Quota {
 
     /// A fraction of the quota, rounded down. A fraction of less than one unit in a window is one
     /// unit in a longer window.
-    pub(crate) fn to_share(self, share: f64) -> Self {
+    pub(crate) fn scaled(self, fraction: f64) -> Self {
         // The binary fraction of a third must not round a product below an integer.
-        let part = |units: u32| f64::from(units) * share * (1.0 + 1e-12);
+        let part = |units: u32| f64::from(units) * fraction * (1.0 + 1e-12);
         let limit = part(self.limit);
         let window_us = match limit >= 1.0 {
             true => self.window_us,

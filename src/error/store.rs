@@ -1,9 +1,9 @@
-//! The error of a store, without knowledge of the store: text and sources are those of the
-//! backend's error.
+//! `StoreError`, without knowledge of the backend: its text and sources are those of the backend's
+//! error.
 
 use std::{error::Error, fmt, sync::Arc};
 
-/// The reason for a missing decision, where the store is the cause.
+/// The failure of a store.
 #[derive(Clone)]
 pub struct StoreError {
     kind: Kind,
@@ -16,7 +16,7 @@ pub struct StoreError {
     cause: Arc<dyn Error + Send + Sync>,
 }
 
-/// The differences that callers see.
+/// The distinctions that callers can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only Redis fails in other ways"))]
 pub(crate) enum Kind {
@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// All keys that the store holds are in use.
+/// The store is full, and all of its keys are in use.
 #[derive(Debug)]
 struct Full {
     max_keys: usize,
@@ -46,13 +46,13 @@ impl fmt::Display for Full {
 impl Error for Full {}
 
 impl StoreError {
-    /// Returns the error of a store that holds `max_keys` keys in use, and cannot take another.
+    /// Returns the error of a store that is full, with `max_keys` keys in use.
     pub(crate) fn full(max_keys: usize) -> Self {
         let cause = Arc::new(Full { max_keys });
         Self { kind: Kind::Full, may_have_run: false, cause }
     }
 
-    /// Returns the error of a store with a backend.
+    /// Returns the error of a backend.
     #[cfg(feature = "redis")]
     pub(crate) fn new(
         kind: Kind,

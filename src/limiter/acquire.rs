@@ -1,4 +1,5 @@
-//! Waiting for a turn, and giving it back.
+//! Waiting for quota, and releasing the reservation of a request that is dropped. Retries of denied
+//! requests are in `retry.rs`, and the bounds on waiting requests in `wait_queue.rs`.
 
 use std::{
     fmt,
@@ -11,46 +12,52 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::{
+    charge::Charge,
+    core::Limiter,
+    max_wait::MaxWait,
+    retry::{Retry, yield_to_queue},
+    wait_queue::WaitSlot,
+};
 use crate::{
     algorithm::{Action, micros},
     decision::Decision,
     error::Error,
     keys::Key,
-    limiter::Charge,
-    limiter::WaitSlot,
-    limiter::retry::{self, Retry},
-    limiter::{Limiter, MaxWait},
     store::StoreFuture,
 };
 
-/// The lateness up to which a waiting request goes on without asking again, unless the layer sets another.
+/// The default lateness up to which a waiting request proceeds without a second check.
 pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 
-/// In this time Redis has released what late requests have reserved, unless there are very many:
-/// then a request may stand behind its own reservation for a moment, and is denied or waits longer,
-/// but no more is admitted.
+/// The time in which Redis releases the reservations of late requests. If there are very many of
+/// them, a request can stay behind its own reservation for a moment: it is then denied or waits
+/// longer, but no more is admitted.
 const RELEASE_TIME: Duration = Duration::from_millis(20);
 
 impl Limiter {
-    /// Spends `cost` from `key`'s quota and waits for the request's turn, if that comes within `timeout`.
+    /// Spends `cost` units of the quota of `key`, and waits until the request may proceed, if that
+    /// is within `timeout`.
     ///
-    /// The turn is booked by the same question that asks for it, in the order in which the questions reach the
-    /// store: first come, first served, also over many processes. If the turn would come later than `timeout`,
-    /// the request is denied at once, and [`retry_after`](Decision::retry_after) is when the same call would
-    /// succeed. With a `timeout` of zero it never waits. `timeout` counts from the store's decision; a leaky
-    /// bucket that is full denies, whatever it is.
+    /// The check also makes the reservation. Reservations are in the order in which the checks
+    /// reach the store: first come, first served, over all processes. If the request would have to
+    /// wait longer than `timeout`, it is denied immediately, and the same call would succeed after
+    /// [`retry_after`](Decision::retry_after). With a `timeout` of zero the call never waits.
+    /// `timeout` counts from the decision of the store. A full leaky bucket denies, whatever the
+    /// `timeout`.
     ///
-    /// A quota that is changed meanwhile applies to later requests. Requests that wait keep their instants, but they do
-    /// not return their reservation if they are dropped later, and in a fixed window and in a leaky bucket other
-    /// requests may proceed before them.
+    /// If the quota is changed in the meantime, the change applies to later requests. Waiting
+    /// requests keep their instants, but do not return their reservations if they are dropped
+    /// later. In a fixed window and in a leaky bucket, other requests may proceed before them.
     ///
-    /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a `RedisStore` it
-    /// counts from when Redis decided, as well as that can be told from how long answers take.
+    /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a
+    /// `RedisStore` it counts from the decision in Redis, which is estimated from the times of
+    /// replies.
     ///
-    /// If the sleep ends more than 50 ms late, because the process stood still, the reservation is released and the
-    /// call asks once more, with what is left of `timeout`: the request goes on, waits again behind the others, or is
-    /// denied. The decision returned is the last one. See
-    /// [`max_lateness`](crate::RateLimitLayer::max_lateness), which is the setting of a layer.
+    /// If the sleep ends more than 50 ms late, because the process was stopped, the reservation is
+    /// released, and the call checks once more with the rest of `timeout`. The request then
+    /// proceeds, waits again behind the others, or is denied. The call returns the last decision.
+    /// Layers have a setting for the 50 ms: [`max_lateness`](crate::RateLimitLayer::max_lateness).
     ///
     /// # Errors
     ///
@@ -58,10 +65,11 @@ impl Limiter {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before its first poll spends nothing. Dropping it before it is ready gives back
-    /// what was spent or booked, once, and those behind keep their turns, as [`cancel`](Limiter::cancel) does.
-    /// With a [`MemoryStore`](crate::MemoryStore) that happens in the drop. With a `RedisStore` it happens in the
-    /// background, see [there](crate::operation#requests-that-vanish).
+    /// Dropping the future before its first poll spends nothing. Dropping it before it is ready
+    /// returns the units that were spent or reserved, exactly once, as [`cancel`](Limiter::cancel)
+    /// does. Requests queued behind it keep their reservations. With a
+    /// [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`,
+    /// a background task does: see [operation](crate::operation#dropped-requests).
     ///
     /// # Panics
     ///
@@ -82,7 +90,7 @@ impl Limiter {
     /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // now
     /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // 100 ms later
     ///
-    /// // The next turn is 100 ms away: this one is denied at once.
+    /// // The wait would be 100 ms: this request is denied immediately.
     /// let denied = limiter.try_acquire("vendor", 1, Duration::from_millis(30)).await?;
     /// assert_eq!(denied.retry_after(), Some(Duration::from_millis(70)));
     /// # Ok(())
@@ -97,18 +105,23 @@ impl Limiter {
         self.wait(&key.into(), cost, MaxWait::UpTo(micros(timeout))).await
     }
 
-    /// Spends `cost` from `key`'s quota and waits for the request's turn, as long as it takes.
+    /// Spends `cost` units of the quota of `key`, and waits until the request may proceed, as long
+    /// as necessary.
     ///
-    /// The decision is always an allowed one. It is first come, first served, with two exceptions,
-    /// where no instant can be reserved: a leaky bucket that is full, and an instant that is
-    /// further away than [`check_within`](Limiter::check_within) can reserve. Then the call asks
-    /// again. The calls of a process that were denied stand in a queue: only the first one asks,
-    /// after [`retry_after`](Decision::retry_after), and when it is served or dropped, the next one
-    /// does. So it is first come, first served within a process; processes compete at random. While
-    /// others wait, a new call sleeps for a millisecond before it asks.
+    /// The decision is always an allowed one. Service is first come, first served, with two
+    /// exceptions for which no instant can be reserved:
     ///
-    /// Poll the future until it is ready, or drop it: a call that asks again and is not polled
-    /// delays the calls behind it for a second, or longer if no other call comes or goes.
+    /// - a leaky bucket that is full
+    /// - an instant further away than [`check_within`](Limiter::check_within) can reserve
+    ///
+    /// In these cases the call retries. The denied calls of a process wait in a queue: only the
+    /// first one checks, after [`retry_after`](Decision::retry_after), and the next one checks when
+    /// the first is served or dropped. So service is first come, first served within a process, and
+    /// processes compete at random. While calls wait in the queue, a new call sleeps for a
+    /// millisecond before it checks.
+    ///
+    /// Poll the future until it is ready, or drop it. A retrying call that is not polled delays the
+    /// calls behind it for a second, or longer if no other call comes or goes.
     ///
     /// # Errors
     ///
@@ -127,7 +140,7 @@ impl Limiter {
 
     async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
         let answer = self.decide(Action::Check, key, cost, max_wait)?;
-        if let Some(decision) = answer.now().filter(|it| it.delay().is_zero()) {
+        if let Some(decision) = answer.now().filter(|decision| decision.delay().is_zero()) {
             return Ok(decision.clone());
         }
         Acquire::new(Charge::new(self, key).cost(cost), answer, max_wait).wait().await
@@ -135,7 +148,7 @@ impl Limiter {
 }
 
 impl Charge {
-    /// Spends the costs and waits until the request may go on, if that is within `timeout`. See
+    /// Spends the costs, and waits until the request may proceed, if that is within `timeout`. See
     /// [`Limiter::try_acquire`], and [above](Charge#waiting) for limits on different keys.
     ///
     /// # Errors
@@ -151,13 +164,13 @@ impl Charge {
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn try_acquire(&self, timeout: Duration) -> Result<Decision, Error> {
         let max_wait = MaxWait::UpTo(micros(timeout));
-        if self.retry_until(max_wait).is_some() {
-            retry::let_others_ask_first(self).await;
+        if self.retry_deadline(max_wait).is_some() {
+            yield_to_queue(self).await;
         }
         Acquire::new(self.clone(), self.decide(Action::Check, max_wait)?, max_wait).wait().await
     }
 
-    /// Spends the costs and waits until the request may go on, as long as it takes. See
+    /// Spends the costs, and waits until the request may proceed, as long as necessary. See
     /// [`Limiter::acquire`].
     ///
     /// # Errors
@@ -172,19 +185,17 @@ impl Charge {
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn acquire(&self) -> Result<Decision, Error> {
-        retry::let_others_ask_first(self).await;
+        yield_to_queue(self).await;
         let max_wait = MaxWait::LONGEST;
-        let mut turn = Acquire::new(self.clone(), self.decide(Action::Check, max_wait)?, max_wait);
-        turn.asks_again = true;
-        turn.wait().await
+        let answer = self.decide(Action::Check, max_wait)?;
+        let mut acquire = Acquire::new(self.clone(), answer, max_wait);
+        acquire.retries = true;
+        acquire.wait().await
     }
 
-    /// Returns what `answer` spends or reserves, in the background, and drops `slot` then.
-    pub(crate) fn release_answer_in_background(
-        self,
-        answer: StoreFuture<Decision>,
-        slot: Option<WaitSlot>,
-    ) {
+    /// Returns the units that `answer` spends or reserves, in the background, and then drops
+    /// `slot`.
+    fn release_answer_in_background(self, answer: StoreFuture<Decision>, slot: Option<WaitSlot>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
         limiter.spawn_background(Box::pin(async move {
             if let Ok(decision) = answer.await {
@@ -195,8 +206,8 @@ impl Charge {
     }
 }
 
-/// A request that asks for its turn, and waits for it. Dropped before it goes on, it gives back what it
-/// has spent or booked.
+/// A request that waits for a decision, and then until it may proceed. If it is dropped before
+/// that, it returns the units that it has spent or reserved.
 pub(crate) struct Acquire {
     phase: Phase,
     charge: Charge,
@@ -204,46 +215,46 @@ pub(crate) struct Acquire {
     max_lateness: Duration,
     slot: Option<WaitSlot>,
     /// The end of the wait, once it is known.
-    until: Option<Instant>,
-    /// It has asked again because it was late, and does so only once.
+    deadline: Option<Instant>,
+    /// A late request checks again only once.
     was_late: bool,
-    /// Whether it asks again when it is denied.
-    asks_again: bool,
-    /// Since it was denied. In a box, as most requests never are.
+    /// Whether a denied request retries.
+    retries: bool,
+    /// Set by the first denial. Boxed, as most requests are never denied.
     retry: Option<Box<Retry>>,
 }
 
 enum Phase {
-    Asking(StoreFuture<Decision>),
+    Deciding(StoreFuture<Decision>),
     Admitted(Decision, Option<Pin<Box<Sleep>>>),
-    /// The reservation that the request came too late for is being released.
+    /// The reservation of a late request is being released.
     Releasing(Option<Pin<Box<Sleep>>>),
-    /// Waits to ask again, after this denial.
+    /// The request waits to check again, after this denial.
     Retrying(Decision),
-    Over,
+    Done,
 }
 
 impl Acquire {
     pub(crate) fn new(charge: Charge, answer: StoreFuture<Decision>, max_wait: MaxWait) -> Self {
-        let until = charge.retry_until(max_wait);
+        let deadline = charge.retry_deadline(max_wait);
         Self {
-            phase: Phase::Asking(answer),
+            phase: Phase::Deciding(answer),
             charge,
             max_wait,
             max_lateness: DEFAULT_MAX_LATENESS,
             slot: None,
-            until,
+            deadline,
             was_late: false,
-            asks_again: until.is_some(),
+            retries: deadline.is_some(),
             retry: None,
         }
     }
 
-    /// A request that has been admitted, and waits only for the service.
+    /// Returns an admitted request, which waits only for the service.
     pub(crate) fn admitted(charge: Charge, decision: Decision) -> Self {
-        let mut turn = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
-        turn.phase = Phase::Admitted(decision, None);
-        turn
+        let mut acquire = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
+        acquire.phase = Phase::Admitted(decision, None);
+        acquire
     }
 
     pub(crate) fn max_lateness(mut self, max_lateness: Duration) -> Self {
@@ -256,81 +267,83 @@ impl Acquire {
         self
     }
 
-    /// Waits for the decision, and until an admitted request may go on.
+    /// Waits for the decision, and until an admitted request may proceed.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
-            self.phase = match &mut self.phase {
-                Phase::Asking(answer) => {
+            match &mut self.phase {
+                Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
-                    // Before there is a timer, which needs a runtime: without one this is dropped.
-                    self.phase = Phase::Over;
-                    let decision = answer?;
-                    if decision.is_allowed() {
-                        if let Some(retry) = &mut self.retry {
-                            retry.allowed(&self.charge, &decision);
-                        }
-                        let lateness = self.note(&decision);
-                        self.phase = Phase::Admitted(decision.clone(), None);
-                        if self.is_too_late(lateness) {
-                            self.release()
-                        } else {
-                            let timer = timer(&decision);
-                            Phase::Admitted(decision, timer)
-                        }
-                    } else if self.asks_again
-                        && self.retry.get_or_insert_default().denied(
-                            &self.charge,
-                            &decision,
-                            self.until,
-                        )
-                    {
-                        Phase::Retrying(decision)
-                    } else {
-                        return Poll::Ready(Ok(decision));
+                    self.phase = Phase::Done;
+                    if let Some(denied) = self.decided(answer?) {
+                        return Poll::Ready(Ok(denied));
                     }
                 }
-                Phase::Admitted(decision, timer) => {
-                    let Some(sleep) = timer else {
-                        self.slot = None;
-                        return Poll::Ready(Ok(decision.clone()));
-                    };
-                    ready!(sleep.as_mut().poll(cx));
-                    let lateness = Instant::now().saturating_duration_since(sleep.deadline());
-                    *timer = None;
-                    if !self.is_too_late(lateness) {
-                        continue;
+                Phase::Admitted(decision, None) => {
+                    self.slot = None;
+                    return Poll::Ready(Ok(decision.clone()));
+                }
+                Phase::Admitted(_, timer @ Some(_)) => {
+                    let lateness = ready!(poll_timer(timer, cx));
+                    if self.is_too_late(lateness) {
+                        self.release();
                     }
-                    self.release()
                 }
                 Phase::Releasing(pause) => {
-                    if let Some(sleep) = pause {
-                        ready!(sleep.as_mut().poll(cx));
-                    }
-                    Phase::Asking(
-                        self.charge.decide(Action::Check, self.max_wait.at_most(self.left()))?,
-                    )
+                    ready!(poll_timer(pause, cx));
+                    let max_wait = self.max_wait.at_most(self.remaining_wait());
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait)?);
                 }
                 Phase::Retrying(denied) => {
                     let retry = self.retry.get_or_insert_default();
-                    if !ready!(retry.poll(cx, self.until)) {
+                    if !ready!(retry.poll(cx, self.deadline)) {
                         return Poll::Ready(Ok(denied.clone()));
                     }
-                    Phase::Asking(self.charge.decide(Action::Check, self.max_wait)?)
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.max_wait)?);
                 }
-                Phase::Over => panic!("polled after completion"),
+                Phase::Done => panic!("polled after completion"),
             }
         }
     }
 
-    /// Notes when the wait of an admitted request ends at the latest, which counts from the first decision.
-    /// Returns by how much the decision came after the instant of the reservation.
-    fn note(&mut self, decision: &Decision) -> Duration {
+    /// Moves on to the phase after a decision, or returns a final denial.
+    fn decided(&mut self, decision: Decision) -> Option<Decision> {
+        if !decision.is_allowed() {
+            return self.denied(decision);
+        }
+        if let Some(retry) = &mut self.retry {
+            retry.allowed(&self.charge, &decision);
+        }
+        let lateness = self.start_wait(&decision);
+        // Creating a timer panics without a runtime: the drop then releases the reservation.
+        self.phase = Phase::Admitted(decision.clone(), None);
+        if self.is_too_late(lateness) {
+            self.release();
+        } else {
+            let timer = timer(&decision);
+            self.phase = Phase::Admitted(decision, timer);
+        }
+        None
+    }
+
+    fn denied(&mut self, decision: Decision) -> Option<Decision> {
+        let retries = self.retries
+            && self.retry.get_or_insert_default().denied(&self.charge, &decision, self.deadline);
+        if !retries {
+            return Some(decision);
+        }
+        self.phase = Phase::Retrying(decision);
+        None
+    }
+
+    /// Sets the deadline of an admitted request, which counts from the first decision. Returns by
+    /// how much the decision arrived after the reserved instant.
+    fn start_wait(&mut self, decision: &Decision) -> Duration {
         if decision.delay().is_zero() {
             return Duration::ZERO; // there is no reservation
         }
         let (now, age) = (Instant::now(), decision.age());
         let wait = Duration::from_micros(self.charge.resolve(self.max_wait) as u64);
-        self.until.get_or_insert_with(|| (now + wait).checked_sub(age).unwrap_or(now));
+        self.deadline.get_or_insert_with(|| (now + wait).checked_sub(age).unwrap_or(now));
         age.saturating_sub(decision.delay())
     }
 
@@ -338,35 +351,35 @@ impl Acquire {
         lateness > self.max_lateness && !self.was_late
     }
 
-    /// Releases what the request has reserved, and pauses until that is done: else it would stand
-    /// in its own way. Of the many requests that are late after a stop, some may be gone already,
-    /// and the store releases all of them together.
-    fn release(&mut self) -> Phase {
-        let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Over) else {
+    /// Releases the reservation, and pauses until that is done: otherwise the next check would find
+    /// the reservation of the same request before it. After a stop many requests are late, some of
+    /// which may have been dropped, and the store releases all of their reservations together.
+    fn release(&mut self) {
+        let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Done) else {
             panic!("only an admitted request has a reservation");
         };
         self.was_late = true;
         self.charge.clone().decided(&decision).release_in_background();
         let is_released =
             self.charge.own_parts().all(|(limiter, ..)| limiter.store().releases_immediately());
-        Phase::Releasing((!is_released).then(|| Box::pin(sleep(RELEASE_TIME))))
+        self.phase = Phase::Releasing((!is_released).then(|| Box::pin(sleep(RELEASE_TIME))));
     }
 
-    /// What is left of the time for which it waits, in microseconds.
-    pub(crate) fn left(&self) -> f64 {
-        let until = self.until.map(|until| until.saturating_duration_since(Instant::now()));
-        until.map_or(f64::INFINITY, micros)
+    /// Returns the rest of the wait, in microseconds.
+    pub(crate) fn remaining_wait(&self) -> f64 {
+        let rest = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        rest.map_or(f64::INFINITY, micros)
     }
 
     async fn wait(mut self) -> Result<Decision, Error> {
         let decision = poll_fn(|cx| self.poll(cx)).await?;
-        drop(self.go());
+        drop(self.disarm());
         Ok(decision)
     }
 
-    /// The request goes on, or never will, and nothing is given back. Returns what it is charged.
-    pub(crate) fn go(&mut self) -> Charge {
-        self.phase = Phase::Over;
+    /// Ends the wait, so that the drop releases nothing. Returns the charge of the request.
+    pub(crate) fn disarm(&mut self) -> Charge {
+        self.phase = Phase::Done;
         self.slot = None;
         self.retry = None;
         mem::replace(&mut self.charge, Charge::exempt())
@@ -374,17 +387,28 @@ impl Acquire {
 }
 
 fn timer(decision: &Decision) -> Option<Pin<Box<Sleep>>> {
-    let delay = decision.sleep();
+    let delay = decision.remaining_delay();
     (!delay.is_zero()).then(|| Box::pin(sleep(delay)))
+}
+
+/// Waits for the timer, if there is one, and removes it. Returns by how much it was late.
+fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll<Duration> {
+    let Some(sleep) = timer else { return Poll::Ready(Duration::ZERO) };
+    ready!(sleep.as_mut().poll(cx));
+    let lateness = Instant::now().saturating_duration_since(sleep.deadline());
+    *timer = None;
+    Poll::Ready(lateness)
 }
 
 impl Drop for Acquire {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
-        match mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Asking(answer) => charge.release_answer_in_background(answer, self.slot.take()),
+        match mem::replace(&mut self.phase, Phase::Done) {
+            Phase::Deciding(answer) => {
+                charge.release_answer_in_background(answer, self.slot.take());
+            }
             Phase::Admitted(decision, _) => charge.decided(&decision).release_in_background(),
-            Phase::Releasing(_) | Phase::Retrying(_) | Phase::Over => {}
+            Phase::Releasing(_) | Phase::Retrying(_) | Phase::Done => {}
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Several limits at once.
+//! `Charge`: the limits, keys and costs of one request. Waiting is in `acquire.rs` and `retry.rs`,
+//! and the record of the units that a charge has spent in `charge/record.rs`.
 
 mod record;
 
@@ -7,56 +8,60 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 use tokio::time::Instant;
 
 use self::record::{Record, Return, Spent};
-use super::target::AnyLimiter;
+use super::{core::Limiter, max_wait::MaxWait, target::AnyLimiter};
 use crate::{
     algorithm::Action,
     decision::Decision,
     error::Error,
     keys::Key,
-    limiter::{Limiter, MaxWait},
     store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
-/// What a request is charged: a cost to a key's quota, or several, all or nothing.
+/// The charge of a request: its limits, keys and costs.
 ///
-/// All limits are asked and charged in one atomic step, and with Redis in one round trip. The request is
-/// allowed if each of them allows it, and if one denies it, none is charged. The [`Decision`] is that of the
-/// limit that binds: see [`Decision::limiter`].
+/// All limits are checked and charged in one atomic step, and with Redis in one round trip. If one
+/// limit denies the request, no limit is charged. The [`Decision`] is that of the limit that binds:
+/// see [`Decision::limiter`].
 ///
 /// # Waiting
 ///
-/// Limits on [one key](Charge::also) book a turn together: the request goes on when the last of them lets it,
-/// and whoever comes later to any of them comes after it. If one of them is a leaky bucket, a request may wait
-/// for the other limits, too, as long as a full bucket takes to run dry, and also [`check`](Charge::check)
-/// returns a delay.
+/// Limits on [one key](Charge::also) make a reservation together: the request proceeds when all of
+/// them allow it, and later requests to any of them proceed after it. If one of the limits is a
+/// leaky bucket, the default wait is that of the bucket for all of them: up to the time in which a
+/// full bucket drains. [`check`](Charge::check) can then return a delay, too.
 ///
-/// Limits on [different keys](Charge::and) book none, because a turn that is booked far ahead for one user would
-/// push back everybody who shares a limit with him. A request that waits for these asks again: when the limit that
-/// denied it has room, and has served the requests of this process that wait for the same limit and key before it. So
-/// within a process requests are served in order, and each asks two or three times; processes compete at random. A
-/// request that would wait for longer than it may, as far as that is known, is denied at once. A request
-/// that has not been denied yet asks at once, and can be served before them. A leaky bucket among the limits denies
-/// where it would delay alone.
+/// Limits on [different keys](Charge::and) make no reservation: a distant instant that is reserved
+/// for one user would delay all users who share a limit with that user. A waiting request retries
+/// instead:
+///
+/// - It checks again when the limit that denied it has units left, and after the requests of this
+///   process that wait for the same limit and key. So service is in order within a process, and
+///   each request checks two or three times. Processes compete at random.
+/// - It is denied immediately if its wait would be too long, as far as that is known.
+/// - A new request checks immediately, and can be served before waiting ones.
+/// - A leaky bucket among the limits denies requests that it would delay on its own.
 ///
 /// # In a cluster
 ///
-/// A Redis Cluster keeps different keys on different servers, which cannot decide together. Limits on one key are
-/// charged in one step there, too. Limits on different keys are charged one after the other, in the order in which
-/// their keys were added, each in a round trip of its own, and all within one deadline:
+/// The nodes of a Redis Cluster cannot decide together. Limits on one key are on one node, and
+/// charged in one step. Limits on different keys are charged one after the other, in the order in
+/// which the keys were added. Each key takes a round trip of its own, and all share one deadline:
 ///
-/// - If one denies, or gives no answer, those behind it are not asked, and what those before it took is given back
-///   right afterwards. For that moment it is missing to others, who can be denied for it; nobody gets more than the
-///   quota.
-/// - What was taken from a limit stays so if its server gave no answer, or gives none when it is to be given back.
-/// - [`Decision::retry_after`] is that of the first that denies; one behind it may deny for longer.
-/// - [`cancel`](Charge::cancel) and [`refund`](Charge::refund) reach all limits that they can, and fail if that was
-///   not all.
+/// - If a limit denies or its node fails, the limits behind it are not checked, and the units taken
+///   from the limits before it are returned immediately afterwards. During that moment other
+///   requests can be denied for lack of these units. No key gets more than its quota.
+/// - Units that were taken stay spent if the node fails during the decision or the return.
+/// - [`Decision::retry_after`] is that of the first limit that denies. A limit behind it may deny
+///   for longer.
+/// - [`cancel`](Charge::cancel) and [`refund`](Charge::refund) change all limits that they can
+///   reach, and return an error if they could not reach all.
 ///
-/// So the limit that denies most often comes first, such as a user's own before the one that all share.
+/// So add the limit that denies most often first, such as the limit of a user before the limit that
+/// all users share.
 ///
 /// # Examples
 ///
-/// 10 per second and 1,000 per hour for each user, and 10,000 per second for all of them together:
+/// 10 per second and 1,000 per hour for each user, and 10,000 per second for all users together:
 ///
 /// ```
 /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
@@ -69,23 +74,23 @@ use crate::{
 /// let hour = limiter("hour", Algorithm::sliding_window(), Quota::per_hour(1_000));
 /// let all = limiter("all", Algorithm::FixedWindow, Quota::per_second(10_000));
 ///
-/// let charge = Charge::new(&second, "alice").also(&hour).and(Charge::new(&all, "everybody"));
+/// let charge = Charge::new(&second, "alice").also(&hour).and(Charge::new(&all, "all users"));
 /// let decision = charge.check().await?;
 /// assert!(decision.is_allowed());
-/// assert_eq!(decision.limiter(), "second"); // has least remaining
+/// assert_eq!(decision.limiter(), "second"); // has the fewest units left
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a charge does nothing until it is checked"]
 pub struct Charge {
-    // A charge of one limit shall need no allocation.
+    // Not only a vector, so that a charge of one limit needs no allocation.
     first: Option<Part>,
     rest: Vec<Part>,
-    /// Whether all of it is on one key, because it was made so: two keys can be equal by accident, or because
-    /// a client chose his.
+    /// Whether all limits were added on one key. Equal keys do not suffice: they can be equal by
+    /// accident, or because a client chose its key.
     one_key: bool,
-    /// What it has spent, once it was [decided](Charge::decided).
+    /// The units that were spent, once the charge is [bound](Charge::decided).
     record: Option<Arc<Record>>,
 }
 
@@ -97,7 +102,7 @@ struct Part {
 }
 
 impl Charge {
-    /// A charge of 1 to `key`'s quota.
+    /// Creates a charge of one unit to `key`.
     #[inline]
     pub fn new<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>) -> Self {
         let (limiter, key) = (limiter.into(), key.into().into_owned());
@@ -105,7 +110,7 @@ impl Charge {
         Self { first, rest: vec![], one_key: true, record: None }
     }
 
-    /// Makes an empty charge: the request is not counted.
+    /// Creates an empty charge: the request is not counted.
     pub fn exempt() -> Self {
         Self { first: None, rest: vec![], one_key: true, record: None }
     }
@@ -120,12 +125,12 @@ impl Charge {
 
     /// Adds a limit on the same key. An exempt charge has no key, and stays exempt.
     ///
-    /// The result is not [decided](Charge::decided), even if `self` was: the decision was not about the new limit. The
-    /// same holds for [`and`](Charge::and) and [`of`](Charge::of).
+    /// The result is not [bound](Charge::decided), even if `self` was: the decision was not about
+    /// the new limit. The same holds for [`and`](Charge::and) and [`of`](Charge::of).
     ///
     /// # Examples
     ///
-    /// A request, and the 500 tokens that it may use:
+    /// One request, and an estimate of 500 tokens:
     ///
     /// ```
     /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
@@ -160,7 +165,7 @@ impl Charge {
         self
     }
 
-    /// The part of it that the limiter of this name gets; exempt if there is none.
+    /// Returns the part of the charge to the limiter of this name; exempt if there is none.
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
         Self::of_parts(parts.cloned(), self.one_key)
@@ -172,13 +177,15 @@ impl Charge {
         self.first.is_none()
     }
 
-    /// Spends the costs if that much is left of all quotas. See [`Limiter::check_n`].
+    /// Spends the costs if they are left of all quotas. See [`Limiter::check_n`].
     ///
     /// # Errors
     ///
-    /// [`Error::NoLimits`], [`Error::SameLimitTwice`] and [`Error::DifferentStores`] for a charge that cannot
-    /// be, [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for a cost that cannot be, at once and without
-    /// spending; [`Error::Store`] if the store gives no answer.
+    /// - [`Error::NoLimits`], [`Error::SameLimitTwice`] and [`Error::DifferentStores`] for an
+    ///   invalid charge, immediately and without spending.
+    /// - [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid cost, immediately and
+    ///   without spending.
+    /// - [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
     ///
@@ -187,7 +194,7 @@ impl Charge {
         self.decide(Action::Check, MaxWait::DEFAULT)?.await
     }
 
-    /// Returns what [`check`](Charge::check) would return now. It spends nothing.
+    /// Returns the decision that [`check`](Charge::check) would make now, and spends nothing.
     ///
     /// # Errors
     ///
@@ -200,11 +207,12 @@ impl Charge {
         self.decide(Action::Peek, MaxWait::DEFAULT)?.await
     }
 
-    /// Spends the costs, even if less is left. See [`Limiter::spend`]. An exempt charge spends nothing.
+    /// Spends the costs, even if fewer units are left. See [`Limiter::spend`]. An exempt charge
+    /// spends nothing.
     ///
     /// # Errors
     ///
-    /// As for [`check`](Charge::check), but for [`Error::NoLimits`] and [`Error::CostAboveQuota`];
+    /// As for [`check`](Charge::check), without [`Error::NoLimits`] and [`Error::CostAboveQuota`];
     /// [`Error::Unsupported`] if Redisson shares the limiter.
     ///
     /// # Cancel safety
@@ -217,14 +225,15 @@ impl Charge {
         Ok(())
     }
 
-    /// Grants the costs to their keys, up to what was spent. See [`Limiter::refund`]. An exempt charge grants nothing.
+    /// Grants the costs to their keys, up to the units that were spent. See [`Limiter::refund`]. An
+    /// exempt charge grants nothing.
     ///
-    /// A refund names no decision, so it returns what any request has spent. To return what one request did not use, call
-    /// [`settle`](Charge::settle) or [`cancel`](Charge::cancel).
+    /// A refund names no decision, so it returns units that any request has spent. To return the
+    /// unused units of one request, call [`settle`](Charge::settle) or [`cancel`](Charge::cancel).
     ///
     /// # Errors
     ///
-    /// As for [`spend`](Charge::spend), but for [`Error::Unsupported`].
+    /// As for [`spend`](Charge::spend), without [`Error::Unsupported`].
     ///
     /// # Cancel safety
     ///
@@ -239,11 +248,12 @@ impl Charge {
         }
     }
 
-    /// Binds the charge to the `decision` that was made about it. A bound charge has a record of what it has spent,
-    /// and can be [settled](Charge::settle).
+    /// Binds the charge to the `decision` that was made about it. A bound charge records the units
+    /// that it has spent, and can be [settled](Charge::settle).
     ///
-    /// The decision must be that of this charge: with the same limits, keys and costs. Clones share the record. Two charges
-    /// that are bound to one decision do not: settle only one of them.
+    /// The decision must be about this charge: the same limits, keys and costs. Clones share the
+    /// record. Two charges that are bound separately to one decision do not: settle only one of
+    /// them.
     ///
     /// # Examples
     ///
@@ -274,30 +284,35 @@ impl Charge {
         Self { record: Some(Arc::new(record)), ..self }
     }
 
-    /// Adjusts the cost that was charged to a limiter to the units that were really `used`: returns the rest, as
-    /// [`Limiter::cancel`] does, or spends what is missing, as [`Limiter::spend`] does.
+    /// Adjusts the cost that was charged to a limiter to the units that were actually `used`. It
+    /// returns unused units, as [`Limiter::cancel`] does, or spends missing ones, as
+    /// [`Limiter::spend`] does.
     ///
-    /// The charge must be bound to its decision: by [`decided`](Charge::decided), or by a layer with
-    /// [`charge_handle`](crate::RateLimitLayer::charge_handle). Settling an exempt charge does nothing, and so does
-    /// settling one that was [cancelled](Charge::cancel), or whose response is
-    /// [not charged](crate::RateLimitLayer::charge_when).
+    /// The charge must be bound to its decision: by [`decided`](Charge::decided), or by a layer
+    /// with [`charge_handle`](crate::RateLimitLayer::charge_handle). Settling does nothing if:
     ///
-    /// It can be called again, with a larger or a smaller number. Make these calls one after the other: two at the same time
-    /// may both spend what is missing. If one limiter is charged for several keys, each key is settled.
+    /// - the charge is exempt
+    /// - the charge was [cancelled](Charge::cancel)
+    /// - the response is [not charged](crate::RateLimitLayer::charge_when)
     ///
-    /// A bucket returns only what it has not refilled since the decision, and that of each request apart: after 0.3 s
-    /// nothing of 500 units at 100,000 per minute. Count what is settled downwards in a window, or in a token bucket
-    /// that refills at once.
+    /// A charge can be settled again, with a larger or a smaller number. Await one call before the
+    /// next: two concurrent calls may both spend the missing units. If one limiter is charged for
+    /// several keys, each key is settled.
     ///
-    /// If the store gives no answer, or the future is dropped, units that were to be returned may stay spent, and no
-    /// later call returns them; units that were missing may be spent, and a later call spends them again.
+    /// A bucket returns only units that it has not refilled since the decision, for each request
+    /// apart: after 0.3 s nothing of 500 units at 100,000 per minute. If you settle below the
+    /// estimate, use a window, or a token bucket that refills once per interval.
+    ///
+    /// If the store fails, or the future is dropped, unused units may stay spent, and no later call
+    /// returns them. Missing units may have been spent, and a later call spends them again.
     ///
     /// # Errors
     ///
-    /// - [`Error::NotDecided`] if the charge is not bound, or its decision spent nothing, as a denied one.
+    /// - [`Error::NotDecided`] if the charge is not bound, or its decision spent nothing, such as a
+    ///   denial.
     /// - [`Error::NotCharged`] if no limiter of that name is charged.
-    /// - [`Error::Unsupported`] if more was used than was charged and Redisson shares the limiter.
-    /// - [`Error::Store`] if the store gives no answer. All keys are tried, also if one fails.
+    /// - [`Error::Unsupported`] if more was used than charged, and Redisson shares the limiter.
+    /// - [`Error::Store`] if the store fails. After an error the other keys are still settled.
     ///
     /// # Cancel safety
     ///
@@ -323,11 +338,33 @@ impl Charge {
         result
     }
 
-    /// The same charge to limiters with a share of the quotas over stores in memory; `None` if one of them cannot
-    /// have any.
-    pub(crate) fn to_share(&self, share: f64) -> Option<Self> {
+    /// Returns the units that an allowed `decision` about this charge has spent or reserved. See
+    /// [`Limiter::cancel`].
+    ///
+    /// If the charge is [bound](Charge::decided) to this decision, it returns the units that are
+    /// still charged after calls of [`settle`](Charge::settle), and a second call returns nothing.
+    /// Otherwise cancel a decision only once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails. After an error the units of the other limits are still
+    /// returned.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Limiter::check`].
+    pub async fn cancel(&self, decision: Decision) -> Result<(), Error> {
+        let bound = self.record.as_ref().is_some_and(|record| record.is_about(&decision));
+        let charge = if bound { self.clone() } else { self.clone().decided(&decision) };
+        let returns = charge.take_returns();
+        all(returns.iter().map(|(part, unused)| part.release(unused)).collect()).await
+    }
+
+    /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
+    /// if one of the limiters has no such fallback.
+    pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {
         let parts = self.parts().map(|part| {
-            let limiter = part.limiter.own().ok()?.to_share(share).into();
+            let limiter = part.limiter.own().ok()?.fallback(fraction).into();
             Some(Part { limiter, ..part.clone() })
         });
         let parts = parts.collect::<Option<Vec<_>>>()?;
@@ -336,46 +373,26 @@ impl Charge {
 
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
-        let Part { limiter, cost, .. } = self.first.as_ref()?;
-        let limiter = limiter.own().ok()?;
-        Some(Decision::uncounted(limiter.policy(cost.unwrap_or(1))))
+        let part = self.first.as_ref()?;
+        Some(Decision::uncounted(part.limiter.own().ok()?.policy(part.cost())))
     }
 
-    fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {
-        Self { first: parts.next(), rest: parts.collect(), one_key, record: None }
-    }
-
-    /// Returns what an allowed `decision` about this charge has spent or reserved. See [`Limiter::cancel`].
-    ///
-    /// If the charge is [bound](Charge::decided) to this decision, it returns what is still charged after calls of
-    /// [`settle`](Charge::settle), and nothing a second time. Otherwise cancel a decision only once.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Store`] if the store gives no answer. All limits are tried, also if one fails.
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`Limiter::check`].
-    pub async fn cancel(&self, decision: Decision) -> Result<(), Error> {
-        let own = self.record.as_ref().filter(|record| record.is_of(&decision));
-        let charge = own.map_or_else(|| self.clone().decided(&decision), |_| self.clone());
-        let returns = charge.take_returns();
-        all(returns.iter().map(|(part, it)| part.release(it)).collect()).await
-    }
-
-    /// Returns in the background what the charge has spent, as far as that is possible.
+    /// Returns the units that the charge has spent, in the background, as far as that is possible.
     pub(crate) fn release_in_background(&self) {
         for (part, Return { spent, units }) in self.take_returns() {
             part.limiter.release_in_background(&part.key, &spent.receipt, spent.units, units);
         }
     }
 
-    /// All that the charge has spent, which it is not charged any more.
+    /// Removes all units that the charge has spent from its record.
     fn take_returns(&self) -> Vec<(&Part, Return)> {
         let Some(record) = &self.record else { return vec![] };
         let returns = self.parts().zip(record.cancel());
-        returns.flat_map(|(part, all)| all.into_iter().map(move |it| (part, it))).collect()
+        returns.flat_map(|(part, all)| all.into_iter().map(move |unused| (part, unused))).collect()
+    }
+
+    fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {
+        Self { first: parts.next(), rest: parts.collect(), one_key, record: None }
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -390,9 +407,10 @@ impl Charge {
         self.parts().map(|part| &part.limiter)
     }
 
-    /// The limiters of this crate with their keys and costs, in the order in which they were added.
-    pub(crate) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u32)> {
-        self.parts().filter_map(|it| Some((it.limiter.own().ok()?, &it.key, it.cost.unwrap_or(1))))
+    /// Returns the limiters of this crate with their keys and costs, in the order in which they
+    /// were added.
+    pub(super) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u32)> {
+        self.parts().filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {
@@ -424,18 +442,19 @@ impl Charge {
         MaxWait::UpTo(self.resolve(max_wait)).at_most(bound)
     }
 
-    /// Until when a request tries again; `None` if it books its turn.
-    pub(crate) fn retry_until(&self, max_wait: MaxWait) -> Option<Instant> {
+    /// Returns the instant until which a denied request retries; `None` if it makes a reservation
+    /// instead.
+    pub(super) fn retry_deadline(&self, max_wait: MaxWait) -> Option<Instant> {
         let wait = if self.reserves() { 0.0 } else { self.resolve(max_wait) };
         (wait > 0.0).then(|| Instant::now() + Duration::from_micros(wait as u64))
     }
 
     /// Returns the default number of requests of a key that can wait.
-    pub(crate) fn default_max_waiting(&self) -> usize {
+    pub(super) fn default_max_waiting(&self) -> usize {
         self.limiters().map(AnyLimiter::default_max_waiting).max().unwrap_or_default()
     }
 
-    /// Decides about all limits: the door through which all decisions of a charge go.
+    /// Decides about all limits: the one door for decisions about a charge.
     pub(crate) fn decide(
         &self,
         action: Action,
@@ -464,6 +483,56 @@ impl Charge {
     }
 }
 
+impl Limiter {
+    /// Adjusts the cost of an allowed `decision` about `key` to the units that were actually
+    /// `used`. It returns unused units, as [`cancel`](Limiter::cancel) does, or spends missing
+    /// ones, as [`spend`](Limiter::spend) does.
+    ///
+    /// A bucket returns only units that it has not refilled since the decision, for each request
+    /// apart: after 0.3 s nothing of 500 units at 100,000 per minute. If you settle below the
+    /// estimate, use a window, or a token bucket that refills once per interval.
+    ///
+    /// Settle a decision only once, and do not cancel it as well. To settle several times, bind a
+    /// charge to the decision: [`Charge::decided`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotDecided`] if the decision spent nothing, such as a denial; [`Error::Store`] if
+    /// the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_minute(1000);
+    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let decision = tokens.check_n("alice", 500).await?;
+    /// if decision.is_allowed() {
+    ///     let used = 180; // as the response reports
+    ///     tokens.settle("alice", &decision, used).await?;
+    /// }
+    /// assert_eq!(tokens.peek("alice").await?.remaining(), 820);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn settle(
+        &self,
+        key: impl Into<Key<'_>>,
+        decision: &Decision,
+        used: u32,
+    ) -> Result<(), Error> {
+        let charge = Charge::new(self, key).cost(decision.cost()).decided(decision);
+        charge.settle(self.name(), used).await
+    }
+}
+
 impl Part {
     fn request<'a>(
         &'a self,
@@ -478,17 +547,17 @@ impl Part {
         self.cost.unwrap_or(1)
     }
 
-    /// Returns or spends what the record of this limit differs by from `used`.
+    /// Returns or spends the difference between the record of this limit and `used`.
     async fn settle(&self, record: &Record, limit: usize, used: u32) -> Result<(), Error> {
         let (returns, missing) = record.adjust(limit, used);
-        all(returns.iter().map(|it| self.release(it)).collect()).await?;
+        all(returns.iter().map(|unused| self.release(unused)).collect()).await?;
         if missing == 0 {
             return Ok(());
         }
         let answer = self.limiter.decide(Action::Spend, &self.key, missing, MaxWait::NONE)?;
-        let receipt = answer.await?.receipt().of(0);
+        let receipt = answer.await?.receipt().for_limit(0);
         match record.add(limit, Spent { receipt, units: missing }) {
-            Some(it) => self.release(&it).await,
+            Some(unused) => self.release(&unused).await,
             None => Ok(()),
         }
     }
@@ -498,7 +567,7 @@ impl Part {
     }
 }
 
-/// Waits for all answers, and returns the last error, if there is one.
+/// Waits for all answers. Returns the last error, if there is one.
 async fn all(mut answers: Vec<StoreFuture<()>>) -> Result<(), Error> {
     let mut result = Ok(());
     poll_fn(|cx| {

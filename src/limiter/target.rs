@@ -1,9 +1,12 @@
-//! The targets of a charge: limiters of this crate, and limiters in a format of others, which the
-//! rest of the crate reaches through [`ChargeTarget`] alone.
+//! The targets of a charge: limiters of this crate, and limiters in a foreign format, which the
+//! rest of the crate reaches through [`ChargeTarget`] alone. It knows no charges.
 
 use std::{fmt, sync::Arc};
 
-use super::{DEFAULT_MAX_PER_KEY, Limiter, MaxWait};
+use super::{
+    core::{DEFAULT_MAX_PER_KEY, Limiter},
+    max_wait::MaxWait,
+};
 use crate::{
     algorithm::Action,
     decision::{Decision, Receipt},
@@ -16,9 +19,10 @@ use crate::{
 /// A hundred years, in microseconds.
 const LONGEST_WAIT: f64 = 36_525.0 * 86_400e6;
 
-/// A limiter in a format of others. It reserves no instants, and is charged alone.
+/// A limiter in a foreign format. It reserves no instants, and shares no charge with other
+/// limiters.
 pub trait ChargeTarget: fmt::Debug + Send + Sync {
-    /// The name, as clients see it.
+    /// Returns the name, as clients see it.
     fn name(&self) -> &str;
 
     fn decide(
@@ -34,7 +38,7 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     /// Returns units in the background, as far as that is possible.
     fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32);
 
-    /// Returns units of any requests of the key.
+    /// Returns units of the key, of whatever request.
     fn refund(&self, key: &Key<'_>, units: u32) -> StoreFuture<()>;
 
     fn spawn_background(&self, task: BackgroundTask);
@@ -56,7 +60,7 @@ impl AnyLimiter {
         Self(Kind::Foreign(Arc::new(target)))
     }
 
-    /// The name, as clients see it.
+    /// Returns the name, as clients see it.
     pub(crate) fn name(&self) -> &str {
         match &self.0 {
             Kind::Own(limiter) => limiter.name(),
@@ -64,7 +68,7 @@ impl AnyLimiter {
         }
     }
 
-    /// The quota, if it is known before a decision.
+    /// Returns the quota, if it is known before a decision.
     pub(crate) fn quota(&self) -> Option<Quota> {
         match &self.0 {
             Kind::Own(limiter) => Some(limiter.quota()),
@@ -72,7 +76,7 @@ impl AnyLimiter {
         }
     }
 
-    /// The limiter, if its store can decide about several together.
+    /// Returns the limiter, if its store can decide about several limiters together.
     pub(super) fn own(&self) -> Result<&Limiter, Error> {
         match &self.0 {
             Kind::Own(limiter) => Ok(limiter),
@@ -87,7 +91,7 @@ impl AnyLimiter {
         }
     }
 
-    /// Decides about this limit alone.
+    /// Decides about a key.
     #[inline]
     pub(crate) fn decide(
         &self,
@@ -143,7 +147,7 @@ impl AnyLimiter {
         }
     }
 
-    /// The number of requests of a key that may wait, where no setting bounds it.
+    /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
         match &self.0 {
             Kind::Own(limiter) => limiter.default_max_waiting(),

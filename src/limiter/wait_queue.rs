@@ -1,4 +1,5 @@
-//! `WaitQueue`: bounds the number of waiting requests, in total and per key. It keeps no order.
+//! `WaitQueue`: bounds the number of waiting requests, in total and per key. It keeps no order:
+//! that is in `retry_queue.rs`, and in the reservations of the store.
 
 use std::{
     collections::HashMap,
@@ -6,7 +7,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{limiter::Charge, sync::lock};
+use super::charge::Charge;
+use crate::sync::lock;
 
 const DEFAULT_MAX: usize = 10_000;
 
@@ -20,12 +22,12 @@ pub(crate) struct WaitQueue {
 #[derive(Debug, Default)]
 struct Counts {
     hasher: RandomState,
-    /// The number of all waiting requests, and by the hash of their keys. Keys with equal hashes,
-    /// which are unlikely, share their slots.
+    /// The number of waiting requests: of all, and by the hash of their keys. Keys with equal
+    /// hashes, which are unlikely, share slots.
     waiting: Mutex<(usize, HashMap<u64, usize>)>,
 }
 
-/// The slot of a waiting request, which is released when it is dropped.
+/// The slot of a waiting request. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct WaitSlot {
     counts: Arc<Counts>,
@@ -45,7 +47,7 @@ impl WaitQueue {
         *self = Self { max_per_key: Some(max_per_key), counts: Arc::default(), ..*self };
     }
 
-    /// Takes a slot, if there is one.
+    /// Takes a slot, if one is free.
     pub(crate) fn enter(&self, charge: &Charge) -> Option<WaitSlot> {
         let mut hasher = self.counts.hasher.build_hasher();
         charge.keys().for_each(|key| key.hash(&mut hasher));

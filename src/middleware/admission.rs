@@ -31,7 +31,8 @@ pub(crate) struct Shared<P> {
 
 /// The next step of a request.
 pub(crate) enum Next {
-    /// The request proceeds. A turn, if there is one, releases what was spent if it is dropped.
+    /// The request proceeds. An `Acquire`, if there is one, releases what was spent if it is
+    /// dropped.
     Proceed(Option<Box<Acquire>>),
     /// The request waits for a decision, or for a reserved instant.
     Wait(Box<Acquire>),
@@ -91,7 +92,7 @@ impl<P: ProtocolBase> Shared<P> {
         self.evaluate(answer, MaxWait::NONE, None, state)
     }
 
-    /// Asks about a request with a charge. Leaves the charge in `state`, unless a turn takes it,
+    /// Asks about a request with a charge. Leaves the charge in `state`, unless an [`Acquire`] takes it,
     /// and the decision if the request proceeds.
     #[inline]
     pub(crate) fn admit(
@@ -129,7 +130,7 @@ impl<P: ProtocolBase> Shared<P> {
             {
                 self.reject(Rejection::Denied(decision), state)
             }
-            Ok(answer) => Next::Wait(self.turn(state.take_charge(), answer, max_wait, slot)),
+            Ok(answer) => Next::Wait(self.acquire(state.take_charge(), answer, max_wait, slot)),
             Err(error) => self.reject(error.into(), state),
         }
     }
@@ -138,22 +139,22 @@ impl<P: ProtocolBase> Shared<P> {
     pub(crate) fn after_wait(
         &self,
         head: &P::Head,
-        mut turn: Box<Acquire>,
+        mut acquire: Box<Acquire>,
         result: Result<Decision, Error>,
         state: &mut ChargeState,
     ) -> Next {
         match result {
             Ok(decision) if decision.is_allowed() => {
                 state.decision = Some(decision);
-                Next::Proceed(Some(turn))
+                Next::Proceed(Some(acquire))
             }
             Ok(decision) => {
-                state.charge = turn.go();
+                state.charge = acquire.disarm();
                 self.reject(Rejection::Denied(decision), state)
             }
             Err(error) => {
-                let budget = turn.left();
-                state.charge = turn.go();
+                let budget = acquire.remaining_wait();
+                state.charge = acquire.disarm();
                 self.apply_failure_policy(head, error, budget, state)
             }
         }
@@ -176,7 +177,7 @@ impl<P: ProtocolBase> Shared<P> {
                 return Next::Proceed(None);
             }
             // The fallback is a store in memory, too: it would be no better than the full one.
-            FailurePolicy::Local { share } if !error.is_full() => state.charge.to_share(share),
+            FailurePolicy::Local { share } if !error.is_full() => state.charge.fallback(share),
             _ => None,
         };
         let Some(fallback) = fallback else { return self.reject(Rejection::Store(error), state) };
@@ -184,7 +185,7 @@ impl<P: ProtocolBase> Shared<P> {
         match fallback.decide(Action::Check, max_wait) {
             Ok(answer) => {
                 drop(state.take_charge());
-                Next::Wait(self.turn(fallback, answer, max_wait, slot))
+                Next::Wait(self.acquire(fallback, answer, max_wait, slot))
             }
             // The cost is above the fraction of the quota, and maybe not above the quota.
             Err(_) => self.reject(Rejection::Store(error), state),
@@ -202,15 +203,15 @@ impl<P: ProtocolBase> Shared<P> {
         Next::Proceed(None)
     }
 
-    fn turn(
+    fn acquire(
         &self,
         charge: Charge,
         answer: StoreFuture<Decision>,
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
     ) -> Box<Acquire> {
-        let turn = Acquire::new(charge, answer, max_wait).max_lateness(self.max_lateness);
-        Box::new(turn.wait_slot(slot))
+        let acquire = Acquire::new(charge, answer, max_wait).max_lateness(self.max_lateness);
+        Box::new(acquire.wait_slot(slot))
     }
 
     /// Returns how long the request can wait, and its slot in the wait queue.

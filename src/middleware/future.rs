@@ -36,7 +36,7 @@ pin_project! {
     /// called, or if the service fails to become ready, what the request has spent or reserved is
     /// released exactly once; requests queued behind it keep their reservations. In memory the
     /// release happens in the drop, with Redis in the background: see
-    /// [requests that vanish](crate::operation#requests-that-vanish). Dropping it after the service
+    /// [dropped requests](crate::operation#dropped-requests). Dropping it after the service
     /// is called spends the cost.
     pub struct ResponseFuture<S, P, Req>
     where
@@ -73,7 +73,8 @@ struct Call<S, P> {
 enum Step<H, T, E> {
     Resolve(Arc<dyn DynRule<H>>),
     Wait(Box<Acquire>),
-    /// The service is not ready. A turn, if there is one, releases the charge if it is dropped.
+    /// The service is not ready. An `Acquire`, if there is one, releases the charge if it
+    /// is dropped.
     AwaitReadiness(Option<Box<Acquire>>),
     Call,
     Return(Result<T, E>),
@@ -128,17 +129,17 @@ where
                     call.resolved(cx, &head, charge)
                 }
                 StateProj::Waiting { waiting } => {
-                    let (turn, _) = waiting.as_mut().expect(TAKEN);
-                    let result = ready!(turn.poll(cx));
-                    let (turn, request) = take(waiting);
+                    let (acquire, _) = waiting.as_mut().expect(TAKEN);
+                    let result = ready!(acquire.poll(cx));
+                    let (acquire, request) = take(waiting);
                     (head, rest) = P::split(request);
-                    call.waited(cx, &head, turn, result)
+                    call.waited(cx, &head, acquire, result)
                 }
                 StateProj::Readying { admitted } => {
                     let readiness = ready!(call.inner.poll_ready(cx));
-                    let (turn, request) = take(admitted);
+                    let (acquire, request) = take(admitted);
                     (head, rest) = P::split(request);
-                    call.proceed(turn, Poll::Ready(readiness))
+                    call.proceed(acquire, Poll::Ready(readiness))
                 }
                 StateProj::Calling { future } => {
                     let response = ready!(future.poll(cx))?;
@@ -151,12 +152,12 @@ where
                     let (lookup, rest) = (rule.look_up(head), Some(rest));
                     state.set(State::Resolving { lookup, rest });
                 }
-                Step::Wait(turn) => {
-                    let waiting = Some((turn, P::join(head, rest)));
+                Step::Wait(acquire) => {
+                    let waiting = Some((acquire, P::join(head, rest)));
                     state.set(State::Waiting { waiting });
                 }
-                Step::AwaitReadiness(turn) => {
-                    let admitted = Some((turn, P::join(head, rest)));
+                Step::AwaitReadiness(acquire) => {
+                    let admitted = Some((acquire, P::join(head, rest)));
                     state.set(State::Readying { admitted });
                     return Poll::Pending;
                 }
@@ -214,14 +215,14 @@ impl<S, P> Call<S, P> {
         &mut self,
         cx: &mut Context<'_>,
         head: &P::Head,
-        turn: Box<Acquire>,
+        acquire: Box<Acquire>,
         result: Result<Decision, Error>,
     ) -> StepOf<S, P, Req>
     where
         S: Service<Req>,
         P: Protocol<Req, S::Response>,
     {
-        let next = self.shared.after_wait(head, turn, result, &mut self.charge);
+        let next = self.shared.after_wait(head, acquire, result, &mut self.charge);
         self.follow(cx, head, next, None)
     }
 
@@ -238,11 +239,11 @@ impl<S, P> Call<S, P> {
         P: Protocol<Req, S::Response>,
     {
         match next {
-            Next::Proceed(turn) => {
+            Next::Proceed(acquire) => {
                 let readiness = readiness.unwrap_or_else(|| self.inner.poll_ready(cx));
-                self.proceed(turn, readiness)
+                self.proceed(acquire, readiness)
             }
-            Next::Wait(turn) => Step::Wait(turn),
+            Next::Wait(acquire) => Step::Wait(acquire),
             Next::Reject(rejection) => {
                 let charge = &self.charge.charge;
                 Step::Return(Ok(self.shared.protocol.reject(rejection, head, charge)))
@@ -253,7 +254,7 @@ impl<S, P> Call<S, P> {
     #[inline]
     fn proceed<Req>(
         &mut self,
-        turn: Option<Box<Acquire>>,
+        acquire: Option<Box<Acquire>>,
         readiness: Poll<Result<(), S::Error>>,
     ) -> StepOf<S, P, Req>
     where
@@ -262,16 +263,16 @@ impl<S, P> Call<S, P> {
     {
         match readiness {
             Poll::Ready(Ok(())) => {
-                if let Some(mut turn) = turn {
-                    self.charge.charge = turn.go();
+                if let Some(mut acquire) = acquire {
+                    self.charge.charge = acquire.disarm();
                 }
                 Step::Call
             }
             Poll::Ready(Err(error)) => {
-                drop(turn.or_else(|| self.charge.take_turn()));
+                drop(acquire.or_else(|| self.charge.take_acquire()));
                 Step::Return(Err(error))
             }
-            Poll::Pending => Step::AwaitReadiness(turn.or_else(|| self.charge.take_turn())),
+            Poll::Pending => Step::AwaitReadiness(acquire.or_else(|| self.charge.take_acquire())),
         }
     }
 }

@@ -201,8 +201,8 @@ impl ChargeState {
         allowed.is_some()
     }
 
-    /// Takes the charge of an allowed request as a turn, whose drop releases what was spent.
-    pub(crate) fn take_turn(&mut self) -> Option<Box<Acquire>> {
+    /// Takes the charge of an allowed request as an [`Acquire`], whose drop releases what was spent.
+    pub(crate) fn take_acquire(&mut self) -> Option<Box<Acquire>> {
         let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
         Some(Box::new(Acquire::admitted(self.take_charge(), decision)))
     }

@@ -176,7 +176,7 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
     (
         &[BUCKET, ("overdraft", "4294967290"), QUOTA],
         "quota",
-        r#"an overdraft of 4294967290 is too much for the quota "10/s""#,
+        r#"an overdraft of 4294967290 is too large for the quota "10/s""#,
     ),
     (
         &[BUCKET, ("bucket", "4"), QUOTA],

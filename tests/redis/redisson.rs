@@ -107,7 +107,7 @@ async fn invalid_names_rates_and_permits_are_rejected_with_a_reason() {
         assert!(matches!(&error, ConfigError::Slots { name: rejected, .. } if rejected == name));
         assert!(error.to_string().contains("slots of a cluster"), "{error}");
         let error = Error::from(error).to_string();
-        assert_eq!(error, "the rate limiter cannot be set up like that");
+        assert_eq!(error, "the settings of the rate limiter are invalid");
     }
 
     let limiter = RateLimiter::new(store.clone(), "api:{42}");

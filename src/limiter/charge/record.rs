@@ -1,4 +1,5 @@
-//! What a decided charge has spent by now, so that it can be adjusted later, in any order and as often as one likes.
+//! The units that a bound charge has spent, so that they can be adjusted later, in any order and
+//! any number of times. The calls to the store are in `charge.rs`.
 
 use std::sync::Mutex;
 
@@ -7,10 +8,10 @@ use crate::{
     sync::lock,
 };
 
-/// For each limit of a charge what was spent, and by which decisions. Shared by the clones of the charge.
+/// The units that each limit of a charge has spent, by decision. Clones of the charge share it.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// That of the decision about the charge.
+    /// The receipt of the decision about the charge.
     receipt: Receipt,
     limits: Mutex<Limits>,
 }
@@ -18,18 +19,18 @@ pub(super) struct Record {
 #[derive(Debug)]
 struct Limits {
     spent: Vec<Vec<Spent>>,
-    /// All of it was returned for good: the request is not charged, whatever is settled afterwards.
+    /// Everything was returned: later calls of `settle` charge nothing.
     is_cancelled: bool,
 }
 
-/// Units that one decision spent, and that were not returned.
+/// Units that one decision spent and that were not returned.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spent {
     pub(super) receipt: Receipt,
     pub(super) units: u32,
 }
 
-/// Units to return of what a decision spent.
+/// Units to return of those that a decision spent.
 #[derive(Debug, PartialEq)]
 pub(super) struct Return {
     pub(super) spent: Spent,
@@ -37,29 +38,31 @@ pub(super) struct Return {
 }
 
 impl Record {
-    /// Of a decision about limits with these costs.
+    /// Creates the record of a decision about limits with these costs.
     pub(super) fn new(decision: &Decision, costs: impl Iterator<Item = u32>) -> Self {
         let spent = costs.enumerate().map(|(limit, units)| {
-            let receipt = decision.receipt().of(limit);
+            let receipt = decision.receipt().for_limit(limit);
             if receipt == Receipt::None { vec![] } else { vec![Spent { receipt, units }] }
         });
         let limits = Limits { spent: spent.collect(), is_cancelled: false };
         Self { receipt: decision.receipt().clone(), limits: Mutex::new(limits) }
     }
 
-    /// Whether it is that of this decision.
-    pub(super) fn is_of(&self, decision: &Decision) -> bool {
+    /// Returns whether this is the record of the decision.
+    pub(super) fn is_about(&self, decision: &Decision) -> bool {
         self.receipt == *decision.receipt()
     }
 
-    /// Whether the decision has spent anything.
+    /// Returns whether the decision has spent anything.
     pub(super) fn has_spent(&self) -> bool {
         self.receipt != Receipt::None
     }
 
-    /// Takes away what a limit has spent above `used`, the latest first. Returns that, and what is missing to `used`.
+    /// Removes the units that a limit has spent above `used`, the latest first. Returns them, and
+    /// the number of units that are missing to `used`.
     ///
-    /// It is taken away before the store is asked to return it: without an answer it must not be returned twice.
+    /// They are removed before the store returns them: if the store fails, they must not be
+    /// returned twice.
     pub(super) fn adjust(&self, limit: usize, used: u32) -> (Vec<Return>, u32) {
         let limits = &mut *lock(&self.limits);
         match limits.is_cancelled {
@@ -68,14 +71,15 @@ impl Record {
         }
     }
 
-    /// Takes away all that each limit has spent, for good.
+    /// Removes and returns all units that each limit has spent.
     pub(super) fn cancel(&self) -> Vec<Vec<Return>> {
         let limits = &mut *lock(&self.limits);
         limits.is_cancelled = true;
         limits.spent.iter_mut().map(|all| adjust(all, 0).0).collect()
     }
 
-    /// Adds what another decision spent; returns it if the charge was cancelled meanwhile.
+    /// Adds units that another decision spent. Returns them if the charge was cancelled in the
+    /// meantime.
     pub(super) fn add(&self, limit: usize, spent: Spent) -> Option<Return> {
         let limits = &mut *lock(&self.limits);
         if limits.is_cancelled {
@@ -87,7 +91,7 @@ impl Record {
 }
 
 fn adjust(all: &mut Vec<Spent>, used: u32) -> (Vec<Return>, u32) {
-    let total = |all: &[Spent]| all.iter().map(|it| u64::from(it.units)).sum::<u64>();
+    let total = |all: &[Spent]| all.iter().map(|spent| u64::from(spent.units)).sum::<u64>();
     let mut returns = vec![];
     while let Some(above) = total(all).checked_sub(used.into()).filter(|above| *above > 0)
         && let Some(newest) = all.last_mut()
@@ -95,7 +99,7 @@ fn adjust(all: &mut Vec<Spent>, used: u32) -> (Vec<Return>, u32) {
         let units = above.min(newest.units.into()) as u32;
         returns.push(Return { spent: newest.clone(), units });
         newest.units -= units;
-        all.pop_if(|it| it.units == 0);
+        all.pop_if(|spent| spent.units == 0);
     }
     let missing = u64::from(used).saturating_sub(total(all));
     (returns, missing as u32)

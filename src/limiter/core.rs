@@ -1,0 +1,521 @@
+//! `Limiter`: a name, a quota and an algorithm over a store, and its decisions. Waiting is in
+//! `acquire.rs`, and several limits are in `charge.rs`.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use super::{max_wait::MaxWait, retry_queue::RetryQueues};
+use crate::{
+    algorithm::{Action, Algorithm, Params, Release, micros},
+    decision::{Decision, Policy, Receipt, Source},
+    error::{ConfigError, Error},
+    keys::Key,
+    quota::Quota,
+    store::{
+        AnyStore, LimitRequest, MemoryStore, Name, Settings, Store, StoreFuture, StoreRequest,
+    },
+};
+
+/// The number of requests of a key that can wait, if no setting bounds it.
+pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
+
+/// A limit per key: an algorithm and a quota over a store. It knows no HTTP.
+///
+/// Clones share their counts. Limiters with different names do not: the name of a limiter is part
+/// of its keys in the store, and can be used only once per store.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let store = MemoryStore::new();
+/// let api = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
+/// let login = Limiter::named("login", store, Algorithm::FixedWindow, Quota::per_minute(1));
+///
+/// assert!(login.check("alice").await?.is_allowed());
+/// assert!(!login.check("alice").await?.is_allowed());
+/// assert!(login.check("bob").await?.is_allowed());
+/// assert!(api.check("alice").await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limiter(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: AnyStore,
+    taken: Arc<Name>,
+    settings: Arc<Settings>,
+    /// The wait of a check without one of its own, in microseconds.
+    default_wait: f64,
+    max_reservable: f64,
+    max_cost: u32,
+    /// The last fallback, and its fraction of the quota.
+    fallback: OnceLock<(f64, Limiter)>,
+}
+
+impl Limiter {
+    /// Creates a limiter named `default`.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_named`](Limiter::try_named) returns an error: most often because the store already
+    /// has a limiter of this name. Then use [`named`](Limiter::named), or clone the other limiter
+    /// if they should share counts.
+    #[must_use]
+    #[track_caller]
+    pub fn new(store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
+        Self::named("default", store, algorithm, quota)
+    }
+
+    /// Creates a limiter with a name: 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    ///
+    /// The name separates the keys of the limiter from those of other limiters over the same store,
+    /// and the response headers contain it. Replicas share counts if they use the same name. The
+    /// process keeps the name in memory until it exits, so the name must not come from requests:
+    /// use keys for that.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_named`](Limiter::try_named) returns an error.
+    #[must_use]
+    #[track_caller]
+    pub fn named(name: &str, store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
+        match Self::try_named(name, store, algorithm, quota) {
+            Ok(limiter) => limiter,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Creates a limiter like [`named`](Limiter::named), from settings that are not literals.
+    ///
+    /// # Errors
+    ///
+    /// If the name is invalid or taken, or if the algorithm does not support the quota.
+    pub fn try_named(
+        name: &str,
+        store: impl Store,
+        algorithm: Algorithm,
+        quota: Quota,
+    ) -> Result<Self, ConfigError> {
+        let params = Params::new(algorithm, quota)?;
+        check_name(name)?;
+        let store = store.into_any();
+        let names = store.as_dyn().names();
+        let taken =
+            names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
+        let source = Source::Store;
+        let settings = Settings { name: taken.text, algorithm, quota, params, source };
+        Ok(Self::assemble(store, Arc::new(taken), settings))
+    }
+
+    /// Creates a limiter with another quota, which shares the name and the counts of this one.
+    ///
+    /// The next check applies the quota to the current state of its key: used units stay used, and
+    /// are restored at the new rate.
+    ///
+    /// Create one limiter per quota, and keep it. A key in memory remembers the limiter that
+    /// counted it last, and the same limiter counts it faster.
+    ///
+    /// # Errors
+    ///
+    /// If the algorithm does not support the quota.
+    pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
+        let Inner { store, taken, settings, .. } = &*self.0;
+        let params = Params::new(settings.algorithm, quota)?;
+        let settings = Settings { quota, params, ..**settings };
+        Ok(Self::assemble(store.clone(), taken.clone(), settings))
+    }
+
+    /// Returns the limiter with a fraction of the quota over a store in memory. Calls with the same
+    /// fraction share counts.
+    pub(super) fn fallback(&self, fraction: f64) -> Self {
+        let new = || self.new_fallback(fraction);
+        let (known, limiter) = self.0.fallback.get_or_init(|| (fraction, new()));
+        if *known == fraction { limiter.clone() } else { new() }
+    }
+
+    fn new_fallback(&self, fraction: f64) -> Self {
+        let Inner { taken, settings, .. } = &*self.0;
+        let store = self.shared().fallback_store().clone();
+        let quota = settings.quota.scaled(fraction);
+        let algorithm = match settings.algorithm {
+            Algorithm::TokenBucket { refill, overdraft } => {
+                let overdraft = (f64::from(overdraft) * fraction) as u32;
+                // The limit can be rounded down further: then the overdraft takes too long to
+                // refill.
+                let overdraft = overdraft.min(quota.longest_overdraft());
+                Algorithm::TokenBucket { refill, overdraft }
+            }
+            algorithm => algorithm,
+        };
+        let params = Params::new(algorithm, quota).expect("a fraction of valid settings is valid");
+        let source = Source::Local;
+        let settings = Settings { name: settings.name, algorithm, quota, params, source };
+        Self::assemble(store.into_any(), taken.clone(), settings)
+    }
+
+    fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {
+        let max_cost = settings.params.max_cost() as u32;
+        let (default_wait, max_reservable) =
+            (settings.params.default_wait(), settings.params.max_reservable());
+        let settings = Arc::new(settings);
+        Self(Arc::new(Inner {
+            store,
+            taken,
+            settings,
+            default_wait,
+            max_reservable,
+            max_cost,
+            fallback: OnceLock::new(),
+        }))
+    }
+
+    /// Spends 1 unit of the quota of `key` if it is left.
+    ///
+    /// A denied request spends nothing. A leaky bucket with room allows a request with a
+    /// [`delay`](Decision::delay) that the caller must wait for: up to the time in which its burst
+    /// drains. The other algorithms allow requests without a delay.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before its first poll spends nothing. After that, the unit may have been
+    /// spent: with a [`MemoryStore`](crate::MemoryStore), the first poll decides.
+    pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
+        self.check_key(&key.into(), 1, MaxWait::DEFAULT).await
+    }
+
+    /// Spends `cost` units of the quota of `key` if they are left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid cost, immediately and
+    /// without spending; [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+        self.check_key(&key.into(), cost, MaxWait::DEFAULT).await
+    }
+
+    /// Checks like [`check_n`](Limiter::check_n), and makes a reservation if the request can
+    /// proceed within `max_wait`.
+    ///
+    /// The request is then allowed, with a [`delay`](Decision::delay) that the caller must wait
+    /// for. [`try_acquire`](Limiter::try_acquire) also waits, and releases the reservation if it is
+    /// dropped.
+    ///
+    /// Reservations are made in the order of the checks. If the request would have to wait longer
+    /// than `max_wait`, it is denied, and the same check would succeed after
+    /// [`retry_after`](Decision::retry_after). `max_wait` is bounded by 100 years, and by less for
+    /// a bucket whose rate needs large fractions: by 2.5 hours for 1,000,003 per second, by one
+    /// second for 4,294,967,291 (2^32 - 5) per second.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check). A reservation stays until [`cancel`](Limiter::cancel)
+    /// releases it.
+    pub async fn check_within(
+        &self,
+        key: impl Into<Key<'_>>,
+        cost: u32,
+        max_wait: Duration,
+    ) -> Result<Decision, Error> {
+        self.check_key(&key.into(), cost, MaxWait::UpTo(micros(max_wait))).await
+    }
+
+    /// Returns the units that an allowed `decision` about `key` has spent or reserved.
+    ///
+    /// Before the instant at which the request may proceed, the reservation is released: requests
+    /// behind it keep their instants; later requests still proceed after these, but may find more
+    /// units left. After that instant, only units that still count are returned: none if their
+    /// window is over, and for a bucket none that were refilled since.
+    ///
+    /// A reservation is not returned in these cases:
+    ///
+    /// - The store has lost the key in the meantime: the units would be those of other requests.
+    /// - Another quota was applied to the key, or the clock of the store stepped back, after the
+    ///   reservation was made. A sliding log finds the reservation nevertheless.
+    ///
+    /// Call it on the limiter that decided. On a limiter with another quota, units refilled in the
+    /// meantime are counted at the faster rate, and a sliding window returns nothing. If the quota
+    /// of the key was changed and changed back, or if the clock of the store stepped back, units
+    /// that were refilled then can be returned a second time.
+    ///
+    /// Cancel a decision only once, and do not [settle](Limiter::settle) it as well: the second
+    /// call would return units that other requests have spent. A
+    /// [bound charge](crate::Charge::decided) prevents that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
+        let cost = decision.cost();
+        self.release(&key.into(), decision.receipt(), cost, cost).await
+    }
+
+    /// Returns the decision that [`check`](Limiter::check) would make now, and spends nothing.
+    ///
+    /// [`remaining`](Decision::remaining) contains the units that are left before that check.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
+        self.decide(Action::Peek, &key.into(), 1, MaxWait::DEFAULT)?.await
+    }
+
+    /// Spends `cost` units of the quota of `key`, even if fewer are left: for a cost that is known
+    /// only after the request was served.
+    ///
+    /// If more is spent than is left, later requests are denied or wait until the debt is repaid. A
+    /// fixed window forgets the debt when it ends. Waiting requests keep their reservations. To
+    /// adjust the cost of a request that was checked, call [`settle`](Limiter::settle).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ZeroCost`] if the cost is 0; [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_minute(1000);
+    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// if tokens.check_n("alice", 200).await?.is_allowed() {
+    ///     let used = 1_450; // as the response reports
+    ///     tokens.spend("alice", used - 200).await?;
+    /// }
+    /// assert!(!tokens.check("alice").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
+        let _ = self.decide(Action::Spend, &key.into(), cost, MaxWait::DEFAULT)?.await?;
+        Ok(())
+    }
+
+    /// Grants `cost` units to `key`, up to the units that were spent.
+    ///
+    /// A refund names no decision, so it returns units that any request has spent: the key gets
+    /// `cost` units more than its quota. To return the unused units of one request, call
+    /// [`cancel`](Limiter::cancel) or [`settle`](Limiter::settle).
+    ///
+    /// The sliding algorithms return the units that were spent first, so that later ones still
+    /// count for their full time. A fixed window returns units of the current window. Reservations
+    /// of waiting requests are not returned.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ZeroCost`] if the cost is 0; [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
+        let _ = self.decide(Action::Refund, &key.into(), cost, MaxWait::DEFAULT)?.await?;
+        Ok(())
+    }
+
+    /// Deletes the state of `key`: its next request counts as its first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
+        self.0.store.as_dyn().reset(&self.0.settings, &key.into()).await
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.settings.name
+    }
+
+    /// Returns the algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.0.settings.algorithm
+    }
+
+    /// Returns the quota.
+    #[must_use]
+    pub fn quota(&self) -> Quota {
+        self.0.settings.quota
+    }
+
+    /// Returns the default number of requests of a key that can wait.
+    pub(super) fn default_max_waiting(&self) -> usize {
+        match self.algorithm() {
+            // The bucket itself bounds it.
+            Algorithm::LeakyBucket => self.quota().burst_size() as usize,
+            _ => DEFAULT_MAX_PER_KEY,
+        }
+    }
+
+    pub(super) fn policy(&self, cost: u32) -> Policy {
+        self.0.settings.policy(cost)
+    }
+
+    pub(super) fn store(&self) -> &AnyStore {
+        &self.0.store
+    }
+
+    /// Returns the state that the limiters over the store share.
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        self.0.store.as_dyn().names().shared()
+    }
+
+    /// Decides about a key: the one door for decisions about a single limit.
+    #[inline]
+    pub(super) fn decide(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<StoreFuture<Decision>, Error> {
+        let limits = &[self.request(action, key, cost, max_wait)?];
+        Ok(self.decide_limits(&StoreRequest { action, limits }))
+    }
+
+    /// [Decides](Limiter::decide) about a check, and waits for the answer. A store in memory has it
+    /// at once: moving it into a [`StoreFuture`] would take 4 % of the time of a check.
+    #[inline]
+    async fn check_key(
+        &self,
+        key: &Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<Decision, Error> {
+        let limits = &[self.request(Action::Check, key, cost, max_wait)?];
+        let request = StoreRequest { action: Action::Check, limits };
+        match &self.0.store {
+            AnyStore::Memory(store) => store.decide_now(&request),
+            AnyStore::Dyn(store) => store.decide(&request).await,
+        }
+    }
+
+    /// Decides about several limits of this store.
+    #[inline]
+    pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+        self.0.store.decide(request)
+    }
+
+    /// Returns `units` of those that a decision about the key has `spent` or reserved.
+    pub(super) fn release(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        spent: u32,
+        units: u32,
+    ) -> StoreFuture<()> {
+        match release_of(receipt, spent, units) {
+            Some(release) => self.0.store.as_dyn().release(&self.0.settings, key, release),
+            None => StoreFuture::ready(Ok(())),
+        }
+    }
+
+    /// Releases units in the background, as far as that is possible.
+    pub(super) fn release_in_background(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        spent: u32,
+        units: u32,
+    ) {
+        if let Some(release) = release_of(receipt, spent, units) {
+            self.0.store.as_dyn().release_in_background(&self.0.settings, key, release);
+        }
+    }
+
+    /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
+    pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
+        max_wait.resolve(self.0.default_wait, self.0.max_reservable)
+    }
+
+    /// Returns the part of a request to the store that concerns this limit.
+    #[inline]
+    pub(super) fn request<'a>(
+        &'a self,
+        action: Action,
+        key: &'a Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<LimitRequest<'a>, Error> {
+        let Inner { settings, max_cost, .. } = &*self.0;
+        if cost == 0 {
+            return Err(Error::ZeroCost);
+        }
+        if matches!(action, Action::Check | Action::Peek) && cost > *max_cost {
+            return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
+        }
+        Ok(LimitRequest { settings, key, cost, max_wait: self.resolve(max_wait) })
+    }
+}
+
+/// The state that the limiters over one store share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    /// Decides about fractions of the quotas while the store fails.
+    fallback_store: OnceLock<MemoryStore>,
+    pub(super) retry_queues: Arc<RetryQueues>,
+}
+
+impl Shared {
+    fn fallback_store(&self) -> &MemoryStore {
+        self.fallback_store.get_or_init(MemoryStore::new)
+    }
+}
+
+fn release_of(receipt: &Receipt, spent: u32, units: u32) -> Option<Release> {
+    match *receipt {
+        Receipt::At(instant) if units > 0 => {
+            let kept = spent.saturating_sub(units).into();
+            Some(Release { instant: Some(instant), units: units.into(), kept })
+        }
+        _ => None,
+    }
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
+    let is_valid = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+    match !name.is_empty() && name.len() <= 64 && name.bytes().all(is_valid) {
+        true => Ok(()),
+        false => Err(ConfigError::Name { name: name.to_owned() }),
+    }
+}

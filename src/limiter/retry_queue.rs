@@ -1,0 +1,392 @@
+//! The queues of requests that retry: one per limiter and key, within one process. They hold costs
+//! and instants, and know no limiters and no charges: `retry.rs` translates.
+//!
+//! Only the first request of a queue sleeps until the quota has units for it, and checks. When it
+//! leaves, the next request checks: immediately, or when units are available, as far as that is
+//! known. If a decision shows units for several requests, these check side by side. Requests that
+//! wait behind have no timer, so a request that is dropped delays no other.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{sync::lock, time::random_fraction};
+
+/// The longest time between the instant at which a request is due to check and the end of its
+/// check. A request that takes longer no longer holds up others.
+pub(super) const MAX_STALL: Duration = Duration::from_secs(1);
+/// The number of successful checks after which no competing process is assumed.
+const COMPETITION: u8 = 8;
+/// Longer than any process runs.
+const FOREVER: Duration = Duration::from_secs(30 * 366 * 86_400);
+
+/// The requests of this process that retry, by limiter and key.
+#[derive(Debug, Default)]
+pub(crate) struct RetryQueues {
+    hasher: RandomState,
+    arrivals: AtomicU64,
+    /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a queue.
+    queues: Mutex<HashMap<u64, Arc<Mutex<Queue>>>>,
+}
+
+/// A request, as a queue needs it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// The hash of the limiter and the key that the queue is for.
+    pub(super) queue: u64,
+    /// The hash of all limiters and keys of the request.
+    pub(super) group: u64,
+    pub(super) cost: u32,
+    /// The units that the other limits of the group admit at once.
+    pub(super) max_units: u64,
+    /// The pause of the next request if this one moves to another queue.
+    pub(super) gap: Duration,
+}
+
+/// The expected state of the quota, from the last decision.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Forecast {
+    /// The units that are available.
+    pub(super) available: u64,
+    /// When more units are available, for a request of this cost; `None` for any cost.
+    pub(super) next_at: Instant,
+    pub(super) cost: Option<u32>,
+}
+
+impl Forecast {
+    pub(super) fn unknown() -> Self {
+        Self { available: 0, next_at: Instant::now(), cost: None }
+    }
+}
+
+/// Requests by their arrival. If there are any, at least one of them is checking.
+#[derive(Debug, Default)]
+struct Queue {
+    checking: BTreeMap<u64, Checking>,
+    waiting: BTreeMap<u64, Waiting>,
+    /// The sum of the costs of the requests that are checking.
+    units_checking: u64,
+    groups: HashMap<u64, Group>,
+    /// The sum of the units of the groups, each up to its maximum.
+    units: u64,
+    /// Above 0 if another process took the awaited units recently.
+    competition: u8,
+}
+
+/// The requests with the same limiters and keys.
+#[derive(Debug, Default)]
+struct Group {
+    /// The units that the requests wait for.
+    units: u64,
+    /// The units that the other limits admit at once. Requests beyond them leave the queue when
+    /// they check.
+    max: u64,
+}
+
+impl Group {
+    fn bounded(&self) -> u64 {
+        self.units.min(self.max)
+    }
+}
+
+/// A request that checks at `at`, or is checking since then.
+#[derive(Debug)]
+struct Checking {
+    cost: u32,
+    at: Instant,
+}
+
+impl Checking {
+    /// Returns false if the check is overdue: the future of the request is kept, but not polled.
+    fn is_polled(&self, now: Instant) -> bool {
+        now <= after(self.at, MAX_STALL)
+    }
+}
+
+#[derive(Debug)]
+struct Waiting {
+    cost: u32,
+    waker: Option<Waker>,
+}
+
+impl RetryQueues {
+    /// Returns the hasher for the hashes of an [`Entry`].
+    pub(super) fn hasher(&self) -> impl Hasher {
+        self.hasher.build_hasher()
+    }
+
+    /// Returns the next number in the order of arrival.
+    pub(super) fn next_arrival(&self) -> u64 {
+        self.arrivals.fetch_add(1, Relaxed)
+    }
+
+    pub(super) fn join(self: &Arc<Self>, entry: Entry, arrival: u64, forecast: Forecast) -> Ticket {
+        let Entry { queue: id, group, cost, max_units, .. } = entry;
+        let mut queues = lock(&self.queues);
+        let queue = queues.entry(id).or_default().clone();
+        // The map stays locked: otherwise the queue could be removed in the meantime.
+        let wakers = {
+            let mut queue = lock(&queue);
+            queue.update_group(group, max_units, |units| units + u64::from(cost));
+            queue.push(arrival, cost, forecast)
+        };
+        drop(queues);
+        let ticket = Ticket { queues: self.clone(), queue, arrival, entry, forecast: None };
+        wakers.into_iter().for_each(Waker::wake);
+        ticket
+    }
+
+    /// Returns whether requests wait in this queue.
+    pub(super) fn has(&self, id: u64) -> bool {
+        lock(&self.queues).contains_key(&id)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.queues).is_empty()
+    }
+
+    /// Returns the units that are spent before a request that would join its queue now, as far as
+    /// that is known.
+    pub(super) fn units_before(&self, entry: &Entry, arrival: u64) -> u64 {
+        let Some(queue) = lock(&self.queues).get(&entry.queue).cloned() else { return 0 };
+        let queue = lock(&queue);
+        let last = queue.checking.keys().next_back().max(queue.waiting.keys().next_back());
+        if last.is_some_and(|last| *last > arrival) {
+            return 0;
+        }
+        // A limit that holds up an earlier request of the group holds up this request, too.
+        let group = queue.groups.get(&entry.group);
+        queue.units + group.map_or(0, |group| group.units - group.bounded())
+    }
+}
+
+impl Queue {
+    fn push(&mut self, arrival: u64, cost: u32, forecast: Forecast) -> Vec<Waker> {
+        self.waiting.insert(arrival, Waiting { cost, waker: None });
+        self.start_checks(forecast)
+    }
+
+    fn update_group(&mut self, id: u64, max: u64, change: impl Fn(u64) -> u64) {
+        let group = self.groups.entry(id).or_default();
+        let before = group.bounded();
+        *group = Group { units: change(group.units), max };
+        self.units = self.units - before + group.bounded();
+        if group.units == 0 {
+            self.groups.remove(&id);
+        }
+    }
+
+    /// Lets as many requests check as there are units for, and at least one. Returns their wakers,
+    /// to be called without the lock.
+    fn start_checks(&mut self, forecast: Forecast) -> Vec<Waker> {
+        let (mut wakers, now) = (vec![], Instant::now());
+        while let Some(first) = self.waiting.first_entry() {
+            let cost = first.get().cost;
+            let fits = self.units_checking + u64::from(cost) <= forecast.available;
+            if !fits && self.checking.values().any(|checking| checking.is_polled(now)) {
+                break;
+            }
+            let sleeps = !fits && forecast.cost.is_none_or(|expected| expected == cost);
+            let at = if sleeps { forecast.next_at } else { now };
+            let (arrival, Waiting { waker, .. }) = first.remove_entry();
+            self.checking.insert(arrival, Checking { cost, at });
+            self.units_checking += u64::from(cost);
+            wakers.extend(waker);
+        }
+        wakers
+    }
+
+    fn stop_check(&mut self, arrival: u64) -> Option<Checking> {
+        let checking = self.checking.remove(&arrival)?;
+        self.units_checking -= u64::from(checking.cost);
+        Some(checking)
+    }
+
+    /// Returns a denied request to its position. The first request checks when units are available.
+    fn denied(&mut self, arrival: u64, forecast: Forecast) -> Vec<Waker> {
+        let Some(Checking { cost, .. }) = self.stop_check(arrival) else { return vec![] };
+        self.push(arrival, cost, forecast)
+    }
+
+    /// Removes a request. Returns wakers to call, and a value to drop, both without the lock.
+    fn leave(&mut self, arrival: u64, forecast: Option<Forecast>) -> (Vec<Waker>, Option<Waiting>) {
+        let waiting = self.waiting.remove(&arrival);
+        let checking = self.stop_check(arrival);
+        let cost = waiting
+            .as_ref()
+            .map(|waiting| waiting.cost)
+            .or(checking.as_ref().map(|checking| checking.cost));
+        // If the request slept, the end of its sleep is known.
+        let forecast = forecast.unwrap_or_else(|| {
+            checking.map_or_else(Forecast::unknown, |Checking { at, .. }| Forecast {
+                available: 0,
+                next_at: at,
+                cost,
+            })
+        });
+        (self.start_checks(forecast), waiting)
+    }
+}
+
+/// The position of a request in a queue. Dropping it removes the request.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    queues: Arc<RetryQueues>,
+    queue: Arc<Mutex<Queue>>,
+    arrival: u64,
+    entry: Entry,
+    forecast: Option<Forecast>,
+}
+
+impl Ticket {
+    pub(super) fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    /// Returns the request to its position after a denial.
+    pub(super) fn denied(&self, forecast: Forecast) {
+        let wakers = lock(&self.queue).denied(self.arrival, forecast);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Records the result of a check at the expected instant: a denial means that another process
+    /// took the units.
+    pub(super) fn record_competition(&self, was_denied: bool) {
+        let competition = &mut lock(&self.queue).competition;
+        *competition = if was_denied { COMPETITION } else { competition.saturating_sub(1) };
+    }
+
+    /// Returns the extension of a pause if other processes compete: random, so that no process is
+    /// always the first.
+    pub(super) fn jitter(&self) -> Duration {
+        if lock(&self.queue).competition == 0 {
+            return Duration::ZERO;
+        }
+        self.entry.gap.mul_f64(random_fraction() / 4.0)
+    }
+
+    /// Returns the instant at which the request checks, once it is known.
+    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Instant> {
+        let mut queue = lock(&self.queue);
+        if let Some(checking) = queue.checking.get(&self.arrival) {
+            return Poll::Ready(checking.at);
+        }
+        let waker = queue.waiting.get_mut(&self.arrival).map(|waiting| &mut waiting.waker);
+        let outdated = match waker {
+            Some(Some(waker)) if waker.will_wake(cx.waker()) => None,
+            Some(waker) => waker.replace(cx.waker().clone()),
+            None => None,
+        };
+        drop(queue);
+        drop(outdated); // can run foreign code, and must not hold the lock
+        Poll::Pending
+    }
+
+    /// Leaves the queue, with a forecast for the requests behind.
+    pub(super) fn leave(mut self, forecast: Forecast) {
+        self.forecast = Some(forecast);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let Entry { queue: id, group, cost, .. } = self.entry;
+        let (wakers, _waiting, is_empty) = {
+            let queue = &mut *lock(&self.queue);
+            let max = queue.groups.get(&group).map_or(0, |group| group.max);
+            queue.update_group(group, max, |units| units.saturating_sub(cost.into()));
+            let (wakers, waiting) = queue.leave(self.arrival, self.forecast);
+            (wakers, waiting, queue.checking.is_empty())
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        if is_empty {
+            let queues = &mut *lock(&self.queues.queues);
+            // Another request may have joined in the meantime.
+            if queues.get(&id).is_some_and(|queue| lock(queue).checking.is_empty()) {
+                queues.remove(&id);
+            }
+        }
+    }
+}
+
+/// Returns the instant after a pause, however long.
+pub(super) fn after(now: Instant, pause: Duration) -> Instant {
+    now.checked_add(pause).unwrap_or_else(|| now + FOREVER)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Push { cost: u32 },
+        Denied { index: usize },
+        Allowed { index: usize, available: u64 },
+        Dropped { index: usize },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (1..5_u32).prop_map(|cost| Step::Push { cost }),
+            any::<usize>().prop_map(|index| Step::Denied { index }),
+            (any::<usize>(), 0..10_u64)
+                .prop_map(|(index, available)| Step::Allowed { index, available }),
+            any::<usize>().prop_map(|index| Step::Dropped { index }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn at_least_one_request_checks_and_no_more_than_there_are_units_for(
+            steps in vec(step(), 0..200)
+        ) {
+            let (mut queue, mut arrivals) = (Queue::default(), 0);
+            for step in steps {
+                let checking: Vec<u64> = queue.checking.keys().copied().collect();
+                let at = |index: usize| checking.get(index % checking.len().max(1)).copied();
+                let forecast = |available| Forecast { available, ..Forecast::unknown() };
+                let mut max = 0;
+                match step {
+                    Step::Push { cost } => {
+                        arrivals += 1;
+                        queue.push(arrivals, cost, forecast(0));
+                    }
+                    Step::Denied { index } => {
+                        if let Some(arrival) = at(index) {
+                            queue.denied(arrival, forecast(0));
+                        }
+                    }
+                    Step::Allowed { index, available } => {
+                        if let Some(arrival) = at(index) {
+                            queue.leave(arrival, Some(forecast(available)));
+                            max = available;
+                        }
+                    }
+                    Step::Dropped { index } => {
+                        queue.leave(index as u64 % (arrivals + 1), None);
+                    }
+                }
+                let costs = queue.checking.values().map(|checking| u64::from(checking.cost));
+                let units_checking: u64 = costs.sum();
+                prop_assert_eq!(queue.units_checking, units_checking);
+                prop_assert!(!queue.checking.is_empty() || queue.waiting.is_empty());
+                let is_new = |arrival: &&u64| !checking.contains(arrival);
+                let new = queue.checking.keys().filter(is_new).count();
+                prop_assert!(new <= 1 || units_checking <= max);
+            }
+        }
+    }
+}
