@@ -14,12 +14,9 @@ mod wait_queue;
 pub(crate) use self::retry::Retry;
 pub(crate) use self::{
     acquire::{Acquire, DEFAULT_MAX_LATENESS},
-    core::check_name,
     max_wait::MaxWait,
     wait_queue::{WaitQueue, WaitSlot},
 };
-pub use self::{
-    charge::Charge,
-    core::Limiter,
-    target::{AnyLimiter, ChargeTarget},
-};
+pub use self::{charge::Charge, core::Limiter, target::AnyLimiter};
+#[allow(unused_imports, reason = "only optional features use them")]
+pub(crate) use self::{core::check_name, target::ChargeTarget};

@@ -171,7 +171,7 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
         &[FIXED, ("quota", r#""10/s burst 20""#)],
         "quota",
         "quota \"10/s burst 20\": a fixed-window admits up to its limit at once and has no other \
-     burst; leave the burst out",
+     burst; omit the burst",
     ),
     (
         &[BUCKET, ("overdraft", "4294967290"), QUOTA],
