@@ -15,22 +15,25 @@ end
 -- The log as it was found, with a few entries that represent all that count: the reply to this
 -- request is the same. 'S', then doubles: {at, skew, window}, then for each entry {instant, cost}.
 local function report()
-  if not found or found_live == 0 then
-    return found and struct.pack('<Bddd', 83, found_at, found_skew, found_window) or ''
+  if not found then
+    return ''
+  elseif found_live == 0 then
+    return struct.pack('<Bddd', 83, found_at, found_skew, found_window)
   end
   local remaining = last <= at and math.max(limit - live, 0) or 0
   local _, other, other_total = first_instant(remaining + 1)
-  if mark == nil or (other or mark) < mark then
+  mark, other = mark or found_last, other or found_last
+  if other < mark then
     mark, mark_total, other, other_total = other, other_total, mark, mark_total
   end
-  if (other or found_last) < found_last and other_total > mark_total then
-    return struct.pack('<Bddddddddd', 83, found_at, found_skew, found_window, mark, mark_total, other,
-      other_total - mark_total, found_last, found_live - other_total)
-  elseif (mark or found_last) < found_last then
-    return struct.pack('<Bddddddd', 83, found_at, found_skew, found_window, mark, mark_total, found_last,
-      found_live - mark_total)
+  if mark >= found_last then
+    return struct.pack('<Bddddd', 83, found_at, found_skew, found_window, found_last, found_live)
+  elseif other >= found_last or other_total <= mark_total then
+    return struct.pack('<Bddddddd', 83, found_at, found_skew, found_window, mark, mark_total,
+      found_last, found_live - mark_total)
   end
-  return struct.pack('<Bddddd', 83, found_at, found_skew, found_window, found_last, found_live)
+  return struct.pack('<Bddddddddd', 83, found_at, found_skew, found_window, mark, mark_total, other,
+    other_total - mark_total, found_last, found_live - other_total)
 end
 
 -- Stores the state after a decision.
@@ -64,69 +67,65 @@ local function store()
   call('PEXPIREAT', key, expire_at(now + reset))
 end
 
-local refunds, release
+local release
 if returns then
-  function refunds()
-    local function lower(i, units)
-      local back = math.min(units, costs[i])
-      if back > 0 then
-        costs[i], sum = costs[i] - back, sum - back
-        dead = dead + (costs[i] == 0 and 1 or 0)
-        call('LSET', key, i, struct.pack(ENTRY, instants[i], costs[i]))
-      end
-      return back
+  local function lower(i, units)
+    local back = math.min(units, costs[i])
+    if back > 0 then
+      costs[i], sum = costs[i] - back, sum - back
+      dead = dead + (costs[i] == 0 and 1 or 0)
+      call('LSET', key, i, struct.pack(ENTRY, instants[i], costs[i]))
     end
+    return back
+  end
 
-    -- Returns units that were spent at an instant, or are reserved for it, if they are still in the
-    -- log.
-    local function refund_at(instant, units)
-      local i = leading(instant - 1)
-      while units > 0 and i < length and instant_of(i) == instant do
-        units, i = units - lower(i, units), i + 1
+  -- Returns units that were spent at an instant, or are reserved for it, if they are still in the
+  -- log.
+  local function refund_at(instant, units)
+    local i = leading(instant - 1)
+    while units > 0 and i < length and instant_of(i) == instant do
+      units, i = units - lower(i, units), i + 1
+    end
+  end
+
+  -- Returns units of any requests, the oldest first: the units that stay are those that count
+  -- longest. Requests that wait keep theirs.
+  local function refund_any(units)
+    scan(0, length - 1, function(i)
+      if instants[i] > at then
+        return true
+      end
+      units = units - lower(i, units)
+      return units == 0
+    end)
+  end
+
+  -- Drops the newest entries while they are dead, so that later requests need not come after
+  -- them. Drops all dead entries once they are more than half as many as the others.
+  local function drop_dead()
+    while length > 0 do
+      local _, units = struct.unpack(ENTRY, call('LINDEX', key, -1))
+      if units > 0 then
+        break
+      end
+      call('RPOP', key)
+      length, dead = length - 1, dead - 1
+    end
+    if dead <= 64 or dead <= length / 3 then
+      return
+    end
+    local kept = {}
+    for _, entry in ipairs(call('LRANGE', key, 0, -1)) do
+      local _, units = struct.unpack(ENTRY, entry)
+      if units > 0 then
+        kept[#kept + 1] = entry
       end
     end
-
-    -- Returns units of any requests, the oldest first: the units that stay are those that count
-    -- longest. Requests that wait keep theirs.
-    local function refund_any(units)
-      scan(0, length - 1, function(i)
-        if instants[i] > at then
-          return true
-        end
-        units = units - lower(i, units)
-        return units == 0
-      end)
+    call('DEL', key)
+    for i = 1, #kept, 100 do
+      call('RPUSH', key, unpack(kept, i, math.min(i + 99, #kept)))
     end
-
-    -- Drops the newest entries while they are dead, so that later requests need not come after
-    -- them. Drops all dead entries once they are more than half as many as the others.
-    local function drop_dead()
-      while length > 0 do
-        local _, units = struct.unpack(ENTRY, call('LINDEX', key, -1))
-        if units > 0 then
-          break
-        end
-        call('RPOP', key)
-        length, dead = length - 1, dead - 1
-      end
-      if dead <= 64 or dead <= length / 3 then
-        return
-      end
-      local kept = {}
-      for _, entry in ipairs(call('LRANGE', key, 0, -1)) do
-        local _, units = struct.unpack(ENTRY, entry)
-        if units > 0 then
-          kept[#kept + 1] = entry
-        end
-      end
-      call('DEL', key)
-      for i = 1, #kept, 100 do
-        call('RPUSH', key, unpack(kept, i, math.min(i + 99, #kept)))
-      end
-      length, dead = #kept, 0
-    end
-
-    return {at = refund_at, any = refund_any, drop_dead = drop_dead}
+    length, dead = #kept, 0
   end
 
   -- Returns units to the log.
@@ -140,15 +139,14 @@ if returns then
     call('LTRIM', key, first, '-1')
     length, instants, costs = length - first, {}, {}
     first, sum, dead = 0, live, live_dead
-    local refund = refunds()
     for _, release in ipairs(releases) do
       if release[1] then
-        refund.at(release[1] + skew, release[2])
+        refund_at(release[1] + skew, release[2])
       else
-        refund.any(release[2])
+        refund_any(release[2])
       end
     end
-    refund.drop_dead()
+    drop_dead()
     instants, costs, last = {}, {}, 0
     if length > 0 then
       last = instant_of(length - 1)

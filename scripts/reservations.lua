@@ -120,19 +120,7 @@ local function reserving()
     call('PEXPIREAT', key, expire_at(now + reset))
   end
 
-  -- Stores the state after a request that proceeds before requests that wait for another limit.
-  local function write_before(head, cost, reset)
-    local size, behind = #head, ''
-    local tail = tails.read(size)
-    if tail then
-      local position = tails.fold(tail, size)
-      commit(now, cost)
-      behind = encode() .. string.sub(tail, position)
-    end
-    call('SET', key, head .. behind, 'PXAT', expire_at(now + reset))
-  end
-
-  return {reserve = reserve, write_before = write_before}
+  return reserve
 end
 
 local release
@@ -173,14 +161,22 @@ end
 local function store(before, instant)
   local head, reset = encode(), reset_after()
   if before and not stale then
-    reserving().reserve(head, before, instant, cost, reset)
+    reserving()(head, before, instant, cost, reset)
   elseif before then
     local entry = struct.pack('<dd', instant, cost)
     call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
   elseif reset == 0 then
     call('DEL', key)
   elseif found and #found > #head and not stale then
-    reserving().write_before(head, cost, reset)
+    -- The request proceeds before requests that wait for another limit.
+    local tails, behind = tails(), ''
+    local tail = tails.read(#head)
+    if tail then
+      local position = tails.fold(tail, #head)
+      commit(now, cost)
+      behind = encode() .. string.sub(tail, position)
+    end
+    call('SET', key, head .. behind, 'PXAT', expire_at(now + reset))
   else
     call('SET', key, head, 'PXAT', expire_at(now + reset))
   end

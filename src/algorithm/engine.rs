@@ -26,8 +26,9 @@ pub(super) fn step<M: Model>(
     let Admission { admitted, wait } = request.admission(wait, max(wait - max_wait, blocked));
     let instant = now + wait;
     let admits = action.commits() && admitted;
-    let before = (admits && wait > 0.0 && M::RESERVES).then(|| state.clone());
+    let mut before = None;
     if admits {
+        before = (wait > 0.0 && M::RESERVES).then(|| state.clone());
         state.commit(instant, cost, params);
     }
 
