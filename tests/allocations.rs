@@ -114,7 +114,7 @@ fn a_rule_with_one_limit_allocates_more_only_for_its_policy() {
 fn a_rule_with_two_limits_allocates_some_more() {
     let [own, all] = limiters(["user", "all"]);
     let layer = RateLimitLayer::by_rule(move |head: &Parts| {
-        Charge::new(&own, user(head)).and(Charge::new(&all, "everybody"))
+        Charge::new(&own, user(head)).and(Charge::new(&all, "all"))
     });
     let [charge, fields, extensions] = added(layer);
     assert!(charge <= 11 && fields <= 27 && extensions <= 33, "{charge} {fields} {extensions}");

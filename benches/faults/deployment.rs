@@ -42,7 +42,8 @@ impl Deployment {
     pub fn start(plan: &Plan<'_>) -> Result<Self, Box<dyn Error>> {
         let mut servers: Vec<Instance> = vec![];
         for (place, environment) in &plan.servers {
-            let master = servers.first().map(|it| (it.place.address, it.port.to_string()));
+            let master =
+                servers.first().map(|master| (master.place.address, master.port.to_string()));
             let mut settings = plan.settings.to_vec();
             if let Some((address, port)) = &master {
                 settings.extend(["--replicaof", address, port]);
@@ -52,14 +53,17 @@ impl Deployment {
         let replicas = servers.len() - 1;
         until("the replicas have all", || {
             servers[0].info("replication", &format!("connected_slaves:{replicas}\r"))
-                && servers[1..].iter().all(|it| it.info("replication", "master_link_status:up"))
+                && servers[1..]
+                    .iter()
+                    .all(|replica| replica.info("replication", "master_link_status:up"))
         })?;
         let lines = format!(
             "sentinel monitor {NAME} {} {} 2\nsentinel down-after-milliseconds {NAME} 1000\n\
              sentinel failover-timeout {NAME} 5000\n{USERS}",
             servers[0].place.address, servers[0].port,
         );
-        let sentinels = plan.sentinels.each_ref().map(|it| Instance::sentinel(it, &lines));
+        let sentinels =
+            plan.sentinels.each_ref().map(|sentinel| Instance::sentinel(sentinel, &lines));
         let sentinels = sentinels.into_iter().collect::<Result<_, _>>()?;
         let deployment = Self { servers, sentinels };
         until("the Sentinels know all", || deployment.is_known(replicas))?;
@@ -97,7 +101,9 @@ impl Deployment {
 
     /// Makes a store whose user may not subscribe.
     pub fn store_without_subscription(&self) -> Result<RedisStore, Box<dyn Error>> {
-        self.store_by(self.sentinels.iter().map(|it| it.url_as(NO_SUBSCRIPTION)).collect())
+        self.store_by(
+            self.sentinels.iter().map(|sentinel| sentinel.url_as(NO_SUBSCRIPTION)).collect(),
+        )
     }
 
     pub fn store_by(&self, sentinels: Vec<String>) -> Result<RedisStore, Box<dyn Error>> {
@@ -108,7 +114,7 @@ impl Deployment {
     pub fn fail_over(&self) -> Result<(), Box<dyn Error>> {
         let words = ["SENTINEL", "FAILOVER", NAME];
         until("a replica can be promoted", || {
-            self.sentinels.iter().any(|it| it.ask::<redis::Value>(&words).is_ok())
+            self.sentinels.iter().any(|sentinel| sentinel.ask::<redis::Value>(&words).is_ok())
         })?;
         Ok(())
     }
@@ -117,8 +123,8 @@ impl Deployment {
     pub fn until_promoted(&self, before: &[usize]) -> Result<(usize, Moment), Box<dyn Error>> {
         let mut promoted = None;
         let moment = until("a replica is promoted", || {
-            let mut others = (0..self.servers.len()).filter(|it| !before.contains(it));
-            promoted = others.find(|it| self.is_master(*it));
+            let mut others = (0..self.servers.len()).filter(|server| !before.contains(server));
+            promoted = others.find(|server| self.is_master(*server));
             promoted.is_some()
         })?;
         Ok((promoted.unwrap_or_default(), moment))
@@ -149,7 +155,7 @@ impl Deployment {
     pub fn is_replica_of(&self, server: usize, master: usize) -> bool {
         let port = format!("master_port:{}\r", self.servers[master].port);
         let info = self.servers[server].ask::<String>(&["INFO", "replication"]);
-        info.is_ok_and(|it| it.contains(&port) && it.contains("master_link_status:up"))
+        info.is_ok_and(|info| info.contains(&port) && info.contains("master_link_status:up"))
     }
 
     /// Waits until the replicas have received all writes of the first server.
@@ -157,9 +163,9 @@ impl Deployment {
         until("the replicas have all that the master has", || {
             let info = self.servers[0].ask::<String>(&["INFO", "replication"]);
             let info = info.unwrap_or_default();
-            let offset = info.lines().find_map(|it| it.strip_prefix("master_repl_offset:"));
+            let offset = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:"));
             let offset = format!("offset={},", offset.unwrap_or("none"));
-            info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
+            info.lines().filter(|line| line.starts_with("slave")).all(|line| line.contains(&offset))
         })?;
         Ok(())
     }
@@ -178,7 +184,7 @@ impl Deployment {
                 let _ = subscribed.send(());
                 // The name, and the addresses and ports of the old master and of the new one.
                 let text: String = subscription.get_message()?.get_payload()?;
-                let port = text.split(' ').nth(4).and_then(|it| it.parse().ok());
+                let port = text.split(' ').nth(4).and_then(|port| port.parse().ok());
                 let _ = sender.send((now(), port.unwrap_or_default()));
                 Ok::<_, redis::RedisError>(())
             });

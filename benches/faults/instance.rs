@@ -41,7 +41,7 @@ impl Instance {
         let other =
             ["--appendonly", "no", "--repl-diskless-sync-delay", "0", "--protected-mode", "no"];
         let all = own.iter().chain(&other).chain(settings);
-        let arguments = all.map(|&it| it.to_owned()).collect();
+        let arguments = all.map(|&argument| argument.to_owned()).collect();
         Self::start(place, port, folder, arguments, environment)
     }
 
@@ -123,10 +123,10 @@ impl Instance {
     }
 
     pub fn connection(&self) -> RedisResult<redis::Connection> {
-        const PATIENCE: Duration = Duration::from_secs(1);
+        const MAX_TIME: Duration = Duration::from_secs(1);
         let client = redis::Client::open(self.url())?;
-        let connection = client.get_connection_with_timeout(PATIENCE)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
+        let connection = client.get_connection_with_timeout(MAX_TIME)?;
+        connection.set_read_timeout(Some(MAX_TIME))?;
         Ok(connection)
     }
 
@@ -136,7 +136,7 @@ impl Instance {
 
     /// Returns true if a section of `INFO` contains a text.
     pub fn info(&self, section: &str, text: &str) -> bool {
-        self.ask::<String>(&["INFO", section]).is_ok_and(|it| it.contains(text))
+        self.ask::<String>(&["INFO", section]).is_ok_and(|info| info.contains(text))
     }
 
     /// Returns the number of script calls, if the server answers.
@@ -146,7 +146,7 @@ impl Instance {
             let line = stats.lines().find_map(|line| line.strip_prefix(command))?;
             line.strip_prefix(":calls=")?.split(',').next()?.parse().ok()
         };
-        Some(["cmdstat_evalsha", "cmdstat_eval"].iter().filter_map(|it| calls(it)).sum())
+        Some(["cmdstat_evalsha", "cmdstat_eval"].iter().filter_map(|command| calls(command)).sum())
     }
 }
 

@@ -100,7 +100,7 @@ impl Record {
             Outcome::Failed(text) => text,
         };
         let Key { group, number } = self.key;
-        let [start, end] = [self.start, self.end].map(|it| it.as_micros());
+        let [start, end] = [self.start, self.end].map(|moment| moment.as_micros());
         format!("{group} {number} {start} {end} {outcome}")
     }
 }
@@ -206,7 +206,11 @@ impl Load {
     /// Waits until a request that began after a moment is decided.
     pub fn until_decided(&self, since: Moment) -> Result<(), Box<dyn Error>> {
         until("requests are decided", || {
-            self.shared.records().iter().rev().any(|it| it.start >= since && !it.is_failed())
+            self.shared
+                .records()
+                .iter()
+                .rev()
+                .any(|record| record.start >= since && !record.is_failed())
         })?;
         Ok(())
     }
@@ -219,7 +223,7 @@ impl Load {
             Handle::current().block_on(task).map_err(|_| "a request panicked")?;
         }
         let mut records = std::mem::take(&mut *self.shared.records());
-        records.sort_by_key(|it| it.end);
+        records.sort_by_key(|record| record.end);
         Ok(Report { records, limit: self.settings.limit })
     }
 }
@@ -240,16 +244,16 @@ pub fn reason(error: &dyn Error) -> String {
     let text = cause.to_string();
     let text = text.split([';', '\n']).next().unwrap_or_default();
     let text = text.split(" script: ").next().unwrap_or_default();
-    text.chars().filter(|it| *it != '"').take(70).collect()
+    text.chars().filter(|char| *char != '"').take(70).collect()
 }
 
 /// Waits until a condition holds, and returns the moment.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<Moment, Box<dyn Error>> {
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const MAX_TIME: Duration = Duration::from_secs(30);
     let start = now();
     while !is_so() {
-        if now() - start > PATIENCE {
-            return Err(format!("not within {PATIENCE:?}: {what}").into());
+        if now() - start > MAX_TIME {
+            return Err(format!("not within {MAX_TIME:?}: {what}").into());
         }
         thread::sleep(Duration::from_millis(3));
     }
@@ -265,7 +269,7 @@ pub struct Report {
 
 impl Report {
     pub fn errors(&self) -> usize {
-        self.records.iter().filter(|it| it.is_failed()).count()
+        self.records.iter().filter(|record| record.is_failed()).count()
     }
 
     pub fn worst(&self) -> Duration {
@@ -280,8 +284,9 @@ impl Report {
     /// Counts the admissions of each key, except those that were under way in a loss.
     fn admitted(&self, losses: &[Loss]) -> HashMap<Key, u32> {
         let mut admitted = HashMap::new();
-        for record in self.records.iter().filter(|it| it.outcome == Outcome::Admitted) {
-            let is_lost = losses.iter().any(|it| record.start < it.end && record.end >= it.start);
+        for record in self.records.iter().filter(|record| record.outcome == Outcome::Admitted) {
+            let is_lost =
+                losses.iter().any(|loss| record.start < loss.end && record.end >= loss.start);
             *admitted.entry(record.key).or_default() += u32::from(!is_lost);
         }
         admitted
@@ -289,7 +294,7 @@ impl Report {
 
     /// Counts the keys over their limit, without the admissions that could be lost.
     pub fn over(&self, losses: &[Loss]) -> usize {
-        self.admitted(losses).values().filter(|it| **it > self.limit).count()
+        self.admitted(losses).values().filter(|count| **count > self.limit).count()
     }
 
     /// Returns the largest number of admissions of a key.
@@ -299,8 +304,9 @@ impl Report {
 
     /// Returns the time from a moment to the first decision about one of these keys.
     pub fn first_of(&self, since: Moment, is_of: impl Fn(Key) -> bool) -> Option<Duration> {
-        let mut records = self.records.iter().filter(|it| it.end >= since && !it.is_failed());
-        Some(records.find(|it| is_of(it.key))?.end - since)
+        let mut records =
+            self.records.iter().filter(|record| record.end >= since && !record.is_failed());
+        Some(records.find(|record| is_of(record.key))?.end - since)
     }
 
     pub fn first(&self, since: Moment) -> Option<Duration> {
@@ -309,12 +315,12 @@ impl Report {
 
     /// Returns the requests that ended in a time.
     pub fn between(&self, time: Loss) -> impl Iterator<Item = &Record> {
-        self.records.iter().filter(move |it| time.contains(&it.end))
+        self.records.iter().filter(move |record| time.contains(&record.end))
     }
 
     /// Describes the most frequent errors, and the time from the first to the last one.
     pub fn failures(&self) -> Option<String> {
-        let failed: Vec<_> = self.records.iter().filter(|it| it.is_failed()).collect();
+        let failed: Vec<_> = self.records.iter().filter(|record| record.is_failed()).collect();
         let (first, last) = (failed.first()?, failed.last()?);
         let mut reasons = HashMap::<_, usize>::new();
         for record in &failed {
@@ -338,7 +344,7 @@ struct Counter;
 
 impl io::Write for Counter {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        EVENTS.fetch_add(text.iter().filter(|it| **it == b'\n').count(), SeqCst);
+        EVENTS.fetch_add(text.iter().filter(|byte| **byte == b'\n').count(), SeqCst);
         Ok(text.len())
     }
 

@@ -51,7 +51,8 @@ const ISOLATED: &str = "FAULTS_ISOLATED";
 
 fn main() -> ExitCode {
     // `cargo bench` adds an argument of its own.
-    let arguments: Vec<_> = env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
+    let arguments: Vec<_> =
+        env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
         [client::NAME, ..] => client::run(&words[1..]).map(|()| true),
@@ -87,7 +88,7 @@ fn main() -> ExitCode {
 fn selected(words: &[&str]) -> Result<Vec<&'static Run>, Box<dyn Error>> {
     let variable = env::var("FAULTS").unwrap_or_default();
     let names: Vec<_> = variable.split(',').map(str::trim).chain(words.iter().copied()).collect();
-    let names: Vec<_> = names.into_iter().filter(|it| !it.is_empty()).collect();
+    let names: Vec<_> = names.into_iter().filter(|name| !name.is_empty()).collect();
     if let Some(name) = names.iter().find(|name| ROWS.iter().all(|run| run.name != **name)) {
         return Err(format!("no row is named {name:?}; `list` prints the names").into());
     }

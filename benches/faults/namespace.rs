@@ -49,7 +49,7 @@ impl Namespace {
         let namespace = Self { holder };
         let of = |id: &str| fs::read_link(format!("/proc/{id}/ns/net")).ok();
         let id = namespace.id();
-        until("the namespace exists", || of(&id).is_some_and(|it| Some(it) != of("self")))?;
+        until("the namespace exists", || of(&id).is_some_and(|inode| Some(inode) != of("self")))?;
         run("ip", &["link", "add", LINK, "type", "veth", "peer", "name", PEER])?;
         run("ip", &["link", "set", PEER, "netns", &id])?;
         run("ip", &["address", "add", &format!("{OUTSIDE}/24"), "dev", LINK])?;

@@ -31,7 +31,7 @@ pub fn head() -> String {
 const WIDTH: usize = 46;
 
 fn line(fault: &str, numbers: [String; 5], remark: &str) -> String {
-    let numbers: String = numbers.iter().map(|it| format!(" {it:>9} |")).collect();
+    let numbers: String = numbers.iter().map(|number| format!(" {number:>9} |")).collect();
     format!("| {fault:<WIDTH$} |{numbers} {remark} |")
 }
 
@@ -84,7 +84,7 @@ impl Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let first = self.first.map_or("-".to_owned(), |it| it.as_millis().to_string());
+        let first = self.first.map_or("-".to_owned(), |time| time.as_millis().to_string());
         let numbers = [
             self.requests.to_string(),
             self.errors.to_string(),

@@ -51,13 +51,13 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// Restores the parts that were saved.
     fn restore(&mut self, saved: Self::Saved);
 
-    /// Follows a clock that stepped back. Returns whether it did.
+    /// Follows a clock that stepped back. Returns true if it did.
     fn step_back(&mut self, now: f64) -> bool;
 
     /// Lets time pass until `now`.
     fn advance(&mut self, now: f64);
 
-    /// Converts a state of other parameters. Returns whether they were others.
+    /// Converts a state of other parameters. Returns true if they were others.
     fn adopt(&mut self, now: f64, params: &Self::Params, saved: &mut Self::Saved) -> bool;
 
     /// The wait until `needed` units are left.

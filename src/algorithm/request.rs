@@ -33,7 +33,7 @@ pub(crate) struct EngineRequest {
     pub(crate) admission: Option<Admission>,
 }
 
-/// The result of a decision: admitted or denied, and for how long to wait.
+/// The result of a decision: admitted or denied, and the time to wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Admission {
     pub(crate) admitted: bool,

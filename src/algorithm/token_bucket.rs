@@ -32,7 +32,7 @@ pub(crate) struct Params {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct State {
     pub(super) at: f64,
-    /// What the bucket lacks at `at` to be full.
+    /// The parts that the bucket lacks at `at` to be full.
     pub(super) debt: f64,
     /// By how many 2^-24 parts `debt` was rounded up when the quota was changed.
     pub(super) excess: f64,

@@ -78,7 +78,8 @@ async fn all_or_none(store: impl Store + Clone, algorithm: Algorithm) {
 #[tokio::test]
 async fn all_limits_are_charged_or_none() {
     let server = RedisServer::start();
-    for algorithm in ALGORITHMS.into_iter().filter(|it| *it != Algorithm::LeakyBucket) {
+    for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
+    {
         all_or_none(MemoryStore::new(), algorithm).await;
         let store = over_redis(&server).await;
         all_or_none(store.prefix(algorithm.name()), algorithm).await;
@@ -131,7 +132,8 @@ async fn race(limiters: Vec<[Limiter; 2]>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_that_race_are_admitted_exactly_as_often_as_all_limits_allow() {
     let server = RedisServer::start();
-    for algorithm in ALGORITHMS.into_iter().filter(|it| *it != Algorithm::LeakyBucket) {
+    for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
+    {
         let (user, all) = (Quota::per_hour(15), Quota::per_hour(100));
         race(vec![user_and_all(&MemoryStore::new(), algorithm, user, all)]).await;
         let mut replicas = vec![];
@@ -188,16 +190,16 @@ async fn drop_waiting(store: impl Store + Clone) {
         let charge = charge.clone();
         tasks.spawn(async move { charge.try_acquire(Duration::from_secs(36_000)).await });
     }
-    let booked = async || {
+    let has_reservation = async || {
         second.peek("alice").await.unwrap().reset_after() > Duration::from_secs(4 * 3_600 - 60)
     };
-    while !booked().await {
+    while !has_reservation().await {
         tokio::task::yield_now().await;
     }
     assert_eq!(remaining(&minute, "alice").await, 0, "waiting requests come first");
     tasks.abort_all();
     while tasks.join_next().await.is_some() {}
-    while booked().await || remaining(&minute, "alice").await == 0 {
+    while has_reservation().await || remaining(&minute, "alice").await == 0 {
         tokio::task::yield_now().await;
     }
     for (limiter, before) in [&second, &minute].into_iter().zip(&before) {
@@ -389,10 +391,9 @@ async fn a_flood_of_users_who_are_denied_leaves_no_keys() {
 async fn equal_keys(store: impl Store + Clone) {
     let user = Quota::per_minute(1);
     let limiters = user_and_all(&store, Algorithm::token_bucket(), user, Quota::per_hour(9));
-    let everybody = for_user(&limiters, "all");
-    assert!(everybody.check().await.unwrap().is_allowed());
-    let waiting =
-        tokio::spawn(async move { everybody.try_acquire(Duration::from_secs(120)).await });
+    let shared = for_user(&limiters, "all");
+    assert!(shared.check().await.unwrap().is_allowed());
+    let waiting = tokio::spawn(async move { shared.try_acquire(Duration::from_secs(120)).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
     let decision = for_user(&limiters, "bob").check().await.unwrap();
     assert!(decision.is_allowed() && decision.delay().is_zero(), "{decision:?}");
@@ -430,10 +431,10 @@ async fn settling_adjusts_a_charge_to_the_used_units() {
     let decided = decided.clone().decided(&decided.check().await.unwrap());
     let error = decided.settle("tokns", 9).await.unwrap_err();
     assert!(matches!(error, Error::NotCharged { .. }), "{error}");
-    for nobody in [Charge::exempt(), charge.of("other")] {
-        nobody.settle("tokens", 9).await.unwrap();
-        nobody.spend().await.unwrap();
-        nobody.refund().await.unwrap();
+    for exempt in [Charge::exempt(), charge.of("other")] {
+        exempt.settle("tokens", 9).await.unwrap();
+        exempt.spend().await.unwrap();
+        exempt.refund().await.unwrap();
     }
 }
 
@@ -475,7 +476,7 @@ fn without_a_runtime_a_waiting_request_panics_and_releases_its_reservation() {
         .poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
     {
         std::task::Poll::Ready(decision) => decision.unwrap(),
-        std::task::Poll::Pending => panic!("it waits"),
+        std::task::Poll::Pending => panic!("the future waits"),
     };
     let wait = Duration::from_secs(9_000);
     let two = Charge::new(&limiter, "alice").and(Charge::new(&all, "all"));
@@ -561,7 +562,7 @@ fn chat(tokens: &Limiter, requests: &Limiter) -> Router {
 
 #[tokio::test(start_paused = true)]
 async fn handlers_that_settle_late_return_no_units_of_other_requests() {
-    for algorithm in all_algorithms().filter(|it| *it != Algorithm::LeakyBucket) {
+    for algorithm in all_algorithms().filter(|algorithm| *algorithm != Algorithm::LeakyBucket) {
         let store = MemoryStore::new();
         let tokens = named("tokens", &store, algorithm, Quota::per_minute(1_000));
         let requests = named("requests", &store, Algorithm::SlidingLog, Quota::per_minute(1_000));

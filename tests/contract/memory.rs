@@ -249,7 +249,9 @@ fn is_full(result: &Result<Decision, Error>) -> bool {
 const BOTH: [WhenFull; 2] = [WhenFull::RejectNewKeys, WhenFull::EvictSoonest];
 
 fn algorithms_and_settings() -> impl Iterator<Item = (Algorithm, WhenFull)> {
-    support::ALGORITHMS.into_iter().flat_map(|algorithm| BOTH.map(|it| (algorithm, it)))
+    support::ALGORITHMS
+        .into_iter()
+        .flat_map(|algorithm| BOTH.map(|when_full| (algorithm, when_full)))
 }
 
 #[tokio::test(start_paused = true)]
@@ -439,8 +441,9 @@ async fn a_key_for_which_a_request_waits_is_never_evicted() {
 #[tokio::test(start_paused = true)]
 async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
     let changed = [Quota::per_hour(4), Quota::per_hour(1), Quota::per_minute(4)];
-    for (algorithm, quota) in
-        support::ALGORITHMS.into_iter().flat_map(|algorithm| changed.map(|it| (algorithm, it)))
+    for (algorithm, quota) in support::ALGORITHMS
+        .into_iter()
+        .flat_map(|algorithm| changed.map(|quota| (algorithm, quota)))
     {
         let store = MemoryStore::with_max_keys(100).when_full(WhenFull::EvictSoonest);
         let limiter = Limiter::named("a", store.clone(), algorithm, Quota::per_hour(2));
@@ -507,18 +510,18 @@ async fn a_full_store_takes_all_keys_of_several_limits_or_none() {
             assert!(flood.check(format!("{i}")).await.unwrap().is_allowed());
             advance(Duration::from_secs(1)).await;
         }
-        let charge = Charge::new(&user, "alice").and(Charge::new(&all, "everybody"));
+        let charge = Charge::new(&user, "alice").and(Charge::new(&all, "all"));
         let charge = charge.and(Charge::new(&all, "europe"));
         let result = charge.check().await;
         let left = async |limiter: &Limiter, key| limiter.peek(key).await.unwrap().remaining();
         let evicted = if when_full == WhenFull::EvictSoonest {
             assert!(result.unwrap().is_allowed());
-            assert_eq!((left(&user, "alice").await, left(&all, "everybody").await), (3, 8));
+            assert_eq!((left(&user, "alice").await, left(&all, "all").await), (3, 8));
             assert_eq!(left(&all, "europe").await, 8);
             2
         } else {
             assert!(is_full(&result));
-            assert_eq!((left(&user, "alice").await, left(&all, "everybody").await), (4, 9));
+            assert_eq!((left(&user, "alice").await, left(&all, "all").await), (4, 9));
             0
         };
         for i in 0..9 {

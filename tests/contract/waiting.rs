@@ -372,7 +372,7 @@ async fn the_layer_delays_requests_instead_of_rejecting_them() {
             requests.join_all().await.into_iter().partition(|(admitted, _)| *admitted);
         assert!(
             admitted.iter().any(|(_, after)| *after >= SECOND / 2),
-            "{algorithm}: nobody waited"
+            "{algorithm}: no request waited"
         );
         assert!(admitted.iter().all(|(_, after)| *after <= 2 * SECOND), "{algorithm}");
         assert!(
@@ -540,7 +540,7 @@ async fn a_service_that_fails_after_the_wait_costs_nothing() {
             Poll::Ready(Err(std::io::Error::other("broken")))
         }
         fn call(&mut self, _: Request<axum::body::Body>) -> Self::Future {
-            panic!("it is broken");
+            panic!("the service is broken");
         }
     }
     let limiter = in_memory(Algorithm::SlidingLog, Quota::per_hour(1));
@@ -570,7 +570,7 @@ async fn dropping_a_waiting_request_while_redis_is_down_fails_nothing() {
     assert!(waiting.await.unwrap_err().is_cancelled());
     until(async || limiter.peek("key").await.is_err()).await;
     server.restart();
-    until(async || limiter.check("key").await.is_ok_and(|it| it.is_allowed())).await;
+    until(async || limiter.check("key").await.is_ok_and(|decision| decision.is_allowed())).await;
 }
 
 #[tokio::test]
@@ -749,7 +749,7 @@ fn roomy(algorithm: Algorithm) -> Quota {
 }
 
 /// The number of requests that may proceed at one instant by the guarantee of the algorithm.
-fn promise(algorithm: Algorithm) -> u32 {
+fn max_at_once(algorithm: Algorithm) -> u32 {
     if algorithm == Algorithm::LeakyBucket { 1 } else { PER_SECOND }
 }
 
@@ -776,13 +776,13 @@ async fn after_a_stop_no_more_requests_proceed_at_once_than_the_algorithm_allows
             stop_for(3 * SECOND).await;
             // Those at this instant, and one request that is late by less than the tolerance.
             let at_once = queued.count(true) - before;
-            assert!(at_once <= promise(algorithm) + 1, "{algorithm}: {at_once} at once");
+            assert!(at_once <= max_at_once(algorithm) + 1, "{algorithm}: {at_once} at once");
             let ends = queued.all().await;
             assert!(ends.iter().all(|(goes_on, _)| *goes_on), "{algorithm}: a request was denied");
             for (_, end) in &ends {
-                let second = ends.iter().filter(|(_, it)| *end <= *it && *it < *end + SECOND);
-                let most = (promise(algorithm) + PER_SECOND + 1) as usize;
-                assert!(second.count() <= most, "{algorithm}: {ends:?}");
+                let second = ends.iter().filter(|(_, time)| *end <= *time && *time < *end + SECOND);
+                let max = (max_at_once(algorithm) + PER_SECOND + 1) as usize;
+                assert!(second.count() <= max, "{algorithm}: {ends:?}");
             }
         }
     }
@@ -802,7 +802,7 @@ async fn a_late_request_waits_for_the_rest_of_its_wait_budget_or_is_denied() {
         stop_for(6 * SECOND).await;
         // Their wait budget is over: those with room at this instant proceed.
         let at_once = queued.count(true) - before;
-        assert!((1..=promise(algorithm)).contains(&at_once), "{algorithm}: {at_once} at once");
+        assert!((1..=max_at_once(algorithm)).contains(&at_once), "{algorithm}: {at_once} at once");
         assert_eq!(queued.count(false) + queued.count(true), 50, "{algorithm}: some still wait");
     }
 }
@@ -951,16 +951,16 @@ async fn late_requests_that_are_dropped_are_released_together() {
     let mut late: Vec<_> =
         (0..LATE).map(|_| Box::pin(limiter.try_acquire("key", 1, 30 * HOUR))).collect();
     until(async || {
-        assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
+        assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
         server.calls("evalsha") == before + LATE
     })
     .await;
     let _ = limiter.peek("key").await.unwrap(); // the replies before have arrived, too
-    assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
+    assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
     let before = server.calls("evalsha");
 
     stop_process_for(40 * HOUR).await;
-    assert!(late.iter_mut().all(|it| poll_once(it.as_mut()).is_pending()));
+    assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
     drop(late);
     let mut peeks = 0;
     until(async || {
@@ -1072,7 +1072,7 @@ fn user_and_all() -> impl Fn(&str) -> Charge + Clone + Send + Sync {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
     };
     let (own, all) = (limiter("own", 1_000, 1_000), limiter("all", PER_SECOND, 1));
-    move |user| Charge::new(&own, user).and(Charge::new(&all, "everybody"))
+    move |user| Charge::new(&own, user).and(Charge::new(&all, "all"))
 }
 
 #[tokio::test(start_paused = true)]
@@ -1147,7 +1147,7 @@ async fn a_client_that_waits_for_its_own_limit_does_not_delay_other_clients() {
         |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_hour(10));
     let all = limiter("all", Quota::per_second(PER_SECOND).burst(1));
-    let charge = |user| Charge::new(&own, user).and(Charge::new(&all, "everybody"));
+    let charge = |user| Charge::new(&own, user).and(Charge::new(&all, "all"));
     let start = Instant::now();
     let greedy = Queued::new(100, || {
         let charge = charge("ada");
@@ -1208,7 +1208,7 @@ async fn requests_that_check_again_keep_their_order_at_any_cost() {
     let own = limiter("own", Quota::per_second(1_000));
     let all = limiter("all", Quota::per_second(PER_SECOND));
     let charge = move |number: u32| {
-        let all = Charge::new(&all, "everybody").cost(1 + number * 7 % 5);
+        let all = Charge::new(&all, "all").cost(1 + number * 7 % 5);
         Charge::new(&own, u64::from(number)).and(all)
     };
     let rule = {
@@ -1253,7 +1253,7 @@ async fn no_waiting_request_is_forgotten_while_many_threads_check_and_drop() {
     let callers: JoinSet<_> = (0..50_u64)
         .map(|caller| {
             let cost = 1 + caller as u32 % 3;
-            let all = Charge::new(&all, "everybody").cost(cost);
+            let all = Charge::new(&all, "all").cost(cost);
             let charge = Charge::new(&own, caller % 5).and(all);
             async move {
                 for round in 0..30 {
@@ -1276,7 +1276,7 @@ async fn requests_that_check_again_over_redis_call_it_about_twice() {
         |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_second(1_000));
     let all = limiter("all", Quota::per_second(200).burst(20));
-    let charge = Charge::new(&own, "ada").and(Charge::new(&all, "everybody"));
+    let charge = Charge::new(&own, "ada").and(Charge::new(&all, "all"));
     assert!(charge.check().await.unwrap().is_allowed());
     let before = server.calls("evalsha");
     let waiting: JoinSet<_> = (0..100)

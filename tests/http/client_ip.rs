@@ -475,9 +475,11 @@ proptest! {
         }
         let (first, second) = elements.split_at(split_at.min(elements.len()));
         let lines = [first, second].map(|elements| {
-            elements.iter().map(|element| &*element.text).collect::<Vec<_>>().join(", ").into_bytes()
+            let texts: Vec<_> = elements.iter().map(|element| &*element.text).collect();
+            texts.join(", ").into_bytes()
         });
-        let lines: Vec<_> = lines.iter().map(|line| &line[..]).filter(|line| !line.is_empty()).collect();
+        let lines = lines.iter().map(|line| &line[..]);
+        let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
         prop_assert_eq!(key(&ProxyHeader::Forwarded, "10.0.0.1", &lines).unwrap(), expected);
     }
 }

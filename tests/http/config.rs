@@ -363,7 +363,11 @@ fn limit() -> impl Strategy<Value = Limit> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 2_000,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn serialized_limits_are_read_back_equal(

@@ -372,7 +372,7 @@ fn by_rule(own: Quota, all: Quota) -> RateLimitLayer {
     let (own, all) = (limiter("user", own), limiter("all", all));
     RateLimitLayer::by_rule(move |head: &Parts| {
         let user = head.headers.get("user").map(HeaderValue::as_bytes).unwrap_or_default();
-        Charge::new(&own, user).and(Charge::new(&all, "everybody"))
+        Charge::new(&own, user).and(Charge::new(&all, "all"))
     })
 }
 
@@ -651,13 +651,13 @@ async fn the_peer_of_a_tonic_server_is_known_with_peer_addr() {
     ];
     let peer = Key::from(IpAddr::from([127, 0, 0, 1]));
     for (layer, remaining) in layers.iter().zip([2, 1, 0]) {
-        let mut told = connect(serve(layer.clone()).await).await;
-        assert!(told.check(check("ada")).await.is_ok());
+        let mut client = connect(serve(layer.clone()).await).await;
+        assert!(client.check(check("ada")).await.is_ok());
         assert_eq!(limiter.peek(&peer).await.unwrap().remaining(), remaining);
     }
     for layer in layers {
-        let mut told = connect(serve(layer).await).await;
-        let status = told.check(check("ada")).await.unwrap_err();
+        let mut client = connect(serve(layer).await).await;
+        let status = client.check(check("ada")).await.unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted, "both share the limiter and the key");
     }
 }

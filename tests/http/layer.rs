@@ -48,7 +48,12 @@ async fn only_some_outcomes_are_charged() {
             }));
             let send = async |path: &str| {
                 let request = Request::get(path).body(Body::empty()).unwrap();
-                login.clone().oneshot(request).await.map(|it| it.status().as_u16()).unwrap_or(0)
+                login
+                    .clone()
+                    .oneshot(request)
+                    .await
+                    .map(|response| response.status().as_u16())
+                    .unwrap_or(0)
             };
             // In Redis, units are returned while the response is on its way.
             let left = async |expected| {
@@ -425,8 +430,8 @@ async fn a_closure_can_replace_the_rejection() {
 #[tokio::test]
 async fn every_rejection_forbids_caches_to_store_it() {
     let by_user = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
-    let away = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
-    let away = Limiter::new(away, Algorithm::token_bucket(), Quota::per_hour(1));
+    let unreachable = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
+    let unreachable = Limiter::new(unreachable, Algorithm::token_bucket(), Quota::per_hour(1));
     let used_up = by_user();
     let allowed = send(&used_up, get(&[("user", "ada")])).await;
     assert!(field(&allowed, "cache-control").is_empty());
@@ -436,7 +441,7 @@ async fn every_rejection_forbids_caches_to_store_it() {
         (by_user().cost(|_: &Parts| 2), "ada", 429),
         (by_user(), "", 400),
         (RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp), "ada", 500),
-        (RateLimitLayer::new(away, key::Global), "ada", 503),
+        (RateLimitLayer::new(unreachable, key::Global), "ada", 503),
     ] {
         let refused = send(&layer, get(&[("user", user)])).await;
         assert_eq!(refused.status(), status);
@@ -505,13 +510,13 @@ async fn routes_count_apart_unless_they_share_a_limiter() {
     let memory = MemoryStore::new();
     let quota = Quota::per_hour(1);
     for algorithm in ALGORITHMS {
-        let apart = [
+        let separate = [
             Limiter::named("a", memory.clone(), algorithm, quota),
             Limiter::named("b", memory.clone(), algorithm, quota),
             Limiter::named("a", redis.clone(), algorithm, quota),
             Limiter::named("b", redis.clone(), algorithm, quota),
         ];
-        for pair in apart.chunks(2) {
+        for pair in separate.chunks(2) {
             let route = |limiter: &Limiter| {
                 routing::get(async || ()).layer(RateLimitLayer::new(limiter.clone(), key::Global))
             };
@@ -527,7 +532,7 @@ async fn routes_count_apart_unless_they_share_a_limiter() {
                 assert_eq!(got.as_u16(), status, "{algorithm} {path}");
             }
         }
-        for limiter in &apart {
+        for limiter in &separate {
             limiter.reset("global").await.unwrap();
         }
     }

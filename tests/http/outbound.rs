@@ -34,7 +34,9 @@ fn end(process: Child, limit: &str) -> (u32, f64) {
     let figures = stdout
         .lines()
         .last()
-        .and_then(|it| it.strip_prefix("bans: ")?.strip_suffix(" %")?.split_once(", quota used: "))
+        .and_then(|text| {
+            text.strip_prefix("bans: ")?.strip_suffix(" %")?.split_once(", quota used: ")
+        })
         .unwrap_or_else(|| panic!("{stdout}"));
     (figures.0.parse().unwrap(), figures.1.parse().unwrap())
 }

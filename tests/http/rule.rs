@@ -96,7 +96,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 }
 
 /// The status, and the remaining units of the binding policy.
-fn told<B>(response: &Response<B>) -> (u16, String, i64) {
+fn summary<B>(response: &Response<B>) -> (u16, String, i64) {
     let [(policy, params)] = items(response, "ratelimit").try_into().expect("one item");
     assert_eq!(params[0].0, "r");
     (response.status().as_u16(), policy, params[0].1)
@@ -131,7 +131,7 @@ async fn each_plan(store: impl Store + Clone) {
         ("ada", "free", 429, &free, 0),
     ] {
         let response = send(&layer, get(&[("user", user), ("plan", plan)])).await;
-        assert_eq!(told(&response), (status, policy.0.clone(), remaining), "{user} {plan}");
+        assert_eq!(summary(&response), (status, policy.0.clone(), remaining), "{user} {plan}");
         assert_eq!(items(&response, "ratelimit-policy"), std::slice::from_ref(policy));
     }
 }
@@ -372,7 +372,7 @@ async fn several_limits(store: impl Store + Clone) {
         let [per_user, overall] = &limits;
         if algorithm == Algorithm::LeakyBucket {
             // The second request would wait.
-            assert_eq!(told(&send_as(&layer, "ada").await), (200, own.clone(), 1));
+            assert_eq!(summary(&send_as(&layer, "ada").await), (200, own.clone(), 1));
             continue;
         }
         for (user, status, policy, remaining, left_of_user, left_of_all) in [
@@ -384,7 +384,11 @@ async fn several_limits(store: impl Store + Clone) {
             ("carl", 429, &all, 0, 2, 0),
         ] {
             let response = send_as(&layer, user).await;
-            assert_eq!(told(&response), (status, policy.clone(), remaining), "{user} {algorithm}");
+            assert_eq!(
+                summary(&response),
+                (status, policy.clone(), remaining),
+                "{user} {algorithm}"
+            );
             assert_eq!(policies(&response), [&*own, &*all]);
             assert_eq!(left(per_user, user).await, left_of_user, "{user} {algorithm}");
             assert_eq!(left(overall, "all").await, left_of_all, "{user} {algorithm}");
@@ -465,10 +469,10 @@ async fn the_older_headers_report_the_binding_limit() {
         let response = send_as(&layer, "ada").await;
         assert_eq!(response.status(), status);
         for prefix in ["", "x-"] {
-            let tells = |name: &str| field(&response, &format!("{prefix}ratelimit-{name}"));
-            assert_eq!(tells("limit"), [limit]);
-            assert_eq!(tells("remaining"), [remaining]);
-            assert_eq!(tells("reset"), [reset]);
+            let value = |name: &str| field(&response, &format!("{prefix}ratelimit-{name}"));
+            assert_eq!(value("limit"), [limit]);
+            assert_eq!(value("remaining"), [remaining]);
+            assert_eq!(value("reset"), [reset]);
         }
         assert!(field(&response, "ratelimit-policy").is_empty());
     }
@@ -510,7 +514,7 @@ async fn a_dry_run_reports_the_limit_that_would_deny() {
     ] {
         let response = send_as(&layer, user).await;
         assert_eq!(response.status(), 200);
-        assert_eq!(told(&response).1, limiter);
+        assert_eq!(summary(&response).1, limiter);
         assert_eq!(policies(&response), ["user", "all"]);
         let decision = response.extensions().get::<Decision>().unwrap();
         assert_eq!((decision.is_allowed(), decision.limiter()), (allowed, limiter), "{user}");
@@ -783,7 +787,7 @@ mod waiting {
         let expected = [(200, 0), (200, 1), (200, 2), (200, 3), (429, 0), (429, 0)];
         assert_eq!(in_whole_seconds(&answers), expected);
         let refused = send_as(&layer, "ada").await;
-        assert_eq!(told(&refused).1, "minute");
+        assert_eq!(summary(&refused).1, "minute");
         assert_eq!(field(&refused, "retry-after"), ["47"], "after that, it may wait for 10 s");
     }
 
@@ -877,7 +881,7 @@ mod waiting {
         let layer = for_user_and_all(&limits).max_wait(MAX_WAIT);
         let answers = burst(&layer, "ada", 3).await;
         assert_eq!(in_whole_seconds(&answers), [(200, 0), (200, 0), (429, 0)]);
-        assert_eq!(told(&send_as(&layer, "ben").await).1, "all");
+        assert_eq!(summary(&send_as(&layer, "ben").await).1, "all");
         assert_eq!(left(&limits[0], "ben").await, 5);
     }
 

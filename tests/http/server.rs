@@ -87,7 +87,7 @@ async fn send_one(address: SocketAddr, field: &str) -> u16 {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_admit_exactly_the_quota() {
     let redis = RedisServer::start();
-    for algorithm in ALGORITHMS.iter().filter(|it| **it != Algorithm::LeakyBucket) {
+    for algorithm in ALGORITHMS.iter().filter(|algorithm| **algorithm != Algorithm::LeakyBucket) {
         let name = algorithm.to_string();
         let flags = ["--redis", &redis.url(), "--quota", "100/h", "--algorithm", &name];
         let servers = [Server::start(&flags), Server::start(&flags)];
@@ -96,7 +96,7 @@ async fn two_processes_admit_exactly_the_quota() {
             connections.spawn(send(servers[i % 2].address, 5, ""));
         }
         let statuses = connections.join_all().await.concat();
-        let count = |status: u16| statuses.iter().filter(|it| **it == status).count();
+        let count = |status: u16| statuses.iter().filter(|code| **code == status).count();
         assert_eq!((count(200), count(429), statuses.len()), (100, 1_900, 2_000), "{algorithm}");
     }
 }
@@ -122,9 +122,9 @@ async fn two_processes_share_one_leaky_bucket() {
     let store = support::redis_store(&redis).await;
     let limiter = Limiter::named("server", store, Algorithm::LeakyBucket, Quota::per_hour(100));
     let peer = "127.0.0.1".parse::<std::net::IpAddr>().unwrap();
-    let booked = limiter.peek(tower_ratelimit::Key::from(peer)).await.unwrap().reset_after();
+    let queued = limiter.peek(tower_ratelimit::Key::from(peer)).await.unwrap().reset_after();
     let all = Duration::from_secs(3_600);
-    assert!(booked <= all && booked > all - Duration::from_secs(36), "{booked:?}");
+    assert!(queued <= all && queued > all - Duration::from_secs(36), "{queued:?}");
 }
 
 #[tokio::test]

@@ -191,7 +191,7 @@ where
     Arc::into_inner(order).unwrap().into_inner().unwrap()
 }
 
-fn told(answers: &[(String, u64)]) -> Vec<(&str, u64)> {
+fn as_text(answers: &[(String, u64)]) -> Vec<(&str, u64)> {
     answers.iter().map(|(answer, second)| (answer.as_str(), *second)).collect()
 }
 
@@ -203,13 +203,12 @@ fn three_per_hour() -> RateLimitLayer<tower_ratelimit::Custom<String, String>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_a_concurrency_limit_inside_rejections_are_immediate_and_waiting_requests_proceed_one_by_one()
- {
+async fn with_a_concurrency_limit_inside_rejections_are_immediate_and_others_wait() {
     let service = three_per_hour().layer(ConcurrencyLimit::new(slow(), 1));
     let answers = answers(service, 1_003).await;
     let (denied, admitted) = answers.split_at(1_000);
-    assert!(told(denied).iter().all(|answer| *answer == DENIED), "{denied:?}");
-    assert_eq!(told(admitted), [("ADA", 1), ("ADA", 2), ("ADA", 3)]);
+    assert!(as_text(denied).iter().all(|answer| *answer == DENIED), "{denied:?}");
+    assert_eq!(as_text(admitted), [("ADA", 1), ("ADA", 2), ("ADA", 3)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -217,7 +216,7 @@ async fn with_a_concurrency_limit_outside_rejections_wait_for_a_permit() {
     let service = ConcurrencyLimit::new(three_per_hour().layer(slow()), 1);
     let answers = answers(service, 5).await;
     let denied = ("ada was denied", 3);
-    assert_eq!(told(&answers), [("ADA", 1), ("ADA", 2), ("ADA", 3), denied, denied]);
+    assert_eq!(as_text(&answers), [("ADA", 1), ("ADA", 2), ("ADA", 3), denied, denied]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,7 +225,7 @@ async fn load_shed_inside_sheds_admitted_requests_which_stay_charged() {
     let service = strings(limiter.clone()).layer(LoadShed::new(ConcurrencyLimit::new(slow(), 1)));
     let answers = answers(service, 4).await;
     let shed = ("service overloaded", 0);
-    assert_eq!(told(&answers), [shed, shed, DENIED, ("ADA", 1)]);
+    assert_eq!(as_text(&answers), [shed, shed, DENIED, ("ADA", 1)]);
     assert_eq!(limiter.peek("ada").await.unwrap().remaining(), 0);
 }
 
@@ -235,14 +234,14 @@ async fn load_shed_outside_never_sheds() {
     let layer = three_per_hour();
     let service = LoadShed::new(layer.layer(ConcurrencyLimit::new(slow(), 1)));
     let answers = answers(service, 4).await;
-    assert_eq!(told(&answers), [DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
+    assert_eq!(as_text(&answers), [DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn with_a_full_buffer_inside_rejections_are_immediate() {
     let service = three_per_hour().layer(Buffer::new(ConcurrencyLimit::new(slow(), 1), 1));
     let answers = answers(service, 5).await;
-    assert_eq!(told(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
+    assert_eq!(as_text(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,7 +249,7 @@ async fn a_buffer_outside_never_fills() {
     let layer = three_per_hour();
     let service = Buffer::new(layer.layer(ConcurrencyLimit::new(slow(), 1)), 1);
     let answers = answers(service, 5).await;
-    assert_eq!(told(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
+    assert_eq!(as_text(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
 }
 
 /// The charge of a request is released if the request is dropped, or fails, before the service is
@@ -303,7 +302,7 @@ async fn costs_nothing_before_the_service_is_ready(fails: bool) {
                 assert_eq!(left, 0, "{way}: the request is not charged meanwhile");
                 drop(response);
             }
-            polled => panic!("{way}: {:?}", polled.map(|it| it.map(|_| ()))),
+            polled => panic!("{way}: {:?}", polled.map(|result| result.map(|_| ()))),
         }
         for limiter in limiters {
             assert_eq!(limiter.peek("ada").await.unwrap().remaining(), 1, "{way}");

@@ -51,21 +51,22 @@ fn users() -> Vec<String> {
 
 /// The users whose keys are on the first master, and the other users.
 fn split(cluster: &Cluster) -> (Vec<String>, Vec<String>) {
-    users().into_iter().partition(|user| cluster.place(&redis_key(user)) == 0)
+    users().into_iter().partition(|user| cluster.master_of(&redis_key(user)) == 0)
 }
 
 /// The users whose keys are on a node that is still a master: if a busy machine delays a node
 /// beyond its timeout, its replica takes over, and counts can be lost.
 fn of_survivors(cluster: &Cluster, users: &[String]) -> Vec<String> {
-    let is_master = |user: &&String| cluster.masters[cluster.place(&redis_key(user))].is_master();
+    let is_master =
+        |user: &&String| cluster.masters[cluster.master_of(&redis_key(user))].is_master();
     block_in_place(|| users.iter().filter(is_master).cloned().collect())
 }
 
 /// Names of limiters whose keys are on different masters.
-fn apart(cluster: &Cluster) -> [String; 3] {
-    let on = |place| {
+fn on_different_masters(cluster: &Cluster) -> [String; 3] {
+    let on = |index| {
         let mut names = (0..).map(|number| format!("key-{number}"));
-        names.find(|name| cluster.place(&format!("{{{name}}}")) == place).unwrap()
+        names.find(|name| cluster.master_of(&format!("{{{name}}}")) == index).unwrap()
     };
     [0, 1, 2].map(on)
 }
@@ -75,7 +76,7 @@ async fn remaining(limiter: &Limiter, key: &str) -> u64 {
 }
 
 async fn until_remaining(limiter: &Limiter, key: &str, expected: u64) {
-    until("it is given back", async || remaining(limiter, key).await == expected).await;
+    until("the units are returned", async || remaining(limiter, key).await == expected).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,7 +114,11 @@ async fn keys_are_spread(cluster: &Cluster) {
 }
 
 fn calls(cluster: &Cluster) -> u64 {
-    cluster.masters.iter().map(|it| it.server.calls("evalsha") + it.server.calls("eval")).sum()
+    cluster
+        .masters
+        .iter()
+        .map(|node| node.server.calls("evalsha") + node.server.calls("eval"))
+        .sum()
 }
 
 async fn limits_on_one_key_are_one_script(cluster: &Cluster) {
@@ -135,8 +140,9 @@ async fn limits_on_one_key_are_one_script(cluster: &Cluster) {
 }
 
 async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
-    let [first, second, third] = &apart(cluster);
-    for algorithm in ALGORITHMS.into_iter().filter(|it| *it != Algorithm::LeakyBucket) {
+    let [first, second, third] = &on_different_masters(cluster);
+    for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
+    {
         let store = patient(cluster).await.prefix(algorithm.name());
         let limiter =
             |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit));
@@ -152,7 +158,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
         let denied = charge.check().await.unwrap();
         assert!(!denied.is_allowed(), "{algorithm}");
         assert_eq!(denied.limiter(), "c", "{algorithm}");
-        assert!(denied.retry_after().is_some_and(|it| it > HOUR / 4), "{algorithm}");
+        assert!(denied.retry_after().is_some_and(|wait| wait > HOUR / 4), "{algorithm}");
         until_remaining(&a, first, 3).await;
         until_remaining(&b, second, 7).await;
         let peeked = charge.peek().await.unwrap();
@@ -171,7 +177,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
 }
 
 async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) {
-    let [first, second, third] = &apart(cluster);
+    let [first, second, third] = &on_different_masters(cluster);
     let store = patient(cluster).await.prefix("follows");
     let limiter =
         |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
@@ -210,7 +216,7 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
 
 /// Each key has its own receipt, by the clock of its server.
 async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
-    let keys = &apart(cluster);
+    let keys = &on_different_masters(cluster);
     for algorithm in [Algorithm::SlidingLog, Algorithm::FixedWindow] {
         let store = patient(cluster).await.prefix(&format!("receipts-{algorithm}"));
         let limiters = ["a", "b", "c"]
@@ -259,8 +265,7 @@ async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
     let mut tasks = JoinSet::new();
     for i in 0..2_000 {
         let (user, all) = &replicas[i % 4];
-        let charge =
-            Charge::new(user, &*format!("user-{}", i % 10)).and(Charge::new(all, "everybody"));
+        let charge = Charge::new(user, &*format!("user-{}", i % 10)).and(Charge::new(all, "all"));
         let barrier = barrier.clone();
         tasks.spawn(async move {
             barrier.wait().await;
@@ -269,7 +274,7 @@ async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
     }
     let admitted = tasks.join_all().await.into_iter().filter(|allowed| *allowed).count();
     assert_eq!(admitted, 100);
-    until("what denied requests took is given back", async || {
+    until("the units of denied requests are returned", async || {
         let mut spent = 0;
         for user in 0..10 {
             spent += 15 - remaining(&replicas[0].0, &format!("user-{user}")).await;
@@ -364,7 +369,7 @@ async fn a_slot_that_moves_under_load_fails_no_request_and_loses_no_count() {
     let from = usize::from(slot) * 3 / usize::from(SLOTS);
     let to = (from + 1) % 3;
     cluster.begin_to_move(slot, from, to);
-    let urls = cluster.urls().into_iter().map(|it| it.replace("//", "//clustered:secret@"));
+    let urls = cluster.urls().into_iter().map(|url| url.replace("//", "//clustered:secret@"));
     let store = RedisStore::cluster(urls).unwrap().deadline(Duration::from_secs(30));
     until("the store answers", async || store.ping().await.is_ok()).await;
     let mut pings = JoinSet::new();
@@ -402,18 +407,18 @@ async fn seeds_that_refuse_or_hang_fail_no_first_request_at_any_position() {
     // Shorter than an attempt to connect to the seed that hangs.
     let deadline = Duration::from_millis(900);
     for (number, bad) in [refused, hung].into_iter().enumerate() {
-        for place in 0..3 {
+        for index in 0..3 {
             let mut urls = cluster.urls();
-            urls.insert(place, bad.clone());
+            urls.insert(index, bad.clone());
             let store = || RedisStore::cluster(&urls).unwrap().deadline(deadline);
             let (mut decided, mut pinged) = (0, 0);
             for round in 0..5 {
-                let user = format!("{number} {place} {round}");
+                let user = format!("{number} {index} {round}");
                 decided += u32::from(load::limiter(&store()).check(&*user).await.is_ok());
                 pinged += u32::from(store().ping().await.is_ok());
             }
             // A machine that pauses for a moment may fail one.
-            assert!(decided >= 4 && pinged >= 4, "{bad} at position {place}: {decided}, {pinged}");
+            assert!(decided >= 4 && pinged >= 4, "{bad} at position {index}: {decided}, {pinged}");
         }
     }
 }
@@ -442,7 +447,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     let (one, other) = (limiter("one", &store), limiter("other", &store));
     assert!(one.check("alice").await.unwrap().is_allowed());
     let slot = cluster.slot("ratelimit:one:token-bucket:{alice}");
-    let from = cluster.place("ratelimit:one:token-bucket:{alice}");
+    let from = cluster.master_of("ratelimit:one:token-bucket:{alice}");
     let to = (from + 1) % 3;
     cluster.begin_to_move(slot, from, to);
 
@@ -601,7 +606,7 @@ async fn a_replica_that_takes_over_from_a_killed_master_is_followed() {
     let limiters = stores.each_ref().map(load::limiter);
     let patient = load::limiter(&patient(&cluster).await);
     let spent = (0..).map(|number| format!("spent-{number}"));
-    let spent = { spent }.find(|user| cluster.place(&redis_key(user)) == 0).unwrap();
+    let spent = { spent }.find(|user| cluster.master_of(&redis_key(user)) == 0).unwrap();
     while patient.check(key(&spent)).await.unwrap().is_allowed() {}
     until_server("the replica has all", || cluster.masters[0].is_replicated()).await;
 
@@ -682,7 +687,8 @@ async fn while_a_cluster_is_down_the_policy_responds_until_it_is_up() {
     sleep(Duration::from_secs(1)).await;
     cluster.replicas[0].server.kill();
     cluster.masters[0].server.kill();
-    until_server("the cluster is down", || !cluster.masters[1..].iter().any(|it| it.is_up())).await;
+    until_server("the cluster is down", || !cluster.masters[1..].iter().any(|node| node.is_up()))
+        .await;
     let late = RedisStore::cluster(cluster.urls()).unwrap();
     let limiter = load::limiter(&late);
     let start = Instant::now();
@@ -693,7 +699,7 @@ async fn while_a_cluster_is_down_the_policy_responds_until_it_is_up() {
     cluster.masters[0].server.restart();
     cluster.replicas[0].server.restart();
     let start = Instant::now();
-    until_server("the cluster is up", || cluster.nodes().all(|it| it.is_up())).await;
+    until_server("the cluster is up", || cluster.nodes().all(|node| node.is_up())).await;
     let up = start.elapsed();
     for limiters in [&limiters[..], std::slice::from_ref(&limiter)] {
         let _ = until_decided(limiters, &users()).await;

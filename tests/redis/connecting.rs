@@ -43,18 +43,19 @@ async fn a_user_with_the_documented_permissions_can_do_all() {
         let quota = Quota::per_second(2);
         let limiter = Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
         let wait = Duration::from_secs(10);
-        let mut booked = vec![];
+        let mut reserved = vec![];
         for request in 0..8 {
             if request == 7 {
-                tokio::time::sleep(Duration::from_millis(600)).await; // the first reservation is due
+                // The first reservation comes due.
+                tokio::time::sleep(Duration::from_millis(600)).await;
             }
             let decision = limiter.check_within("key", 1, wait).await.unwrap();
             if !decision.delay().is_zero() {
-                booked.push(decision);
+                reserved.push(decision);
             }
         }
         let _ = limiter.peek("key").await.unwrap();
-        for decision in booked {
+        for decision in reserved {
             limiter.cancel("key", decision).await.unwrap();
         }
         limiter.spend("key", 3).await.unwrap();
@@ -111,9 +112,9 @@ async fn a_redisson_user_with_the_documented_permissions_can_do_all() {
 async fn missing_permissions_are_reported() {
     let server = RedisServer::start();
     let mut admin = server.connection();
-    let rules = ["SETUSER", "nobody", "on", ">secret", "~*", "+eval", "+evalsha", "+set", "+time"];
+    let rules = ["SETUSER", "limited", "on", ">secret", "~*", "+eval", "+evalsha", "+set", "+time"];
     redis::cmd("ACL").arg(&rules).exec(&mut admin).unwrap();
-    let url = format!("{}?user=nobody&pass=secret", server.url());
+    let url = format!("{}?user=limited&pass=secret", server.url());
     let store = patient(RedisStore::connect(&url).await.unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(2));
     let Err(Error::Store(error)) = limiter.check("key").await else { panic!() };
@@ -124,7 +125,7 @@ async fn missing_permissions_are_reported() {
     for missing in ["~*", "+eval", "+evalsha", "+set", "+time"] {
         let rights: Vec<_> = rules[4..].iter().filter(|right| **right != missing).collect();
         let mut user = redis::cmd("ACL");
-        user.arg(&["SETUSER", "nobody", "reset", "on", ">secret"]).arg(rights);
+        user.arg(&["SETUSER", "limited", "reset", "on", ">secret"]).arg(rights);
         user.exec(&mut admin).unwrap();
         redis::cmd("SCRIPT").arg("FLUSH").exec(&mut admin).unwrap();
         let error = with_sources(&RedisStore::connect(&url).await.unwrap_err());
@@ -132,7 +133,7 @@ async fn missing_permissions_are_reported() {
         assert!(error.to_lowercase().contains(right), "without {missing}: {error}");
     }
 
-    let wrong = format!("{}?user=nobody&pass=wrong", server.url());
+    let wrong = format!("{}?user=limited&pass=wrong", server.url());
     let error = RedisStore::connect(&wrong).await.unwrap_err();
     assert_eq!(with_sources(&error).matches("WRONGPASS").count(), 1, "{}", with_sources(&error));
 }
@@ -211,8 +212,8 @@ fn invalid_addresses_are_rejected_immediately() {
         ),
     ];
     for (store, text) in cases {
-        let told = with_sources(&store.unwrap_err());
-        assert!(told.contains(text) && !told.contains("secret"), "{told}");
+        let message = with_sources(&store.unwrap_err());
+        assert!(message.contains(text) && !message.contains("secret"), "{message}");
     }
 }
 

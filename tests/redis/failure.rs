@@ -18,7 +18,7 @@ use tower_ratelimit::{
 use crate::support::{self, counting, field, item, items, json, log::Log, server::RedisServer};
 
 /// A store for a server that does not run.
-fn away() -> RedisStore {
+fn unreachable() -> RedisStore {
     RedisStore::lazy("unix:///no/such/socket").unwrap()
 }
 
@@ -37,7 +37,7 @@ fn decision<B>(response: &Response<B>) -> Decision {
 
 #[tokio::test]
 async fn closed_is_the_default_and_rejects() {
-    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global);
     for layer in [layer.clone(), layer.on_failure(FailurePolicy::Closed)] {
         let response = send(&layer, &[]).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -52,7 +52,7 @@ async fn closed_is_the_default_and_rejects() {
 
 #[tokio::test]
 async fn closed_sends_a_retry_pushback_to_grpc() {
-    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global);
     let mut call = support::get(&[("content-type", "application/grpc")]);
     *call.method_mut() = http::Method::POST;
     let response = layer.layer(counting(&Arc::default())).oneshot(call).await.unwrap();
@@ -65,7 +65,7 @@ async fn closed_sends_a_retry_pushback_to_grpc() {
 
 #[tokio::test]
 async fn open_admits_all_requests_and_reports_it() {
-    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global)
         .on_failure(FailurePolicy::Open)
         .charge_when(|_| false)
         .charge_handle(true);
@@ -80,9 +80,12 @@ async fn open_admits_all_requests_and_reports_it() {
         assert_eq!(response.status(), StatusCode::OK);
         assert!(field(&response, "ratelimit").is_empty(), "the remaining units are unknown");
         assert!(field(&response, "ratelimit-policy").is_empty());
-        let told = decision(&response);
-        assert_eq!((told.source(), told.is_allowed(), told.remaining()), (Source::Open, true, 0));
-        assert_eq!((told.limiter(), told.quota().limit()), ("default", 100));
+        let decided = decision(&response);
+        assert_eq!(
+            (decided.source(), decided.is_allowed(), decided.remaining()),
+            (Source::Open, true, 0)
+        );
+        assert_eq!((decided.limiter(), decided.quota().limit()), ("default", 100));
         let body = axum::body::to_bytes(response.into_body(), 100).await.unwrap();
         assert_eq!(body, "Open");
     }
@@ -90,7 +93,7 @@ async fn open_admits_all_requests_and_reports_it() {
 
 #[tokio::test]
 async fn the_local_fallback_allows_a_fraction_of_the_quota() {
-    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Header::new("x-user"))
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Header::new("x-user"))
         .on_failure(FailurePolicy::Local { share: 0.25 });
     for user in ["alice", "bob"] {
         for remaining in [1, 0] {
@@ -116,7 +119,7 @@ async fn the_local_fallback_allows_a_fraction_of_the_quota() {
 #[tokio::test]
 async fn the_local_fallback_holds_for_every_algorithm() {
     for algorithm in support::ALGORITHMS {
-        let limiter = Limiter::new(away(), algorithm, Quota::per_hour(30));
+        let limiter = Limiter::new(unreachable(), algorithm, Quota::per_hour(30));
         let layer = RateLimitLayer::new(limiter, key::Global)
             .max_wait(Duration::ZERO)
             .on_failure(FailurePolicy::Local { share: 1.0 / 3.0 });
@@ -131,7 +134,7 @@ async fn the_local_fallback_holds_for_every_algorithm() {
 
 #[tokio::test(start_paused = true)]
 async fn less_than_one_request_per_window_is_one_in_a_longer_window() {
-    let limiter = Limiter::new(away(), Algorithm::SlidingLog, Quota::per_second(2));
+    let limiter = Limiter::new(unreachable(), Algorithm::SlidingLog, Quota::per_second(2));
     let layer =
         RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::Local { share: 0.05 });
     assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
@@ -143,7 +146,7 @@ async fn less_than_one_request_per_window_is_one_in_a_longer_window() {
 
 #[tokio::test]
 async fn a_cost_above_the_local_fallback_alone_is_a_failure_of_the_store() {
-    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global)
         .on_failure(FailurePolicy::Local { share: 0.25 });
     let response = send(&layer.clone().cost(|_| 8), &[]).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -154,27 +157,27 @@ async fn a_cost_above_the_local_fallback_alone_is_a_failure_of_the_store() {
 #[tokio::test(start_paused = true)]
 async fn requests_wait_under_the_local_fallback() {
     let quota = Quota::per_second(20).burst(1);
-    let limiter = Limiter::new(away(), Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new(unreachable(), Algorithm::token_bucket(), quota);
     let layer = RateLimitLayer::new(limiter, key::Global)
         .max_wait(Duration::from_secs(1))
         .on_failure(FailurePolicy::Local { share: 0.5 });
     let start = tokio::time::Instant::now();
-    for turn in 0..5 {
+    for number in 0..5 {
         assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
-        assert_eq!(start.elapsed().as_millis() / 100, turn);
+        assert_eq!(start.elapsed().as_millis() / 100, number);
     }
 }
 
 #[tokio::test]
 async fn several_limits_are_combined_under_the_local_fallback() {
-    let store = away();
+    let store = unreachable();
     let limiter = |name, quota| {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(quota))
     };
     let (user, all) = (limiter("user", 20), limiter("all", 6));
     let rule = move |head: &http::request::Parts| {
         let name = head.headers["x-user"].to_str().unwrap();
-        Charge::new(&user, name).and(Charge::new(&all, "everybody"))
+        Charge::new(&user, name).and(Charge::new(&all, "all"))
     };
     let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.5 });
     for user in ["alice", "bob", "carol"] {
@@ -187,10 +190,10 @@ async fn several_limits_are_combined_under_the_local_fallback() {
 
 #[tokio::test]
 async fn limiters_of_one_name_over_two_stores_stay_apart() {
-    let limiters = [away(), away()].map(hundred_per_hour);
+    let limiters = [unreachable(), unreachable()].map(hundred_per_hour);
     let rule = move |head: &http::request::Parts| {
-        let place = usize::from(head.headers.contains_key("x-second"));
-        Charge::new(&limiters[place], "alice").cost(2)
+        let index = usize::from(head.headers.contains_key("x-second"));
+        Charge::new(&limiters[index], "alice").cost(2)
     };
     let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.25 });
     for headers in [&[][..], &[("x-second", "")]] {
@@ -201,7 +204,7 @@ async fn limiters_of_one_name_over_two_stores_stay_apart() {
 
 #[tokio::test]
 async fn units_charged_to_the_local_fallback_are_returned_to_it() {
-    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global)
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global)
         .on_failure(FailurePolicy::Local { share: 0.25 })
         .charge_when(|_| false);
     for _ in 0..20 {
@@ -211,7 +214,7 @@ async fn units_charged_to_the_local_fallback_are_returned_to_it() {
 
 #[tokio::test]
 async fn a_limiter_shared_with_redisson_has_no_local_fallback() {
-    let limiter = redisson::RateLimiter::new(away(), "LIMITER_NAME");
+    let limiter = redisson::RateLimiter::new(unreachable(), "LIMITER_NAME");
     let layer = RateLimitLayer::new(limiter, key::Global);
     let local = layer.clone().on_failure(FailurePolicy::Local { share: 1.0 });
     assert_eq!(send(&local, &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -252,7 +255,7 @@ async fn a_full_memory_store_is_a_failure_of_the_store() {
 
 #[tokio::test]
 async fn a_dry_run_admits_requests_that_the_policy_rejects() {
-    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global).dry_run(true);
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global).dry_run(true);
     assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
 }
 
@@ -278,9 +281,9 @@ async fn the_local_fallback_ends_when_redis_is_back() {
 
 #[tokio::test]
 async fn services_of_any_request_type_have_a_policy() {
-    let refusal = |_, _: &String| String::from("refused");
-    let limiter = hundred_per_hour(away());
-    let layer = RateLimitLayer::custom(limiter, |name: &String| name.clone(), refusal);
+    let rejection = |_, _: &String| String::from("refused");
+    let limiter = hundred_per_hour(unreachable());
+    let layer = RateLimitLayer::custom(limiter, |name: &String| name.clone(), rejection);
     let shout = service_fn(async |name: String| Ok::<_, std::io::Error>(name.to_uppercase()));
     let send = async |layer: &RateLimitLayer<_>| {
         layer.layer(shout).oneshot(String::from("ada")).await.unwrap()
@@ -290,15 +293,15 @@ async fn services_of_any_request_type_have_a_policy() {
 }
 
 #[test]
-#[should_panic = "a share must be above 0 and at most 1, not 0"]
+#[should_panic = "a share must be above 0 and at overdrafts 1, not 0"]
 fn a_local_fallback_of_zero_is_rejected() {
-    let layer = RateLimitLayer::new(hundred_per_hour(away()), key::Global);
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global);
     let _ = layer.on_failure(FailurePolicy::Local { share: 0.0 });
 }
 
 #[tokio::test]
 async fn layers_over_one_limiter_share_its_local_fallback() {
-    let limiter = hundred_per_hour(away());
+    let limiter = hundred_per_hour(unreachable());
     let layers = [key::Global, key::Global].map(|key| {
         RateLimitLayer::new(&limiter, key).on_failure(FailurePolicy::Local { share: 0.25 })
     });
@@ -317,9 +320,8 @@ async fn waits_when_redis_fails(policy: FailurePolicy) -> Source {
     let limiter =
         |name| Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_second(1));
     let (one, all) = (limiter("one"), limiter("all"));
-    let rule = move |_: &http::request::Parts| {
-        Charge::new(&one, "alice").and(Charge::new(&all, "everybody"))
-    };
+    let rule =
+        move |_: &http::request::Parts| Charge::new(&one, "alice").and(Charge::new(&all, "all"));
     let layer = RateLimitLayer::by_rule(rule).max_wait(Duration::from_secs(60)).on_failure(policy);
     // The service panics if it is called without being ready.
     let service = layer.layer(ConcurrencyLimit::new(counting(&Arc::default()), 1));
@@ -358,10 +360,10 @@ proptest! {
         let quota = Quota::new(limit, Duration::from_millis(window));
         let quota = quota.try_burst(burst).unwrap_or(quota);
         let refill = Refill::Continuous;
-        let most = [overdraft, overdraft / 1_000, overdraft / 1_000_000, 0];
-        let limiter = most.into_iter().find_map(|overdraft| {
+        let overdrafts = [overdraft, overdraft / 1_000, overdraft / 1_000_000, 0];
+        let limiter = overdrafts.into_iter().find_map(|overdraft| {
             let algorithm = Algorithm::TokenBucket { refill, overdraft };
-            Limiter::try_named("default", away(), algorithm, quota).ok()
+            Limiter::try_named("default", unreachable(), algorithm, quota).ok()
         });
         let limiter = limiter.expect("one without overdraft");
         let layer = RateLimitLayer::new(limiter, key::Global)
@@ -371,7 +373,8 @@ proptest! {
         prop_assert_eq!(response.status(), StatusCode::OK);
         let local = decision(&response);
         prop_assert_eq!(local.source(), Source::Local);
-        prop_assert!(local.quota().limit() <= limit && local.quota().burst_size() <= quota.burst_size());
+        let local = local.quota();
+        prop_assert!(local.limit() <= limit && local.burst_size() <= quota.burst_size());
     }
 }
 

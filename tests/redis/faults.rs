@@ -75,7 +75,7 @@ impl Load {
                     if seen.is_over.load(SeqCst) {
                         break;
                     }
-                    seen.ask(&layer, request % KEYS).await;
+                    seen.send(&layer, request % KEYS).await;
                 }
             });
         }
@@ -126,8 +126,8 @@ impl Load {
         let longest = *self.seen.longest.lock().unwrap();
         let (decided, failed) = (self.seen.decided.load(SeqCst), self.seen.failed.load(SeqCst));
         println!(
-            "{fault}: {decided} decided, {failed} failed, the longest in {longest:.0?}; limiting goes on \
-             {resumed:.0?} after the end of the fault"
+            "{fault}: {decided} decided, {failed} failed, the longest in {longest:.0?}; limiting \
+             resumes {resumed:.0?} after the end of the fault"
         );
         let stall = *self.seen.longest_stall.lock().unwrap();
         let bound = self.deadline + stall + SLACK;
@@ -162,12 +162,12 @@ impl Seen {
         }
     }
 
-    async fn ask(&self, layer: &RateLimitLayer, key: usize) {
+    async fn send(&self, layer: &RateLimitLayer, key: usize) {
         let inner = async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()));
         let request = support::get(&[("x-user", &key.to_string())]);
-        let asked = Instant::now();
+        let sent = Instant::now();
         let response = layer.layer(service_fn(inner)).oneshot(request).await.unwrap();
-        let took = asked.elapsed();
+        let took = sent.elapsed();
         self.took(took);
         match response.status() {
             StatusCode::OK => {
@@ -334,7 +334,8 @@ async fn memory_used_up_with_eviction() {
     let stats: redis::InfoDict = redis::cmd("INFO").arg("stats").query(&mut admin).unwrap();
     assert!(stats.get::<u64>("evicted_keys").unwrap() > 0);
     load.until_decided(1_000).await;
-    load.ends_well("memory used up, allkeys-lru", u32::MAX / LIMIT).await; // evicted counts are lost
+    // Evicted counts are lost.
+    load.ends_well("memory used up, allkeys-lru", u32::MAX / LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -111,8 +111,8 @@ impl Waiting {
 
     /// Waits until the keys are as before.
     async fn until_released(&self) {
-        for it in &self.before {
-            until("all is released", async || self.is_released(it).await).await;
+        for key in &self.before {
+            until("all is released", async || self.is_released(key).await).await;
         }
     }
 }
@@ -131,14 +131,14 @@ impl Others {
         let is_over = Arc::new(AtomicBool::new(false));
         let is_over_too = is_over.clone();
         let task = tokio::spawn(async move {
-            let mut asked = 0_u64;
+            let mut count = 0_u64;
             while !is_over_too.load(SeqCst) {
                 let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"))
                     .on_failure(FailurePolicy::Closed);
-                asked += 1;
-                let request = support::get(&[("x-user", &asked.to_string())]);
+                count += 1;
+                let request = support::get(&[("x-user", &count.to_string())]);
                 let response = layer.layer(counting(&Arc::default())).oneshot(request).await;
-                assert_eq!(response.unwrap().status(), StatusCode::OK, "the request {asked}");
+                assert_eq!(response.unwrap().status(), StatusCode::OK, "request {count}");
                 sleep(Duration::from_millis(1)).await;
             }
         });
@@ -410,7 +410,7 @@ async fn releases_that_were_sent_are_not_sent_again() {
     let releases = log.releases();
     let of_call = |call: &'_ Vec<Vec<u8>>| -> Vec<_> {
         let reservations = call.last().unwrap().chunks(24);
-        reservations.map(|it| (call[3].clone(), it.to_vec())).collect()
+        reservations.map(|bytes| (call[3].clone(), bytes.to_vec())).collect()
     };
     let released: Vec<_> = releases.iter().flat_map(of_call).collect();
     assert_eq!(released.len(), 10 * 5);
@@ -424,12 +424,12 @@ async fn a_cluster_node_that_hangs_delays_no_release_on_other_nodes() {
     let store = RedisStore::cluster(cluster.urls()).unwrap();
     let limiter = limiter(&store, Algorithm::token_bucket());
     let mut waiting = Waiting::start(limiter, &keys(60), 10).await;
-    let place = |key: &str| {
+    let master_of = |key: &str| {
         let name = format!("ratelimit:waiting:token-bucket:{{{key}}}");
-        block_in_place(|| cluster.place(&name))
+        block_in_place(|| cluster.master_of(&name))
     };
     let (hung, well): (Vec<_>, Vec<_>) =
-        mem::take(&mut waiting.before).into_iter().partition(|(key, _)| place(key) == 0);
+        mem::take(&mut waiting.before).into_iter().partition(|(key, _)| master_of(key) == 0);
     assert!(hung.len() >= 5 && well.len() >= 5);
     cluster.masters[0].server.freeze();
     waiting.tasks.abort_all();

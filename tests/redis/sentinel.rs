@@ -127,7 +127,7 @@ async fn a_frozen_master_is_replaced_and_not_used_again() {
         answers.check_counts(&fresh, &late).await;
     } // otherwise a busy machine caused another failover, in which counts can be lost
 
-    until("one that asked nothing meanwhile counts where the others do", async || {
+    until("an idle store decides on the same master as the others", async || {
         let remaining = async |limiter: &Limiter| {
             let decision = eventually(async || limiter.check(key("new")).await).await;
             decision.remaining()
@@ -217,13 +217,13 @@ async fn a_planned_failover_is_followed_when_it_is_announced() {
     let earlier = store.clone();
     let ping = move || Runtime::new().unwrap().block_on(earlier.ping());
     task::spawn_blocking(ping).await.unwrap().unwrap();
-    until_server("it is subscribed nowhere", || watched.subscriptions() == [0; 3]).await;
+    until_server("the store is subscribed nowhere", || watched.subscriptions() == [0; 3]).await;
     until("it connects again", async || store.ping().await.is_ok()).await;
-    until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
+    until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     let late = fail_over(&watched, &limiter(&store), "a planned failover").await;
     // Far more requests are made in a second.
     assert!(late <= 50 * IN_FLIGHT, "{late} decisions by the old master after the announcement");
-    assert_eq!(watched.refusals(), [0; 3], "the permissions are enough");
+    assert_eq!(watched.refused_commands(), [0; 3], "the permissions are enough");
     drop(store);
     tasks.check().await;
 }
@@ -235,7 +235,7 @@ async fn a_planned_failover_is_followed_after_all_subscriptions_have_ended() {
     watched.watch();
     let store = store(&watched);
     store.ping().await.unwrap();
-    until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
+    until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     assert_eq!(task::block_in_place(|| watched.kill_subscriptions()), 3);
     fail_over(&watched, &limiter(&store), "a planned failover after the subscriptions").await;
 }
@@ -259,7 +259,7 @@ async fn a_missing_permission_to_subscribe_is_reported_once() {
     let urls = watched.sentinel_urls_as("asker");
     let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
     store.ping().await.unwrap();
-    until("all have refused", async || watched.refusals() == [1; 3]).await;
+    until("all Sentinels have refused", async || watched.refused_commands() == [1; 3]).await;
     let lines = log.text();
     assert_eq!(lines.matches("+subscribe").count(), 1, "{lines}");
     assert_eq!(lines.lines().count(), 1, "{lines}");
@@ -278,13 +278,13 @@ async fn users_with_the_documented_permissions_are_enough() {
     let sentinels = watched.sentinel_urls_as("listener");
     let store = RedisStore::sentinel(sentinels, &format!("redis://watched:secret@{NAME}")).unwrap();
     store.ping().await.unwrap();
-    until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
+    until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     let limiter = limiter(&store.deadline(Duration::from_secs(30)));
     let _ = limiter.check(key("user")).await.unwrap();
     task::block_in_place(|| {
         let log: redis::Value = watched.query(0, &["ACL", "LOG"]).unwrap();
         assert!(log.as_sequence().is_some_and(<[_]>::is_empty), "{log:?}");
-        assert_eq!(watched.refusals(), [0; 3]);
+        assert_eq!(watched.refused_commands(), [0; 3]);
     });
 }
 
@@ -296,7 +296,7 @@ async fn the_other_sentinels_are_discovered() {
     let [first, ..] = watched.sentinel_urls();
     let store = RedisStore::sentinel([first], &watched.master_url()).unwrap();
     store.ping().await.unwrap();
-    until_server("it is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
+    until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     task::block_in_place(|| watched.end_the_first_sentinel());
     fail_over(&watched, &limiter(&store), "a planned failover without the first Sentinel").await;
 }
@@ -308,9 +308,9 @@ async fn a_sentinel_that_lies_changes_nothing() {
     watched.watch();
     let port = free_port().to_string();
     let decoy = RedisServer::start_with(&["--port", &port, "--bind", "127.0.0.1"]);
-    let questions = Arc::new(AtomicUsize::new(0));
+    let commands = Arc::new(AtomicUsize::new(0));
     let ghost = Arc::new(Fake::start(|_, _| "-ERR\r\n".to_owned()));
-    let (asked, of_ghost) = (questions.clone(), ghost.port().to_string());
+    let (received, of_ghost) = (commands.clone(), ghost.port().to_string());
     let liar = Fake::start(move |_, words| {
         let announcement = push(&[
             "message",
@@ -319,7 +319,7 @@ async fn a_sentinel_that_lies_changes_nothing() {
         ]);
         match words {
             ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _] => {
-                asked.fetch_add(1, SeqCst);
+                received.fetch_add(1, SeqCst);
                 array(&["127.0.0.1", &port]) + &announcement
             }
             ["SENTINEL", "MASTER", _] => map(&[("config-epoch", "1000000")]),
@@ -337,7 +337,7 @@ async fn a_sentinel_that_lies_changes_nothing() {
     let [first, second, _] = watched.sentinel_urls();
     let store = RedisStore::sentinel([liar.url(), first, second], &watched.master_url()).unwrap();
     store.ping().await.unwrap();
-    until("the liar is asked again and again", async || questions.load(SeqCst) > 20).await;
+    until("the lying Sentinel is called repeatedly", async || commands.load(SeqCst) > 20).await;
     let limiter = limiter(&store);
     fail_over(&watched, &limiter, "a planned failover with a Sentinel that lies").await;
     assert_eq!(decoy.calls("evalsha"), 0);
@@ -406,13 +406,13 @@ async fn without_a_majority_a_master_is_not_left() {
         })
     });
     let has_changed = Arc::new(AtomicBool::new(false));
-    let ports = masters.each_ref().map(|it| it.port().to_string());
+    let ports = masters.each_ref().map(|master| master.port().to_string());
     let sentinels = [0, 1].map(|number| {
         let (has_changed, ports) = (has_changed.clone(), ports.clone());
         Fake::start(move |_, words| match words {
             ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _] => {
-                let place = usize::from(number == 1 && has_changed.load(SeqCst));
-                array(&["127.0.0.1", &ports[place]])
+                let index = usize::from(number == 1 && has_changed.load(SeqCst));
+                array(&["127.0.0.1", &ports[index]])
             }
             ["SENTINEL", "MASTER", _] => map(&[("config-epoch", ["1", "9"][number])]),
             _ => "-ERR unknown\r\n".to_owned(),

@@ -120,8 +120,8 @@ async fn a_store_connects_only_on_request() {
     let url = server.url();
     server.kill();
     let error = RedisStore::connect(&url).await.unwrap_err();
-    let told = format!("Redis at {} is not available", server.socket().display());
-    assert_eq!(error.to_string(), told);
+    let expected = format!("Redis at {} is not available", server.socket().display());
+    assert_eq!(error.to_string(), expected);
     let lazy = RedisStore::lazy(&url).unwrap();
     let limiter = Limiter::new(lazy, Algorithm::token_bucket(), Quota::per_hour(1));
     assert!(matches!(limiter.check("key").await, Err(Error::Store(_))));
@@ -280,18 +280,18 @@ async fn a_key_with_another_value_is_an_error_for_this_key_only() {
     };
     let mut values = vec![b"x".to_vec(), b"W".to_vec(), vec![0; 33], vec![0; 52], vec![0; 36]];
     for bad in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e300, -1e300] {
-        for place in 1..4 {
+        for index in 1..4 {
             let mut numbers = [1.7e15; 4];
             numbers[2] = 3.6e9;
-            numbers[place] = bad;
+            numbers[index] = bad;
             values.push(window(1, numbers));
         }
     }
     values.push(vec![b'W', 0]);
     // More sub-windows than a double can count.
-    let most = 2_f64.powi(53);
-    values.push(window(100, [0.0, 2.0 - most, 1.0, most - 1.0]));
-    let mut asked = 0;
+    let max = 2_f64.powi(53);
+    values.push(window(100, [0.0, 2.0 - max, 1.0, max - 1.0]));
+    let mut attempts = 0;
     for algorithm in support::ALGORITHMS {
         let quota = Quota::per_hour(10);
         let limiter = Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
@@ -305,9 +305,9 @@ async fn a_key_with_another_value_is_an_error_for_this_key_only() {
             ];
             for answer in answers {
                 assert!(answer.is_err(), "{algorithm} takes {value:?} for its state");
-                asked += 1;
+                attempts += 1;
             }
-            assert!(limiter.check("other").await.unwrap().is_allowed() || asked > 10);
+            assert!(limiter.check("other").await.unwrap().is_allowed() || attempts > 10);
         }
         redis::cmd("DEL").arg(&key).exec(&mut connection).unwrap();
         assert!(limiter.check("key").await.unwrap().is_allowed());

@@ -36,7 +36,8 @@ fn start(certificates: &Certificates, more: &[&str]) -> (RedisServer, u16) {
     for (name, value) in certificates.settings() {
         settings.extend([format!("--{name}"), value]);
     }
-    let settings: Vec<_> = settings.iter().map(|it| &**it).chain(more.iter().copied()).collect();
+    let settings: Vec<_> =
+        settings.iter().map(|setting| &**setting).chain(more.iter().copied()).collect();
     let server = RedisServer::start_with(&settings);
     cluster::until("the port is open", || TcpStream::connect(("127.0.0.1", port)).is_ok());
     (server, port)
@@ -85,8 +86,8 @@ async fn errors_are_reported_by_tls() {
             None => config,
         };
         let error = RedisStore::new(config).unwrap().ping().await.unwrap_err();
-        let told = with_sources(&error);
-        assert!(told.contains(text) && told.contains("127.0.0.1:"), "{url}: {told}");
+        let message = with_sources(&error);
+        assert!(message.contains(text) && message.contains("127.0.0.1:"), "{url}: {message}");
     }
     let garbage = Tls::new().ca_certificates("garbage").unwrap_err();
     assert!(garbage.to_string().contains("the CA certificates"), "{garbage}");
@@ -150,7 +151,7 @@ async fn a_cluster_by_tls() {
     for (name, value) in certificates.settings() {
         settings.extend([format!("--{name}"), value]);
     }
-    let settings: Vec<_> = settings.iter().map(|it| &**it).collect();
+    let settings: Vec<_> = settings.iter().map(|setting| &**setting).collect();
     let cluster = task::block_in_place(|| Cluster::start(3, false, &settings));
     let seed = format!("rediss://localhost:{}", cluster.masters[0].port);
     let store = store(RedisConfig::cluster([seed]).unwrap().tls(tls(&certificates)));

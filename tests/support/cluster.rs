@@ -49,8 +49,10 @@ impl Node {
         let text = port.to_string();
         let is_by_tls = settings.contains(&"--tls-cluster");
         let announced = (port - ANNOUNCED_BELOW).to_string();
-        let settings: Vec<_> =
-            settings.iter().map(|&it| if it == ANNOUNCED { &*announced } else { it }).collect();
+        let settings: Vec<_> = settings
+            .iter()
+            .map(|&setting| if setting == ANNOUNCED { &*announced } else { setting })
+            .collect();
         let own = [
             if is_by_tls { "--tls-port" } else { "--port" },
             &text,
@@ -85,7 +87,7 @@ impl Node {
 
     fn info(&self, section: &str, line: &str) -> bool {
         let info = self.try_ask::<String>(&["INFO", section]);
-        info.is_ok_and(|it| it.lines().any(|it| it == line))
+        info.is_ok_and(|info| info.lines().any(|other| other == line))
     }
 
     pub fn is_master(&self) -> bool {
@@ -100,9 +102,9 @@ impl Node {
     /// Returns true if the replicas have all data of the node.
     pub fn is_replicated(&self) -> bool {
         let info: String = self.query(&["INFO", "replication"]);
-        let offset = info.lines().find_map(|it| it.strip_prefix("master_repl_offset:"));
+        let offset = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:"));
         let offset = format!("offset={},", offset.expect("it has an offset"));
-        info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
+        info.lines().filter(|line| line.starts_with("slave")).all(|line| line.contains(&offset))
     }
 
     /// The number of clients that are connected to the node.
@@ -112,7 +114,7 @@ impl Node {
 
     pub fn is_up(&self) -> bool {
         let info = self.try_ask::<String>(&["CLUSTER", "INFO"]);
-        info.is_ok_and(|it| it.contains("cluster_state:ok"))
+        info.is_ok_and(|info| info.contains("cluster_state:ok"))
     }
 }
 
@@ -127,13 +129,15 @@ impl Cluster {
         let start = || (0..masters).map(|_| Node::start(settings)).collect::<Vec<_>>();
         let cluster =
             Self { masters: start(), replicas: if has_replicas { start() } else { vec![] } };
-        for (place, master) in (0..).zip(&cluster.masters) {
+        for (index, master) in (0..).zip(&cluster.masters) {
             // CLUSTER ADDSLOTSRANGE is not in 6.2.
-            let slots: Vec<_> = (place * SLOTS / masters..(place + 1) * SLOTS / masters)
+            let slots: Vec<_> = (index * SLOTS / masters..(index + 1) * SLOTS / masters)
                 .map(|slot| slot.to_string())
                 .collect();
-            let words: Vec<_> =
-                ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(|it| &**it)).collect();
+            let words: Vec<_> = ["CLUSTER", "ADDSLOTS"]
+                .into_iter()
+                .chain(slots.iter().map(|slot| &**slot))
+                .collect();
             let () = master.query(&words);
         }
         for (epoch, node) in (1..).zip(cluster.nodes()) {
@@ -142,9 +146,9 @@ impl Cluster {
         let count = cluster.nodes().count();
         let start = Instant::now();
         // A node does not repeat its greeting to a node that answered late.
-        while !cluster.nodes().all(|it| it.known() == count) {
+        while !cluster.nodes().all(|node| node.known() == count) {
             assert!(start.elapsed() < Duration::from_secs(120), "the nodes do not meet");
-            for node in cluster.nodes().skip(1).filter(|it| it.known() < count) {
+            for node in cluster.nodes().skip(1).filter(|node| node.known() < count) {
                 let port = cluster.masters[0].port.to_string();
                 let () = node.query(&["CLUSTER", "MEET", "127.0.0.1", &port]);
             }
@@ -153,7 +157,7 @@ impl Cluster {
         for (master, replica) in cluster.masters.iter().zip(&cluster.replicas) {
             let () = replica.query(&["CLUSTER", "REPLICATE", &master.id]);
         }
-        cluster.until("the cluster is up", |it| it.is_up() && it.knows(&cluster.replicas));
+        cluster.until("the cluster is up", |node| node.is_up() && node.knows(&cluster.replicas));
         for replica in &cluster.replicas {
             until("the replica has all", || replica.is_fed());
         }
@@ -203,7 +207,7 @@ impl Cluster {
     }
 
     /// The index of the master that had the key at the start.
-    pub fn place(&self, key: &str) -> usize {
+    pub fn master_of(&self, key: &str) -> usize {
         usize::from(self.slot(key)) * self.masters.len() / usize::from(SLOTS)
     }
 }
@@ -212,7 +216,7 @@ impl Node {
     /// The number of nodes that the node knows.
     fn known(&self) -> usize {
         let nodes: String = self.query(&["CLUSTER", "NODES"]);
-        nodes.lines().filter(|it| !it.contains("handshake")).count()
+        nodes.lines().filter(|line| !line.contains("handshake")).count()
     }
 
     fn knows(&self, replicas: &[Self]) -> bool {

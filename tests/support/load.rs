@@ -65,12 +65,12 @@ impl Load {
         let mut tasks = JoinSet::new();
         for limiter in limiters {
             let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"));
-            for place in 0..AT_ONCE {
+            for task in 0..AT_ONCE {
                 let service = layer.layer(counting(&Arc::new(AtomicUsize::new(0))));
                 let (users, is_over) = (users.to_vec(), is_over.clone());
                 tasks.spawn(async move {
                     let mut seen = vec![];
-                    for user in place.. {
+                    for user in task.. {
                         if is_over.load(Ordering::SeqCst) {
                             break;
                         }
@@ -93,9 +93,9 @@ impl Load {
         self.is_over.store(true, Ordering::SeqCst);
         let seen = tokio::time::timeout(MAX_TIME, self.tasks.join_all()).await;
         let seen: Vec<_> = seen.expect("a request hangs").into_iter().flatten().collect();
-        let longest = seen.iter().map(|it| it.took).max().unwrap_or_default();
+        let longest = seen.iter().map(|seen| seen.took).max().unwrap_or_default();
         let answers = Answers { users: self.users, seen };
-        let count = |status| answers.count(|it| it.status == status);
+        let count = |status| answers.count(|seen| seen.status == status);
         let (allowed, denied) = (count(StatusCode::OK), count(StatusCode::TOO_MANY_REQUESTS));
         let failed = count(StatusCode::SERVICE_UNAVAILABLE);
         println!(
@@ -114,7 +114,7 @@ pub struct Answers {
 
 impl Answers {
     fn count(&self, what: impl Fn(&Seen) -> bool) -> usize {
-        self.seen.iter().filter(|it| what(it)).count()
+        self.seen.iter().filter(|seen| what(seen)).count()
     }
 
     pub fn failed(&self, user: &str) -> usize {
@@ -126,7 +126,7 @@ impl Answers {
     }
 
     fn of(&self, user: &str, status: StatusCode) -> usize {
-        self.count(|it| self.users[it.user] == user && it.status == status)
+        self.count(|seen| self.users[seen.user] == user && seen.status == status)
     }
 
     /// Uses up the quotas of users. Asserts that they got no more than their quotas in all, and no
@@ -144,8 +144,8 @@ impl Answers {
                     allowed += 1;
                 }
                 let limit = LIMIT as usize;
-                let least = limit.saturating_sub(failed);
-                assert!((least..=limit + 1).contains(&allowed), "{user}: {allowed} of {limit}");
+                let min = limit.saturating_sub(failed);
+                assert!((min..=limit + 1).contains(&allowed), "{user}: {allowed} of {limit}");
             });
         }
         tasks.join_all().await;

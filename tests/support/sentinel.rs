@@ -63,7 +63,7 @@ impl Watched {
             tls.push_str(&format!("{name} {value}\n"));
             settings.extend([format!("--{name}"), value]);
         }
-        let settings: Vec<_> = settings.iter().map(|it| &**it).collect();
+        let settings: Vec<_> = settings.iter().map(|setting| &**setting).collect();
         let watched = Self::start_at("--tls-port", None, &settings);
         Self { tls: Some(([free_port(), free_port(), free_port()], tls)), ..watched }
     }
@@ -99,12 +99,12 @@ impl Watched {
         let master = self.servers[0].1;
         until("the replicas have all", || {
             self.info(0).contains("connected_slaves:2")
-                && (1..3).all(|it| self.info(it).contains("master_link_status:up"))
+                && (1..3).all(|replica| self.info(replica).contains("master_link_status:up"))
         });
-        let auth = self.password.map(|it| format!("sentinel auth-pass {NAME} {it}\n"));
-        for (place, port) in self.ports.into_iter().enumerate() {
+        let auth = self.password.map(|password| format!("sentinel auth-pass {NAME} {password}\n"));
+        for (index, port) in self.ports.into_iter().enumerate() {
             let tls = self.tls.as_ref();
-            let tls = tls.map(|(ports, settings)| format!("tls-port {}\n{settings}", ports[place]));
+            let tls = tls.map(|(ports, settings)| format!("tls-port {}\n{settings}", ports[index]));
             let folder = tempfile::tempdir().expect("a folder for the Sentinel");
             let settings = folder.path().join("sentinel.conf");
             let text = format!(
@@ -128,9 +128,9 @@ impl Watched {
         }
         until("the Sentinels know all", || {
             self.ports.iter().all(|&port| {
-                let told = sentinel(port, "MASTER").unwrap_or_default();
+                let reply = sentinel(port, "MASTER").unwrap_or_default();
                 let is = |name: &str, value: &str| {
-                    told.chunks(2).any(|it| it[0] == name && it[1] == value)
+                    reply.chunks(2).any(|pair| pair[0] == name && pair[1] == value)
                 };
                 is("num-slaves", "2") && is("num-other-sentinels", "2") && is("flags", "master")
             })
@@ -152,14 +152,14 @@ impl Watched {
     }
 
     pub fn master_url(&self) -> String {
-        let password = self.password.map(|it| format!(":{it}@"));
+        let password = self.password.map(|password| format!(":{password}@"));
         format!("redis://{}{NAME}", password.unwrap_or_default())
     }
 
     /// The port of the master that a Sentinel names.
     pub fn master(&self) -> Option<u16> {
-        let told = sentinel(self.ports[0], "GET-MASTER-ADDR-BY-NAME").ok()?;
-        told.get(1)?.parse().ok()
+        let reply = sentinel(self.ports[0], "GET-MASTER-ADDR-BY-NAME").ok()?;
+        reply.get(1)?.parse().ok()
     }
 
     /// Promotes a replica.
@@ -169,9 +169,9 @@ impl Watched {
 
     /// Promotes a replica, if one can be promoted.
     pub fn try_fail_over(&self) -> bool {
-        let told: redis::RedisResult<redis::Value> =
+        let reply: redis::RedisResult<redis::Value> =
             query_sentinel(self.ports[0], &["SENTINEL", "FAILOVER", NAME]);
-        told.is_ok()
+        reply.is_ok()
     }
 
     /// Ends the connections to the Sentinels that are subscribed to their announcements. Returns
@@ -188,12 +188,12 @@ impl Watched {
         self.ports.map(|port| {
             let list: redis::RedisResult<String> =
                 query_sentinel(port, &["CLIENT", "LIST", "TYPE", "pubsub"]);
-            list.map_or(0, |it| it.lines().count())
+            list.map_or(0, |list| list.lines().count())
         })
     }
 
     /// The number of commands that each Sentinel refused to a user.
-    pub fn refusals(&self) -> [usize; 3] {
+    pub fn refused_commands(&self) -> [usize; 3] {
         self.ports.map(|port| {
             let log: redis::Value = query_sentinel(port, &["ACL", "LOG"]).expect("it runs");
             log.as_sequence().map_or(0, <[_]>::len)
@@ -226,54 +226,54 @@ impl Watched {
 
     /// The number of decisions that each server received.
     pub fn decisions(&self) -> [u64; 3] {
-        [0, 1, 2].map(|place| {
+        [0, 1, 2].map(|index| {
             let stats = loop {
                 // A Sentinel that changes its role closes its connections.
-                match self.query::<String>(place, &["INFO", "commandstats"]) {
+                match self.query::<String>(index, &["INFO", "commandstats"]) {
                     Ok(stats) => break stats,
                     Err(error) => assert!(error.is_io_error(), "{error}"),
                 }
             };
-            let line = stats.lines().find_map(|it| it.strip_prefix("cmdstat_evalsha:calls="));
-            line.map_or(0, |it| it.split(',').next().unwrap().parse().unwrap())
+            let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+            line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
         })
     }
 
     /// Returns true if the replicas have all data of the first master.
     pub fn is_replicated(&self) -> bool {
         let info = self.info(0);
-        let offset = info.lines().find_map(|it| it.strip_prefix("master_repl_offset:"));
+        let offset = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:"));
         let Some(offset) = offset else { return false };
         let offset = format!("offset={offset},");
-        info.lines().filter(|it| it.starts_with("slave")).all(|it| it.contains(&offset))
+        info.lines().filter(|line| line.starts_with("slave")).all(|line| line.contains(&offset))
     }
 
     /// Returns true if a server reports that it is a master.
-    pub fn says_it_is_master(&self, place: usize) -> bool {
-        self.info(place).contains("role:master")
+    pub fn says_it_is_master(&self, index: usize) -> bool {
+        self.info(index).contains("role:master")
     }
 
     /// Returns true if a server is loading its data.
-    pub fn is_loading(&self, place: usize) -> bool {
-        let info: String = self.query(place, &["INFO", "persistence"]).unwrap_or_default();
+    pub fn is_loading(&self, index: usize) -> bool {
+        let info: String = self.query(index, &["INFO", "persistence"]).unwrap_or_default();
         info.contains("loading:1")
     }
 
-    fn info(&self, place: usize) -> String {
+    fn info(&self, index: usize) -> String {
         // A Sentinel that makes it a replica closes its connections.
-        self.query(place, &["INFO", "replication"]).unwrap_or_default()
+        self.query(index, &["INFO", "replication"]).unwrap_or_default()
     }
 
-    pub fn is_master(&self, place: usize) -> bool {
-        !self.info(place).contains("role:slave")
+    pub fn is_master(&self, index: usize) -> bool {
+        !self.info(index).contains("role:slave")
     }
 
     pub fn query<T: redis::FromRedisValue>(
         &self,
-        place: usize,
+        index: usize,
         words: &[&str],
     ) -> redis::RedisResult<T> {
-        let client = redis::Client::open(self.servers[place].0.url()).unwrap();
+        let client = redis::Client::open(self.servers[index].0.url()).unwrap();
         let info = client.get_connection_info().clone();
         let settings = info.redis_settings().clone();
         let settings = match self.password {
@@ -286,8 +286,8 @@ impl Watched {
     }
 }
 
-fn sentinel(port: u16, question: &str) -> redis::RedisResult<Vec<String>> {
-    query_sentinel(port, &["SENTINEL", question, NAME])
+fn sentinel(port: u16, command: &str) -> redis::RedisResult<Vec<String>> {
+    query_sentinel(port, &["SENTINEL", command, NAME])
 }
 
 fn query_sentinel<T: redis::FromRedisValue>(port: u16, words: &[&str]) -> redis::RedisResult<T> {

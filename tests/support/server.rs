@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 /// The program of every server: `redis-server`, or that of `REDIS_SERVER`.
 pub fn program() -> OsString {
-    let named = env::var_os("REDIS_SERVER").filter(|it| !it.is_empty());
+    let named = env::var_os("REDIS_SERVER").filter(|name| !name.is_empty());
     named.unwrap_or_else(|| "redis-server".into())
 }
 
@@ -33,7 +33,7 @@ impl RedisServer {
     /// Starts a server with settings as on its command line, such as `["--port", "7000"]`.
     pub fn start_with(settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the server");
-        let settings = settings.iter().map(|&it| it.to_owned()).collect();
+        let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
         let mut server = Self { process: None, folder, settings };
         server.restart();
         server
@@ -94,7 +94,9 @@ impl RedisServer {
     }
 
     pub fn connection(&self) -> redis::Connection {
-        redis::Client::open(self.url()).and_then(|it| it.get_connection()).expect("the server runs")
+        redis::Client::open(self.url())
+            .and_then(|client| client.get_connection())
+            .expect("the server runs")
     }
 
     /// The number of calls of a command, including those that the server redirected.

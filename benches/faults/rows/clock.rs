@@ -55,7 +55,7 @@ async fn watch(limiter: Limiter, end: Moment) -> Seen {
         }
         seen.requests += 1;
         seen.worst = seen.worst.max(now() - start);
-        if seen.admitted.last().is_none_or(|it| *it < start) {
+        if seen.admitted.last().is_none_or(|last| *last < start) {
             sleep(Duration::from_millis(20)).await;
         }
     }
@@ -149,7 +149,7 @@ fn compared(direction: &str, algorithm: Algorithm, seen: &Seen, control: &Seen) 
         .iter()
         .zip(&control.admitted)
         .map(|(at, other)| at.as_secs_f64() - other.as_secs_f64());
-    let (min, max) = delay.fold((f64::MAX, f64::MIN), |(a, b), it| (a.min(it), b.max(it)));
+    let (min, max) = delay.fold((f64::MAX, f64::MIN), |(a, b), time| (a.min(time), b.max(time)));
     if min <= max {
         row.remark(format!("{min:+.1} to {max:+.1} s later than without a failover"));
     }
@@ -161,8 +161,8 @@ fn compared(direction: &str, algorithm: Algorithm, seen: &Seen, control: &Seen) 
 
 fn library() -> Option<PathBuf> {
     let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
-    let files = folders.map(|it| it.path().join("faketime/libfaketime.so.1"));
-    files.chain(["/usr/lib/faketime/libfaketime.so.1".into()]).find(|it| it.exists())
+    let files = folders.map(|folder| folder.path().join("faketime/libfaketime.so.1"));
+    files.chain(["/usr/lib/faketime/libfaketime.so.1".into()]).find(|file| file.exists())
 }
 
 /// Installs libfaketime if it is missing.

@@ -36,16 +36,17 @@ fn start_with(cluster: &Cluster, settings: Settings) -> Result<Load, Box<dyn Err
 }
 
 /// Returns the index of the master that had the key at the start.
-fn place(cluster: &Cluster, key: Key) -> usize {
-    cluster.place(&format!("{{{}}}", key.name()))
+fn master_of(cluster: &Cluster, key: Key) -> usize {
+    cluster.master_of(&format!("{{{}}}", key.name()))
 }
 
 /// Summarizes a load. The first answer is the first decision about a key of the first master.
 fn row(fault: &str, cluster: &Cluster, report: &Report, end: Duration, losses: &[Loss]) -> Row {
-    let mut row =
-        Row::of(fault, report, losses).first(report.first_of(end, |key| place(cluster, key) == 0));
-    let first = losses.first().map_or(end, |it| it.end);
-    let mut others = report.between(first..end).filter(|it| place(cluster, it.key) != 0).peekable();
+    let mut row = Row::of(fault, report, losses)
+        .first(report.first_of(end, |key| master_of(cluster, key) == 0));
+    let first = losses.first().map_or(end, |loss| loss.end);
+    let mut others =
+        report.between(first..end).filter(|record| master_of(cluster, record.key) != 0).peekable();
     if others.peek().is_some() {
         let (mut made, mut failed) = (0, 0);
         for record in others {
@@ -122,7 +123,7 @@ pub fn reshard() -> Rows {
     let begin = now();
     for number in 0..keys.keys {
         let key = format!("{{{}}}", Key { group: 0, number }.name());
-        let (slot, from) = (cluster.slot(&key), cluster.place(&key));
+        let (slot, from) = (cluster.slot(&key), cluster.master_of(&key));
         let to = (from + 1) % cluster.masters.len();
         cluster.begin_to_move(slot, from, to);
         load.run_for(SECOND / 10);
@@ -149,9 +150,9 @@ pub fn open_slot() -> Rows {
     let (one, other) = (limiter("one"), limiter("other"));
     let check = |limiter: &Limiter| Handle::current().block_on(limiter.check("alice"));
     until("the key is there", || check(&one).is_ok())?;
-    let (slot, from) = (cluster.slot("{alice}"), cluster.place("{alice}"));
+    let (slot, from) = (cluster.slot("{alice}"), cluster.master_of("{alice}"));
     cluster.begin_to_move(slot, from, (from + 1) % cluster.masters.len());
-    let commands = || -> u64 { cluster.masters.iter().map(|it| commands(&it.server)).sum() };
+    let commands = || -> u64 { cluster.masters.iter().map(|node| commands(&node.server)).sum() };
     let both = Charge::new(&one, "alice").also(&other);
     let decide =
         |fault: &str, attempt: &dyn Fn(u64) -> Result<Decision, tower_ratelimit::Error>| {
@@ -179,7 +180,7 @@ pub fn open_slot() -> Rows {
     // On a busy machine, an answer may come too late to name the slot.
     let is_named = texts
         .iter()
-        .all(|it| it.contains(&format!("slot {slot} ")) || it.contains("no answer from"));
+        .all(|text| text.contains(&format!("slot {slot} ")) || text.contains("no answer from"));
     several.expect(is_named, || format!("an error does not name the slot {slot}"));
     Ok(vec![single, several])
 }
@@ -189,12 +190,12 @@ fn commands(server: &RedisServer) -> u64 {
     let stats = redis::cmd("INFO").arg("commandstats").query(&mut server.connection());
     let stats: String = stats.unwrap_or_default();
     let count = |line: &str| -> u64 {
-        let values = line.split([':', ',']).filter_map(|it| it.split_once('='));
+        let values = line.split([':', ',']).filter_map(|pair| pair.split_once('='));
         let counts = values.filter(|(name, _)| ["calls", "rejected_calls"].contains(name));
         counts.filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
     };
     let names = ["cmdstat_evalsha:", "cmdstat_eval:", "cmdstat_asking:"];
-    stats.lines().filter(|it| names.iter().any(|name| it.starts_with(name))).map(count).sum()
+    stats.lines().filter(|line| names.iter().any(|name| line.starts_with(name))).map(count).sum()
 }
 
 /// Returns the texts of an error and its causes.
@@ -283,7 +284,7 @@ fn coverage(fault: &str, is_full: &str) -> Rows {
     cluster.masters[0].server.kill();
     load.run_for(5 * SECOND);
     cluster.masters[0].server.restart();
-    let end = until("the cluster is up", || cluster.nodes().all(|it| it.is_up()))?;
+    let end = until("the cluster is up", || cluster.nodes().all(|node| node.is_up()))?;
     load.until_decided(end)?;
     load.run_for(2 * SECOND);
     let report = load.finish()?;
@@ -291,7 +292,8 @@ fn coverage(fault: &str, is_full: &str) -> Rows {
     let mut row = row(fault, &cluster, &report, end, &loss);
     let noticed = killed + 3 * SECOND;
     let others = report.between(noticed..killed + 5 * SECOND);
-    let failed = others.filter(|it| place(&cluster, it.key) != 0 && it.is_failed()).count();
+    let failed =
+        others.filter(|record| master_of(&cluster, record.key) != 0 && record.is_failed()).count();
     if is_full == "no" {
         row.expect(failed == 0, || format!("{failed} requests for keys of other masters failed"));
     }

@@ -36,7 +36,7 @@ impl Tries {
     }
 
     fn text(&self) -> String {
-        let reason = self.reason.as_ref().map_or(String::new(), |it| format!(", \"{it}\""));
+        let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(", \"{reason}\""));
         let (failed, made, worst) = (self.failed, self.made, self.worst.as_millis());
         format!("{failed} of {made} failed, at worst after {worst} ms{reason}")
     }

@@ -61,7 +61,7 @@ impl Trial {
     /// Waits until a server decides more than before.
     fn until_deciding(&self, server: usize, before: u64) -> Result<Moment, Box<dyn Error>> {
         let decisions = || self.deployment.servers[server].decisions();
-        until("the new master decides", || decisions().is_some_and(|it| it > before))
+        until("the new master decides", || decisions().is_some_and(|count| count > before))
     }
 }
 
@@ -455,7 +455,7 @@ fn cut_off_row(
          after the demotion",
         report.keys(),
         admitted.count(),
-        back.map_or("never".to_owned(), |it| (it.end - *demoted).as_millis().to_string()),
+        back.map_or("never".to_owned(), |record| (record.end - *demoted).as_millis().to_string()),
     ));
     let (max, limit) = (report.max_admitted(), Settings::default().limit);
     row.expect(max <= 2 * limit, || format!("a key was admitted {max} times of {limit}"));

@@ -131,7 +131,7 @@ pub fn idle_close() -> Rows {
     drop(server);
     let mut row = Row::of("timeout 1, a request each 2.5 s", &report, &[]);
     row.expect(row.errors == 0, || "a request failed on a connection closed before".to_owned());
-    row.first = report.first(report.records.first().map_or(now(), |it| it.start));
+    row.first = report.first(report.records.first().map_or(now(), |record| record.start));
     Ok(vec![row])
 }
 
@@ -143,7 +143,7 @@ fn pause(fault: &str, kind: &str) -> Rows {
     trial.load.run_for(Duration::from_secs(5));
     let end = begin + Duration::from_secs(5);
     let (mut row, report) = trial.row(fault, end, 1)?;
-    let waited = report.between(begin..end).filter(|it| it.took() > SECOND / 20).count();
+    let waited = report.between(begin..end).filter(|record| record.took() > SECOND / 20).count();
     row.remark(format!("{waited} requests waited"));
     Ok(vec![row])
 }

@@ -119,7 +119,8 @@ fn read_size(reader: &mut impl BufRead) -> io::Result<usize> {
 }
 
 pub fn array(words: &[&str]) -> String {
-    let strings: String = words.iter().map(|it| format!("${}\r\n{it}\r\n", it.len())).collect();
+    let strings: String =
+        words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
     format!("*{}\r\n{strings}", words.len())
 }
 
