@@ -293,7 +293,7 @@ async fn services_of_any_request_type_have_a_policy() {
 }
 
 #[test]
-#[should_panic = "a share must be above 0 and at overdrafts 1, not 0"]
+#[should_panic = "a share must be above 0 and at most 1, not 0"]
 fn a_local_fallback_of_zero_is_rejected() {
     let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global);
     let _ = layer.on_failure(FailurePolicy::Local { share: 0.0 });
