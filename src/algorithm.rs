@@ -36,13 +36,17 @@ use crate::error::ConfigError;
 /// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good first
 /// choice.
 ///
-/// | algorithm | guarantee | state of a key | at a boundary |
-/// |---|---|---|---|
-/// | fixed window | `limit` in a window that opens at its first admitted request | four numbers | up to 2 x `limit` in a short time |
-/// | sliding log | `limit` in *any* interval of length `window` | an entry per admitted request | exact |
-/// | sliding window | the sliding log's estimate, from counters | `buckets` + 1 counters | see [`SlidingWindow`](Algorithm::SlidingWindow) |
-/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | seven numbers | smooth, or see [`Refill`] |
-/// | leaky bucket | departures `window` / `limit` apart, `burst` requests in the bucket | five numbers | evenly spaced |
+/// | algorithm | guarantee | state of a key |
+/// |---|---|---|
+/// | fixed window | `limit` in a window that opens at its first admitted request | 4 numbers |
+/// | sliding log | `limit` in *any* interval of length `window` | an entry per request |
+/// | sliding window | an estimate of the sliding log, from counters | `buckets` + 1 counters |
+/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | 7 numbers |
+/// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 5 numbers |
+///
+/// At the boundary of two windows, a fixed window admits up to 2 x `limit` in a short time. A token
+/// bucket is smooth, except with [`Refill::Interval`]; departures of a leaky bucket are evenly
+/// spaced. A [`SlidingWindow`](Algorithm::SlidingWindow) documents its measured excess.
 ///
 /// A denied request spends nothing. The arithmetic is exact, in microseconds, and the same in
 /// memory and in Redis.
@@ -152,8 +156,8 @@ pub enum Refill {
     /// A token every `window / limit`.
     #[default]
     Continuous,
-    /// `limit` tokens at once, every `window` from the first request on. In any time t, it admits at
-    /// most `burst` + `overdraft` + `limit` for each window that has begun. A full burst can be
+    /// `limit` tokens at once, every `window` from the first request on. In any time t, it admits
+    /// at most `burst` + `overdraft` + `limit` for each window that has begun. A full burst can be
     /// spent right before a refill, and another one right after it.
     Interval,
 }
