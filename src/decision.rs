@@ -134,16 +134,8 @@ impl Decision {
 
     /// Returns the decision of a request that proceeds uncounted, because the store did not decide.
     pub(crate) fn uncounted(limit: Policy) -> Self {
-        let reply = EngineReply {
-            admitted: true,
-            wait: 0.0,
-            remaining: 0.0,
-            replenish: 0.0,
-            reset: 0.0,
-            instant: 0.0,
-        };
         let limit = Policy { source: Source::Open, ..limit };
-        Self::with_receipt(limit, reply, Receipt::None, 0.0)
+        Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
     }
 
     pub(crate) fn proceeds_immediately(&self) -> bool {

@@ -70,6 +70,13 @@ pub(crate) struct EngineReply {
     pub(crate) instant: f64,
 }
 
+impl EngineReply {
+    /// The reply to a request that proceeds at `instant`, without a statement about its limit.
+    pub(crate) const fn uncounted(instant: f64) -> Self {
+        Self { admitted: true, wait: 0.0, remaining: 0.0, replenish: 0.0, reset: 0.0, instant }
+    }
+}
+
 /// Units to return of what a request has spent or reserved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Release {

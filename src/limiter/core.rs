@@ -481,7 +481,7 @@ impl Limiter {
         if cost == 0 {
             return Err(Error::ZeroCost);
         }
-        if matches!(action, Action::Check | Action::Peek) && cost > *max_cost {
+        if action.can_be_denied() && cost > *max_cost {
             return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
         }
         Ok(LimitRequest { settings, key, cost, max_wait: self.resolve(max_wait) })

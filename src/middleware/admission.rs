@@ -92,8 +92,8 @@ impl<P: ProtocolBase> Shared<P> {
         self.evaluate(answer, MaxWait::NONE, None, state)
     }
 
-    /// Asks about a request with a charge. Leaves the charge in `state`, unless an [`Acquire`] takes it,
-    /// and the decision if the request proceeds.
+    /// Asks about a request with a charge. Leaves the charge in `state`, unless an [`Acquire`] takes
+    /// it, and the decision if the request proceeds.
     #[inline]
     pub(crate) fn admit(
         &self,

@@ -50,8 +50,8 @@ pin_project! {
 }
 
 pin_project! {
-    // Turns are in boxes, because most requests to a store in memory have none, and a small future
-    // is moved faster.
+    // An `Acquire` is boxed, because most requests to a store in memory have none, and a small
+    // future is moved faster.
     #[project = StateProj]
     enum State<Req, F, H, R> {
         Starting { request: Option<Req> },

@@ -1,6 +1,6 @@
 //! The limiter as the target of a charge: the way from a layer to Redisson's limiter.
 
-use super::RateLimiter;
+use super::{RateLimiter, id_of, random};
 use crate::{
     algorithm::Action,
     decision::{Decision, Receipt},
@@ -21,20 +21,39 @@ impl ChargeTarget for RateLimiter {
         key: &Key<'_>,
         cost: u32,
     ) -> Result<StoreFuture<Decision>, Error> {
-        self.answer(action, key, cost)
+        if action != Action::Check {
+            return Err(Error::Unsupported);
+        }
+        let (limiter, deadline) = (self.for_key(key)?, self.store.start_deadline());
+        Ok(StoreFuture::pending(async move { limiter.attempt(deadline, cost, random()).await }))
     }
 
     fn release(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) -> StoreFuture<()> {
-        self.release_for(key, receipt, spent, units)
+        let (limiter, id) = match (self.for_key(key), receipt) {
+            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(*id)),
+            (Err(error), _) => return StoreFuture::ready(Err(error.into())),
+            _ => return StoreFuture::ready(Ok(())),
+        };
+        let deadline = self.store.start_deadline();
+        StoreFuture::pending(async move {
+            ok_without_rate(limiter.release_taken(deadline, units, spent, &id).await)
+        })
     }
 
     fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
-        self.release_later_for(key, receipt, spent, units);
+        if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
+            limiter.release_later(units, spent, *id);
+        }
     }
 
     fn refund(&self, key: &Key<'_>, units: u32) -> StoreFuture<()> {
-        let (limiter, key) = (self.clone(), key.clone().into_owned());
-        StoreFuture::pending(async move { limiter.refund_for(&key, units).await })
+        let (limiter, deadline) = match self.for_key(key) {
+            Ok(limiter) => (limiter, self.store.start_deadline()),
+            Err(error) => return StoreFuture::ready(Err(error.into())),
+        };
+        StoreFuture::pending(async move {
+            ok_without_rate(limiter.release_taken(deadline, units, 0, b"").await)
+        })
     }
 
     fn spawn_background(&self, task: BackgroundTask) {
@@ -52,4 +71,12 @@ impl From<&RateLimiter> for AnyLimiter {
     fn from(limiter: &RateLimiter) -> Self {
         limiter.clone().into()
     }
+}
+
+/// Ignores that there is no rate: the permits were deleted together with it.
+fn ok_without_rate(result: Result<(), Error>) -> Result<(), Error> {
+    result.or_else(|error| match error {
+        Error::NoRate { .. } => Ok(()),
+        error => Err(error),
+    })
 }

@@ -1,18 +1,15 @@
-//! A limiter for each key, which inherits the rate of a template, and the calls of the limiter
-//! module for a key.
+//! A limiter for each key, which inherits the rate of a template.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use super::{MAX_INTERVAL, RateLimiter, RateType, id_of, keys::Keys, millis, random};
+use super::{MAX_INTERVAL, RateLimiter, RateType, keys::Keys, millis};
 use crate::{
-    algorithm::Action,
-    decision::{Decision, Receipt},
     error::{ConfigError, Error},
     keys::Key,
-    store::{Deadline, StoreFuture},
+    store::Deadline,
     sync::lock,
 };
 
@@ -98,59 +95,6 @@ impl RateLimiter {
         self.name().contains(PLACEHOLDER)
     }
 
-    /// Decides about a request of a key.
-    pub(crate) fn answer(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u32,
-    ) -> Result<StoreFuture<Decision>, Error> {
-        if action != Action::Check {
-            return Err(Error::Unsupported);
-        }
-        let (limiter, deadline) = (self.for_key(key)?, self.store.start_deadline());
-        let decision = async move { limiter.attempt(deadline, cost, random()).await };
-        Ok(StoreFuture::Pending(Box::pin(decision)))
-    }
-
-    /// Releases `permits` of the permits that a decision about a key has `taken`.
-    pub(crate) fn release_for(
-        &self,
-        key: &Key<'_>,
-        receipt: &Receipt,
-        taken: u32,
-        permits: u32,
-    ) -> StoreFuture<()> {
-        let (limiter, id) = match (self.for_key(key), receipt) {
-            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(*id)),
-            (Err(error), _) => return StoreFuture::ready(Err(error.into())),
-            _ => return StoreFuture::ready(Ok(())),
-        };
-        let deadline = self.store.start_deadline();
-        StoreFuture::Pending(Box::pin(async move {
-            ok_without_rate(limiter.release_taken(deadline, permits, taken, &id).await)
-        }))
-    }
-
-    /// Does the same in the background, if Redis can be reached.
-    pub(crate) fn release_later_for(
-        &self,
-        key: &Key<'_>,
-        receipt: &Receipt,
-        taken: u32,
-        permits: u32,
-    ) {
-        if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
-            limiter.release_later(permits, taken, *id);
-        }
-    }
-
-    /// Releases the oldest permits of a key.
-    pub(crate) async fn refund_for(&self, key: &Key<'_>, permits: u32) -> Result<(), Error> {
-        let deadline = self.store.start_deadline();
-        ok_without_rate(self.for_key(key)?.release_taken(deadline, permits, 0, b"").await)
-    }
-
     /// Returns the template's rate as an argument of the scripts. It is empty if there is no
     /// template, or the template has no rate.
     pub(super) async fn template_rate(&self, deadline: Deadline) -> Result<String, Error> {
@@ -173,12 +117,4 @@ impl RateLimiter {
         let rate_type = if config.rate_type() == RateType::PerClient { 1 } else { 0 };
         Ok(format!("{rate} {interval} {rate_type} {}", millis(keep_alive)))
     }
-}
-
-/// Ignores that there is no rate: the permits were deleted together with it.
-fn ok_without_rate(result: Result<(), Error>) -> Result<(), Error> {
-    result.or_else(|error| match error {
-        Error::NoRate { .. } => Ok(()),
-        error => Err(error),
-    })
 }

@@ -151,7 +151,7 @@ impl<'a> Transaction<'a> {
         slots.len() >= needed
     }
 
-    /// Unlocks the shards, and returns their shard_indices.
+    /// Unlocks the shards, and returns their indices.
     fn unlock(self) -> Vec<usize> {
         self.shard_indices
     }

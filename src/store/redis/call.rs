@@ -37,6 +37,10 @@ impl ScriptCall {
         Self { script, command, action, limits, policies }
     }
 
+    pub(super) fn limits(&self) -> &[Limit] {
+        &self.limits
+    }
+
     pub(super) async fn execute(
         &self,
         client: &Client,

@@ -12,11 +12,11 @@ use super::{
     transport::{Client, Deadline},
 };
 use crate::{
-    algorithm::{Params, Release},
+    algorithm::Release,
     decision::{Decision, Receipt},
     error::StoreError,
     keys::Key,
-    store::{LimitRequest, StoreRequest},
+    store::StoreRequest,
 };
 
 pub(super) struct CrossSlot {
@@ -24,8 +24,6 @@ pub(super) struct CrossSlot {
     calls: Vec<ScriptCall>,
     /// For each limit the index of its call.
     call_of: Vec<usize>,
-    /// For each limit its key, and the cost that is charged.
-    limits: Vec<(Params, String, u32)>,
     client: Client,
 }
 
@@ -45,13 +43,9 @@ impl CrossSlot {
             let limits: Vec<_> = limits.copied().collect();
             ScriptCall::new(store, &StoreRequest { limits: &limits, ..*request })
         };
-        let limit = |limit: &LimitRequest<'_>| {
-            (limit.settings.params, store.key(limit.settings, limit.key), limit.cost)
-        };
         Self {
             calls: keys.into_iter().map(of_key).collect(),
             call_of,
-            limits: request.limits.iter().map(limit).collect(),
             client: store.client.clone(),
         }
     }
@@ -116,11 +110,11 @@ struct Charged<'a> {
 
 impl Drop for Charged<'_> {
     fn drop(&mut self) {
-        for ((params, key, cost), call) in self.calls.limits.iter().zip(&self.calls.call_of) {
-            if let Some(&instant) = self.instants.get(*call).filter(|instant| **instant > 0.0) {
-                let (instant, units) = (Some(instant), (*cost).into());
+        for (call, instant) in self.calls.calls.iter().zip(&self.instants) {
+            for limit in call.limits().iter().filter(|_| *instant > 0.0) {
+                let (instant, units) = (Some(*instant), limit.cost.into());
                 let release = Release { instant, units, kept: 0.0 };
-                self.calls.client.execute_later(release::job(params, key, release));
+                self.calls.client.execute_later(release::job(&limit.params, &limit.key, release));
             }
         }
     }

@@ -20,7 +20,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    pub(crate) fn new(text: String) -> Self {
+    fn new(text: String) -> Self {
         let hash = redis::Script::new(&text).get_hash().into();
         Self { text, hash }
     }
@@ -143,15 +143,7 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
         _ => return Err(malformed()),
     };
     if action == Action::Refund {
-        let reply = EngineReply {
-            admitted: true,
-            wait: 0.0,
-            remaining: 0.0,
-            replenish: 0.0,
-            reset: 0.0,
-            instant: now,
-        };
-        return Ok(Decided { reply, limit: 0, now });
+        return Ok(Decided { reply: EngineReply::uncounted(now), limit: 0, now });
     }
     let decode = |(limit, found): (&Limit, &redis::Value)| match found {
         redis::Value::BulkString(bytes) => limit.params.decode(bytes),
