@@ -8,6 +8,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::{
     super::{Action, Algorithm, EngineReply, EngineRequest, Params, Refill, Release, State},
     backends::{Backend, RedisServer, Scripted, check, default_wait, settled},
+    contract::all_with,
 };
 use crate::quota::Quota;
 
@@ -115,18 +116,17 @@ fn quota(bucket: bool) -> impl Strategy<Value = Quota> {
 
 /// An algorithm and two quotas.
 pub(super) fn params() -> impl Strategy<Value = [Params; 2]> {
+    let every = all_with(Quota::per_second(1)).into_iter().map(|(algorithm, _)| algorithm);
     let algorithm = prop_oneof![
-        Just(Algorithm::FixedWindow),
-        Just(Algorithm::SlidingLog),
-        (1_u32..8).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
-        Just(Algorithm::SlidingWindow { buckets: 100 }),
-        (any::<bool>(), prop_oneof![4 => 0_u32..4, 1 => Just(1 << 30)]).prop_map(
+        3 => prop::sample::select(every.collect::<Vec<_>>()),
+        1 => (1_u32..8).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
+        1 => Just(Algorithm::SlidingWindow { buckets: 100 }),
+        1 => (any::<bool>(), prop_oneof![4 => 0_u32..4, 1 => Just(1 << 30)]).prop_map(
             |(lumps, overdraft)| Algorithm::TokenBucket {
                 refill: if lumps { Refill::Interval } else { Refill::Continuous },
                 overdraft,
             }
         ),
-        Just(Algorithm::LeakyBucket),
     ];
     algorithm.prop_flat_map(|algorithm| {
         let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
@@ -141,18 +141,18 @@ pub(super) fn params() -> impl Strategy<Value = [Params; 2]> {
     })
 }
 
+/// The time in which a used-up quota is full again, and the largest cost that can be granted.
 pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
     let args = params.args();
-    match params {
-        Params::FixedWindow(_) | Params::SlidingLog(_) | Params::SlidingWindow(_) => {
-            (args[1], args[0])
-        }
+    let window = match params {
         Params::TokenBucket(_) => {
-            let [burst, overdraft, unit, period, lump, _] = args[..] else { unreachable!() };
-            ((burst * unit / lump * period).min(3e13), burst + overdraft)
+            let [burst, _, unit, period, lump, _] = args[..] else { unreachable!() };
+            (burst * unit / lump * period).min(3e13)
         }
-        Params::LeakyBucket(_) => ((args[0] * args[1] / args[2]).min(3e13), args[0]),
-    }
+        Params::LeakyBucket(_) => (args[0] * args[1] / args[2]).min(3e13),
+        _ => args[1],
+    };
+    (window, params.max_cost())
 }
 
 #[test]
