@@ -1,13 +1,22 @@
 -- Finish: ends a decision of the engine, whose text stands before this one. Takes whether the
 -- request is `admitted`, and its `wait`; leaves the state that was found.
-if commits and admitted then
-  local before = wait > 0 and encode and encode()
-  commit(now + wait, cost)
-  state = report and report() or found or ''
-  store(before, now + wait)
-elseif not returns then
-  state = report and report() or found or ''
-  if commits and stale then
-    store()
+if not returns then
+  local before
+  if commits and admitted then
+    before = wait > 0 and encode and encode()
+    commit(now + wait, cost)
   end
+  state = condense and condense() or found or ''
+  if commits and (admitted or stale) then
+    store(before, now + wait)
+  end
+elseif found then
+  local releases = {{nil, cost, 0}} -- units of any request
+  if action == 'release' then
+    releases = {}
+    for position = 1, #items, 24 do
+      releases[#releases + 1] = {struct.unpack('<ddd', items, position)}
+    end
+  end
+  release(step_back(), releases)
 end

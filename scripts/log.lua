@@ -3,25 +3,29 @@
 local stale = false
 local tail, found = call('LRANGE', key, '-2', '-1')
 if tail[1] then
-  local form = tail[2] or ''
-  if #form ~= 36 or string.byte(form) ~= 83 then
+  local last_element = tail[2] or ''
+  if #last_element ~= 36 or string.byte(last_element) ~= 83 then
     fail(key)
   end
   last, last_cost = struct.unpack(ENTRY, tail[1])
-  at, skew, window, sum, dead = struct.unpack('<I7I7I7I7I7', form, 2)
+  at, skew, window, sum, dead = struct.unpack('<I7I7I7I7I7', last_element, 2)
   found, found_at, found_skew, found_window = true, at, skew, window
 end
 
 -- The log as it was found, with a few entries that represent all that count: the reply to this
 -- request is the same. 'S', then doubles: {at, skew, window}, then for each entry {instant, cost}.
-local function report()
+local function condense()
   if not found then
     return ''
   elseif found_live == 0 then
     return struct.pack('<Bddd', 83, found_at, found_skew, found_window)
   end
   local remaining = last <= at and math.max(limit - live, 0) or 0
-  local _, other, other_total = first_instant(remaining + 1)
+  local other, other_total = mark, mark_total
+  if committed or asked ~= remaining + 1 then
+    local _
+    _, other, other_total = first_instant(remaining + 1)
+  end
   mark, other = mark or found_last, other or found_last
   if other < mark then
     mark, mark_total, other, other_total = other, other_total, mark, mark_total
@@ -49,7 +53,9 @@ local function store()
     sum, dead = live, live_dead
     local newest = struct.pack(ENTRY, last, costs[length - 1])
     if length == 1 and not merges then
-      call('DEL', key)
+      if found then -- Redis refuses an RPUSH that is the first write if its memory is full
+        call('DEL', key)
+      end
       call('RPUSH', key, newest)
     else
       if first > 0 then
@@ -101,7 +107,8 @@ if returns then
   end
 
   -- Drops the newest entries while they are dead, so that later requests need not come after
-  -- them. Drops all dead entries once they are more than half as many as the others.
+  -- them. Drops all dead entries once they are more than 64, and more than half as many as the
+  -- others.
   local function drop_dead()
     while length > 0 do
       local _, units = struct.unpack(ENTRY, call('LINDEX', key, -1))
@@ -136,7 +143,9 @@ if returns then
       return
     end
     call('RPOP', key)
-    call('LTRIM', key, first, '-1')
+    if first > 0 then
+      call('LTRIM', key, first, '-1')
+    end
     length, instants, costs = length - first, {}, {}
     first, sum, dead = 0, live, live_dead
     for _, release in ipairs(releases) do

@@ -30,7 +30,7 @@ end
 local function convert(debt, excess, unit, new_unit, max_debt)
   local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
   debt = math.ceil(exact)
-  return debt, math.floor((debt - exact) * 2 ^ 24)
+  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1) -- three bytes
 end
 
 local function expire_at(time)

@@ -7,11 +7,11 @@
 local found = call('GETRANGE', key, '0', size)
 found = found ~= '' and decode(found) or nil
 local stale = false
-local report -- none: what was read is the state
+local condense -- none: what was read is the state
 
 local ENTRY = 16
 
--- The functions of this and of `reserving` are needed by few calls: each takes time to create.
+-- Few calls need the functions of this and of `reserving`, and each takes time to create.
 local function tails()
   -- The base and the entries behind it, if a request waits.
   local function read_tail(size)
@@ -181,4 +181,3 @@ local function store(before, instant)
     call('SET', key, head, 'PXAT', expire_at(now + reset))
   end
 end
-

@@ -13,7 +13,7 @@ local length, last, last_cost = 0, 0, 0
 -- `first`: the number of leading entries that do not count any more; `live`: the sum of the others.
 local first, live, live_dead = 0, 0, 0
 local instants, costs = {}, {}
-local found_at, found_skew, found_window, found_live, found_last, mark, mark_total
+local found_at, found_skew, found_window, found_live, found_last, asked, mark, mark_total
 local committed, merges = false, false
 local encode -- none: a log contains its reservations
 
@@ -96,7 +96,8 @@ end
 -- end, and the sum of the entries up to it.
 local function leaving(units)
   local total, i = 0, first
-  if instant_of(first) and costs[first] >= units then
+  instant_of(first) -- reads its cost
+  if costs[first] >= units then
     return instants[first], costs[first]
   elseif units <= live / 2 then
     i = scan(first, length - 1, function(i)
@@ -166,14 +167,17 @@ end
 
 local function earliest(needed)
   local instant
-  found_live, found_last = live, last
+  found_live, found_last, asked = live, last, needed
   instant, mark, mark_total = first_instant(needed)
   return instant - at
 end
 
 local function commit(instant, units)
-  committed, instant = true, instant + skew
   units = math.min(units, MAX_SUM - live) -- units spent may exceed the quota
+  if units == 0 then
+    return
+  end
+  committed, instant = true, instant + skew
   merges = length > 0 and last == instant and last_cost + units <= MAX_COST
   if merges then
     instants[length - 1], costs[length - 1] = last, last_cost + units

@@ -104,8 +104,10 @@ end
 
 -- Checks the numbers: those of another program could keep the loops from ending.
 local function is_sound()
-  return parts > 0 and length >= 1 and length < 2 ^ 53 and start > -2 ^ 53 and start <= last and last < 2 ^ 53
-    and (last - start) * parts / length < 2 ^ 53
+  local max = 2 ^ 53
+  return parts > 0 and length >= 1 and length < max
+    and start > -max and start <= last and last < max
+    and (last - start) * parts / length < max
 end
 
 local function decode(state)
@@ -145,8 +147,8 @@ local function advance(time)
 end
 
 local function adopt()
-  local changed = is_foreign() and newest() ~= nil
-  if changed then
+  local changed = is_foreign()
+  if changed and newest() then
     regrid()
   end
   if not newest() then

@@ -9,7 +9,8 @@
 -- `debt` and `lump` are in parts of a token, `unit` parts to a token. `max_debt` flows in within
 -- the longest refill; a changed quota could make the debt larger.
 local size = '52' -- of a state, as text, which needs no printing
-local burst, overdraft, new_unit, new_period, new_lump, max_debt = struct.unpack('<dddddd', params, 2)
+local burst, overdraft, new_unit, new_period, new_lump, max_debt =
+  struct.unpack('<dddddd', params, 2)
 local at, debt, excess, unit, period, lump, last
 
 local function is_foreign()

@@ -103,7 +103,7 @@ pub(super) fn convert(
 ) -> (f64, f64) {
     let exact = min((debt - excess / EXCESS_UNIT) / unit * new_unit, max_debt);
     let debt = ceil(exact);
-    (debt, floor((debt - exact) * EXCESS_UNIT))
+    (debt, min(floor((debt - exact) * EXCESS_UNIT), EXCESS_UNIT - 1.0)) // three bytes
 }
 
 /// The number of units of an excess in a part.

@@ -240,9 +240,12 @@ impl Model for State {
 
     #[inline]
     fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
+        let units = cost.min(MAX_SUM - self.live); // units spent may exceed the quota
+        if units == 0.0 {
+            return;
+        }
         self.drop_expired();
         let instant = instant + self.skew;
-        let units = cost.min(MAX_SUM - self.sum); // units spent may exceed the quota
         match self.entries.back_mut() {
             Some((last, cost)) if *last == instant && *cost + units <= MAX_COST => *cost += units,
             _ => self.entries.push_back((instant, units)),

@@ -110,7 +110,8 @@ impl State {
         let mut instant = now.max(self.grid.last);
         let mut slot = self.slot_of(instant);
         let mut inside = self.count_inside(slot);
-        loop {
+        // After these steps, the newest sub-window has left the window.
+        for _ in 0..=self.counts.len() {
             let oldest = self.count(slot - self.grid.parts);
             let free = limit - needed - inside;
             if free >= oldest {
@@ -126,11 +127,12 @@ impl State {
             inside -= self.count(slot - self.grid.parts);
             instant = self.opening(slot);
         }
+        instant
     }
 
     /// Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that
     /// two alternating quotas do not move the counts ahead of the time.
-    fn regridded(&mut self, now: f64, Params { window, buckets, .. }: Params) -> Box<[u32]> {
+    fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) -> Box<[u32]> {
         let Grid { start, last, .. } = self.grid;
         let mut moved = vec![0_u32; buckets as usize + 1].into_boxed_slice();
         let newest = ((last - start) * buckets / window).floor();
@@ -139,7 +141,9 @@ impl State {
             let middle = ((self.opening(slot) + self.opening(slot + 1.0)) / 2.0).floor();
             let instant = self.opening(slot).max(middle.min(now).min(last));
             let i = newest - ((instant - start) * buckets / window).floor();
-            if let Some(sum) = moved.get_mut(i as usize) {
+            if i >= 0.0
+                && let Some(sum) = moved.get_mut(i as usize)
+            {
                 *sum = sum.saturating_add(count);
             }
         }
@@ -208,9 +212,9 @@ impl Model for State {
 
     #[inline]
     fn adopt(&mut self, now: f64, params: &Params, saved: &mut Self::Saved) -> bool {
-        let changed = self.is_foreign_to(params) && self.newest(now).is_some();
-        if changed {
-            let moved = self.regridded(now, *params);
+        let changed = self.is_foreign_to(params);
+        if changed && self.newest(now).is_some() {
+            let moved = self.regrid(now, *params);
             saved.1 = Some(mem::replace(&mut self.counts, moved));
         }
         if self.newest(now).is_none() {
