@@ -1,4 +1,4 @@
-//! Stores: where the counts are kept. The trait is the one door to all of them.
+//! Stores, which keep the counts. The trait is the one door to all of them.
 
 mod memory;
 mod names;
@@ -30,7 +30,7 @@ pub type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A store for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
-/// The trait is sealed: what a store must do will still grow.
+/// The trait is sealed, because it will get more methods.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store for counts",
     note = "use `MemoryStore`, or `RedisStore` with the feature `redis`"
@@ -56,7 +56,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn spawn_background(&self, task: BackgroundTask);
 
-    /// The names of the limiters over this store.
+    /// Returns the names of the limiters over this store.
     #[doc(hidden)]
     fn names(&self) -> &Names;
 
@@ -69,7 +69,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Implemented by the stores of this crate alone.
+/// The seal of [`Store`]: only the stores of this crate implement it.
 pub trait Sealed {}
 
 /// A store of any kind. A decision in memory needs no dynamic call.
@@ -90,7 +90,7 @@ impl AnyStore {
         }
     }
 
-    /// The store, for all but decisions.
+    /// Returns the store, for calls other than decisions.
     pub(crate) fn as_dyn(&self) -> &dyn Store {
         match self {
             Self::Memory(store) => store,

@@ -40,13 +40,13 @@ const MAX_GAP: Duration = Duration::from_secs(1);
 struct LimiterPart<'a> {
     limiter: &'a Limiter,
     entry: Entry,
-    /// Whether the charge has a single key of the limiter.
+    /// True if the charge has a single key of the limiter.
     is_single: bool,
 }
 
 impl<'a> LimiterPart<'a> {
-    /// A decision contains the limiter, but no key. So requests with several keys of one limiter
-    /// queue by all of these keys.
+    /// Returns the parts of the limiter of this name. A decision contains the limiter, but no key.
+    /// So requests with several keys of one limiter queue by all of these keys.
     fn of(charge: &'a Charge, name: &str) -> Option<Self> {
         let parts = || charge.own_parts().filter(|(limiter, ..)| limiter.name() == name);
         let (limiter, _, cost) = parts().next()?;

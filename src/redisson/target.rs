@@ -1,4 +1,4 @@
-//! The limiter as the target of a charge: the way from a layer to Redisson's limiter.
+//! The limiter as the target of a charge: the path from a layer to Redisson's limiter.
 
 use super::RateLimiter;
 use crate::{
