@@ -1,4 +1,5 @@
-//! An axum server that reads its limits from a file: one for each group of routes, and one for all.
+//! An axum server that reads its limits from a file: one for each group of routes, and one for all
+//! routes.
 //!
 //! ```text
 //! cargo run --example configured -- --check     # prints the limits in the file and exits

@@ -1,4 +1,4 @@
-//! A tonic server that limits the calls per peer, and a client that prints how each call ends.
+//! A tonic server that limits the calls per peer, and a client that prints the result of each call.
 //!
 //! ```text
 //! cargo run --example grpc                      # the server, 5 calls per 10 s
@@ -42,7 +42,7 @@ struct Flags {
     #[arg(long, value_name = "QUOTA", default_value = "5/10s", conflicts_with = "call")]
     quota: Quota,
 
-    /// Run as a client: make N calls, one after the other, and print how each ends
+    /// Run as a client: make N calls, one after the other, and print their results
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     call: Option<u32>,
 

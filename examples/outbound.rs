@@ -51,7 +51,8 @@ const BAN: Duration = Duration::from_secs(5);
 /// arrivals, and some are late. The margin of 6 requests in 12 s covers 300 ms of delay, or a
 /// caller that stalls with 4 requests in flight.
 ///
-/// The burst is the number of requests that may wait in the bucket: more than are ever in flight.
+/// The burst is the number of requests that may wait in the bucket. It is above the number of
+/// requests in flight.
 const QUOTA: Quota = Quota::new(39, Duration::from_secs(2)).burst(20);
 
 /// Three callers send requests as fast as a vendor allows; the layer prevents bans
@@ -64,7 +65,7 @@ struct Flags {
     #[arg(long, value_name = "URL", conflicts_with = "without_limit", verbatim_doc_comment)]
     redis: Option<String>,
 
-    /// How long to send requests, in seconds
+    /// The duration of the run, in seconds
     #[arg(long, value_name = "N", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,

@@ -1,4 +1,4 @@
-//! An axum server in front of a language model; the model itself is left out.
+//! An axum server in front of a language model, which a constant answer replaces here.
 //!
 //! * The plan of an API key limits its requests.
 //! * Tokens are limited per key and for all keys together. A request is charged an estimate first,

@@ -59,7 +59,7 @@ struct Flags {
     #[arg(long, value_name = "KEY", default_value = "peer-ip", value_parser = parse_key)]
     key: ClientKey,
 
-    /// Header with the cost of a request, a positive integer; a request
+    /// The header with the cost of a request, a positive integer; a request
     /// without the header costs 1
     #[arg(long, value_name = "NAME", verbatim_doc_comment)]
     cost_header: Option<HeaderName>,
@@ -178,7 +178,7 @@ fn outcome(response: &Response) -> Outcome {
     }
 }
 
-/// Describes what the limiter decided, from the extensions of the response.
+/// Describes the decision of the limiter, from the extensions of the response.
 fn verdict(response: &Response) -> String {
     let extensions = response.extensions();
     match (extensions.get::<Rejection>(), extensions.get::<Decision>()) {
@@ -226,7 +226,7 @@ fn print_hints(flags: &Flags, url: &str) {
     let per_second = f64::from(flags.quota.limit()) / flags.quota.window().as_secs_f64();
     let codes = format!("{header}-o /dev/null -w '%{{http_code}}\\n'");
     if flags.algorithm == Algorithm::LeakyBucket {
-        // All at once: in sequence, each request would wait, and none would be denied.
+        // In parallel: in sequence, each request would wait, and none would be denied.
         let count = burst.saturating_mul(2).min(300);
         let curl = format!("curl -Z --parallel-max 300 --no-progress-meter {codes}");
         println!("try it: {curl} '{url}/[1-{count}]' | sort | uniq -c");
@@ -235,7 +235,7 @@ fn print_hints(flags: &Flags, url: &str) {
         let count = burst.saturating_mul(2).min(10_000);
         println!("try it: curl -s {codes} '{url}/[1-{count}]' | sort | uniq -c");
     } else {
-        // The burst, what a second refills, and two more.
+        // The burst, the units that a second refills, and two more.
         let count = burst + per_second as u32 + 2;
         println!("try it: for i in $(seq {count}); do curl -s {codes} {url}/; done");
     }

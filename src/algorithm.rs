@@ -1,7 +1,7 @@
 //! The algorithms: their guarantees and names, and the entry to the engine, which decides. Each has
 //! a model in two languages, `algorithm/NAME.rs` and `scripts/NAME.lua`, with the same functions in
 //! the same order. Both count in doubles that hold integers below 2^53, so that they agree to the
-//! bit. No keys, stores or clocks.
+//! bit. It knows no keys, stores or clocks.
 
 mod arithmetic;
 mod combine;
@@ -33,8 +33,7 @@ pub(crate) use self::{
 };
 use crate::error::ConfigError;
 
-/// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good first
-/// choice.
+/// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good default.
 ///
 /// | algorithm | guarantee | state of a key |
 /// |---|---|---|
@@ -156,26 +155,26 @@ pub enum Refill {
     /// A token every `window / limit`.
     #[default]
     Continuous,
-    /// `limit` tokens at once, every `window` from the first request on. In any time t, it admits
+    /// `limit` tokens together, every `window` from the first request on. In any time t, it admits
     /// at most `burst` + `overdraft` + `limit` for each window that has begun. A full burst can be
     /// spent right before a refill, and another one right after it.
     Interval,
 }
 
 impl Algorithm {
-    /// A token bucket with continuous refill and no overdraft.
+    /// Returns a token bucket with continuous refill and no overdraft.
     #[must_use]
     pub const fn token_bucket() -> Self {
         Self::TokenBucket { refill: Refill::Continuous, overdraft: 0 }
     }
 
-    /// A sliding window in its well-known form, with two counters.
+    /// Returns a sliding window in its well-known form, with two counters.
     #[must_use]
     pub const fn sliding_window() -> Self {
         Self::SlidingWindow { buckets: 1 }
     }
 
-    /// The name, as it is printed, read and used in the keys of a store.
+    /// Returns the name, as it is printed, read and used in the keys of a store.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -213,7 +212,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// A duration in microseconds, rounded up.
+/// Converts a duration into microseconds, rounded up.
 pub(crate) fn micros(duration: Duration) -> f64 {
     duration.as_nanos().div_ceil(1_000) as f64
 }

@@ -1,4 +1,4 @@
-//! Limits from a configuration file: an algorithm and a quota by name. Does not open files.
+//! Limits from a configuration file: an algorithm and a quota by name. It opens no files.
 
 mod de;
 mod ser;
@@ -14,10 +14,11 @@ use crate::{
     store::Store,
 };
 
-/// Limits by name, from a configuration file in TOML, JSON, or another form that `serde` reads.
+/// Limits by name, from a configuration file in TOML, JSON, or another format that `serde`
+/// supports.
 ///
-/// A table of tables, as a field of your configuration struct. A name is 1 to 64 of the characters
-/// `A-Z a-z 0-9 - _ . /`, and becomes the name of a [limiter](Limiter::named).
+/// The type is a table of tables, for a field of your configuration struct. A name is 1 to 64 of
+/// the characters `A-Z a-z 0-9 - _ . /`, and becomes the name of a [limiter](Limiter::named).
 ///
 /// ```toml
 /// [limits.api]
@@ -36,19 +37,19 @@ use crate::{
 /// | `quota` | all limits | a [`Quota`]: `"10/s"`, `"5/10s"`; for a bucket also `"10/s burst 20"` |
 /// | `buckets` | sliding window | 1 to 100, 1 by default |
 /// | `refill` | token bucket | `"continuous"` (the default) or `"interval"` |
-/// | `overdraft` | token bucket | the tokens that may be pre-spent, 0 by default |
+/// | `overdraft` | token bucket | the tokens that a request may spend in advance, 0 by default |
 ///
 /// The names are `"fixed-window"`, `"sliding-window"`, `"sliding-log"`, `"token-bucket"` (a good
-/// first choice) and `"leaky-bucket"`. See [`Algorithm`] for their meaning and for the settings.
+/// default) and `"leaky-bucket"`. See [`Algorithm`] for their meaning and for the settings.
 ///
 /// # Errors
 ///
 /// All errors in a limit are reported when the text is read:
 ///
-/// * fields that are unknown, missing or duplicate;
-/// * numbers out of range;
-/// * settings that conflict;
-/// * names that are invalid or duplicate.
+/// * fields that are unknown, missing or duplicate
+/// * numbers out of range
+/// * settings that conflict
+/// * names that are invalid or duplicate
 ///
 /// TOML and JSON report the line: that of the field, of one of two conflicting fields, or of the
 /// limit that lacks a field. (`#[serde(flatten)]` and `#[serde(untagged)]` around it lose the
@@ -106,8 +107,8 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NameTaken`] if the store already has a limiter with one of the names; then no
-    /// name is taken.
+    /// [`ConfigError::NameTaken`] if the store already has a limiter with one of the names. In that
+    /// case, none of the names is taken.
     pub fn limiters(
         &self,
         store: &(impl Store + Clone),
@@ -119,7 +120,7 @@ impl Limits {
         limiters.collect()
     }
 
-    /// Adds a limit. Returns the one of the same name that it replaces, if there is one.
+    /// Adds a limit. Returns the limit of the same name that it replaces, if there is one.
     ///
     /// # Errors
     ///
@@ -129,13 +130,13 @@ impl Limits {
         Ok(self.0.insert(name.to_owned(), limit))
     }
 
-    /// The limit of this name.
+    /// Returns the limit of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Limit> {
         self.0.get(name).copied()
     }
 
-    /// The limits with their names, in the order of the names.
+    /// Returns the limits with their names, in the order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Limit)> {
         self.0.iter().map(|(name, limit)| (name.as_str(), *limit))
     }
@@ -143,7 +144,7 @@ impl Limits {
 
 /// One limit of a configuration file: an algorithm and a quota that fits it.
 ///
-/// The fields are those of [`Limits`]. If the names are known in advance, use a struct: then a
+/// The fields are those of [`Limits`]. If the names are known in advance, use a struct, so that a
 /// missing limit is an error in the file:
 ///
 /// ```
@@ -195,13 +196,13 @@ impl Limit {
         Limiter::try_named(name, store, self.algorithm, self.quota)
     }
 
-    /// The algorithm.
+    /// Returns the algorithm.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// The quota.
+    /// Returns the quota.
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.quota

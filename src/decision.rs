@@ -1,4 +1,4 @@
-//! `Decision`: the result of a check, and the receipt by which a store finds the units again. It
+//! `Decision`: the result of a check, and the receipt by which a store finds the spent units. It
 //! knows no store.
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -160,7 +160,7 @@ impl Decision {
 
     /// Returns the time after which an allowed request may proceed.
     ///
-    /// It is zero, except for a leaky bucket, or if the check allows a wait.
+    /// It is zero, except with a leaky bucket, or if the check allows a wait.
     #[must_use]
     pub const fn delay(&self) -> Duration {
         if self.is_allowed() { micros(self.wait) } else { Duration::ZERO }

@@ -46,17 +46,18 @@ pub enum Error {
     /// The limits of one charge cannot be decided together: they are in different stores, or
     /// Redisson shares one of them.
     DifferentStores,
-    /// The limiter that Redisson shares has no valid rate: it was never set, it is gone, or it is
-    /// malformed, such as a fraction. Call `redisson::RateLimiter::try_set_rate`.
+    /// The limiter that Redisson shares has no valid rate: the rate was never set, has expired or
+    /// was deleted, or is malformed, such as a fraction. Call
+    /// `redisson::RateLimiter::try_set_rate`.
     #[non_exhaustive]
     NoRate {
         /// The name of the limiter.
         name: String,
     },
-    /// The operation is not supported by a limiter that Redisson shares. It supports checks,
-    /// waiting, refunds, and settling with at most the charged cost.
+    /// A limiter that Redisson shares does not support the operation. It supports checks, waiting,
+    /// refunds, and settling with at most the charged cost.
     Unsupported,
-    /// The rate or the name of a limiter is invalid. Nothing was changed.
+    /// The settings of a limiter are invalid. Nothing was changed.
     Config(ConfigError),
     /// The store failed.
     Store(StoreError),
@@ -162,7 +163,7 @@ pub enum ConfigError {
         /// The name.
         name: String,
     },
-    /// The quota has a burst, and the algorithm is not a bucket.
+    /// The quota has a burst, but the algorithm is not a bucket.
     #[non_exhaustive]
     BurstWithoutBucket {
         /// The name of the algorithm.

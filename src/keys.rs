@@ -1,4 +1,4 @@
-//! `Key`: escaped text of bounded length, under which a store counts. No extractors: these are in
+//! `Key`: escaped text of bounded length, which identifies a count in a store. Extractors are in
 //! `middleware`.
 
 mod text;
@@ -28,9 +28,9 @@ const HASHED: &str = "sha256==";
 /// written as `%XX`. A key of more than 128 bytes is replaced by `sha256==` and its hash, which no
 /// shorter key equals.
 ///
-/// So a client may choose the text of a key: it cannot forge a [scoped](Key::scoped) key, and it
-/// cannot choose its slot in a Redis Cluster by braces. (By trying many values, a client can still
-/// find keys that share a slot.)
+/// So it is safe if a client chooses the text of a key: the client cannot forge a
+/// [scoped](Key::scoped) key, and cannot choose the slot of the key in a Redis Cluster by braces.
+/// (By trying many values, a client can still find keys that share a slot.)
 ///
 /// # Examples
 ///
@@ -67,7 +67,7 @@ impl<'a> Key<'a> {
         bounded([self.as_bytes(), b"|", other.as_bytes()].concat())
     }
 
-    /// The key as text.
+    /// Returns the key as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         str::from_utf8(self.as_bytes()).expect("a key is ASCII")

@@ -39,10 +39,10 @@
 //! | cost | the units that a request uses, 1 by default |
 //! | decision | the result of a check: allowed or denied, the units that remain, the time to wait |
 //! | denial | a decision against a request: the quota has too few units left |
-//! | rejection | the response of the layer in place of the service, after a denial or an error |
+//! | rejection | the layer's response in place of that of the service, after a denial or an error |
 //! | reservation | the future instant at which a waiting request may proceed; its units are spent |
 //! | charge | the limits, keys and costs of one request: all of them are charged, or none |
-//! | rule | returns the charge of each request |
+//! | rule | the closure or type that returns the charge of each request |
 //! | store | keeps the state of all keys, and decides in one atomic step |
 //!
 //! # In tests

@@ -1,8 +1,8 @@
-//! The Tower middleware: all that knows requests, responses and HTTP. Other modules of the crate
-//! import only from here.
+//! The Tower middleware: the only module that knows requests, responses and HTTP. Other modules of
+//! the crate import only from here.
 //!
-//! A request takes this way: `service` makes a `future`; `pricing` finds its charge, by an
-//! `extractor` or a `rule`; `admission` asks the limiter; and a `protocol` (`http` or `custom`)
+//! A request takes this path: `service` makes a `future`; `pricing` finds its charge, by an
+//! `extractor` or a `rule`; `admission` calls the limiter; and a `protocol` (`http` or `custom`)
 //! writes the response.
 //!
 //! | to add | edit |

@@ -1,4 +1,4 @@
-//! A quota: the units that a window allows, and the burst; also as text. No algorithm.
+//! `Quota`: the units that a window allows, and the burst; also as text. It knows no algorithm.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -10,7 +10,7 @@ const LONGEST_WINDOW: u64 = 366 * MICROS_PER_DAY;
 /// refill below 2^53 microseconds, where the arithmetic of the scripts is exact.
 pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
 
-/// The allowed amount: `limit` units per `window`, and `burst` units back to back.
+/// The allowed usage: `limit` units per `window`, and `burst` units back to back.
 ///
 /// `Quota::per_second(10)` is ten per second. The burst is a *total*, including the first request.
 /// By default it is the limit; [`burst`](Quota::burst) sets another one. Only the token bucket and
@@ -18,9 +18,9 @@ pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
 ///
 /// # A burst or a shorter window
 ///
-/// `per_minute(60)` and `per_second(1)` allow the same rate. The first lets a client that was idle
-/// spend the units of a minute at once, the second makes it spread its requests. For a page that
-/// loads with twenty calls, use `per_second(1).burst(20)`.
+/// `per_minute(60)` and `per_second(1)` allow the same rate. With the first, an idle client can
+/// spend the units of a minute at once; with the second, it must spread its requests. For a page
+/// that loads with twenty calls, use `per_second(1).burst(20)`.
 ///
 /// # Examples
 ///
@@ -76,12 +76,12 @@ impl Quota {
     pub const fn new(limit: u32, window: Duration) -> Self {
         match Self::checked(limit, window) {
             Ok(quota) => quota,
-            Err(Problem::ZeroLimit) => panic!("a quota's limit must be at least 1"),
-            Err(_) => panic!("a quota's window must be 1 ms to 366 days"),
+            Err(Problem::ZeroLimit) => panic!("the limit of a quota must be at least 1"),
+            Err(_) => panic!("the window of a quota must be 1 ms to 366 days"),
         }
     }
 
-    /// Like [`new`](Quota::new), for numbers that are not literals.
+    /// Does the same as [`new`](Quota::new), for numbers that are not literals.
     ///
     /// # Errors
     ///
@@ -146,12 +146,12 @@ impl Quota {
     pub const fn burst(self, burst: u32) -> Self {
         match self.with_burst(burst) {
             Ok(quota) => quota,
-            Err(Problem::ZeroBurst) => panic!("a quota's burst must be at least 1"),
-            Err(_) => panic!("a quota's burst must refill within 100 years"),
+            Err(Problem::ZeroBurst) => panic!("the burst of a quota must be at least 1"),
+            Err(_) => panic!("the burst of a quota must refill within 100 years"),
         }
     }
 
-    /// Like [`burst`](Quota::burst), for numbers that are not literals.
+    /// Does the same as [`burst`](Quota::burst), for numbers that are not literals.
     ///
     /// # Errors
     ///
@@ -160,19 +160,19 @@ impl Quota {
         self.with_burst(burst).map_err(QuotaError::from)
     }
 
-    /// The units per window.
+    /// Returns the units per window.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// The window.
+    /// Returns the window.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
 
-    /// The maximum number of units that may pass back to back.
+    /// Returns the maximum number of units that may pass back to back.
     #[must_use]
     pub const fn burst_size(&self) -> u32 {
         self.burst
@@ -182,15 +182,16 @@ impl Quota {
         self.window_us
     }
 
-    /// The largest overdraft that, together with the burst, refills within the longest refill.
-    pub(crate) fn longest_overdraft(&self) -> u32 {
+    /// Returns the largest overdraft that, together with the burst, refills within the longest
+    /// refill.
+    pub(crate) fn max_overdraft(&self) -> u32 {
         let max = u128::from(LONGEST_REFILL) * u128::from(self.limit) / u128::from(self.window_us);
         let max = max.min(u32::MAX.into()) as u32;
         max.saturating_sub(self.burst)
     }
 
-    /// A fraction of the quota, rounded down. A fraction of less than one unit in a window is one
-    /// unit in a longer window.
+    /// Returns a fraction of the quota, rounded down. A fraction of less than one unit in a window
+    /// is one unit in a longer window.
     pub(crate) fn scaled(self, fraction: f64) -> Self {
         // The binary fraction of a third must not round a product below an integer.
         let part = |units: u32| f64::from(units) * fraction * (1.0 + 1e-12);
@@ -228,7 +229,7 @@ impl Quota {
         Ok(Self { burst, ..self })
     }
 
-    /// The time in which `units` are refilled, rounded up.
+    /// Returns the time in which `units` are refilled, rounded up.
     pub(crate) const fn refill_us(&self, units: u128) -> u128 {
         (units * self.window_us as u128).div_ceil(self.limit as u128)
     }
@@ -355,7 +356,7 @@ impl fmt::Display for QuotaError {
             Problem::Unit => {
                 f.write_str("the window must be in whole us, ms, s, min, h or day, such as 1500ms")
             }
-            Problem::Number => write!(f, "a number is too large, the maximum is {}", u32::MAX),
+            Problem::Number => write!(f, "a number is too large; the maximum is {}", u32::MAX),
             Problem::ZeroLimit => f.write_str("the limit is 0, but must be at least 1"),
             Problem::ZeroBurst => f.write_str("the burst is 0, but must be at least 1"),
             Problem::Window(window) => {

@@ -3,7 +3,7 @@
 //!
 //! Java and Rust services draw from one limit, for example while a service moves from Java to Rust.
 //! Keys, fields and bytes are those of Redisson 3.21 to 4.7, so Java clients work without any
-//! change. Entries that older releases wrote (since 3.13.3) are also read.
+//! change. This crate also reads entries that older releases wrote (since 3.13.3).
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -30,10 +30,10 @@
 //! # In a layer
 //!
 //! A [`RateLimitLayer`](crate::RateLimitLayer) and a [`Charge`](crate::Charge) accept it like a
-//! [`Limiter`](crate::Limiter). If the name is a template, each key has a limiter of its own: see
+//! [`Limiter`](crate::Limiter). If the name is a template, each key has a separate limiter: see
 //! [`for_key`](RateLimiter::for_key). With `max_wait`, a request that waits retries after the
 //! returned delay, as [`try_acquire`](RateLimiter::try_acquire) does. This limiter cannot be
-//! charged together with other limits, and cannot be settled with more than was charged.
+//! charged together with other limits, and cannot be settled with more units than were charged.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -76,10 +76,10 @@
 //!
 //! [^2]: A `value` that a deleted limiter left behind.
 //!
-//! [^3]: If `n` is 0 or above the rate.
+//! [^3]: For an `n` that is 0 or above the rate.
 //!
-//! [^4]: If the timeout is too short, where Java sleeps for all of it. There is no value that means
-//! "wait for ever"; use `acquire`.
+//! [^4]: If the timeout is too short, the denial is immediate; Java sleeps for all of the timeout.
+//! No value means "wait without a timeout"; use `acquire`.
 //!
 //! [^5]: It removes them from the log, from which they would otherwise return a second time.
 //!
@@ -98,27 +98,27 @@
 //! [`try_set_rate`]: RateLimiter::try_set_rate
 //! [`update_rate`]: RateLimiter::update_rate
 //!
-//! Java clients behave as before, with the faults of their own scripts. The next call from this
-//! crate finds the effects and repairs them:
+//! Java clients behave as before, including the faults of their own scripts. The next call from
+//! this crate repairs the effects of these faults:
 //!
 //! * **The log decides.** The permits left are always the rate minus the permits in the log, and
 //!   each call sets `value` to that. This repairs a `value` that was evicted, that `release`
 //!   credited twice, or that an `EVAL` executed twice has lowered. A rate changed with `redis-cli`
 //!   applies from the next call on.
-//! * **If the log is evicted**, the permits that `value` reports as used count as taken now, for
-//!   one interval, up to 2^31 - 1 permits. If a Java client adds to the log first, they are
+//! * **If the log is evicted**, the permits that are used according to `value` count as taken now,
+//!   for one interval, up to 2^31 - 1 permits. If a Java client adds to the log first, they are
 //!   forgotten. If both keys are evicted, the limiter starts empty. The same delay can follow
 //!   without an eviction: the limiter is idle, Java calls `availablePermits()`, and the rate is
 //!   then raised with `redis-cli` or by a template. The added permits are available one interval
 //!   later.
 //! * **The clock is that of Redis**; Java writes the clock of its host. If the clock of a host is
 //!   ahead, its entries stay longer by the difference. A call from this crate limits that to three
-//!   intervals after it has found them, or four while earlier entries are still to expire. If
-//!   other entries are added among them, the time restarts. New entries are scored no earlier
-//!   than the newest one, unless that is ahead by more than an interval, so that the host does not
-//!   drop them too early. If the clock of a host is behind, its entries leave earlier by the
-//!   difference. This crate cannot prevent what a Java host with a wrong clock drops or grants
-//!   itself: Java hosts need NTP, as without this crate.
+//!   intervals after it has found them, or four while earlier entries are still to expire. If other
+//!   entries are added among them, the time restarts. New entries are scored no earlier than the
+//!   newest one, unless that is ahead by more than an interval, so that the host does not drop them
+//!   too early. If the clock of a host is behind, its entries leave earlier by the difference. This
+//!   crate has no influence on the entries that a Java host with a wrong clock drops, or on the
+//!   permits that it grants: Java hosts need NTP, as they do without this crate.
 //! * **If the rate is lowered** below the permits that count, `value` becomes negative; Redisson's
 //!   scripts treat that as used up. If the rate is raised, the added permits are available
 //!   immediately. If the interval is made longer, permits that have left the shorter one do not
@@ -127,12 +127,12 @@
 //!   interval, in case the type is changed back.
 //! * **An acquire counts once**, because its random id identifies a script that is executed twice.
 //!   A release that is executed twice releases twice, but never more than was taken.
-//! * **Expired entries** are dropped in steps of at most 1,000, or all at once if few entries
-//!   remain, so that Redis does not stall. A log is read once, and then only its changes are read.
-//!   If Java changed more than 1,000 entries of a long log, a call takes one round trip for each
+//! * **Expired entries** are dropped in steps of at most 1,000, or all in one step if few entries
+//!   remain, so that Redis does not stall. A log is read once; later, only its changes are read. If
+//!   Java changed more than 1,000 entries of a long log, a call takes one round trip for each
 //!   1,000. The store's [deadline](RedisStore::deadline) applies to all of them together. If it
-//!   passes, the next call continues where this one stopped; only `available_permits`, which writes
-//!   nothing, starts again.
+//!   passes, the next call continues where this one stopped. Only `available_permits` starts again,
+//!   because it writes nothing.
 //! * **The retry delay is exact.** Java instead reports when the oldest entry expires, plus 3 ms,
 //!   even if that frees too few permits. If more than 1,000 entries must expire first, the delay
 //!   ends when 1,000 have.
@@ -150,9 +150,9 @@
 //!
 //! This crate adds a key and a field:
 //!
-//! * `{name}:tally`, for a log of more than 32 entries, and where a clock is ahead by more than two
-//!   intervals. It makes a decision as fast as with a short log. It expires by itself, and can be
-//!   lost without harm, also if Java changes or deletes the log.
+//! * `{name}:tally`, if the log has more than 32 entries, or if a clock is ahead by more than two
+//!   intervals. With this key, a decision is as fast as with a short log. The key expires by
+//!   itself, and can be lost without harm, even if Java changes or deletes the log.
 //! * `template`, a field of the hash, if the limiter inherited the rate of a
 //!   [template](RateLimiter::for_key). Java ignores it.
 //!
@@ -167,15 +167,15 @@
 //!   count too.
 //!
 //! Otherwise `{name}:value` and `{name}:permits` do not expire: entries that Java adds would expire
-//! too early with them. The keys of a client expire at the latest an interval after its last
-//! acquire, so that the keys of ended processes do not accumulate. If the interval is then made
-//! longer, permits that the client took before leave by the shorter one, unless the client
-//! acquires again before that.
+//! too early together with them. The keys of a client expire at the latest an interval after its
+//! last acquire, so that the keys of ended processes do not accumulate. If the interval is then
+//! made longer, permits that the client took earlier still expire after the shorter interval; a new
+//! acquire before that instant prevents this.
 //!
 //! # Permissions
 //!
-//! It uses the commands `DEL EVAL EVALSHA GET HDEL HMGET HSET PERSIST PEXPIRE PTTL SET TIME UNLINK
-//! EXISTS ZADD ZCARD ZCOUNT ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
+//! The limiter uses the commands `DEL EVAL EVALSHA GET HDEL HMGET HSET PERSIST PEXPIRE PTTL SET
+//! TIME UNLINK EXISTS ZADD ZCARD ZCOUNT ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
 
 mod acquire;
 mod keys;
@@ -203,15 +203,15 @@ use crate::{
 };
 
 const MAX_INTERVAL: Duration = Duration::from_secs(36_525 * 86_400);
-/// Lua's numbers are doubles, which are exact integers up to this one.
+/// Numbers in Lua are doubles, which represent all integers up to this one exactly.
 const MAX_RATE: u64 = 1 << 53;
 
 /// The clients that share a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RateType {
-    /// All clients together have the rate.
+    /// All clients share the rate.
     Overall,
-    /// Each [client](RateLimiter::client_id) has a rate of its own.
+    /// Each [client](RateLimiter::client_id) has the rate separately.
     PerClient,
 }
 
@@ -225,7 +225,7 @@ pub struct RateLimiterConfig {
 }
 
 impl RateLimiterConfig {
-    /// Returns which clients share the rate.
+    /// Returns the type of the rate: the clients that share it.
     #[must_use]
     pub const fn rate_type(&self) -> RateType {
         self.rate_type
@@ -285,7 +285,7 @@ impl RateLimiter {
     ///
     /// # Panics
     ///
-    /// Panics where [`try_new`](RateLimiter::try_new) returns an error.
+    /// If [`try_new`](RateLimiter::try_new) returns an error.
     #[must_use]
     #[track_caller]
     pub fn new(store: RedisStore, name: &str) -> Self {
@@ -376,9 +376,9 @@ impl RateLimiter {
 
     /// Changes the rate if one is set, and keeps the permits taken. Returns whether one was set.
     ///
-    /// It applies from the next call of any client on. If a lower rate leaves a debt, later
-    /// requests wait until the debt is repaid. The [`keep_alive`](RateLimiter::keep_alive) time
-    /// stays as stored in Redis, unless this limiter has one.
+    /// The new rate applies from the next call of any client on. If a lower rate leaves a debt,
+    /// later requests wait until the debt is repaid. The [`keep_alive`](RateLimiter::keep_alive)
+    /// time stays as stored in Redis, unless this limiter has one.
     ///
     /// # Errors
     ///
@@ -455,7 +455,7 @@ impl RateLimiter {
         }))
     }
 
-    /// Returns how many permits could be taken now. Writes nothing.
+    /// Returns the number of permits that could be taken now. Writes nothing.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Stores: where the counts are kept. The trait is the one door to all of them.
+//! Stores, which keep the counts. The trait is the one door to all of them.
 
 mod memory;
 mod names;
@@ -30,17 +30,20 @@ pub type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A store for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
-/// The trait is sealed: what a store must do will still grow.
+/// The trait is sealed, because it will get more methods.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store for counts",
     note = "use `MemoryStore`, or `RedisStore` with the feature `redis`"
 )]
 pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
-    /// Decides, and changes the counts, in one atomic step.
+    /// Decides, and changes the counts, in one atomic step. A request has at least one limit; its
+    /// limits are of this store and differ from each other. The store bounds the time of the
+    /// answer. If the future is dropped, the request may have been counted.
     #[doc(hidden)]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision>;
 
-    /// Returns units that a request of a key has spent or reserved.
+    /// Returns units that a request of a key has spent or reserved. The release names the request
+    /// by the instant in the receipt of its decision.
     #[doc(hidden)]
     fn release(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release)
     -> StoreFuture<()>;
@@ -49,14 +52,23 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release);
 
+    /// True if a release in the background is done when the call returns.
+    #[doc(hidden)]
+    fn releases_immediately(&self) -> bool {
+        false
+    }
+
     /// Forgets a key.
     #[doc(hidden)]
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()>;
 
+    /// Runs a task to its end, if a runtime lives that long.
     #[doc(hidden)]
     fn spawn_background(&self, task: BackgroundTask);
 
-    /// The names of the limiters over this store.
+    /// Returns the names of the limiters over this store, which are also its identity: limits with
+    /// the same names are decided together. A decorator returns those of the store that it
+    /// decorates.
     #[doc(hidden)]
     fn names(&self) -> &Names;
 
@@ -69,7 +81,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Implemented by the stores of this crate alone.
+/// The seal of [`Store`]: only the stores of this crate implement it.
 pub trait Sealed {}
 
 /// A store of any kind. A decision in memory needs no dynamic call.
@@ -90,16 +102,11 @@ impl AnyStore {
         }
     }
 
-    /// The store, for all but decisions.
+    /// Returns the store, for calls other than decisions.
     pub(crate) fn as_dyn(&self) -> &dyn Store {
         match self {
             Self::Memory(store) => store,
             Self::Dyn(store) => &**store,
         }
-    }
-
-    /// Returns whether a release in the background is done when the call returns.
-    pub(crate) fn releases_immediately(&self) -> bool {
-        matches!(self, Self::Memory(_))
     }
 }

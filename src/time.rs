@@ -1,4 +1,4 @@
-//! Jitter for pauses. No clocks: those of the stores are in `store`.
+//! Jitter for pauses. The clocks of the stores are in `store`.
 
 use std::{
     hash::{BuildHasher, RandomState},

@@ -1,8 +1,8 @@
 //! Error reporting that the examples share: `Failure` prints an error with its causes.
 //!
-//! This module does not use the crate. Applications have `anyhow` or their own error type.
+//! This module does not use the crate. Applications use `anyhow` or their own error type instead.
 
-// Each example uses a part of it.
+// Each example uses a part of this module.
 #![allow(dead_code)]
 
 use std::{error::Error, fmt, process::ExitCode};

@@ -79,7 +79,7 @@ impl Printer {
     /// Prints until all [`RequestLog`]s are dropped, or the output is closed.
     pub async fn print(mut self, mut out: impl AsyncWrite + Unpin) -> io::Result<()> {
         let mut second = interval(Duration::from_secs(1));
-        // After a stalled output the next second begins when the output goes on.
+        // After a stalled output the next second begins when the output continues.
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {

@@ -81,7 +81,7 @@ impl Visitor<'_> for NewName<'_> {
         match self.0.get(name) {
             None => Ok(name.to_owned()),
             Some(_) => Err(E::custom(format_args!(
-                "limit {name:?}: there are two of this name, rename one"
+                "limit {name:?}: two limits have this name; rename one"
             ))),
         }
     }

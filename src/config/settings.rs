@@ -1,4 +1,4 @@
-//! The fields of one limit in a file, and the check that they do not conflict. Knows no file
+//! The fields of one limit in a file, and the check that they do not conflict. It knows no file
 //! format.
 
 use super::Limit;
@@ -28,7 +28,7 @@ impl Field {
         FIELDS[self as usize]
     }
 
-    /// The algorithm with this setting; none if all algorithms have it.
+    /// Returns the algorithm with this setting; `None` if all algorithms have it.
     fn only_of(self) -> Option<Algorithm> {
         match self {
             Self::Algorithm | Self::Quota => None,
@@ -72,7 +72,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The algorithm, if it is known, with its settings so far.
+    /// Returns the algorithm, if it is known, with its settings so far.
     fn algorithm(&self) -> Result<Option<Algorithm>, String> {
         let Some(algorithm) = self.algorithm else { return Ok(None) };
         for field in Field::ALL.into_iter().filter(|field| self.has(*field)) {

@@ -7,7 +7,7 @@ use std::{error::Error, fmt, sync::Arc};
 #[derive(Clone)]
 pub struct StoreError {
     kind: Kind,
-    /// Whether the call may have changed the store.
+    /// True if the call may have changed the store.
     #[cfg_attr(
         not(feature = "redisson"),
         allow(dead_code, reason = "the transport repeats the rest")

@@ -31,8 +31,8 @@ use crate::{
 pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 
 /// The time in which Redis releases the reservations of late requests. If there are very many of
-/// them, a request can stay behind its own reservation for a moment: it is then denied or waits
-/// longer, but no more is admitted.
+/// them, a request can find its own reservation before it: it is then denied or waits longer, but
+/// no extra request is admitted.
 const RELEASE_TIME: Duration = Duration::from_millis(20);
 
 impl Limiter {
@@ -47,7 +47,7 @@ impl Limiter {
     /// `timeout`.
     ///
     /// If the quota is changed in the meantime, the change applies to later requests. Waiting
-    /// requests keep their instants, but do not return their reservations if they are dropped
+    /// requests keep their instants, but their reservations are not released if they are dropped
     /// later. In a fixed window and in a leaky bucket, other requests may proceed before them.
     ///
     /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a
@@ -105,8 +105,8 @@ impl Limiter {
         self.wait(&key.into(), cost, MaxWait::UpTo(micros(timeout))).await
     }
 
-    /// Spends `cost` units of the quota of `key`, and waits until the request may proceed, as long
-    /// as necessary.
+    /// Spends `cost` units of the quota of `key`, and waits as long as necessary until the request
+    /// may proceed.
     ///
     /// The decision is always an allowed one. Service is first come, first served, with two
     /// exceptions for which no instant can be reserved:
@@ -117,8 +117,8 @@ impl Limiter {
     /// In these cases the call retries. The denied calls of a process wait in a queue: only the
     /// first one checks, after [`retry_after`](Decision::retry_after), and the next one checks when
     /// the first is served or dropped. So service is first come, first served within a process, and
-    /// processes compete at random. While calls wait in the queue, a new call sleeps for a
-    /// millisecond before it checks.
+    /// in no defined order between processes. While calls wait in the queue, a new call sleeps for
+    /// a millisecond before it checks.
     ///
     /// Poll the future until it is ready, or drop it. A retrying call that is not polled delays the
     /// calls behind it for a second, or longer if no other call comes or goes.
@@ -170,7 +170,7 @@ impl Charge {
         Acquire::new(self.clone(), self.decide(Action::Check, max_wait)?, max_wait).wait().await
     }
 
-    /// Spends the costs, and waits until the request may proceed, as long as necessary. See
+    /// Spends the costs, and waits as long as necessary until the request may proceed. See
     /// [`Limiter::acquire`].
     ///
     /// # Errors
@@ -218,7 +218,7 @@ pub(crate) struct Acquire {
     deadline: Option<Instant>,
     /// A late request checks again only once.
     was_late: bool,
-    /// Whether a denied request retries.
+    /// True if a denied request retries.
     retries: bool,
     /// Set by the first denial. Boxed, as most requests are never denied.
     retry: Option<Box<Retry>>,
@@ -360,8 +360,10 @@ impl Acquire {
         };
         self.was_late = true;
         self.charge.clone().decided(&decision).release_in_background();
-        let is_released =
-            self.charge.own_parts().all(|(limiter, ..)| limiter.store().releases_immediately());
+        let is_released = self
+            .charge
+            .own_parts()
+            .all(|(limiter, ..)| limiter.store().as_dyn().releases_immediately());
         self.phase = Phase::Releasing((!is_released).then(|| Box::pin(sleep(RELEASE_TIME))));
     }
 

@@ -19,9 +19,9 @@ use crate::{
 
 /// The charge of a request: its limits, keys and costs.
 ///
-/// All limits are checked and charged in one atomic step, and with Redis in one round trip. If one
-/// limit denies the request, no limit is charged. The [`Decision`] is that of the limit that binds:
-/// see [`Decision::limiter`].
+/// All limits are checked and charged in one atomic step, and with Redis in one round trip; a
+/// [cluster](Charge#in-a-cluster) is an exception. If one limit denies the request, no limit is
+/// charged. The [`Decision`] is that of the limit that binds: see [`Decision::limiter`].
 ///
 /// # Waiting
 ///
@@ -36,7 +36,7 @@ use crate::{
 ///
 /// - It checks again when the limit that denied it has units left, and after the requests of this
 ///   process that wait for the same limit and key. So service is in order within a process, and
-///   each request checks two or three times. Processes compete at random.
+///   each request checks two or three times. Between processes, the order is not defined.
 /// - It is denied immediately if its wait would be too long, as far as that is known.
 /// - A new request checks immediately, and can be served before waiting ones.
 /// - A leaky bucket among the limits denies requests that it would delay on its own.
@@ -45,7 +45,7 @@ use crate::{
 ///
 /// The nodes of a Redis Cluster cannot decide together. Limits on one key are on one node, and
 /// charged in one step. Limits on different keys are charged one after the other, in the order in
-/// which the keys were added. Each key takes a round trip of its own, and all share one deadline:
+/// which the keys were added. Each key takes a separate round trip, and all share one deadline:
 ///
 /// - If a limit denies or its node fails, the limits behind it are not checked, and the units taken
 ///   from the limits before it are returned immediately afterwards. During that moment other
@@ -87,7 +87,7 @@ pub struct Charge {
     // Not only a vector, so that a charge of one limit needs no allocation.
     first: Option<Part>,
     rest: Vec<Part>,
-    /// Whether all limits were added on one key. Equal keys do not suffice: they can be equal by
+    /// True if all limits were added on one key. Equal keys do not suffice: they can be equal by
     /// accident, or because a client chose its key.
     one_key: bool,
     /// The units that were spent, once the charge is [bound](Charge::decided).
@@ -177,7 +177,7 @@ impl Charge {
         self.first.is_none()
     }
 
-    /// Spends the costs if they are left of all quotas. See [`Limiter::check_n`].
+    /// Spends the costs if all quotas have enough units left. See [`Limiter::check_n`].
     ///
     /// # Errors
     ///
@@ -228,8 +228,9 @@ impl Charge {
     /// Grants the costs to their keys, up to the units that were spent. See [`Limiter::refund`]. An
     /// exempt charge grants nothing.
     ///
-    /// A refund names no decision, so it returns units that any request has spent. To return the
-    /// unused units of one request, call [`settle`](Charge::settle) or [`cancel`](Charge::cancel).
+    /// A refund refers to no decision, so it returns units that any request has spent. To return
+    /// the unused units of one request, call [`settle`](Charge::settle) or
+    /// [`cancel`](Charge::cancel).
     ///
     /// # Errors
     ///
@@ -299,8 +300,8 @@ impl Charge {
     /// next: two concurrent calls may both spend the missing units. If one limiter is charged for
     /// several keys, each key is settled.
     ///
-    /// A bucket returns only units that it has not refilled since the decision, for each request
-    /// apart: after 0.3 s nothing of 500 units at 100,000 per minute. If you settle below the
+    /// A bucket returns only units that it has not refilled since the decision, separately for each
+    /// request: at 100,000 per minute, none of 500 units after 0.3 s. If you settle below the
     /// estimate, use a window, or a token bucket that refills once per interval.
     ///
     /// If the store fails, or the future is dropped, unused units may stay spent, and no later call
@@ -488,8 +489,8 @@ impl Limiter {
     /// `used`. It returns unused units, as [`cancel`](Limiter::cancel) does, or spends missing
     /// ones, as [`spend`](Limiter::spend) does.
     ///
-    /// A bucket returns only units that it has not refilled since the decision, for each request
-    /// apart: after 0.3 s nothing of 500 units at 100,000 per minute. If you settle below the
+    /// A bucket returns only units that it has not refilled since the decision, separately for each
+    /// request: at 100,000 per minute, none of 500 units after 0.3 s. If you settle below the
     /// estimate, use a window, or a token bucket that refills once per interval.
     ///
     /// Settle a decision only once, and do not cancel it as well. To settle several times, bind a

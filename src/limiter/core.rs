@@ -52,7 +52,7 @@ struct Inner {
     store: AnyStore,
     taken: Arc<Name>,
     settings: Arc<Settings>,
-    /// The wait of a check without one of its own, in microseconds.
+    /// The wait of a check that does not specify one, in microseconds.
     default_wait: f64,
     max_reservable: f64,
     max_cost: u32,
@@ -150,7 +150,7 @@ impl Limiter {
                 let overdraft = (f64::from(overdraft) * fraction) as u32;
                 // The limit can be rounded down further: then the overdraft takes too long to
                 // refill.
-                let overdraft = overdraft.min(quota.longest_overdraft());
+                let overdraft = overdraft.min(quota.max_overdraft());
                 Algorithm::TokenBucket { refill, overdraft }
             }
             algorithm => algorithm,
@@ -177,7 +177,7 @@ impl Limiter {
         }))
     }
 
-    /// Spends 1 unit of the quota of `key` if it is left.
+    /// Spends 1 unit of the quota of `key` if one is left.
     ///
     /// A denied request spends nothing. A leaky bucket with room allows a request with a
     /// [`delay`](Decision::delay) that the caller must wait for: up to the time in which its burst
@@ -327,7 +327,7 @@ impl Limiter {
 
     /// Grants `cost` units to `key`, up to the units that were spent.
     ///
-    /// A refund names no decision, so it returns units that any request has spent: the key gets
+    /// A refund refers to no decision, so it returns units that any request has spent: the key gets
     /// `cost` units more than its quota. To return the unused units of one request, call
     /// [`cancel`](Limiter::cancel) or [`settle`](Limiter::settle).
     ///
@@ -395,6 +395,11 @@ impl Limiter {
         &self.0.store
     }
 
+    /// Returns the largest cost that can be granted.
+    pub(super) fn max_cost(&self) -> u32 {
+        self.0.max_cost
+    }
+
     /// Returns the state that the limiters over the store share.
     pub(super) fn shared(&self) -> Arc<Shared> {
         self.0.store.as_dyn().names().shared()
@@ -413,8 +418,8 @@ impl Limiter {
         Ok(self.decide_limits(&StoreRequest { action, limits }))
     }
 
-    /// [Decides](Limiter::decide) about a check, and waits for the answer. A store in memory has it
-    /// at once: moving it into a [`StoreFuture`] would take 4 % of the time of a check.
+    /// Checks a key by [`decide`](Limiter::decide), and waits for the answer. A store in memory has
+    /// it immediately: moving it into a [`StoreFuture`] would take 4 % of the time of a check.
     #[inline]
     async fn check_key(
         &self,

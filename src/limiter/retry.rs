@@ -40,13 +40,13 @@ const MAX_GAP: Duration = Duration::from_secs(1);
 struct LimiterPart<'a> {
     limiter: &'a Limiter,
     entry: Entry,
-    /// Whether the charge has a single key of the limiter.
+    /// True if the charge has a single key of the limiter.
     is_single: bool,
 }
 
 impl<'a> LimiterPart<'a> {
-    /// A decision contains the limiter, but no key. So requests with several keys of one limiter
-    /// queue by all of these keys.
+    /// Returns the parts of the limiter of this name. A decision contains the limiter, but no key.
+    /// So requests with several keys of one limiter queue by all of these keys.
     fn of(charge: &'a Charge, name: &str) -> Option<Self> {
         let parts = || charge.own_parts().filter(|(limiter, ..)| limiter.name() == name);
         let (limiter, _, cost) = parts().next()?;
@@ -58,7 +58,7 @@ impl<'a> LimiterPart<'a> {
         charge.own_parts().for_each(|(limiter, key, _)| (limiter.name(), key).hash(&mut group));
         let others = charge.own_parts().filter(|(limiter, ..)| limiter.name() != name);
         let max_requests =
-            others.map(|(limiter, _, cost)| max_at_once(limiter) / u64::from(cost.max(1)));
+            others.map(|(limiter, _, cost)| u64::from(limiter.max_cost() / cost.max(1)));
         let max_units = max_requests.min().map_or(u64::MAX, |max| max.saturating_mul(cost.into()));
         let (queue, group) = (queue.finish(), group.finish());
         let entry = Entry { queue, group, cost, max_units, gap: gap(limiter, cost) };
@@ -89,17 +89,6 @@ fn queues(limiter: &Limiter) -> Arc<RetryQueues> {
 fn gap(limiter: &Limiter, cost: u32) -> Duration {
     let quota = limiter.quota();
     quota.window().mul_f64(f64::from(cost) / f64::from(quota.limit())).min(MAX_GAP)
-}
-
-fn max_at_once(limiter: &Limiter) -> u64 {
-    let quota = limiter.quota();
-    match limiter.algorithm() {
-        Algorithm::TokenBucket { overdraft, .. } => {
-            u64::from(quota.burst_size()) + u64::from(overdraft)
-        }
-        Algorithm::LeakyBucket => quota.burst_size().into(),
-        _ => quota.limit().into(),
-    }
 }
 
 /// The state of a request that retries when it is denied.

@@ -1,4 +1,4 @@
-//! Admission: asks the limiter about a request, and determines whether the request proceeds, waits
+//! Admission: calls the limiter for a request, and determines whether the request proceeds, waits
 //! or is rejected. Polling, and the call of the service, are in `future.rs`.
 
 use std::time::Duration;
@@ -51,11 +51,11 @@ impl<P: ProtocolBase> Shared<P> {
         }
     }
 
-    /// Asks about a request by key.
+    /// Decides about a request by key.
     ///
-    /// For a request that proceeds at once no charge is made, which saves copies on the fast path:
-    /// the headers of a limiter that decides at once do not need it, as its policy is known. A
-    /// charge is made if the protocol keeps it, or if the service is not ready.
+    /// For a request that proceeds immediately no charge is made, which saves copies on the fast
+    /// path: the headers of a limiter that decides immediately do not need it, as its policy is
+    /// known. A charge is made if the protocol keeps it, or if the service is not ready.
     #[inline]
     pub(crate) fn admit_by_key(
         &self,
@@ -92,8 +92,8 @@ impl<P: ProtocolBase> Shared<P> {
         self.evaluate(answer, MaxWait::NONE, None, state)
     }
 
-    /// Asks about a request with a charge. Leaves the charge in `state`, unless an [`Acquire`] takes
-    /// it, and the decision if the request proceeds.
+    /// Decides about a request with a charge. Leaves the charge in `state`, unless an [`Acquire`]
+    /// takes it, and the decision if the request proceeds.
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -187,7 +187,7 @@ impl<P: ProtocolBase> Shared<P> {
                 drop(state.take_charge());
                 Next::Wait(self.acquire(fallback, answer, max_wait, slot))
             }
-            // The cost is above the fraction of the quota, and maybe not above the quota.
+            // The cost is above the fraction of the quota, but may be within the quota.
             Err(_) => self.reject(Rejection::Store(error), state),
         }
     }

@@ -15,7 +15,7 @@ use crate::{
 
 type Reject<Req, Res> = Arc<dyn Fn(Rejection, &Req) -> Res + Send + Sync>;
 
-/// Requests that are not HTTP, rejected by a closure. See
+/// Requests of any type, rejected by a closure. See
 /// [`RateLimitLayer::custom`](crate::RateLimitLayer::custom).
 pub struct Custom<Req, Res> {
     pricing: Pricing<Req>,

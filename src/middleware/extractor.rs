@@ -82,7 +82,7 @@ fn missing() -> RequestError {
     RequestError::missing_key("the request has no rate limit key")
 }
 
-/// A type that a closure can return as a key; `None` and empty text are a missing key.
+/// A type that a closure can return as a key; `None` or empty text means that the key is missing.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as a key",
     note = "return a `Key`, `String`, `&'static str`, `IpAddr`, `u64`, or an `Option` or `Result` \

@@ -9,7 +9,7 @@
 /// |---|---|---|
 /// | `Closed` | none | none |
 /// | `Open` | all | all |
-/// | `Local` | `share` of the quota in each process | the excess, if the number of processes times `share` is above 1; and what was spent before |
+/// | `Local` | `share` of the quota in each process | the excess, if the number of processes times `share` is above 1; and the units that were spent before |
 ///
 /// A [`MemoryStore`](crate::MemoryStore) does not decide about a new key if all its keys are in
 /// use: see [`WhenFull`](crate::WhenFull). `Open` then admits requests with new keys uncounted, and
@@ -30,15 +30,15 @@ pub enum FailurePolicy {
     /// process, nor back.
     ///
     /// The limit, the burst and the overdraft are rounded down. A fraction below one request per
-    /// window becomes one request per longer window, of at most 366 days. A request is rejected as
-    /// by `Closed`
+    /// window becomes one request per longer window, of at most 366 days. A request is rejected, as
+    /// by `Closed`, in these cases:
     ///
-    /// * if it costs more than the fraction can ever grant
-    /// * if it is charged to a `redisson::RateLimiter`
-    /// * if it has a new key, and the counts in memory, a [`MemoryStore`](crate::MemoryStore) of
-    ///   100,000 keys that [rejects new keys](crate::WhenFull::RejectNewKeys), are full
+    /// * It costs more than the fraction can ever grant.
+    /// * It is charged to a `redisson::RateLimiter`.
+    /// * It has a new key, and the counts in memory are full.
     ///
-    /// All layers over a store share these counts.
+    /// The counts are in a [`MemoryStore`](crate::MemoryStore) of 100,000 keys that [rejects new
+    /// keys](crate::WhenFull::RejectNewKeys). All layers over a store share them.
     Local {
         /// The fraction of the quota, above 0 and at most 1. With four replicas, 0.25 keeps the sum
         /// within the quota.

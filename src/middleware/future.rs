@@ -1,4 +1,4 @@
-//! The way of a request through the layer: its charge, the decision, the readiness of the service,
+//! The path of a request through the layer: its charge, the decision, the readiness of the service,
 //! the call. Each state has a method that determines the next step by the rules of `admission.rs`.
 
 use std::{
@@ -33,11 +33,11 @@ pin_project! {
     /// # Cancel safety
     ///
     /// Dropping it before its first poll spends nothing. If it is dropped before the service is
-    /// called, or if the service fails to become ready, what the request has spent or reserved is
-    /// released exactly once; requests queued behind it keep their reservations. In memory the
-    /// release happens in the drop, with Redis in the background: see
-    /// [dropped requests](crate::operation#dropped-requests). Dropping it after the service
-    /// is called spends the cost.
+    /// called, or if the service fails to become ready, the units that the request has spent or
+    /// reserved are released exactly once; requests queued behind it keep their reservations. In
+    /// memory the release happens in the drop, with Redis in the background: see [dropped
+    /// requests](crate::operation#dropped-requests). If it is dropped after the service is called,
+    /// the cost stays spent.
     pub struct ResponseFuture<S, P, Req>
     where
         S: Service<Req>,
@@ -173,7 +173,7 @@ where
 }
 
 impl<S, P> Call<S, P> {
-    /// Resolves the charge, and asks about it if it needs no lookup.
+    /// Resolves the charge, and decides about it if it needs no lookup.
     #[inline]
     fn start<Req>(&mut self, cx: &mut Context<'_>, head: &P::Head) -> StepOf<S, P, Req>
     where

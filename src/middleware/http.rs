@@ -31,7 +31,7 @@ type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 type MapRejection =
     Arc<dyn Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
-/// HTTP requests, rejected with 429 and a problem document, or for gRPC with the status
+/// HTTP requests. They are rejected with 429 and problem details, or for gRPC with the status
 /// `RESOURCE_EXHAUSTED`.
 #[derive(Clone)]
 pub struct Http {

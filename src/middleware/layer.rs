@@ -1,4 +1,4 @@
-//! The Tower layer and its settings. The way of a request is in `service.rs` and `future.rs`.
+//! The Tower layer and its settings. The path of a request is in `service.rs` and `future.rs`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,8 +27,8 @@ use crate::{
 ///
 /// A request over the quota is rejected by default. It can wait instead, if
 /// [`max_wait`](RateLimitLayer::max_wait) or a leaky bucket allows it. The limiter holds the
-/// counts: however often the layer is applied or cloned, its services share the counts, and the
-/// bounds on waiting requests. The service must be `Clone`.
+/// counts. All services of a layer and of its clones share the counts, and the bounds on waiting
+/// requests. The inner service must be `Clone`.
 ///
 /// # Readiness
 ///
@@ -41,17 +41,18 @@ use crate::{
 ///
 /// | | outside of the layer | inside |
 /// |---|---|---|
-/// | `ConcurrencyLimit` | bounds all requests, also those that wait or are rejected; a rejection waits for a permit | only requests that proceed take a permit |
+/// | `ConcurrencyLimit` | bounds all requests, including those that wait or are rejected; a rejection waits for a permit | only requests that proceed take a permit |
 /// | `LoadShed` | never sheds: the layer is always ready | sheds admitted requests if the service is not ready for them; they stay charged |
 /// | `Buffer` | never fills, and so bounds nothing | bounds the requests that the service has not taken yet; others wait until it has room |
 ///
 /// The number of admitted requests that wait for the readiness of the service is not bounded by the
-/// layer. If the quotas do not bound it enough, put `LoadShed` inside. To bound all requests, also
-/// those that wait or are rejected, use a `ConcurrencyLimit` outside, or the bound of the server.
+/// layer. If the quotas do not bound it enough, put `LoadShed` inside. To bound all requests,
+/// including those that wait or are rejected, use a `ConcurrencyLimit` outside, or the bound of the
+/// server.
 ///
-/// # Answers
+/// # Responses
 ///
-/// | | answer | `Retry-After` | for gRPC |
+/// | | response | `Retry-After` | for gRPC |
 /// |---|---|---|---|
 /// | the quota is used up | 429, `quota-exceeded` | whole seconds, at least 1 | `RESOURCE_EXHAUSTED`, with `RetryInfo` |
 /// | the cost is above what the quota can ever grant | 429, `quota-exceeded` | none | `RESOURCE_EXHAUSTED`, not to be retried |
@@ -163,7 +164,7 @@ impl RateLimitLayer {
     }
 
     /// Sets the headers that report the state of the quota to clients. The default is
-    /// [`Headers::Draft11`]. Without any there is no `Retry-After` either.
+    /// [`Headers::Draft11`]. If the list is empty, there is no `Retry-After` either.
     ///
     /// # Examples
     ///
@@ -184,8 +185,8 @@ impl RateLimitLayer {
     }
 
     /// Sets whether the extensions of requests and responses contain the
-    /// [`Decision`](crate::Decision), and the extensions of rejections the [`Rejection`]. They do
-    /// by default.
+    /// [`Decision`](crate::Decision), and the extensions of rejections the [`Rejection`]. The
+    /// default is `true`.
     pub fn extensions(self, on: bool) -> Self {
         self.with(|http| http.extensions = on)
     }
@@ -194,10 +195,11 @@ impl RateLimitLayer {
     ///
     /// Each request is charged before the service is called, so that concurrent requests cannot
     /// exceed the limit. If the closure returns `false`, the cost is returned, as by
-    /// [`Charge::cancel`](crate::Charge::cancel). A request without a response stays charged: if
-    /// the service fails, or the client disconnects.
+    /// [`Charge::cancel`](crate::Charge::cancel). If there is no response, because the service
+    /// fails or the client disconnects, the request stays charged.
     ///
-    /// Use a window algorithm: a bucket returns only what it has not refilled since the decision.
+    /// Use a window algorithm: a bucket returns only units that it has not refilled since the
+    /// decision.
     ///
     /// The headers report the state before the cost is returned.
     ///
@@ -222,18 +224,18 @@ impl RateLimitLayer {
     }
 
     /// Sets whether the extensions of requests contain the [`Charge`](crate::Charge), for costs
-    /// that are known later: the service can [settle](crate::Charge::settle) the actual usage. They
-    /// do not by default.
+    /// that are known later: the service can [settle](crate::Charge::settle) the actual usage. The
+    /// default is `false`.
     ///
     /// The service can settle during the request or after its response, from any clone of the
     /// charge. With [`charge_when`](RateLimitLayer::charge_when), a response that is not charged
-    /// returns what is still charged, and settling does nothing afterwards.
+    /// returns the units that are still charged, and settling does nothing afterwards.
     ///
-    /// The charge is exempt, and settling it does nothing, if the request was not counted:
+    /// The charge is exempt, and settling it does nothing, if the request was not counted, because:
     ///
-    /// * if it is [exempt](RateLimitLayer::exempt)
-    /// * if it was denied in a [dry run](RateLimitLayer::dry_run)
-    /// * if the store did not decide under [`FailurePolicy::Open`]
+    /// * it is [exempt](RateLimitLayer::exempt)
+    /// * it was denied in a [dry run](RateLimitLayer::dry_run)
+    /// * the store did not decide, and the policy is [`FailurePolicy::Open`]
     ///
     /// Under [`FailurePolicy::Local`], the charge is settled in the memory of the process.
     ///
@@ -271,7 +273,7 @@ impl RateLimitLayer {
     }
 
     /// Sets a closure that can change every rejection. It receives the reason of the rejection, the
-    /// head of the request, and the default response, and returns the response to send.
+    /// head of the request and the default response, and returns the response to send.
     ///
     /// The bodies are complete, as [`Bytes`]. The body of a gRPC rejection is empty and must stay
     /// empty. A response without `Cache-Control` gets `no-store`.
@@ -340,12 +342,12 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///
     /// The store reserves an instant for the request when it arrives: first come, first served,
     /// over all replicas. Requests that would have to wait longer are rejected immediately. Their
-    /// retry-after is the time after which they would be allowed to wait; for [several
-    /// keys](crate::Charge#waiting), the time after which they would proceed immediately.
+    /// retry-after is the time after which they would be allowed to wait. For [several
+    /// keys](crate::Charge#waiting), it is the time after which they would proceed immediately.
     ///
-    /// Without this setting requests do not wait, except in a leaky bucket, where a request can
-    /// wait as long as it has room in the bucket. There, `max_wait` is a further bound. The
-    /// `grpc-timeout` of a gRPC request bounds the wait in either case.
+    /// Without this setting requests do not wait, except in a leaky bucket, where a request waits
+    /// if there is room in the bucket. There, `max_wait` is a further bound. The `grpc-timeout` of
+    /// a gRPC request bounds the wait in either case.
     ///
     /// A waiting request holds no readiness of the service. If it is dropped, its reservation is
     /// released: see [`ResponseFuture`](crate::ResponseFuture).
@@ -371,13 +373,13 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// Sets the lateness up to which a waiting request proceeds without a second decision. The
     /// default is 50 ms.
     ///
-    /// A process that stands still (stopped, paused by its host, or overloaded) wakes up after the
-    /// instants that were reserved for its requests. If all of them proceeded then, the service
-    /// would get more requests at once than the limiter promises. So lateness is measured when the
-    /// wait ends: a request that is late by more than `max_lateness` releases its reservation and
-    /// is decided once more (over Redis after 20 ms), with the rest of its
-    /// [`max_wait`](RateLimitLayer::max_wait). It proceeds, waits again behind the others, or is
-    /// denied. If no wait is left, it proceeds only if the limiter allows it at this instant. A
+    /// If a process does not run for a while (it is stopped, paused by its host, or overloaded), it
+    /// continues after the instants that were reserved for its requests. If all of them proceeded
+    /// then, the service would get more requests in a short time than the limiter promises. So
+    /// lateness is measured when the wait ends: a request that is late by more than `max_lateness`
+    /// releases its reservation and is decided once more (with Redis after 20 ms), with the rest of
+    /// its [`max_wait`](RateLimitLayer::max_wait). It proceeds, waits again behind the others, or
+    /// is denied. If no wait is left, it proceeds only if the limiter allows it at this instant. A
     /// request that is late for the second time proceeds.
     ///
     /// A stop between the end of the wait and the call of the service cannot be detected. Neither
@@ -411,12 +413,12 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     }
 
     /// Sets the maximum number of requests that wait at the same time. The default is 10,000.
-    /// Requests that await a decision of the store count, too. At the maximum, requests that need
-    /// not wait proceed, and others are rejected; their retry-after is the time after which they
-    /// could proceed without waiting.
+    /// Requests that await a decision of the store count, too. At the maximum, requests that do not
+    /// have to wait proceed, and others are rejected; their retry-after is the time after which
+    /// they could proceed without waiting.
     ///
     /// The requests of all services of this layer in this process are counted. A waiting request
-    /// takes about 0.9 kB, and one that awaits a decision of Redis about 4 kB, without its head and
+    /// takes about 1 kB, and one that awaits a decision of Redis about 5 kB, without its head and
     /// body.
     pub fn max_waiting(mut self, max: usize) -> Self {
         Arc::make_mut(&mut self.0).wait_queue.set_max(max);
@@ -455,8 +457,9 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self.with(|protocol| protocol.pricing_mut().set_exempt(exempt))
     }
 
-    /// Sets whether all requests proceed, even if they are denied. Requests are counted, and
-    /// extensions and headers report the [`Decision`](crate::Decision), but no request waits.
+    /// Sets whether all requests proceed, even if they are denied. The default is `false`. Requests
+    /// are counted, and extensions and headers report the [`Decision`](crate::Decision), but no
+    /// request waits.
     ///
     /// Use it to observe a new limit before it is enforced.
     pub fn dry_run(mut self, on: bool) -> Self {

@@ -1,5 +1,5 @@
 //! Pricing: the settings of a layer that turn the head of a request into a charge. Rules and key
-//! extractors are in `rule.rs` and `extractor.rs`; limiters are asked in `admission.rs`.
+//! extractors are in `rule.rs` and `extractor.rs`; limiters are called in `admission.rs`.
 
 use std::{fmt, mem, sync::Arc};
 
@@ -201,7 +201,8 @@ impl ChargeState {
         allowed.is_some()
     }
 
-    /// Takes the charge of an allowed request as an [`Acquire`], whose drop releases what was spent.
+    /// Takes the charge of an allowed request as an [`Acquire`], whose drop releases the units that
+    /// were spent.
     pub(crate) fn take_acquire(&mut self) -> Option<Box<Acquire>> {
         let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
         Some(Box::new(Acquire::admitted(self.take_charge(), decision)))

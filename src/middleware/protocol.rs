@@ -1,4 +1,4 @@
-//! `Protocol`: what the layer needs to know about a kind of request. `http.rs` and `custom.rs`
+//! `Protocol`: the part of the layer that depends on the kind of request. `http.rs` and `custom.rs`
 //! implement it.
 
 use std::time::Duration;

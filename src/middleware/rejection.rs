@@ -1,4 +1,4 @@
-//! Rejections: why the layer answers instead of the service, errors in requests, and the setting
+//! Rejections: why the layer responds instead of the service, errors in requests, and the setting
 //! for requests without a key. The responses that report a rejection are in `http/`.
 
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
@@ -11,9 +11,9 @@ use crate::{
 /// `Retry-After` of a rejection because the store did not decide.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The reason why the layer answered instead of the service.
+/// The reason for a rejection: the layer responds instead of the service.
 ///
-/// The extensions of a rejection contain it.
+/// The extensions of the response contain it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -91,29 +91,29 @@ impl From<Error> for Rejection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The request has no key; the message says what is missing. [`MissingKey`] sets what the layer
-    /// does with the request. If the layer rejects it, the answer is 400 with this message.
+    /// The request has no key; the message names the missing part. [`MissingKey`] sets what the
+    /// layer does with the request. If the layer rejects it, the response is 400 with this message.
     MissingKey(Cow<'static, str>),
-    /// The request is invalid. The layer answers 400 with this message.
+    /// The request is invalid. The response is 400 with this message.
     Invalid(Cow<'static, str>),
-    /// The service is misconfigured. The layer answers 500 with this message, which is written for
+    /// The service is misconfigured. The response is 500 with this message, which is written for
     /// developers: [`map_rejection`](crate::RateLimitLayer::map_rejection) can hide it from
     /// clients.
     Misconfigured(Cow<'static, str>),
 }
 
 impl RequestError {
-    /// Makes an error for a request without a key; the message says what is missing.
+    /// Makes an error for a request without a key; the message names the missing part.
     pub fn missing_key(message: impl Into<Cow<'static, str>>) -> Self {
         Self::MissingKey(message.into())
     }
 
-    /// Makes an error for an invalid request: the layer answers 400 with this message.
+    /// Makes an error for an invalid request: the response is 400 with this message.
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::Invalid(message.into())
     }
 
-    /// Makes an error for a misconfigured service: the layer answers 500 with this message.
+    /// Makes an error for a misconfigured service: the response is 500 with this message.
     pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
         Self::Misconfigured(message.into())
     }

@@ -1,4 +1,4 @@
-//! The service that [`RateLimitLayer`](crate::RateLimitLayer) makes. The way of a request is in
+//! The service that [`RateLimitLayer`](crate::RateLimitLayer) makes. The path of a request is in
 //! `future.rs`.
 
 use std::{

@@ -33,8 +33,8 @@ impl RateLimiter {
     /// for this delay and retries. A random addition of up to a tenth (at most 100 ms) spreads the
     /// retries, but no sleep goes beyond `timeout`. A zero `timeout` means a single attempt.
     ///
-    /// Other requests can take the permits first, so waiting requests are served in no order. If
-    /// the rate changes during a sleep, the call notices this at its next attempt.
+    /// Other requests can take the permits first, so the order of service is not defined. If the
+    /// rate changes during a sleep, the call notices this at its next attempt.
     ///
     /// Each attempt has one [deadline](crate::RedisStore::deadline) for all its commands; the sleep
     /// between two attempts has none.
@@ -54,7 +54,7 @@ impl RateLimiter {
     ///
     /// # Panics
     ///
-    /// Panics outside of a tokio runtime with a timer.
+    /// Outside of a tokio runtime with time.
     pub async fn try_acquire(&self, permits: u32, timeout: Duration) -> Result<Decision, Error> {
         let start = Instant::now();
         let id = random();
@@ -71,7 +71,7 @@ impl RateLimiter {
 
     /// Takes `permits`, and waits for them without a timeout.
     ///
-    /// The decision is always an allowed one. Waiting requests are served in no order.
+    /// The decision is always an allowed one. The order of service is not defined.
     ///
     /// # Errors
     ///

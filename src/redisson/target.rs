@@ -1,4 +1,4 @@
-//! The limiter as the target of a charge: the way from a layer to Redisson's limiter.
+//! The limiter as the target of a charge: the path from a layer to Redisson's limiter.
 
 use super::{RateLimiter, id_of, random};
 use crate::{
@@ -73,7 +73,7 @@ impl From<&RateLimiter> for AnyLimiter {
     }
 }
 
-/// Ignores that there is no rate: the permits were deleted together with it.
+/// Ignores a missing rate: the permits were deleted together with it.
 fn ok_without_rate(result: Result<(), Error>) -> Result<(), Error> {
     result.or_else(|error| match error {
         Error::NoRate { .. } => Ok(()),

@@ -13,10 +13,11 @@ use crate::{
     sync::lock,
 };
 
-/// The limiter of a key that is used now and then is not created anew each time.
+/// The minimum keep-alive of the limiter of a key, so that rare use does not create it anew each
+/// time.
 const MIN_KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// Bounds the delay after which a new rate of the template is noticed.
+/// The maximum delay after which a new rate of the template is noticed.
 const MAX_CACHE_AGE: Duration = Duration::from_secs(1);
 
 /// The text in a name that is replaced by the key.
@@ -34,8 +35,8 @@ impl RateLimiter {
     ///
     /// The name contains the text of the [`Key`]: for a header, [`key::Header`](crate::key::Header)
     /// makes `header:x-user=alice`. To use the names of a Java service, write a closure that
-    /// returns the text alone. All but plain characters is escaped, and a key of more than 128
-    /// bytes is hashed, as described in `Key`.
+    /// returns the text alone. Special characters are escaped, and a key of more than 128 bytes is
+    /// replaced by its hash, as described in [`Key`].
     ///
     /// The names must belong to this template alone. For example, `api:{key}` can produce all names
     /// of `api:v2:{key}`.
@@ -60,7 +61,7 @@ impl RateLimiter {
     /// # Errors
     ///
     /// [`ConfigError::Slots`] as for [`try_new`](RateLimiter::try_new), or if a key could address
-    /// other names: because the template has other braces than a pair around the key, or contains
+    /// other names, because the template has braces other than a pair around the key, or contains
     /// only the key.
     pub fn for_key<'a>(&self, key: impl Into<Key<'a>>) -> Result<Self, ConfigError> {
         if !self.is_template() {
@@ -81,7 +82,7 @@ impl RateLimiter {
     ///
     /// # Panics
     ///
-    /// Panics if the label is not 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    /// If the label is not 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
     #[must_use]
     #[track_caller]
     pub fn label(self, label: &'static str) -> Self {

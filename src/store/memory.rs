@@ -19,7 +19,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 
 pub use self::when_full::WhenFull;
 use self::{
@@ -46,49 +46,51 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 
 /// Counts in the memory of the process: one count per process, nothing to install.
 ///
-/// Clones share their counts. Time is [`tokio::time::Instant`], so that a test with paused time can
-/// script it. There is no background task.
+/// Clones share their counts. The clock is [`tokio::time::Instant`], which a test with paused time
+/// controls. There is no background task.
 ///
 /// # Memory
 ///
 /// A store holds at most `max_keys` keys, 100,000 by default: see
 /// [`with_max_keys`](MemoryStore::with_max_keys). A key of up to 30 bytes costs 75 to 150 bytes,
 /// depending on how full the tables are, and up to 215 after many keys of a full store were
-/// replaced; a longer key costs its length more. Beyond that, a key costs
+/// replaced; a longer key costs its length in addition. The state of a key costs, in addition:
 ///
-/// * in a sliding window 110 bytes and 4 per bucket, and as much again while requests wait;
-/// * in a sliding log 105 bytes, and 16 to 32 for each request that it remembers;
-/// * with another algorithm nothing, and 170 to 195 bytes while requests wait.
+/// * in a sliding window 110 bytes and 4 per bucket, and as much again while requests wait
+/// * in a sliding log 105 bytes, and 16 to 32 for each request in the log
+/// * with another algorithm nothing, and 170 to 195 bytes while requests wait
 ///
 /// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one
 /// in a log, costs 64, which are enough for four.
 ///
-/// A key that is back in its initial state is dropped when new keys are inserted, a second later at
+/// A key that is back in its initial state is removed when new keys are inserted, after a second at
 /// the earliest.
 ///
-/// A store is full when it holds exactly `max_keys` keys, also if threads race for the last ones.
-/// An insertion into a full store looks at up to 32 keys, so that it takes bounded time; the next
-/// insertion looks at the next 32. The new key takes the place of
+/// A store never holds more than `max_keys` keys, even if threads race for the last ones. An
+/// insertion into a full store looks at up to 32 keys, so that it takes bounded time; the next
+/// insertion looks at the next 32. The new key takes the place of the first of these:
 ///
-/// 1. a key that is back in its initial state;
-/// 2. else the one with most of its quota left, which is forgotten: it gets its quota once more;
-/// 3. else none, as all of the 32 are in use: the new key gets [`StoreError::is_full`], and the
-///    layer answers 503. With [`WhenFull::EvictSoonest`], it takes the place of the one whose quota
-///    is restored soonest.
+/// 1. A key that is back in its initial state.
+/// 2. The key with the most of its quota left, among keys that are not in use. Its usage is
+///    forgotten, so it gets its quota once more.
+/// 3. With [`WhenFull::EvictSoonest`], the key whose quota is restored soonest.
+///
+/// If there is none, the new key gets [`StoreError::is_full`], and the layer responds with 503.
 ///
 /// A key is in use while nothing is left of its quota, or until the `retry_after` of a denied
-/// request has passed. A key for which a request waits is never dropped, nor a key of the request
-/// that is being decided.
+/// request has passed. A key for which a request waits is never evicted; neither is a key of the
+/// request that is being decided.
 ///
 /// A charge fails if there is no room for all of its new keys. A charge that finds room for only
 /// some of its keys may still evict a key.
 ///
 /// In a store of at most 32 keys the choice is exact. In a larger one it is a sample: when nearly
-/// all keys are in use, a new one may be rejected although a key that was not looked at could go.
+/// all keys are in use, a new one may be rejected although a key outside the sample could be
+/// evicted.
 ///
-/// By default, a client that can make up keys locks out other new keys: it takes
+/// By default, a client that can make up keys can lock out other new keys. This takes
 /// `max_keys x burst` units of cost, or two requests for each of `max_keys` keys if the client can
-/// choose their cost. [`WhenFull`] has the arithmetic, and what prevents it.
+/// choose their cost. [`WhenFull`] describes the arithmetic and the countermeasures.
 ///
 /// # Examples
 ///
@@ -155,20 +157,20 @@ impl MemoryStore {
         self
     }
 
-    /// The number of keys that are held now, at most `max_keys`.
+    /// Returns the number of keys in the store, at most `max_keys`.
     #[must_use]
     pub fn key_count(&self) -> usize {
         self.0.slots.0.used()
     }
 
-    /// Microseconds since the store was made.
+    /// Returns the microseconds since the store was made.
     fn now(&self) -> f64 {
         let elapsed = self.0.epoch.elapsed();
         // Processors convert signed integers faster.
         (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64 as f64
     }
 
-    /// Decides at once.
+    /// Decides immediately.
     #[inline]
     pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Decision, Error> {
         match request.limits {
@@ -267,8 +269,8 @@ impl MemoryStore {
         Search::new(now, when_full, kept)
     }
 
-    /// Goes on with a search in the other shards, one after the other. The caller must hold no
-    /// lock: so there is no order of locks to keep.
+    /// Continues a search in the other shards, one after the other. The caller must hold no lock:
+    /// so there is no order of locks to keep.
     fn evict_elsewhere(
         &self,
         searched: &[usize],
@@ -343,14 +345,21 @@ impl Store for MemoryStore {
         self.release_now(settings, key, &[release]);
     }
 
+    fn releases_immediately(&self) -> bool {
+        true
+    }
+
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
         self.reset_now(settings, key);
         StoreFuture::ready(Ok(()))
     }
 
     fn spawn_background(&self, mut task: BackgroundTask) {
-        // The answers of this store are ready at once.
-        let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        // The answers of this store are ready immediately, those of a decorator may not be.
+        let is_done = task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        if let (false, Ok(runtime)) = (is_done, Handle::try_current()) {
+            runtime.spawn(task);
+        }
     }
 
     fn names(&self) -> &Names {

@@ -18,7 +18,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// The names in another part of the same store.
+    /// Returns the names in another part of the same store.
     #[cfg(feature = "redis")]
     pub(super) fn scoped(&self, scope: &str) -> Self {
         Self { taken: self.taken.clone(), scope: scope.into(), ..Self::default() }
@@ -31,7 +31,7 @@ impl Names {
         free.then(|| Name { text: interned(name), scoped, names: self.clone() })
     }
 
-    /// The state that the limiters over the store share, of the one type that they use.
+    /// Returns the state that the limiters over the store share, of the one type that they use.
     pub(crate) fn shared<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         let shared = self.shared.get_or_init(|| Arc::new(T::default()));
         shared.clone().downcast().expect("all callers use one type")

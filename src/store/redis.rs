@@ -30,7 +30,7 @@ use crate::{
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
 ///
-/// It supports Redis from 6.2 on, and Valkey: one server, a master behind
+/// It supports Redis 6.2 and later, and Valkey: one server, a master behind
 /// [Sentinels](RedisStore::sentinel), or a [cluster](RedisStore::cluster). [`RedisConfig`] has
 /// further settings, for example TLS certificates.
 ///
@@ -42,11 +42,11 @@ use crate::{
 ///
 /// The name of a key is `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
 /// `ratelimit:default:token-bucket:{header:x-api-key=alice}`. `redis-cli --scan` lists the keys.
-/// The braces make `KEY` decide about the slot in a cluster. A key expires when its state is the
-/// initial one again.
+/// Because of the braces, `KEY` alone determines the slot in a cluster. A key expires when its
+/// state is the initial one again.
 ///
-/// The value begins with a letter for its form. Reservations of waiting requests follow the state
-/// in the same value.
+/// The value begins with a letter that identifies its format. Reservations of waiting requests
+/// follow the state in the same value.
 ///
 /// # While Redis does not answer
 ///
@@ -56,15 +56,16 @@ use crate::{
 /// [`FailurePolicy`](crate::FailurePolicy). Redis may have counted a decision that failed.
 ///
 /// After five calls in a row without an answer in time, Redis counts as unavailable (circuit open).
-/// Decisions fail at once, and the store sends one probe at a time until Redis answers again. Redis
-/// stays unavailable while its answers are later than the deadline. [`health`](RedisStore::health)
-/// reports the state. With the feature `tracing`, changes of the state are events.
+/// Decisions then fail immediately, and the store sends one probe at a time until Redis answers
+/// again. Redis stays unavailable while its answers are later than the deadline.
+/// [`health`](RedisStore::health) reports the state. With the feature `tracing`, changes of the
+/// state are events.
 ///
 /// If the process was stopped, or a task blocked the runtime, a deadline may be noticed late. The
-/// store then reads for up to 20 ms the answers that came meanwhile. These decisions are late, but
-/// valid.
+/// store then reads for up to 20 ms the answers that arrived in the meantime. These decisions are
+/// late, but valid.
 ///
-/// In a test with tokio's paused time, the deadline passes at once while the runtime waits for
+/// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.
 ///
 /// [The page on operation](crate::operation) describes the failure modes and the permissions.
@@ -134,14 +135,14 @@ impl RedisStore {
     }
 
     /// Makes a store over the master that Sentinels name. It connects when it is first used, and
-    /// follows a failover.
+    /// follows failovers.
     ///
     /// The store keeps a connection to each Sentinel, including those that it discovers. It
-    /// subscribes to their announcements, and polls them each second. The master is the server that
-    /// most Sentinels name, if its role is master.
+    /// subscribes to their announcements, and polls them every second. The master is the server
+    /// that most Sentinels name, if its role is master.
     ///
     /// `sentinels` are the URLs of the Sentinels. `master` is the URL of the master, with its name
-    /// in place of a host: `redis://[[USER]:PASSWORD@]NAME[/DB]`.
+    /// in place of the host: `redis://[[USER]:PASSWORD@]NAME[/DB]`.
     ///
     /// # Errors
     ///
@@ -201,8 +202,9 @@ impl RedisStore {
     /// `redis::aio::ConnectionManager`. It must lead to one server; for a cluster use
     /// [`cluster`](RedisStore::cluster).
     ///
-    /// The connection decides when it reconnects. The manager does not if a server hangs or has
-    /// become a replica, and requests that were not sent fail with the connection.
+    /// The connection decides when it reconnects. A `ConnectionManager` does not reconnect if a
+    /// server hangs or has become a replica, and requests that were not sent fail with the
+    /// connection.
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where
@@ -225,8 +227,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If the server does not answer, is a replica, rejects writes, or the user lacks a permission
-    /// that every decision needs. The error names the permission.
+    /// If the server does not answer, is a replica or rejects writes, or if the user lacks a
+    /// permission that every decision needs. The error names the permission.
     ///
     /// # Cancel safety
     ///
@@ -247,7 +249,7 @@ impl RedisStore {
     ///
     /// # Panics
     ///
-    /// If the prefix contains a `{`, which would decide about the slots in a cluster.
+    /// If the prefix contains a `{`, which would determine the slots in a cluster.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
@@ -258,7 +260,7 @@ impl RedisStore {
     /// includes waiting for a connection and all commands of the decision. No command is sent after
     /// it.
     ///
-    /// Clones with other deadlines share the connections. If Redis is too slow for one of them,
+    /// Clones with other deadlines share the connections. If Redis is too slow for one clone,
     /// clones with a longer deadline still call it.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
@@ -299,7 +301,7 @@ impl RedisStore {
 
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         let Settings { name, algorithm, .. } = settings;
-        // Empty braces would not decide about the slot. No other key has this form.
+        // Empty braces would not determine the slot. No other key has this form.
         let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }

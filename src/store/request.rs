@@ -1,4 +1,4 @@
-//! What a store is asked, and the future of its answer.
+//! A request to a store, and the future of its answer.
 
 use std::{
     fmt,
@@ -88,7 +88,7 @@ impl<T> StoreFuture<T> {
         Self::Pending(Box::pin(answer))
     }
 
-    /// The answer, if it is ready and no error.
+    /// Returns the answer, if it is ready and not an error.
     pub(crate) fn now(&self) -> Option<&T> {
         match self {
             Self::Ready(Some(Ok(answer))) => Some(answer),

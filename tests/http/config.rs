@@ -255,7 +255,7 @@ fn duplicates_are_errors() {
     assert_eq!(json_error(&in_json("api", &twice)), (4, "duplicate field `quota`".to_owned()));
     let limit = r#""api": {"algorithm": "token-bucket", "quota": "10/s"}"#;
     let text = format!("{{\"limits\": {{\n{limit},\n{limit}}}}}");
-    let complaint = r#"limit "api": there are two of this name, rename one"#;
+    let complaint = r#"limit "api": two limits have this name; rename one"#;
     assert_eq!(json_error(&text), (3, complaint.to_owned()));
 }
 

@@ -196,7 +196,7 @@ fn invalid_addresses_are_rejected_immediately() {
         (RedisStore::lazy("redis://:secret@host/x"), "redis://***@host/x: Invalid database number"),
         (RedisStore::lazy("rediss://localhost/#insecure"), "`RedisConfig::tls`"),
         (RedisStore::lazy("redis://:secret:localhost:1"), "the Redis URL redis://***: "),
-        (RedisStore::lazy("redis://secret@localhost"), "there is a user and no password"),
+        (RedisStore::lazy("redis://secret@localhost"), "there is a user but no password"),
         (RedisStore::lazy("redis://localhost/-1"), "a database has a number"),
         (RedisStore::lazy("redis://localhost/?db=3"), "is the path of this URL"),
         (RedisStore::lazy("rediss://localhost"), "CryptoProvider::install_default"),
@@ -205,10 +205,10 @@ fn invalid_addresses_are_rejected_immediately() {
         (RedisStore::cluster(Vec::<String>::new()), "there is no URL"),
         (RedisStore::cluster(["unix:///a/socket"]), "the nodes of a cluster have hosts"),
         (RedisStore::cluster(["redis://a", "rediss://b"]), "write rediss:// for all of them"),
-        (RedisStore::lazy("redis://limiter@a"), "there is a user and no password"),
+        (RedisStore::lazy("redis://limiter@a"), "there is a user but no password"),
         (
             RedisStore::sentinel(["redis://limiter@a"], "mymaster"),
-            "there is a user and no password",
+            "there is a user but no password",
         ),
     ];
     for (store, text) in cases {

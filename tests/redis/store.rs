@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tower_ratelimit::{Algorithm, Error, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Charge, Error, Limiter, Quota, RedisStore};
 
 use crate::support::{self, ALGORITHMS, server::RedisServer};
 
@@ -311,5 +311,47 @@ async fn a_key_with_another_value_is_an_error_for_this_key_only() {
         }
         redis::cmd("DEL").arg(&key).exec(&mut connection).unwrap();
         assert!(limiter.check("key").await.unwrap().is_allowed());
+    }
+}
+
+#[tokio::test]
+async fn a_charge_that_fails_on_one_key_changes_no_other() {
+    let server = RedisServer::start();
+    let store = store(&server).await;
+    let quota = Quota::per_hour(10);
+    let mut connection = server.connection();
+    for algorithm in support::ALGORITHMS {
+        let limiter = |name: &'static str| {
+            let name = [name, algorithm.name()].join("-");
+            Limiter::named(&name, store.clone(), algorithm, quota)
+        };
+        let (sound, broken) = (limiter("sound"), limiter("broken"));
+        let charge = Charge::new(&sound, "key").and(Charge::new(&broken, "key"));
+        assert!(sound.check_n("key", 2).await.unwrap().is_allowed());
+        let key = format!("ratelimit:broken-{0}:{0}:{{key}}", algorithm.name());
+        redis::cmd("SET").arg(&key).arg("x").exec(&mut connection).unwrap();
+        let before = sound.peek("key").await.unwrap().remaining();
+        assert!(charge.check().await.is_err());
+        assert!(charge.spend().await.is_err());
+        assert!(charge.refund().await.is_err());
+        assert_eq!(sound.peek("key").await.unwrap().remaining(), before, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_memory_counts_nothing() {
+    let server = RedisServer::start();
+    let store = store(&server).await;
+    let memory = |bytes: &str| {
+        let mut set = redis::cmd("CONFIG");
+        set.arg("SET").arg("maxmemory").arg(bytes).exec(&mut server.connection()).unwrap();
+    };
+    for algorithm in support::ALGORITHMS {
+        let limiter =
+            Limiter::named(algorithm.name(), store.clone(), algorithm, Quota::per_hour(9));
+        memory("1");
+        assert!(limiter.check("key").await.is_err(), "{algorithm}");
+        memory("0");
+        assert_eq!(limiter.peek("key").await.unwrap().remaining(), 9, "{algorithm}");
     }
 }

@@ -159,3 +159,24 @@ fn denied_checks_of_quotas_that_alternate_do_not_raise_the_debt_in_redis() {
         assert!(moved <= 1.0, "{algorithm}: {moved} us");
     }
 }
+
+#[test]
+fn a_debt_that_is_almost_nothing_at_another_rate_stays_almost_nothing() {
+    let server = RedisServer::start();
+    let params = |window| Params::new(Algorithm::LeakyBucket, Quota::new(1, window)).unwrap();
+    let slow = params(Duration::from_micros(10_540_799_999_999));
+    let slowest = params(Duration::from_secs(366 * 86_400));
+    let second = Quota::new(1_000_000, Duration::from_secs(1)).burst(1);
+    let fast = Params::new(Algorithm::LeakyBucket, second).unwrap();
+    let mut scripted = Scripted::new(&server, "{key}");
+    for backend in [&mut State::Initial as &mut dyn Backend, &mut scripted] {
+        let start = 1.7e15;
+        let mut decide = |params, ahead| backend.decide(params, check(1, start + ahead));
+        assert!(decide(&slow, 0.0).admitted);
+        // Less than 2^-54 of a part is left of the debt.
+        decide(&slowest, 10_540_799_999_998.0);
+        decide(&fast, 10_540_800_000_001.0);
+        let reply = decide(&slowest, 10_540_800_000_001.0);
+        assert!(reply.wait < 31_622_400e6, "{reply:?}");
+    }
+}

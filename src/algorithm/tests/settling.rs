@@ -518,3 +518,30 @@ fn requests_of_one_instant_that_need_several_entries_of_a_log_are_all_released()
         assert_eq!(backend.decide(&params, peek).remaining, all);
     }
 }
+
+#[test]
+fn a_full_log_counts_no_more_units_and_returns_those_that_it_counts() {
+    let server = RedisServer::start();
+    let quota = Quota::new(1, Duration::from_secs(1));
+    let params = Params::new(Algorithm::SlidingLog, quota).unwrap();
+    let (now, full) = (1.7e15, 2_f64.powi(52));
+    let mut scripted = Scripted::new(&server, "{key}");
+    let key = scripted.key().to_owned();
+    let numbers = |size, numbers: &[f64]| -> Vec<u8> {
+        numbers.iter().flat_map(|number| (*number as u64).to_le_bytes()[..size].to_vec()).collect()
+    };
+    // As after about a million requests of the largest cost, which would be as many entries.
+    let entry = [numbers(7, &[now]), numbers(4, &[u32::MAX.into()])].concat();
+    let summary = [b"S".to_vec(), numbers(7, &[now, 0.0, 1e6, full, 0.0])].concat();
+    let mut push = redis::cmd("RPUSH");
+    push.arg(key).arg(entry).arg(summary).exec(&mut scripted.connection).unwrap();
+    for ahead in [1.0, 2.0] {
+        let spend = check(f64::from(u32::MAX), now + ahead);
+        scripted.decide(&params, EngineRequest { action: Action::Spend, ..spend });
+    }
+    let release = Release { instant: Some(now), units: 1.0, kept: 0.0 };
+    scripted.release(&params, now + 3.0, &[release]);
+    let elements = scripted.bytes();
+    assert_eq!(elements.len(), 2, "no entry without units");
+    assert_eq!(elements[1][22..], numbers(7, &[full - 1.0, 0.0]), "the sum, and the dead entries");
+}

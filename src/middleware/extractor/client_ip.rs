@@ -25,17 +25,18 @@ pub enum ProxyHeader {
     /// address of its peer in `for=`.
     Forwarded,
     /// A header with one address, such as `x-real-ip` or `cf-connecting-ip`, which the proxy sets.
+    /// A request in which it occurs more than once is invalid.
     Single(HeaderName),
 }
 
-/// The address of the client behind trusted proxies. Clients cannot choose it.
+/// The address of the client behind trusted proxies. Clients cannot forge it.
 ///
 /// The peer of the connection, found as by [`PeerIp`](super::PeerIp), is the client if it is not a
 /// trusted proxy. If the peer is a trusted proxy, the header is searched from the right: the first
 /// address that is not trusted belongs to the client. Entries left of it are ignored, because a
 /// client can forge them.
 ///
-/// An entry that is not an address ends the search: the last trusted proxy before it counts as the
+/// An entry that is not an address ends the search: the trusted proxy to its right counts as the
 /// client. If all entries are trusted, the leftmost one counts; without the header, the peer.
 /// Entries can have ports and brackets.
 ///
@@ -88,7 +89,7 @@ impl ClientIp {
         }
     }
 
-    /// Like [`new`](ClientIp::new), for networks that are not literals.
+    /// Does the same as [`new`](ClientIp::new), for networks that are not literals.
     ///
     /// # Errors
     ///
@@ -116,7 +117,7 @@ impl ClientIp {
 
     /// Sets where the server stores the address of the peer. No other place is searched.
     ///
-    /// A request for which `peer_addr` returns `None` is answered with 500.
+    /// A request for which `peer_addr` returns `None` is rejected with 500.
     ///
     /// # Examples
     ///

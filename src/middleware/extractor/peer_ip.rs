@@ -25,7 +25,7 @@ use crate::{keys::written, middleware::rejection::RequestError};
 /// A translator with its own prefix, or in the local-use `64:ff9b:1::/48`, puts the IPv4 address at
 /// a place that only its operator knows: read the address from there in a closure.
 ///
-/// A request without an address is answered with 500. Otherwise all clients of a misconfigured
+/// A request without an address is rejected with 500. Otherwise all clients of a misconfigured
 /// service would share one quota.
 ///
 /// # Behind a proxy
@@ -38,7 +38,7 @@ pub struct PeerIp;
 impl PeerIp {
     /// Sets where the server stores the address of the peer. No other place is searched.
     ///
-    /// A request for which `peer_addr` returns `None` is answered with 500.
+    /// A request for which `peer_addr` returns `None` is rejected with 500.
     ///
     /// # Examples
     ///

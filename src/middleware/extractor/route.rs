@@ -6,7 +6,7 @@ use http::request::Parts;
 use super::{Key, KeyExtractor};
 use crate::middleware::rejection::RequestError;
 
-/// The route that axum matched, such as `/users/{id}`; for a pair such as
+/// The route that axum matched, such as `/users/{id}`, often as part of a pair:
 /// `(key::PeerIp, key::Route)`.
 ///
 /// Requests without a matching route, or without a router around the layer, count as one route.

@@ -1,6 +1,5 @@
-//! gRPC over HTTP/2: which requests are gRPC calls, their deadlines, and their rejections. A
-//! rejection is HTTP 200 with trailers only; `google.rpc.RetryInfo` and gRPC proposal A6 report
-//! when to retry.
+//! gRPC: which requests are gRPC calls, their deadlines, and their rejections. A rejection is HTTP
+//! 200 with trailers only; `google.rpc.RetryInfo` and gRPC proposal A6 report when to retry.
 
 use std::time::Duration;
 

@@ -42,8 +42,8 @@ const X_TRIPLE: Triple = [
 /// A dialect of the headers that report the state of a quota to clients. See
 /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 ///
-/// For a request that has waited, the headers report what remained when its instant was reserved.
-/// With a burst above the limit, more can remain than the reported limit.
+/// For a request that has waited, the headers report the units that remained when its instant was
+/// reserved. With a burst above the limit, more units can remain than the reported limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Headers {
@@ -51,8 +51,8 @@ pub enum Headers {
     /// layers add their headers side by side.
     Draft11,
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the
-    /// limit, what remains, and the seconds until the key is in its initial state. If layers are
-    /// stacked, the headers are those of the layer with the least remaining.
+    /// limit, the remaining units, and the seconds until the key is in its initial state. If layers
+    /// are stacked, the headers are those of the layer with the least remaining.
     Triple,
     /// The same three headers as `X-RateLimit-*`, which many APIs send.
     XRateLimit {
@@ -94,7 +94,8 @@ struct Report<'a> {
     charge: &'a Charge,
     /// `None` if the request costs more than the quota can grant.
     decision: Option<&'a Decision>,
-    /// The time until more remains, from now; `None` if all of the quota remains.
+    /// The time until more remains or, after a denial, until the request is allowed, from now;
+    /// `None` if all of the quota remains.
     replenish_after: Option<Duration>,
 }
 
@@ -187,7 +188,7 @@ impl HeaderWriter {
     }
 }
 
-/// Forbids caches to store a rejection, unless its headers say how to cache it.
+/// Forbids caches to store a rejection, if its headers do not control caching already.
 pub(crate) fn forbid_storing(headers: &mut HeaderMap) {
     headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
 }
@@ -213,7 +214,7 @@ fn policy(name: &str, quota: Quota) -> HeaderValue {
     HeaderValue::from_maybe_shared(Bytes::from(policy)).expect("printable ASCII")
 }
 
-/// Returns the `RateLimit` of a decision, without an allocation but for the header itself.
+/// Returns the `RateLimit` of a decision, without an allocation except for the header itself.
 fn ratelimit(decision: &Decision, replenish_after: Option<Duration>) -> HeaderValue {
     let mut digits = itoa::Buffer::new();
     let mut buffer = [0; 128]; // a name has at most 64 characters

@@ -1,5 +1,5 @@
-//! Rejections as HTTP responses with a problem document (RFC 9457). Rejections of gRPC requests are
-//! in `grpc.rs`.
+//! Rejections as HTTP responses with problem details (RFC 9457). Rejections of gRPC requests are in
+//! `grpc.rs`.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};

@@ -39,8 +39,8 @@ struct Boxed {
     left: f64,
     /// The instant at which the state is the initial one.
     reset: f64,
-    /// The instant of the last request with a reservation that a change of the quota has removed from
-    /// the state. The request is presumed to wait: if it is dropped, no release reports it.
+    /// The instant of the last request with a reservation that a change of the quota has removed
+    /// from the state. The request is presumed to wait: if it is dropped, no release reports it.
     forgotten_until: f64,
 }
 
@@ -50,9 +50,9 @@ pub(super) struct Usage {
     left: f64,
     /// The instant at which the state is the initial one.
     pub(super) reset: f64,
-    /// Whether a request would be denied, or waits, or a denied request would be denied again.
+    /// True if a request would be denied, or waits, or if a denied request would be denied again.
     in_use: bool,
-    /// Whether a request waits.
+    /// True if a request waits.
     waited_for: bool,
 }
 
@@ -62,8 +62,8 @@ impl Entry {
         Self { settings: settings.clone(), key: key.into(), counts }
     }
 
-    /// Returns whether this is the entry of the limiter for the key. Addresses suffice, because there
-    /// is one copy of each name.
+    /// Returns whether this is the entry of the limiter for the key. Addresses suffice, because
+    /// there is one copy of each name.
     #[inline]
     pub(super) fn is(&self, settings: &Arc<Settings>, key: &[u8]) -> bool {
         self.key.as_bytes() == key
@@ -188,8 +188,8 @@ impl Counts {
         }
     }
 
-    /// Holds a state, as two numbers if these represent it. `reply` is that of this decision, if it is
-    /// known.
+    /// Holds a state, as two numbers if these represent it. `reply` is that of this decision, if it
+    /// is known.
     fn put(&mut self, mut state: State, counted: &Settings, now: f64, reply: Option<EngineReply>) {
         let denied_until = *self.denied_until();
         if !self.has_forgotten(now)
@@ -249,12 +249,12 @@ fn peek(now: f64) -> EngineRequest {
     EngineRequest { action: Action::Peek, cost: 1.0, max_wait: 0.0, now, admission: None }
 }
 
-/// The part of the quota that is left.
+/// Returns the part of the quota that is left.
 fn left(remaining: f64, settings: &Settings) -> f64 {
     remaining / f64::from(settings.quota.burst_size())
 }
 
-/// The second in which an instant lies, from 1 on.
+/// Returns the second in which an instant lies, from 1 on.
 fn second(instant: f64) -> u32 {
     ((instant / 1e6) as u32).saturating_add(1)
 }

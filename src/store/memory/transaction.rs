@@ -81,7 +81,7 @@ impl<'a> Transaction<'a> {
         transaction
     }
 
-    /// The index of the shard, among those that are locked.
+    /// Returns the index of the shard, among the locked shards.
     fn shard_of(&self, limit: usize) -> usize {
         let index = self.store.shard_index(self.hashes[limit]);
         self.shard_indices.partition_point(|&other| other < index)

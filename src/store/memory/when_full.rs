@@ -1,6 +1,6 @@
 //! The setting for a full store. Its effect is in `shard` and `entry`.
 
-/// The response of a full [`MemoryStore`](crate::MemoryStore) to a new key when the keys that it
+/// The reaction of a full [`MemoryStore`](crate::MemoryStore) to a new key, if all keys that it
 /// looks at are in use.
 ///
 /// A key is in use while its quota is used up, or until the `retry_after` of a denied request has
@@ -9,8 +9,8 @@
 ///
 /// # Cost of an attack
 ///
-/// Either setting can be attacked by a client that can make up keys: values of a header that
-/// nothing authenticates, or addresses (a `/48` of IPv6 contains 65,536 networks of `/64`).
+/// A client that can make up keys can attack a store with either setting: values of a header that
+/// is not authenticated, or addresses (a `/48` of IPv6 contains 65,536 networks of `/64`).
 ///
 /// **To lock out new keys**, under `RejectNewKeys`, the client must hold all keys of the store in
 /// use. It needs `max_keys` keys, and `max_keys x burst` units of cost to use them up (`limit`
@@ -28,19 +28,19 @@
 /// needed. A denied request spends nothing, and keeps its key in use. So if the client can choose
 /// the cost, two requests are enough for each key:
 ///
-/// * after a request that costs 1, one that costs the whole burst is denied: the key is in use
-///   until that unit is restored;
-/// * after a request that costs the whole burst, another one is denied: the key is in use until the
+/// * After a request that costs 1, a request that costs the whole burst is denied: the key is in
+///   use until that unit is restored.
+/// * After a request that costs the whole burst, another one is denied: the key is in use until the
 ///   whole burst is restored.
 ///
 /// Each limit of a rule counts as a separate key.
 ///
-/// Small limits over long windows are at risk, and large ones too if the client can choose the
-/// cost; limits per second and per minute hardly are.
+/// Small limits over long windows are at risk. If the client can choose the cost, so are large
+/// limits over long windows. Limits per second and per minute are hardly at risk.
 ///
 /// **To reset a particular key**, the client must make the store evict it before the others: with
-/// `max_keys` keys that have used as much as that key. So it gets one more unit on the key for each
-/// `max_keys` units that it spends on others. If all requests cost 1, 100,000 keys and 5,000
+/// `max_keys` keys that have used as much as that key. So it gets one more unit of the key for each
+/// `max_keys` units that it spends on other keys. If all requests cost 1, 100,000 keys and 5,000
 /// requests per second give it one attempt to guess a password per 20 seconds, under any limit.
 ///
 /// * Under both settings this resets a key that has units left: with 3 per day, 2 more attempts for
@@ -49,17 +49,17 @@
 ///
 /// If the client can choose the cost, one request is enough for each of the `max_keys` keys.
 ///
-/// `RejectNewKeys` is the default, as [`FailurePolicy::Closed`](crate::FailurePolicy::Closed) is: a
-/// key that was denied stays denied until its `retry_after`, and a limit of one request holds.
-/// Choose `EvictSoonest` if serving new callers matters more, such as for limits by address.
+/// `RejectNewKeys` is the default, because it enforces the limits: a key that was denied stays
+/// denied until its `retry_after`, and a limit of one request holds. Choose `EvictSoonest` if
+/// serving new clients matters more, such as for limits by address.
 ///
-/// Both attacks become harder if
+/// These measures make both attacks harder:
 ///
-/// * keys that clients can make up are in a separate store, apart from keys such as accounts;
-/// * `max_keys` is above the number of keys that can be in use at a time (a million keys take
-///   some 140 MB);
-/// * IPv6 addresses are counted by network, as [`key::PeerIp`](crate::key::PeerIp) does, and other
-///   keys are authenticated before they are counted.
+/// * Count keys that clients can make up in a separate store, apart from keys such as accounts.
+/// * Set `max_keys` above the number of keys that can be in use at a time (a million keys take
+///   about 140 MB).
+/// * Count IPv6 addresses by network, as [`key::PeerIp`](crate::key::PeerIp) does, and authenticate
+///   other keys before they are counted.
 ///
 /// # Examples
 ///
@@ -76,7 +76,7 @@ pub enum WhenFull {
     /// applies its [`FailurePolicy`](crate::FailurePolicy): by default it responds with 503.
     ///
     /// With [`FailurePolicy::Open`](crate::FailurePolicy::Open), requests with new keys are not
-    /// counted while the store is full. `EvictSoonest` admits less.
+    /// counted while the store is full. `EvictSoonest` admits fewer requests.
     #[default]
     RejectNewKeys,
     /// Evicts the key whose quota is restored soonest, of those that the store looks at. The store

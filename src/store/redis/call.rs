@@ -50,7 +50,7 @@ impl ScriptCall {
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, self.action, &self.limits);
         let Decided { reply, limit, now } = decided.map_err(TransportError::of_redis)?;
-        // So that requests with replies of different latency go on in the order of their
+        // Requests with replies of different latency then proceed in the order of their
         // reservations.
         let age = if reply.admitted { connection.age(now) } else { 0.0 };
         Ok(Decision::new(self.policies[limit], reply, self.action, age))

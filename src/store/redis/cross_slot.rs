@@ -67,7 +67,7 @@ impl CrossSlot {
         Ok(self.with_receipts(binding, &instants))
     }
 
-    /// Executes all calls, also if one fails.
+    /// Executes all calls, even if one fails.
     pub(super) async fn execute_all(self, deadline: Deadline) -> Result<Decision, StoreError> {
         let mut tasks = JoinSet::new();
         let count = self.calls.len();
@@ -120,7 +120,7 @@ impl Drop for Charged<'_> {
     }
 }
 
-/// The instant of a decision that has spent something; else one that names nothing.
+/// Returns the instant of a decision that has spent units; else one that matches no request.
 fn instant_of(decision: &Decision) -> f64 {
     match decision.receipt() {
         Receipt::At(instant) => *instant,

@@ -36,7 +36,7 @@ pub(super) fn job(params: &Params, key: &str, release: Release) -> Job {
     Job::Batch(Batch::new(head, &script.text, script::release_item(&release).into()))
 }
 
-/// Returns a job that releases units of a key by calls of its own.
+/// Returns a job that releases units of a key by separate calls.
 pub(super) fn task(key: &str, run: impl Fn() -> ReleaseFuture + Send + Sync + 'static) -> Job {
     let run = move || -> Pin<Box<dyn Future<Output = bool> + Send>> {
         let released = run();

@@ -1,5 +1,5 @@
 //! The script interface: texts, arguments and replies. `scripts/prelude.lua` describes its other
-//! side. Nothing else knows either.
+//! side. No other module knows either side.
 
 use std::sync::OnceLock;
 
@@ -25,7 +25,7 @@ impl Script {
         Self { text, hash }
     }
 
-    /// The script for limits with these parameters: all of them admit a request, or none.
+    /// Returns the script for limits with these parameters: all of them admit a request, or none.
     fn of(limits: impl ExactSizeIterator<Item = usize>) -> &'static Self {
         const SETS: usize = 1 << SOURCES.len();
         static SCRIPTS: [OnceLock<Script>; SETS] = [const { OnceLock::new() }; SETS];
@@ -41,12 +41,12 @@ impl Script {
     }
 }
 
-/// The script for keys of one limiter, by the index of its algorithm.
+/// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
     [PRELUDE, &fill(EACH, SOURCES[index].body)].concat()
 }
 
-/// The script for several limits of these algorithms, a bit for the index of each.
+/// Returns the script for several limits. `set` has a bit for the index of each algorithm.
 fn combined(set: usize) -> String {
     let used = SOURCES.iter().enumerate().filter(|(index, _)| set & 1 << index != 0);
     let (mut functions, mut table) = (String::new(), String::new());
@@ -61,7 +61,7 @@ fn fill(template: &str, body: &str) -> String {
     template.replace("-- BODY\n", body).replace("-- FINISH\n", FINISH)
 }
 
-/// A limit of a call: its key in Redis, its parameters, and what is asked of it.
+/// A limit of a call: its key in Redis, its parameters, and its part of the request.
 #[derive(Clone, Debug)]
 pub(crate) struct Limit {
     pub(crate) key: String,
@@ -83,7 +83,7 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script)
     (command, script)
 }
 
-/// Makes the command that returns units to a key, but for its last argument, a list of
+/// Makes the command that returns units to a key, without its last argument, a list of
 /// [items](release_item).
 pub(crate) fn release(key: &str, params: &Params) -> (Cmd, &'static Script) {
     let script = Script::of([params.index()].into_iter());
@@ -123,7 +123,7 @@ fn packed(params: &Params) -> Vec<u8> {
     bytes
 }
 
-/// What a script replies: the time, and the states that it has found.
+/// The reply of a script: the time, and the states that it has found.
 pub(crate) type Reply = Vec<redis::Value>;
 
 /// The reply of the limit that binds, its index, and the time of the decision.
@@ -134,7 +134,7 @@ pub(crate) struct Decided {
     pub(crate) now: f64,
 }
 
-/// Computes from the states that the script has found what it has decided. A refund has no states,
+/// Computes the decision of the script from the states that it has found. A refund has no states,
 /// and is always admitted.
 pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<Decided, RedisError> {
     let malformed = || RedisError::from((ErrorKind::UnexpectedReturnType, "not a reply"));

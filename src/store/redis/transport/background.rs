@@ -19,12 +19,12 @@ use tokio::{runtime::Handle, time::sleep};
 use super::{command::Command, error::TransportError};
 use crate::sync::lock;
 
-/// The most items and tasks in the queue of a node. Further ones are dropped.
+/// The maximum number of items and tasks in the queue of a node. Further ones are dropped.
 const MAX_QUEUED: usize = 20_000;
-/// The most items in one call.
+/// The maximum number of items in one call.
 const MAX_PER_CALL: usize = 100;
-/// The most workers of a node, each with one call under way: Redis may execute these without a
-/// break.
+/// The maximum number of workers of a node, each with one call in flight: Redis may execute these
+/// calls without a break.
 const MAX_WORKERS: usize = 4;
 /// The delay of a new worker, which collects items into the same calls.
 const GATHER: Duration = Duration::from_millis(5);
@@ -124,7 +124,7 @@ impl Batch {
 #[derive(Default)]
 pub(crate) struct Queue {
     queued: Mutex<Queued>,
-    /// Whether there are jobs without a worker, because the runtime of the workers has ended.
+    /// True if there are jobs without a worker, because the runtime of the workers has ended.
     is_orphaned: AtomicBool,
 }
 

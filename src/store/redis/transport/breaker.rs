@@ -28,17 +28,17 @@ const MAX_FAILURES: u32 = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether decisions are sent to Redis (the circuit is closed). While it is false, decisions
-    /// fail at once, and the store sends one probe at a time until Redis answers again.
+    /// True while decisions are sent to Redis (the circuit is closed). While it is false, decisions
+    /// fail immediately, and the store sends one probe at a time until Redis answers again.
     ///
     /// * It becomes false after five calls in a row, over at least a deadline, without an answer in
     ///   time.
     /// * It becomes true when Redis runs a script within the deadline of these calls. The script is
-    ///   a probe that would write, sent 100 ms after the one before, or a call of a clone with a
-    ///   longer deadline. Errors like LOADING, BUSY or READONLY do not count.
+    ///   a probe, sent 100 ms after the previous one, or a call of a clone with a longer deadline.
+    ///   The probe contains a write command. Errors such as LOADING, BUSY or READONLY do not count.
     ///
-    /// Without traffic it stays true, because only calls can fail. To test whether Redis answers
-    /// now, call [`ping`](crate::RedisStore::ping).
+    /// Without traffic it stays true, because only failed calls change it. To test whether Redis
+    /// answers now, call [`ping`](crate::RedisStore::ping).
     ///
     /// An error that Redis sends is an answer, for example READONLY: `errors` and `last_error`
     /// report it. A clone with a longer deadline stays available while Redis answers its own calls.
@@ -63,7 +63,7 @@ pub struct Health {
     /// The number of other failed attempts to connect, and of errors that Redis sent. Redirections
     /// to other nodes are not included.
     pub errors: u64,
-    /// The number of calls that failed at once because Redis was unavailable.
+    /// The number of calls that failed immediately because Redis was unavailable.
     pub skipped: u64,
     /// The number of times that Redis became unavailable, for each deadline in use.
     pub outages: u64,

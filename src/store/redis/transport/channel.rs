@@ -40,7 +40,7 @@ struct Attempts {
     failed: Option<FailedAttempt>,
 }
 
-/// An attempt in a task of its own, which goes on after the deadline of its caller.
+/// An attempt in a task of its own, which continues after the deadline of its caller.
 struct Attempt {
     task: JoinHandle<Result<Connection, FailedAttempt>>,
     began: Instant,

@@ -9,8 +9,8 @@ const PERIOD: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct ClockOffset {
     start: Instant,
-    /// The least offset in this period and in the one before, in microseconds. Of all replies, that
-    /// with the least offset had the fastest way.
+    /// The least offset in this period and in the one before, in microseconds. The reply with the
+    /// least offset had the lowest latency.
     least: [f64; 2],
     period: Instant,
 }

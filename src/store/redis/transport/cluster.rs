@@ -41,9 +41,9 @@ use crate::{sync::lock, time::random_fraction};
 
 const SLOTS: usize = 1 << 14;
 
-/// The number of nodes that are asked for the slot map at the same time. The first reply counts.
+/// The number of nodes that are queried for the slot map at the same time. The first reply counts.
 const NODES_PER_REFRESH: usize = 3;
-/// The same while no slot is known, or none of the known nodes could tell.
+/// The same while no slot is known, or none of the known nodes knows the slots.
 const SEEDS_PER_REFRESH: usize = 16;
 /// The pause between two refreshes.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub(crate) struct Cluster {
     unsettled_until: AtomicU64,
     /// Notified after each refresh, also after a failed one.
     refreshed: Notify,
-    /// Whether the last refresh failed, so that the next one includes the seeds.
+    /// True if the last refresh failed, so that the next one includes the seeds.
     asks_seeds: AtomicBool,
 }
 
@@ -87,7 +87,7 @@ struct Map {
     /// The nodes with slots; and the seeds, while no node can send the slot map.
     nodes: HashMap<Place, Arc<ClusterNode>>,
     slots: Box<[Option<Arc<ClusterNode>>]>,
-    /// Whether a node has sent the slot map.
+    /// True if a node has sent the slot map.
     has_owners: bool,
 }
 
@@ -116,12 +116,12 @@ struct ClusterNode {
     connections_known: AtomicUsize,
 }
 
-/// The way of a command through the cluster.
+/// The path of a command through the cluster.
 struct Redirects {
     slot: usize,
     /// The next node.
     node: Arc<ClusterNode>,
-    /// Whether the slot moves to this node.
+    /// True if the slot moves to this node.
     is_asking: bool,
     /// The node from which the slot moves.
     source: Option<Arc<ClusterNode>>,
@@ -281,7 +281,7 @@ impl Cluster {
     }
 
     /// Starts a task that reads the slot map, if none is running or has ended a moment ago. If
-    /// there are other nodes, the doubted node is not asked.
+    /// there are other nodes, the doubted node is not queried.
     fn refresh(self: &Arc<Self>, doubted: Option<&Arc<ClusterNode>>) -> Refresh {
         {
             let refresh = &mut *lock(&self.refresh);
@@ -444,7 +444,7 @@ impl Redirects {
         }
     }
 
-    /// Another node has the slot.
+    /// Follows a `MOVED`: another node has the slot.
     fn follow_moved(
         &mut self,
         cluster: &Arc<Cluster>,
@@ -461,7 +461,7 @@ impl Redirects {
         Ok(())
     }
 
-    /// The slot moves to another node, and the key may be there.
+    /// Follows an `ASK`: the slot moves to another node, and the key may be there.
     fn follow_ask(
         &mut self,
         cluster: &Cluster,
@@ -474,7 +474,7 @@ impl Redirects {
         Ok(())
     }
 
-    /// The slot moves, and its keys are on two nodes.
+    /// Waits while the slot moves and its keys are on two nodes.
     async fn wait_for_move(
         &mut self,
         cluster: &Cluster,
@@ -508,7 +508,7 @@ impl Executor for Arc<Cluster> {
     }
 }
 
-/// A slot whose move from one node to another has begun and not ended.
+/// A slot whose move from one node to another has begun but not ended.
 #[derive(Debug)]
 struct OpenSlot {
     slot: usize,
@@ -516,7 +516,7 @@ struct OpenSlot {
 }
 
 impl OpenSlot {
-    /// No node has executed the command.
+    /// Returns the error of a command that no node has executed.
     fn error(slot: usize, cause: TransportError) -> TransportError {
         TransportError::other(Self { slot, cause }).unsent()
     }
@@ -527,8 +527,8 @@ impl fmt::Display for OpenSlot {
         let Self { slot, .. } = self;
         write!(
             f,
-            "slot {slot} of the cluster is open: its move to another node has begun and not \
-             ended; if no move is under way, run redis-cli --cluster fix"
+            "slot {slot} of the cluster is open: its move to another node has begun but not \
+             ended; if no move is in progress, run redis-cli --cluster fix"
         )
     }
 }

@@ -1,4 +1,4 @@
-//! A command as the transport sends it, and the key that decides about its node.
+//! A command as the transport sends it, and the key that determines its node.
 
 use redis::{Arg, Cmd};
 
@@ -7,7 +7,7 @@ pub(crate) struct Command<'a> {
     cmd: &'a Cmd,
     /// The text of the script that `cmd` names by its hash.
     text: Option<&'a str>,
-    /// Whether its keys are moving to this node of a cluster.
+    /// True if its keys are moving to this node of a cluster.
     is_asking: bool,
 }
 
@@ -16,7 +16,7 @@ impl<'a> Command<'a> {
         Self { cmd, text: None, is_asking: false }
     }
 
-    /// An `EVALSHA`; `text` is for servers that do not know the hash.
+    /// Makes a command from an `EVALSHA`; `text` is for servers that do not know the hash.
     pub(crate) fn script(cmd: &'a Cmd, text: &'a str) -> Self {
         Self { text: Some(text), ..Self::new(cmd) }
     }

@@ -26,8 +26,8 @@ pub(crate) const DEFAULT_PREFIX: &str = "ratelimit";
 /// The addresses of Redis and the login: one server, a master behind Sentinels, or a cluster.
 ///
 /// An attempt to connect has a time limit of 900 ms. It includes resolving the name, connecting to
-/// all of its addresses at once, TLS and the login. The limit does not depend on the deadline of
-/// decisions: if a decision fails meanwhile, the attempt goes on for later decisions.
+/// all of its addresses in parallel, TLS and the login. The limit does not depend on the deadline
+/// of decisions: if a decision fails in the meantime, the attempt continues for later decisions.
 ///
 /// # Examples
 ///
@@ -93,7 +93,7 @@ impl RedisConfig {
     /// Describes the master behind Sentinels.
     ///
     /// `sentinels` are the URLs of the Sentinels, with the credentials for the Sentinels. `master`
-    /// is the name of the master, or a URL with the name in place of a host:
+    /// is the name of the master, or a URL with the name in place of the host:
     /// `redis://[[USER]:PASSWORD@]NAME[/DB]`. The store discovers other Sentinels through these,
     /// and logs in there with the settings of the first URL.
     ///
@@ -243,9 +243,9 @@ impl RedisConfig {
     ///
     /// It is needed if clients cannot use the addresses by which the servers know each other:
     ///
-    /// * behind port forwarding,
-    /// * in containers,
-    /// * if a certificate is for another name.
+    /// * behind port forwarding
+    /// * in containers
+    /// * if a certificate is for another name
     ///
     /// Addresses in the URLs are not mapped. If a node names no host for itself, the function gets
     /// the host of the connection. The function must not block or panic.
@@ -281,7 +281,7 @@ impl RedisConfig {
     ///
     /// # Panics
     ///
-    /// If the prefix contains a `{`, which would decide about the slots in a cluster.
+    /// If the prefix contains a `{`, which would determine the slots in a cluster.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
@@ -294,7 +294,7 @@ impl RedisConfig {
     ///
     /// # Panics
     ///
-    /// If it is 0.
+    /// If `connections` is 0.
     #[must_use]
     pub fn connections(self, connections: usize) -> Self {
         assert!(connections > 0, "a store needs at least one connection to each server");
@@ -380,7 +380,7 @@ fn with_password(endpoint: Endpoint) -> Result<Endpoint, TransportError> {
     match login.username() {
         Some(_) if login.password().is_none() && credentials.is_none() => {
             Err(TransportError::config(format!(
-                "cannot log in at {place}: there is a user and no password; for a password alone \
+                "cannot log in at {place}: there is a user but no password; for a password alone \
                  write redis://:PASSWORD@HOST, and for a user with `nopass` any password"
             )))
         }
@@ -391,7 +391,7 @@ fn with_password(endpoint: Endpoint) -> Result<Endpoint, TransportError> {
 /// The connections that use TLS, and its settings.
 struct Security {
     connector: Option<Connector>,
-    /// If not, only connections to `rediss://` URLs use TLS.
+    /// If false, only connections to `rediss://` URLs use TLS.
     is_for_all: bool,
 }
 
@@ -437,7 +437,7 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
-/// Braces decide about the slot of a key.
+/// Rejects braces, which would determine the slot of a key.
 pub(crate) fn assert_prefix(prefix: &str) {
     assert!(!prefix.contains('{'), "the prefix {prefix:?} contains a '{{'");
 }
@@ -477,10 +477,10 @@ impl Url {
         let place = match info.addr() {
             ConnectionAddr::Tcp(host, port) => Place::Tcp((host.clone(), *port)),
             ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
-            other => return Err(invalid(&format!("{other} is no address"))),
+            other => return Err(invalid(&format!("{other} is not an address"))),
         };
         if info.redis_settings().db() < 0 {
-            return Err(invalid("a database has a number from 0 on"));
+            return Err(invalid("the database must be a number, 0 or above"));
         }
         if matches!(place, Place::Tcp(_)) && url.contains("?db=") {
             return Err(invalid("the database is the path of this URL"));

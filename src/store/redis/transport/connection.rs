@@ -20,7 +20,7 @@ use super::{
 };
 use crate::sync::lock;
 
-/// The time limit of an attempt to connect, which may include questions to Sentinels.
+/// The time limit of an attempt to connect, which may include queries to Sentinels.
 pub(crate) const MAX_ATTEMPT: Duration = Duration::from_secs(3);
 
 /// After this idle time, the server may have closed the connection before the runtime has noticed.

@@ -33,7 +33,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// The deadline of commands that are no decisions.
+/// The deadline of commands that are not decisions.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit for opening a connection and logging in. It is below the deadline of a ping, so
 /// that the error of a ping contains the reason.
@@ -211,7 +211,7 @@ impl Endpoint {
         let addresses = before(ends, lookup_host((&**host, port))).await;
         let addresses =
             addresses.map_err(|it| cannot("resolve the name", &it, within, "; check it"))?;
-        // All addresses of the name at once: the first login that succeeds counts.
+        // All addresses of the name in parallel: the first login that succeeds counts.
         let mut attempts = JoinSet::new();
         for address in addresses {
             let (endpoint, host, login, config) =
@@ -349,7 +349,7 @@ fn cannot(do_what: &str, cause: &io::Error, within: Duration, hint: &str) -> Red
 /// The reason of a failed attempt.
 struct Failure {
     error: RedisError,
-    /// Whether the server closed the connection during the login.
+    /// True if the server closed the connection during the login.
     is_cut: bool,
 }
 

@@ -1,5 +1,5 @@
 //! The error of the transport, and the meaning of errors of the crate `redis` for the connection
-//! and for later commands. The consequences are drawn elsewhere.
+//! and for later commands. Other modules act on them.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
@@ -9,9 +9,9 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 #[derive(Clone, Debug)]
 pub(crate) struct TransportError {
     kind: Kind,
-    /// Whether Redis may have executed the command.
+    /// True if Redis may have executed the command.
     was_sent: bool,
-    /// The name of the server, where one was chosen.
+    /// The name of the server, if one was chosen.
     server: Option<Arc<str>>,
 }
 
@@ -56,37 +56,37 @@ impl TransportError {
         Self { kind, was_sent: true, server: None }
     }
 
-    /// No reply came within the deadline.
+    /// Returns the error of a command without a reply within the deadline.
     pub(crate) fn timeout(deadline: Duration) -> Self {
         Self::new(Kind::Timeout(deadline))
     }
 
-    /// The breaker is open: the command was not sent.
+    /// Returns the error of a command that was not sent, because the breaker is open.
     pub(crate) fn circuit_open() -> Self {
         Self::new(Kind::CircuitOpen).unsent()
     }
 
-    /// The settings are invalid. The text says how to correct them.
+    /// Returns the error of invalid settings. The text contains the remedy.
     pub(crate) fn config(text: impl Into<Arc<str>>) -> Self {
         Self::new(Kind::Config(text.into())).unsent()
     }
 
-    /// Redis cannot be reached, or replied with an error.
+    /// Returns the error of a server that cannot be reached, or that replied with an error.
     pub(crate) fn of_redis(error: RedisError) -> Self {
         Self::new(Kind::Redis(Arc::new(RedisCause(error))))
     }
 
-    /// The connection ended while the command was under way.
+    /// Returns the error of a command whose connection ended before the reply.
     pub(crate) fn interrupted(error: RedisError) -> Self {
         Self::new(Kind::Interrupted(Arc::new(RedisCause(error))))
     }
 
-    /// The command cannot be executed, for another reason.
+    /// Returns the error of a command that failed for another reason.
     pub(crate) fn other(source: impl Error + Send + Sync + 'static) -> Self {
         Self::new(Kind::Other(Arc::new(source)))
     }
 
-    /// No server has executed the command.
+    /// Returns the error of a command that no server has executed.
     pub(crate) fn unsent(self) -> Self {
         Self { was_sent: false, ..self }
     }
@@ -141,7 +141,7 @@ impl fmt::Display for TransportError {
             }
             Kind::CircuitOpen => {
                 let server = server.unwrap_or("the store");
-                write!(f, "{server} does not answer, and is not called until it does")
+                write!(f, "{server} does not answer: calls fail immediately until it answers again")
             }
             Kind::Config(text) => f.write_str(text),
             Kind::Interrupted(_) => {
@@ -178,7 +178,7 @@ pub(crate) fn is_reply(error: &RedisError) -> bool {
     matches!(kind, ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::UnexpectedReturnType)
 }
 
-/// Returns whether the error is part of the protocol: it says where, when or how to send the
+/// Returns whether the error is part of the protocol: it describes where, when or how to send the
 /// command again.
 pub(crate) fn is_routine(error: &RedisError) -> bool {
     use ServerErrorKind::{Ask, Moved, NoScript, TryAgain};

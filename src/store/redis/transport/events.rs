@@ -10,11 +10,11 @@ pub(super) fn unavailable(node: Option<&str>, changes: u32, error: &(dyn Error +
         node,
         changes,
         error,
-        "Redis does not answer: decisions fail at once until it answers again"
+        "Redis does not answer: decisions fail immediately until it answers again"
     );
 }
 
-/// `outage` is the duration of the outage.
+/// Reports the end of an outage, with its duration.
 pub(super) fn available(node: Option<&str>, changes: u32, outage: Duration) {
     #[cfg(feature = "tracing")]
     tracing::info!(node, changes, ?outage, "Redis answers again");
@@ -22,7 +22,7 @@ pub(super) fn available(node: Option<&str>, changes: u32, outage: Duration) {
 
 pub(super) fn retired(node: Option<&str>, changes: u32) {
     #[cfg(feature = "tracing")]
-    tracing::info!(node, changes, "the node of the cluster has no slots any more");
+    tracing::info!(node, changes, "the node of the cluster no longer has slots");
 }
 
 pub(super) fn master_changed(master: &str, old: impl Display, new: impl Display) {
@@ -46,7 +46,7 @@ pub(super) fn not_subscribed(master: &str, error: &(dyn Error + 'static)) {
     tracing::warn!(
         master,
         error,
-        "cannot subscribe at a Redis Sentinel: the store polls it each second; allow `+subscribe` \
+        "cannot subscribe to a Redis Sentinel: the store polls it every second; allow `+subscribe` \
          and `&+switch-master`, and RESP3"
     );
 }

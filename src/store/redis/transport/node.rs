@@ -1,5 +1,5 @@
 //! A node: one server with its channels and its breaker. Commands wait for a connection within the
-//! deadline, and fail at once while the breaker is open. It does not know clusters.
+//! deadline, and fail immediately while the breaker is open. It does not know clusters.
 
 use std::{
     mem,
@@ -34,8 +34,8 @@ use crate::sync::lock;
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 /// The pause between two probes.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
-/// The deadline of a probe, independent of the deadlines of callers: one probe at a time is under
-/// way.
+/// The deadline of a probe, independent of the deadlines of callers: one probe at a time is in
+/// flight.
 const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Node {
@@ -50,7 +50,7 @@ pub(crate) struct Node {
     background: Arc<Queue>,
 }
 
-/// The state of one command on its way.
+/// The state of one command in flight.
 #[derive(Default)]
 struct Exchange {
     /// The last connection that it was sent over.
@@ -61,7 +61,7 @@ struct Exchange {
 /// A failed command.
 struct Failure {
     error: TransportError,
-    /// Whether the server replied, with an error.
+    /// True if the server replied, with an error.
     is_reply: bool,
 }
 
@@ -148,7 +148,7 @@ impl Node {
         self.execute(deadline, probe.command()).await.map(|((), _)| ())
     }
 
-    /// Executes a command. It fails at the deadline, or at once while the breaker is open.
+    /// Executes a command. It fails at the deadline, or immediately while the breaker is open.
     pub(crate) async fn execute<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,
@@ -171,7 +171,7 @@ impl Node {
         self.execute_unchecked(deadline, command, false).await
     }
 
-    /// Executes a command, also while the breaker is open, and records the result.
+    /// Executes a command, even while the breaker is open, and records the result.
     async fn execute_unchecked<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,

@@ -1,4 +1,4 @@
-//! The probe: a script that writes nothing, but needs all that a decision needs. A Redis that
+//! The probe: a script that changes nothing, but needs all that a decision needs. A Redis that
 //! rejects writes or scripts still answers `TIME`.
 
 use std::sync::LazyLock;
@@ -17,7 +17,7 @@ const DEFAULT_KEY: &[u8] = b"ratelimit:{probe}";
 pub(crate) struct Probe(Cmd);
 
 impl Probe {
-    /// Has a key of its own in the slot of `key`, with the same prefix.
+    /// Makes a probe with a separate key in the slot of `key`, with the same prefix.
     pub(crate) fn beside(key: &[u8]) -> Self {
         let tag = key.iter().position(|it| *it == b'{');
         let is_tagged = tag.is_some_and(|open| key[open + 1..].contains(&b'}'));

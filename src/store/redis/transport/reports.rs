@@ -1,5 +1,6 @@
-//! Limits the rate of the events about the availability of Redis: the first change is reported at
-//! once, and an unstable Redis does not flood the logs. The breaker decides when the state changes.
+//! Limits the rate of the events about the availability of Redis: the first change is reported
+//! immediately, and an unstable Redis does not flood the logs. The breaker decides when the state
+//! changes.
 
 use std::{
     mem,
@@ -30,7 +31,7 @@ pub(crate) enum State {
     Unavailable(TransportError),
     /// After an outage of this length.
     Available(Duration),
-    /// The node has no slots any more.
+    /// The node no longer has slots.
     Retired,
 }
 

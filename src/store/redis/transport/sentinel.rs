@@ -1,9 +1,9 @@
 //! The master that Redis Sentinels name, and its changes.
 //!
-//! A task per Sentinel keeps a connection, polls each second and on demand, and subscribes to
-//! announcements. A new connection to the master waits for answers to questions that were sent
-//! after the caller began. A watcher compares the latest answers. When they name another master,
-//! the connections to the old one are outdated.
+//! A task per Sentinel keeps a connection, polls every second and on demand, and subscribes to
+//! announcements. A new connection to the master waits for answers to queries that were sent after
+//! the caller began. A watcher compares the latest answers. When they name another master, the
+//! connections to the old one are outdated.
 
 mod votes;
 
@@ -38,10 +38,10 @@ use super::{
 };
 use crate::{sync::lock, time::with_jitter};
 
-/// The pause between two questions to a Sentinel, before jitter.
+/// The pause between two queries to a Sentinel, before jitter.
 const POLL_PAUSE: Duration = Duration::from_millis(900);
-/// The least pause between two questions. An announcement causes a question, and a Sentinel may
-/// send any number of announcements.
+/// The least pause between two queries. An announcement causes a query, and a Sentinel may send any
+/// number of announcements.
 const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// A Sentinel that does not answer within this time counts as failed.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -53,14 +53,14 @@ const GRACE: Duration = Duration::from_millis(50);
 const LONG_GRACE: Duration = Duration::from_millis(250);
 /// The pause after a failed attempt.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// The time limit of an attempt while the named server rejects connections or is no master. It is
-/// below the default deadline, so that callers get the error of the attempt.
+/// The time limit of an attempt while the named server rejects connections or is not a master. It
+/// is below the default deadline, so that callers get the error of the attempt.
 const SEARCH_WITHIN: Duration = Duration::from_millis(75);
-/// The pause between two questions to the Sentinels while the named server does not answer.
+/// The pause between two queries to the Sentinels while the named server does not answer.
 const SEARCH_PAUSE: Duration = Duration::from_millis(100);
-/// The most Sentinels that are discovered through others.
+/// The maximum number of Sentinels that are discovered through others.
 const MAX_DISCOVERED: usize = 16;
-/// The number of polls of a Sentinel between two questions for its peers.
+/// The number of polls of a Sentinel between two queries for its peers.
 const DISCOVER_EVERY: usize = 10;
 /// The time without progress after which the runtime of the watcher is taken as stopped.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
@@ -321,7 +321,7 @@ impl Shared {
         match role.first().and_then(|role| String::from_redis_value_ref(role).ok()) {
             Some(role) if role == "master" => Ok(connection),
             role => Err(error(format!(
-                "the master {name} is not there: the Sentinels name {host}:{port}, but its role is \
+                "cannot find the master {name}: the Sentinels name {host}:{port}, but its role is \
                  {}; wait for the end of the failover",
                 role.unwrap_or_default(),
             ))),
@@ -463,7 +463,7 @@ impl Shared {
                 PushKind::Message => {
                     let shared = shared.upgrade();
                     let message = Msg::from_push_info(push).map(|it| it.get_payload::<String>());
-                    // A wrong announcement is harmless, because all Sentinels are asked.
+                    // A wrong announcement is harmless, because all Sentinels are polled.
                     if let (Some(shared), Some(Ok(message))) = (shared, message)
                         && message.split(' ').next() == Some(&shared.name)
                     {

@@ -18,8 +18,9 @@ use crate::error::StoreError;
 /// certificate.
 ///
 /// By default, the root certificates of the system are trusted. With the feature
-/// `tls-rustls-webpki-roots`, it is those of the crate `webpki-roots`. The application installs
-/// rustls's crypto provider first, by `rustls::crypto::CryptoProvider::install_default`.
+/// `tls-rustls-webpki-roots`, those of the crate `webpki-roots` are trusted instead. The
+/// application must install rustls's crypto provider first, by
+/// `rustls::crypto::CryptoProvider::install_default`.
 ///
 /// # Examples
 ///
@@ -49,7 +50,7 @@ struct Identity {
 }
 
 impl Tls {
-    /// Makes settings that trust the system's root certificates, without a client certificate.
+    /// Makes settings that trust the default root certificates, without a client certificate.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -1,4 +1,4 @@
-//! The choice of the master from scripted answers. Real Sentinels are in `tests/sentinel.rs`.
+//! The choice of the master from scripted answers. Real Sentinels are in `tests/redis/sentinel.rs`.
 
 use self::fake::{Fake, array, map};
 use super::{super::config::endpoint, *};

@@ -1,5 +1,5 @@
-//! The reports of Sentinels: whether more of them can change the result. The choice of the master
-//! is in the parent.
+//! The reports of Sentinels, and the test whether more of them can change the result. The choice of
+//! the master is in the parent.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -7,7 +7,7 @@ use redis::RedisError;
 
 use super::super::connector::Address;
 
-/// The last answer of a Sentinel, and when the question was sent.
+/// The last answer of a Sentinel, and the instant at which the query was sent.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Report {
     /// None yet, or none since its connection ended.
@@ -19,7 +19,7 @@ pub(super) enum Report {
     Failed(RedisError, Instant),
 }
 
-/// How long to wait for more answers.
+/// The time to wait for more answers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// More answers would change nothing.
@@ -30,7 +30,7 @@ pub(super) enum Wait {
     Needed,
 }
 
-/// Returns how long to wait for more answers to questions that were sent at `asked` or later.
+/// Returns how long to wait for more answers to queries that were sent at `asked` or later.
 pub(super) fn wait(reports: &[Report], asked: impl Into<Option<Instant>>) -> Wait {
     let count = Count::of(reports, asked.into());
     if count.is_final() {
