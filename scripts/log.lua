@@ -143,9 +143,7 @@ if returns then
       return
     end
     call('RPOP', key)
-    if first > 0 then
-      call('LTRIM', key, first, '-1')
-    end
+    call('LTRIM', key, first, '-1')
     length, instants, costs = length - first, {}, {}
     first, sum, dead = 0, live, live_dead
     for _, release in ipairs(releases) do

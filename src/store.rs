@@ -62,7 +62,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()>;
 
-    /// Runs a task to its end, if a runtime lives that long.
+    /// Runs a task that waits for answers of this store to its end, if a runtime lives that long.
     #[doc(hidden)]
     fn spawn_background(&self, task: BackgroundTask);
 

@@ -19,7 +19,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use tokio::{runtime::Handle, time::Instant};
+use tokio::time::Instant;
 
 pub use self::when_full::WhenFull;
 use self::{
@@ -355,11 +355,8 @@ impl Store for MemoryStore {
     }
 
     fn spawn_background(&self, mut task: BackgroundTask) {
-        // The answers of this store are ready immediately, those of a decorator may not be.
-        let is_done = task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        if let (false, Ok(runtime)) = (is_done, Handle::try_current()) {
-            runtime.spawn(task);
-        }
+        // The answers of this store are ready immediately.
+        let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
 
     fn names(&self) -> &Names {

@@ -197,7 +197,7 @@ fn invalid_addresses_are_rejected_immediately() {
         (RedisStore::lazy("rediss://localhost/#insecure"), "`RedisConfig::tls`"),
         (RedisStore::lazy("redis://:secret:localhost:1"), "the Redis URL redis://***: "),
         (RedisStore::lazy("redis://secret@localhost"), "there is a user but no password"),
-        (RedisStore::lazy("redis://localhost/-1"), "a database has a number"),
+        (RedisStore::lazy("redis://localhost/-1"), "the database must be a number"),
         (RedisStore::lazy("redis://localhost/?db=3"), "is the path of this URL"),
         (RedisStore::lazy("rediss://localhost"), "CryptoProvider::install_default"),
         (RedisStore::sentinel(Vec::<String>::new(), "mymaster"), "redis://HOST:26379"),
