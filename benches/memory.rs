@@ -60,7 +60,7 @@ fn print_checks() {
     println!("Limiter::check against governor's check_key: {KEYS} String keys, token bucket");
     println!("ns per check, median of {ROUNDS} rounds; ratio, and its middle half");
     println!(
-        "governor by its default clock, a counter of the processor, and by the system's, as ours"
+        "governor with its default clock, a processor's counter, and with the system's, as ours"
     );
     for threads in [1, 2] {
         for (label, quota) in [("full", QUICK), ("draining", SLOW), ("empty", ONE)] {
@@ -115,7 +115,7 @@ fn period(quota: Quota) -> Duration {
 }
 
 trait Check: Sync {
-    // governor finds a key as it stores it.
+    // governor looks up a key by a reference to the type that it stores.
     #[allow(clippy::ptr_arg)]
     fn check(&self, key: &String) -> bool;
 }
@@ -168,11 +168,11 @@ fn print_layers() {
     );
     println!("ns and allocations per request without those of the bare service");
 
-    let ours = |quota, fields: bool, extensions| {
-        move || ours(quota).headers(fields.then_some(Headers::Draft11)).extensions(extensions)
+    let ours = |quota, headers: bool, extensions| {
+        move || ours(quota).headers(headers.then_some(Headers::Draft11)).extensions(extensions)
     };
     let plain = |quota| move || GovernorLayer::new(theirs(quota).finish().expect("a config"));
-    let fields =
+    let with_headers =
         |quota| move || GovernorLayer::new(theirs(quota).use_headers().finish().expect("a config"));
     let in_axum = move || {
         ServiceBuilder::new()
@@ -182,13 +182,13 @@ fn print_layers() {
 
     print_layer("allow", Some(LAYER_GOAL), ours(SLOW, false, false), plain(SLOW));
     print_layer("allow, extensions", None, ours(SLOW, false, true), plain(SLOW));
-    print_layer("allow, fields", Some(LAYER_GOAL), ours(SLOW, true, false), fields(SLOW));
-    print_layer("allow, fields, extensions", None, ours(SLOW, true, true), fields(SLOW));
-    print_layer("the same, axum's Body", None, in_axum, fields(SLOW));
+    print_layer("allow, headers", Some(LAYER_GOAL), ours(SLOW, true, false), with_headers(SLOW));
+    print_layer("allow, headers, extensions", None, ours(SLOW, true, true), with_headers(SLOW));
+    print_layer("the same, axum's Body", None, in_axum, with_headers(SLOW));
     print_layer("allow, full buckets", None, ours(QUICK, false, false), plain(QUICK));
     print_layer("deny", Some(LAYER_GOAL), ours(ONE, false, false), plain(ONE));
-    print_layer("deny, fields", Some(LAYER_GOAL), ours(ONE, true, false), fields(ONE));
-    print_layer("deny, fields, extensions", None, ours(ONE, true, true), fields(ONE));
+    print_layer("deny, headers", Some(LAYER_GOAL), ours(ONE, true, false), with_headers(ONE));
+    print_layer("deny, headers, extensions", None, ours(ONE, true, true), with_headers(ONE));
 }
 
 fn print_layer<O, T, B>(
@@ -291,7 +291,7 @@ fn uncounted<T>(work: impl FnOnce() -> T) -> T {
     output.expect("the work is done")
 }
 
-/// Counts the allocations per request; one that grows counts again.
+/// Counts the allocations per request; an allocation that grows counts again.
 fn allocations<S, B>(mut service: S, keys: &[HeaderValue]) -> f64
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
@@ -312,8 +312,8 @@ where
     for key in keys {
         let mut request = Request::new(Body::empty());
         request.headers_mut().insert(API_KEY, key.clone());
-        ready(future::poll_fn(|cx| service.poll_ready(cx))).expect("it never fails");
-        let response = black_box(ready(service.call(request)).expect("it never fails"));
+        ready(future::poll_fn(|cx| service.poll_ready(cx))).expect("the service never fails");
+        let response = black_box(ready(service.call(request)).expect("the service never fails"));
         admitted += usize::from(response.status() == StatusCode::OK);
     }
     admitted

@@ -387,7 +387,7 @@ impl Bench {
 
     /// The script that the limiter sends, from the slow log of the server.
     fn script(&self, limiter: &Limiter) -> Script {
-        // The first one may load the script.
+        // The first check may load the script.
         self.query::<()>("CONFIG SET slowlog-log-slower-than 0");
         self.runtime.block_on(often(2, async || check(limiter, &key(0)).await));
         self.query::<()>("CONFIG SET slowlog-log-slower-than -1");
@@ -481,7 +481,7 @@ impl Script {
             cmd.arg(arg);
         }
         let (_, found): (u64, Vec<u8>) = query(connection, &cmd).await;
-        // The request was admitted if the bucket had a token: its debt stands behind 12 bytes.
+        // The request was admitted if the bucket had a token: its debt follows the first 12 bytes.
         let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap());
         let debt = found.get(12..20).map_or(0.0, number);
         debt < f64::from(PLENTY.limit())

@@ -1,5 +1,5 @@
 //! Ten minutes of mixed load over four replicas while Redis fails at random: no quota is exceeded,
-//! and neither this process nor Redis uses more and more memory.
+//! and the memory of this process and of Redis stays flat.
 //!
 //! ```text
 //! cargo bench --bench soak              # ten minutes
@@ -91,7 +91,7 @@ impl Replica {
         let wait = Duration::from_millis(fastrand::u64(1..300));
         let decision = match fastrand::u8(..10) {
             0 => {
-                // A key that has one request, and expires.
+                // A key that has one request and expires.
                 let _ = limiter.check(format!("once-{}", fastrand::u64(..))).await;
                 return;
             }
@@ -105,7 +105,7 @@ impl Replica {
             }
             3 | 4 => limiter.try_acquire(name.as_str(), cost, wait).await,
             5 => {
-                // Is dropped after a while, which releases its reservation.
+                // The request is dropped after a while, which releases its reservation.
                 let time = Duration::from_millis(fastrand::u64(..50));
                 let attempt = limiter.try_acquire(name.as_str(), cost, wait);
                 match timeout(time, attempt).await {

@@ -49,7 +49,7 @@ const ITEMS: usize = 6;
 /// The longest time of the loop in a round.
 const LOOP_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// No reservation comes due while the memory is counted.
+/// A quota with which no reservation comes due while the memory is counted.
 const SLOW: Quota = Quota::per_hour(1);
 /// All waiters can reserve within this time.
 const LONG_WAIT: Duration = Duration::from_secs(3_600 * 2 * WAITERS as u64);
@@ -176,7 +176,7 @@ impl Bench {
             .map(|store| Limiter::new(store.clone(), algorithm, quota))
             .collect();
         self.query::<()>("FLUSHALL");
-        // The server learns the script.
+        // Loads the script into the server.
         let _ = self.runtime.block_on(limiters[0].peek("key")).expect("the server answers");
         self.query::<()>("CONFIG RESETSTAT");
         self.query::<()>("SLOWLOG RESET");
@@ -253,7 +253,7 @@ impl Bench {
         self.print_waiting(label, || service.clone().call(Request::new(Body::empty())));
     }
 
-    /// A limiter with nothing left.
+    /// A limiter whose quota is used up.
     fn used_up(&self, label: &str, store: impl Store) -> Limiter {
         self.query::<()>("FLUSHALL");
         let limiter =

@@ -46,7 +46,7 @@ where
     assert_eq!(response.status(), 200);
 }
 
-/// Counts the allocations per request; one that grows counts again.
+/// Counts the allocations per request; an allocation that grows counts again.
 fn allocations<S, B>(mut service: S) -> u64
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
@@ -78,7 +78,7 @@ fn user(head: &Parts) -> &[u8] {
 }
 
 #[test]
-fn headers_and_extensions_alone_allocate() {
+fn only_headers_and_extensions_allocate() {
     let [limiter] = limiters(["user"]);
     let layer = RateLimitLayer::new(limiter, key::Header::new("user"));
     assert_eq!(added(layer), [0, 3, 9]);
@@ -100,22 +100,22 @@ fn a_long_key_allocates_once() {
     assert_eq!(added(layer), [1, 4, 10]);
 }
 
-/// The policies are written for each request, as a rule may choose others.
+/// The policies are written for each request, because a rule can choose other limits.
 #[test]
 fn a_rule_with_one_limit_allocates_more_only_for_its_policy() {
     let [limiter] = limiters(["user"]);
     let layer = RateLimitLayer::by_rule(move |head: &Parts| Charge::new(&limiter, user(head)));
-    let [charge, fields, extensions] = added(layer);
+    let [charge, headers, extensions] = added(layer);
     assert_eq!(charge, 0);
-    assert!(fields <= 10 && extensions <= 16, "{fields} {extensions}");
+    assert!(headers <= 10 && extensions <= 16, "{headers} {extensions}");
 }
 
 #[test]
 fn a_rule_with_two_limits_allocates_some_more() {
-    let [own, all] = limiters(["user", "all"]);
+    let [user_limiter, all] = limiters(["user", "all"]);
     let layer = RateLimitLayer::by_rule(move |head: &Parts| {
-        Charge::new(&own, user(head)).and(Charge::new(&all, "all"))
+        Charge::new(&user_limiter, user(head)).and(Charge::new(&all, "all"))
     });
-    let [charge, fields, extensions] = added(layer);
-    assert!(charge <= 11 && fields <= 27 && extensions <= 33, "{charge} {fields} {extensions}");
+    let [charge, headers, extensions] = added(layer);
+    assert!(charge <= 11 && headers <= 27 && extensions <= 33, "{charge} {headers} {extensions}");
 }

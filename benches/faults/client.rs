@@ -14,7 +14,7 @@ use tower_ratelimit::RedisStore;
 use crate::{
     deployment::Deployment,
     load::{Load, Moment, Record, Settings},
-    namespace::Place,
+    namespace::Host,
 };
 
 /// The first argument of a client.
@@ -48,11 +48,11 @@ pub struct Client {
 
 impl Client {
     pub fn start(
-        place: &Place,
+        host: &Host,
         started: Moment,
         sentinels: &[String],
     ) -> Result<Self, Box<dyn Error>> {
-        let mut process = place
+        let mut process = host
             .command(env::current_exe()?)
             .args([NAME, &started.as_micros().to_string()])
             .args(sentinels)

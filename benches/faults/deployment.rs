@@ -7,27 +7,27 @@ use tower_ratelimit::RedisStore;
 use crate::{
     instance::Instance,
     load::{Moment, now, until},
-    namespace::Place,
+    namespace::Host,
 };
 
 const NAME: &str = "limits";
 /// A user that may not subscribe to announcements.
-const NO_SUBSCRIPTION: &str = "asker:secret@";
-const USERS: &str = "user asker on >secret resetchannels +sentinel|get-master-addr-by-name \
+const NO_SUBSCRIPTION: &str = "reader:secret@";
+const USERS: &str = "user reader on >secret resetchannels +sentinel|get-master-addr-by-name \
     +sentinel|sentinels +sentinel|myid +sentinel|master +sentinel|masters +role +ping +hello\n";
 
-/// The places and settings of servers and Sentinels.
+/// The hosts and settings of servers and Sentinels.
 pub struct Plan<'a> {
     /// The master, and the replicas.
-    pub servers: Vec<(Place, Vec<(String, String)>)>,
-    pub sentinels: [Place; 3],
+    pub servers: Vec<(Host, Vec<(String, String)>)>,
+    pub sentinels: [Host; 3],
     pub settings: &'a [&'a str],
 }
 
 impl Default for Plan<'_> {
     fn default() -> Self {
-        let servers = [(); 3].map(|()| (Place::LOCAL, vec![]));
-        Self { servers: servers.into(), sentinels: [Place::LOCAL; 3], settings: &[] }
+        let servers = [(); 3].map(|()| (Host::LOCAL, vec![]));
+        Self { servers: servers.into(), sentinels: [Host::LOCAL; 3], settings: &[] }
     }
 }
 
@@ -41,17 +41,17 @@ pub struct Deployment {
 impl Deployment {
     pub fn start(plan: &Plan<'_>) -> Result<Self, Box<dyn Error>> {
         let mut servers: Vec<Instance> = vec![];
-        for (place, environment) in &plan.servers {
+        for (host, environment) in &plan.servers {
             let master =
-                servers.first().map(|master| (master.place.address, master.port.to_string()));
+                servers.first().map(|master| (master.host.address, master.port.to_string()));
             let mut settings = plan.settings.to_vec();
             if let Some((address, port)) = &master {
                 settings.extend(["--replicaof", address, port]);
             }
-            servers.push(Instance::server(place, &settings, environment)?);
+            servers.push(Instance::server(host, &settings, environment)?);
         }
         let replicas = servers.len() - 1;
-        until("the replicas have all", || {
+        until("the replicas have all data", || {
             servers[0].info("replication", &format!("connected_slaves:{replicas}\r"))
                 && servers[1..]
                     .iter()
@@ -60,13 +60,13 @@ impl Deployment {
         let lines = format!(
             "sentinel monitor {NAME} {} {} 2\nsentinel down-after-milliseconds {NAME} 1000\n\
              sentinel failover-timeout {NAME} 5000\n{USERS}",
-            servers[0].place.address, servers[0].port,
+            servers[0].host.address, servers[0].port,
         );
         let sentinels =
             plan.sentinels.each_ref().map(|sentinel| Instance::sentinel(sentinel, &lines));
         let sentinels = sentinels.into_iter().collect::<Result<_, _>>()?;
         let deployment = Self { servers, sentinels };
-        until("the Sentinels know all", || deployment.is_known(replicas))?;
+        until("the Sentinels know all servers", || deployment.is_known(replicas))?;
         Ok(deployment)
     }
 
@@ -79,7 +79,7 @@ impl Deployment {
         ];
         self.sentinels.iter().all(|sentinel| {
             let words = ["SENTINEL", "MASTER", NAME];
-            let reply: Vec<String> = sentinel.ask(&words).unwrap_or_default();
+            let reply: Vec<String> = sentinel.query(&words).unwrap_or_default();
             let has = |&(name, value): &(&str, &str)| {
                 reply.chunks(2).any(|pair| pair[0] == name && pair[1] == value)
             };
@@ -114,7 +114,7 @@ impl Deployment {
     pub fn fail_over(&self) -> Result<(), Box<dyn Error>> {
         let words = ["SENTINEL", "FAILOVER", NAME];
         until("a replica can be promoted", || {
-            self.sentinels.iter().any(|sentinel| sentinel.ask::<redis::Value>(&words).is_ok())
+            self.sentinels.iter().any(|sentinel| sentinel.query::<redis::Value>(&words).is_ok())
         })?;
         Ok(())
     }
@@ -130,8 +130,8 @@ impl Deployment {
         Ok((promoted.unwrap_or_default(), moment))
     }
 
-    /// Commands a failover, and waits for a decision of the new master, after a request before each
-    /// look. Returns the time from the promotion to the decision.
+    /// Commands a failover, and waits for a decision of the new master. Calls `request` before each
+    /// poll. Returns the time from the promotion to the decision.
     pub fn fail_over_until_decided(&self, request: impl Fn()) -> Result<Duration, Box<dyn Error>> {
         self.fail_over()?;
         let (new, promoted) = self.until_promoted(&[0])?;
@@ -154,14 +154,14 @@ impl Deployment {
     /// Returns true if a server is a replica with a link to this master.
     pub fn is_replica_of(&self, server: usize, master: usize) -> bool {
         let port = format!("master_port:{}\r", self.servers[master].port);
-        let info = self.servers[server].ask::<String>(&["INFO", "replication"]);
+        let info = self.servers[server].query::<String>(&["INFO", "replication"]);
         info.is_ok_and(|info| info.contains(&port) && info.contains("master_link_status:up"))
     }
 
     /// Waits until the replicas have received all writes of the first server.
     pub fn until_replicated(&self) -> Result<(), Box<dyn Error>> {
-        until("the replicas have all that the master has", || {
-            let info = self.servers[0].ask::<String>(&["INFO", "replication"]);
+        until("the replicas have all data of the master", || {
+            let info = self.servers[0].query::<String>(&["INFO", "replication"]);
             let info = info.unwrap_or_default();
             let offset = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:"));
             let offset = format!("offset={},", offset.unwrap_or("none"));

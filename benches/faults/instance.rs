@@ -13,14 +13,14 @@ use tempfile::TempDir;
 use crate::{
     cluster::free_port,
     load::until,
-    namespace::{Place, run},
+    namespace::{Host, run},
     server::program,
 };
 
 /// A running server or Sentinel. It is killed when this is dropped.
 pub struct Instance {
     process: Option<Child>,
-    pub place: Place,
+    pub host: Host,
     pub port: u16,
     folder: TempDir,
     arguments: Vec<String>,
@@ -30,44 +30,44 @@ pub struct Instance {
 impl Instance {
     /// Starts a server with settings as on its command line.
     pub fn server(
-        place: &Place,
+        host: &Host,
         settings: &[&str],
         environment: &[(String, String)],
     ) -> Result<Self, Box<dyn Error>> {
         let (port, folder) = (free_port(), tempfile::tempdir()?);
         let text = port.to_string();
         let path = folder.path().display().to_string();
-        let own = ["--port", &text, "--bind", place.address, "--dir", &path, "--save", ""];
+        let own = ["--port", &text, "--bind", host.address, "--dir", &path, "--save", ""];
         let other =
             ["--appendonly", "no", "--repl-diskless-sync-delay", "0", "--protected-mode", "no"];
         let all = own.iter().chain(&other).chain(settings);
         let arguments = all.map(|&argument| argument.to_owned()).collect();
-        Self::start(place, port, folder, arguments, environment)
+        Self::start(host, port, folder, arguments, environment)
     }
 
     /// Starts a Sentinel with lines of its configuration.
-    pub fn sentinel(place: &Place, lines: &str) -> Result<Self, Box<dyn Error>> {
+    pub fn sentinel(host: &Host, lines: &str) -> Result<Self, Box<dyn Error>> {
         let (port, folder) = (free_port(), tempfile::tempdir()?);
         let file = folder.path().join("sentinel.conf");
         let text = format!(
             "port {port}\nbind {}\ndir {}\nprotected-mode no\n{lines}",
-            place.address,
+            host.address,
             folder.path().display()
         );
         fs::write(&file, text)?;
         let arguments = vec![file.display().to_string(), "--sentinel".to_owned()];
-        Self::start(place, port, folder, arguments, &[])
+        Self::start(host, port, folder, arguments, &[])
     }
 
     fn start(
-        place: &Place,
+        host: &Host,
         port: u16,
         folder: TempDir,
         arguments: Vec<String>,
         environment: &[(String, String)],
     ) -> Result<Self, Box<dyn Error>> {
-        let (place, environment) = (place.clone(), environment.to_vec());
-        let mut instance = Self { process: None, place, port, folder, arguments, environment };
+        let (host, environment) = (host.clone(), environment.to_vec());
+        let mut instance = Self { process: None, host, port, folder, arguments, environment };
         instance.restart()?;
         Ok(instance)
     }
@@ -75,7 +75,7 @@ impl Instance {
     /// Starts the process, also after `kill`, and waits for an answer, which may be LOADING.
     pub fn restart(&mut self) -> Result<(), Box<dyn Error>> {
         let process = self
-            .place
+            .host
             .command(program())
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
@@ -85,7 +85,7 @@ impl Instance {
             .spawn()
             .map_err(|error| format!("redis-server cannot be run: {error}; install it"))?;
         self.process = Some(process);
-        until("the server answers", || match self.ask::<String>(&["PING"]) {
+        until("the server answers", || match self.query::<String>(&["PING"]) {
             Ok(_) => true,
             Err(error) => error.code() == Some("LOADING"),
         })?;
@@ -119,7 +119,7 @@ impl Instance {
 
     /// Returns the URL with a user and a password, for example `user:password@`.
     pub fn url_as(&self, user: &str) -> String {
-        format!("redis://{user}{}:{}", self.place.address, self.port)
+        format!("redis://{user}{}:{}", self.host.address, self.port)
     }
 
     pub fn connection(&self) -> RedisResult<redis::Connection> {
@@ -130,18 +130,18 @@ impl Instance {
         Ok(connection)
     }
 
-    pub fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+    pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         redis::cmd(words[0]).arg(&words[1..]).query(&mut self.connection()?)
     }
 
     /// Returns true if a section of `INFO` contains a text.
     pub fn info(&self, section: &str, text: &str) -> bool {
-        self.ask::<String>(&["INFO", section]).is_ok_and(|info| info.contains(text))
+        self.query::<String>(&["INFO", section]).is_ok_and(|info| info.contains(text))
     }
 
     /// Returns the number of script calls, if the server answers.
     pub fn decisions(&self) -> Option<u64> {
-        let stats: String = self.ask(&["INFO", "commandstats"]).ok()?;
+        let stats: String = self.query(&["INFO", "commandstats"]).ok()?;
         let calls = |command: &str| -> Option<u64> {
             let line = stats.lines().find_map(|line| line.strip_prefix(command))?;
             line.strip_prefix(":calls=")?.split(',').next()?.parse().ok()

@@ -153,7 +153,7 @@ impl Load {
         Self::since(settings, now())
     }
 
-    /// Makes a load whose first group began at a moment, as that of another process.
+    /// Makes a load whose first group began at a moment, as a load of another process did.
     pub fn since(settings: Settings, started: Moment) -> Self {
         Self { settings, started, shared: Arc::default(), stores: vec![], tasks: vec![] }
     }

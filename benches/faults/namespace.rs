@@ -70,8 +70,8 @@ impl Namespace {
         run("nsenter", &[&["--target", &self.id(), "--net"], words].concat())
     }
 
-    pub fn place(&self) -> Place {
-        Place { address: INSIDE, namespace: Some(self.id()) }
+    pub fn host(&self) -> Host {
+        Host { address: INSIDE, namespace: Some(self.id()) }
     }
 
     /// Drops all packets between the two sides, without an error for the senders.
@@ -88,12 +88,12 @@ impl Namespace {
 
 /// An address, and the id of a process in its network namespace, if it is not that of the program.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Host {
     pub address: &'static str,
     pub namespace: Option<String>,
 }
 
-impl Place {
+impl Host {
     pub const LOCAL: Self = Self { address: "127.0.0.1", namespace: None };
 
     /// Returns a command that runs a program in the namespace.
@@ -106,8 +106,8 @@ impl Place {
 }
 
 /// Returns the program's side of a namespace.
-pub fn outside() -> Place {
-    Place { address: OUTSIDE, namespace: None }
+pub fn outside() -> Host {
+    Host { address: OUTSIDE, namespace: None }
 }
 
 /// Returns a URL whose packets are dropped while a [`Namespace`] exists.

@@ -1,4 +1,4 @@
-//! A client cannot choose its key, with any headers: `cargo +nightly fuzz run client_ip`.
+//! No header lets a client choose its key: `cargo +nightly fuzz run client_ip`.
 
 #![no_main]
 

@@ -103,7 +103,7 @@ async fn binding(store: impl Store + Clone) {
 }
 
 #[tokio::test]
-async fn the_decision_is_that_of_the_limit_that_binds() {
+async fn the_decision_is_that_of_the_binding_limit() {
     binding(MemoryStore::new()).await;
     binding(over_redis(&RedisServer::start()).await).await;
 }
@@ -377,7 +377,7 @@ async fn a_store_without_room_for_all_keys_charges_none() {
 }
 
 #[tokio::test]
-async fn a_flood_of_users_who_are_denied_leaves_no_keys() {
+async fn a_flood_of_denied_users_leaves_no_keys() {
     let store = MemoryStore::new();
     let limiters =
         user_and_all(&store, Algorithm::SlidingLog, Quota::per_hour(9), Quota::per_hour(1));
@@ -423,9 +423,9 @@ async fn settling_adjusts_a_charge_to_the_used_units() {
     let denied = charge.check().await.unwrap();
     let error = charge.clone().decided(&denied).settle("tokens", 9).await.unwrap_err();
     assert!(!denied.is_allowed() && matches!(error, Error::NotDecided), "{error}");
-    let looked = charge.clone().cost(1).peek().await.unwrap();
-    assert!(looked.is_allowed());
-    charge.cancel(looked).await.unwrap();
+    let peeked = charge.clone().cost(1).peek().await.unwrap();
+    assert!(peeked.is_allowed());
+    charge.cancel(peeked).await.unwrap();
     assert_eq!(remaining(&tokens, "alice").await, 70, "a peek has spent nothing to return");
     let decided = charge.clone().cost(1);
     let decided = decided.clone().decided(&decided.check().await.unwrap());
@@ -485,8 +485,8 @@ fn without_a_runtime_a_waiting_request_panics_and_releases_its_reservation() {
     for _ in 0..2 {
         let waits = || now(std::pin::pin!(limiter.try_acquire("alice", 1, wait)));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).is_err());
-        let asks_again = || now(std::pin::pin!(two.try_acquire(wait)));
-        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(asks_again)).is_err());
+        let checks_again = || now(std::pin::pin!(two.try_acquire(wait)));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(checks_again)).is_err());
     }
     assert!(now(std::pin::pin!(limiter.peek("alice"))).reset_after() <= before);
 }
@@ -502,7 +502,7 @@ fn all_algorithms() -> impl Iterator<Item = Algorithm> {
     ALGORITHMS.into_iter().chain(others)
 }
 
-/// The number of these requests of this cost that are admitted at one instant.
+/// Sends requests of this cost at one instant. Returns the number of admitted requests.
 async fn admitted(limiter: &Limiter, requests: u32, cost: u32) -> u32 {
     let mut admitted = 0;
     for _ in 0..requests {
@@ -545,8 +545,8 @@ async fn late_settling_returns_no_units_of_other_requests() {
     }
 }
 
-/// The pattern of the README: each request is charged 500 tokens beforehand. It takes as many
-/// seconds as its first header says, and settles the tokens of the second one.
+/// The pattern of the README: each request is charged 500 tokens beforehand. Its headers contain
+/// the seconds that it takes, and the tokens that it settles.
 fn chat(tokens: &Limiter, requests: &Limiter) -> Router {
     async fn answer(Extension(charge): Extension<Charge>, headers: HeaderMap) {
         let header = |name: &str| headers[name].to_str().unwrap().parse().unwrap();
@@ -673,9 +673,9 @@ enum Step {
     Respond { is_charged: bool },
 }
 
-/// A request of 500 takes these steps. After each step, `others` units are spent. Asserts the units
-/// that are `left` of 1,000.
-async fn comes_to(limiter: &Limiter, steps: &[Step], others: u32, left: u64) {
+/// Runs a request of 500 units through these steps. After each step, `others` units are spent.
+/// Asserts that `left` of 1,000 units are left.
+async fn assert_left(limiter: &Limiter, steps: &[Step], others: u32, left: u64) {
     limiter.reset("global").await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
         .cost(|_: &Parts| 500)
@@ -740,7 +740,7 @@ async fn once_in_any_order(store: impl Store + Clone) {
             // In a leaky bucket, other requests keep their instants, and the gap takes room.
             let others = if algorithm == Algorithm::LeakyBucket { 0 } else { 10 };
             let left = left + u64::from(10 - others) * steps.len() as u64;
-            comes_to(&limiter, steps, others, left).await;
+            assert_left(&limiter, steps, others, left).await;
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The memory store is bounded, and drops expired keys without a task.
+//! The bounds of the memory store: the number of keys, their eviction, and their expiry, which
+//! needs no task.
 
 use std::{
     pin::pin,
@@ -17,8 +18,8 @@ fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
     Limiter::new(store.clone(), Algorithm::token_bucket(), quota)
 }
 
-/// A flood of keys, each of which is charged once.
-async fn spend_all_over(limiter: &Limiter, keys: usize, cost: u32) {
+/// Charges many keys, each of them once.
+async fn flood_keys(limiter: &Limiter, keys: usize, cost: u32) {
     for i in 0..keys {
         let _ = limiter.check_n(format!("flood {i}"), cost).await.unwrap();
     }
@@ -54,18 +55,18 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
     let charge = |cost| Charge::new(&requests, "victim").also(&tokens).cost(cost);
     assert!(charge(6).check().await.unwrap().is_allowed());
     assert!(!charge(6).check().await.unwrap().is_allowed());
-    spend_all_over(&flood, 2_000, 7).await;
+    flood_keys(&flood, 2_000, 7).await;
     assert_eq!(tokens.peek("victim").await.unwrap().remaining(), 4);
 
     // Denied while there is no room for the second key.
     advance(Duration::from_secs(6 * 3_600)).await;
     assert!(tokens.check_n("victim", 6).await.unwrap().is_allowed());
     for i in 0..200 {
-        // These have used less than the key, which is not denied yet.
+        // These keys have used less than the victim, which is not denied yet.
         let _ = flood.check_n(format!("again {i}"), 5).await.unwrap();
     }
     assert!(!charge(1).cost(6).check().await.unwrap().is_allowed());
-    spend_all_over(&flood, 2_000, 7).await;
+    flood_keys(&flood, 2_000, 7).await;
     assert_eq!(tokens.peek("victim").await.unwrap().remaining(), 4);
 }
 
@@ -76,7 +77,7 @@ async fn a_peek_with_another_quota_does_not_get_a_key_evicted() {
     let pro = free.with_quota(Quota::per_hour(1_000)).unwrap();
     assert!(free.check_n("victim", 10).await.unwrap().is_allowed());
     assert_eq!(pro.peek("victim").await.unwrap().remaining(), 990);
-    spend_all_over(&free, 2_000, 9).await;
+    flood_keys(&free, 2_000, 9).await;
     assert_eq!(free.peek("victim").await.unwrap().remaining(), 0);
 }
 
@@ -87,7 +88,7 @@ async fn a_flood_evicts_no_bucket_in_which_a_request_waits() {
     for _ in 0..3 {
         assert!(limiter.check("victim").await.unwrap().is_allowed());
     }
-    spend_all_over(&limiter, 2_000, 5).await;
+    flood_keys(&limiter, 2_000, 5).await;
     let delay = limiter.check("victim").await.unwrap().delay();
     assert_eq!(delay, Duration::from_secs(3 * 360));
 }
@@ -99,7 +100,7 @@ async fn a_flood_evicts_the_keys_with_the_least_usage() {
         let limiter = Limiter::new(store.clone(), algorithm, Quota::per_hour(5));
         assert!(limiter.check_n("victim", 4).await.unwrap().is_allowed());
         advance(Duration::from_secs(60)).await;
-        spend_all_over(&limiter, 10_000, 1).await;
+        flood_keys(&limiter, 10_000, 1).await;
         assert_eq!(limiter.peek("victim").await.unwrap().remaining(), 1, "{algorithm}");
     }
 }
@@ -111,7 +112,9 @@ async fn a_store_full_of_denied_keys_takes_no_other_key() {
     for i in 0..100 {
         assert!(limiter.check(format!("flood {i}")).await.unwrap().is_allowed());
     }
-    let Err(Error::Store(error)) = limiter.check("new").await else { panic!("it was admitted") };
+    let Err(Error::Store(error)) = limiter.check("new").await else {
+        panic!("the request was admitted")
+    };
     assert!(error.is_full());
     let text = "no room for a new key: the store holds 100 keys that are in use; raise `max_keys`";
     assert_eq!(error.to_string(), text);
@@ -404,7 +407,7 @@ async fn a_key_for_which_a_request_waits_is_never_evicted() {
     for (algorithm, when_full) in algorithms_and_settings() {
         let store = MemoryStore::with_max_keys(100).when_full(when_full);
         let stores = [MemoryStore::new(), store.clone()];
-        // In a store without a flood, too.
+        // The same requests in a store without a flood, for comparison.
         let limiters =
             stores.map(|store| Limiter::named("a", store, algorithm, Quota::per_hour(2)));
         let flood = Limiter::named("b", store.clone(), algorithm, Quota::per_day(1));
@@ -504,7 +507,7 @@ async fn a_full_store_takes_all_keys_of_several_limits_or_none() {
             |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
         let (user, all) = (named("user", Quota::per_hour(5)), named("all", Quota::per_hour(9)));
         let flood = named("flood", Quota::per_day(1));
-        // Its own key would be evicted first, as it has most left.
+        // Alice's key would be evicted first, because it has the most units left.
         assert!(user.check("alice").await.unwrap().is_allowed());
         for i in 0..9 {
             assert!(flood.check(format!("{i}")).await.unwrap().is_allowed());
@@ -539,7 +542,7 @@ async fn several_limits_find_room_in_a_large_store_that_is_full() {
         let limiter = limiter(&store, Quota::per_day(2));
         // Denied keys make room under one setting, keys with units left under the other.
         let cost = if when_full == WhenFull::EvictSoonest { 2 } else { 1 };
-        spend_all_over(&limiter, 3_000, cost).await;
+        flood_keys(&limiter, 3_000, cost).await;
         for i in 0..100 {
             let key = |n| format!("{n} of {i}");
             let charge = (0..5).map(|n| Charge::new(&limiter, key(n)).cost(2));
@@ -563,7 +566,11 @@ async fn spending_on_a_denied_key_and_a_new_one_evicts_neither() {
     Charge::new(&user, "alice").and(Charge::new(&other, "carol")).spend().await.unwrap();
     assert_eq!(store.key_count(), 2);
     let denied = user.check("alice").await.unwrap();
-    assert_eq!(denied.retry_after(), Some(Duration::from_secs(4 * 720)), "it owes 3 of 5 per hour");
+    assert_eq!(
+        denied.retry_after(),
+        Some(Duration::from_secs(4 * 720)),
+        "the key owes 3 units at 5 per hour"
+    );
     assert!(!other.check("carol").await.unwrap().is_allowed());
 }
 

@@ -68,7 +68,7 @@ struct Plan {
     id: usize,
     costs: [u32; 2],
     settles: Option<(usize, u32)>,
-    /// True if the response is charged; none if a later step responds.
+    /// True if the response is charged; `None` if a later step responds.
     responds: Option<bool>,
 }
 
@@ -486,7 +486,7 @@ impl Player {
     async fn drive(&mut self) {
         self.poll().await;
         if self.harness.is_real {
-            // Its reply arrives after theirs, on the same connection.
+            // The reply to this peek arrives after those to the requests, on the same connection.
             let _ = self.harness.limiters[0].peek("other").await.unwrap();
             self.poll().await;
             while self.harness.ledger().busy > 0 {

@@ -102,7 +102,7 @@ async fn until(mut happened: impl AsyncFnMut() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("it does not happen");
+    panic!("the effect does not happen");
 }
 
 #[tokio::test]
@@ -372,7 +372,7 @@ async fn the_layer_delays_requests_instead_of_rejecting_them() {
                 (response.status().is_success(), start.elapsed())
             });
         }
-        let (admitted, refused): (Vec<_>, Vec<_>) =
+        let (admitted, rejected): (Vec<_>, Vec<_>) =
             requests.join_all().await.into_iter().partition(|(admitted, _)| *admitted);
         assert!(
             admitted.iter().any(|(_, after)| *after >= SECOND / 2),
@@ -380,7 +380,7 @@ async fn the_layer_delays_requests_instead_of_rejecting_them() {
         );
         assert!(admitted.iter().all(|(_, after)| *after <= 2 * SECOND), "{algorithm}");
         assert!(
-            !refused.is_empty() && refused.iter().all(|(_, after)| after.is_zero()),
+            !rejected.is_empty() && rejected.iter().all(|(_, after)| after.is_zero()),
             "{algorithm}"
         );
     }
@@ -450,7 +450,7 @@ async fn the_number_of_waiting_requests_is_limited_and_others_are_rejected_immed
 
 #[tokio::test(start_paused = true)]
 async fn a_waiting_request_holds_no_readiness_and_polls_the_service_again() {
-    /// A service that is busy for a while after each call, and must be polled ready before each.
+    /// A service that must be polled ready before each call.
     #[derive(Clone, Default)]
     struct Once(bool, Arc<AtomicUsize>);
     impl Service<Request<axum::body::Body>> for Once {
@@ -495,7 +495,8 @@ async fn a_request_dropped_late_releases_only_units_that_still_count() {
         let service =
             RateLimitLayer::new(limiter.clone(), key).max_wait(HOUR).layer(busy.layer(never));
         drain(&limiter).await;
-        // Their reservations come due, and then they wait for the service, which is never ready.
+        // The reservations come due, and then the requests wait for the service, which is never
+        // ready.
         let mut stuck = JoinSet::new();
         for _ in 0..2 {
             let mut service = service.clone();
@@ -632,8 +633,8 @@ async fn a_request_that_redis_admitted_leaves_the_queue_while_the_service_is_not
     })
     .await;
     assert!(poll_once(waits.as_mut()).is_pending(), "the request has a reservation");
-    let refused = call(&service, "ada").await;
-    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "the only slot is taken");
+    let rejected = call(&service, "ada").await;
+    assert_eq!(rejected, StatusCode::TOO_MANY_REQUESTS, "the only slot is taken");
 }
 
 #[tokio::test(start_paused = true)]
@@ -643,8 +644,8 @@ async fn a_request_that_has_waited_leaves_the_queue_while_the_service_is_not_rea
     drain(&limiter).await;
     let mut first = Box::pin(call(&service, "ada"));
     assert!(poll_once(first.as_mut()).is_pending());
-    let refused = call(&service, "ada").await;
-    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "the only slot is taken");
+    let rejected = call(&service, "ada").await;
+    assert_eq!(rejected, StatusCode::TOO_MANY_REQUESTS, "the only slot is taken");
 
     stop_for(HOUR).await;
     assert!(poll_once(first.as_mut()).is_pending(), "the service became ready");
@@ -717,7 +718,7 @@ const PER_SECOND: u32 = 10;
 struct Queued(JoinSet<()>, Arc<Mutex<Vec<(bool, Duration)>>>);
 
 impl Queued {
-    /// Sends requests by `send`, which returns true if the request may proceed.
+    /// Sends requests with `call`, which returns true if the request may proceed.
     async fn new<F>(requests: u32, call: impl Fn() -> F) -> Self
     where
         F: Future<Output = bool> + Send + 'static,
@@ -727,8 +728,8 @@ impl Queued {
         for _ in 0..requests {
             let (request, ends) = (call(), ends.clone());
             tasks.spawn(async move {
-                let goes_on = request.await;
-                ends.lock().unwrap().push((goes_on, start.elapsed()));
+                let proceeds = request.await;
+                ends.lock().unwrap().push((proceeds, start.elapsed()));
             });
             tokio::task::yield_now().await;
         }
@@ -736,8 +737,8 @@ impl Queued {
     }
 
     /// The number of requests that have proceeded, or were denied.
-    fn count(&self, goes_on: bool) -> u32 {
-        self.1.lock().unwrap().iter().filter(|end| end.0 == goes_on).count() as u32
+    fn count(&self, proceeds: bool) -> u32 {
+        self.1.lock().unwrap().iter().filter(|end| end.0 == proceeds).count() as u32
     }
 
     async fn all(self) -> Vec<(bool, Duration)> {
@@ -778,11 +779,14 @@ async fn after_a_stop_no_more_requests_proceed_at_once_than_the_algorithm_allows
             tokio::time::sleep(SECOND / 2).await;
             let before = queued.count(true);
             stop_for(3 * SECOND).await;
-            // Those at this instant, and one request that is late by less than the tolerance.
+            // The requests of this instant, and one that is late by less than the tolerance.
             let at_once = queued.count(true) - before;
             assert!(at_once <= max_at_once(algorithm) + 1, "{algorithm}: {at_once} at once");
             let ends = queued.all().await;
-            assert!(ends.iter().all(|(goes_on, _)| *goes_on), "{algorithm}: a request was denied");
+            assert!(
+                ends.iter().all(|(proceeds, _)| *proceeds),
+                "{algorithm}: a request was denied"
+            );
             for (_, end) in &ends {
                 let second = ends.iter().filter(|(_, time)| *end <= *time && *time < *end + SECOND);
                 let max = (max_at_once(algorithm) + PER_SECOND + 1) as usize;
@@ -804,10 +808,14 @@ async fn a_late_request_waits_for_the_rest_of_its_wait_budget_or_is_denied() {
         tokio::time::sleep(SECOND / 2).await;
         let before = queued.count(true);
         stop_for(6 * SECOND).await;
-        // Their wait budget is over: those with room at this instant proceed.
+        // The wait budget of all is used up: the requests with room at this instant proceed.
         let at_once = queued.count(true) - before;
         assert!((1..=max_at_once(algorithm)).contains(&at_once), "{algorithm}: {at_once} at once");
-        assert_eq!(queued.count(false) + queued.count(true), 50, "{algorithm}: some still wait");
+        assert_eq!(
+            queued.count(false) + queued.count(true),
+            50,
+            "{algorithm}: requests still wait"
+        );
     }
 }
 
@@ -820,8 +828,8 @@ async fn a_late_request_that_cannot_be_denied_waits_again() {
     });
     let queued = queued.await;
     stop_for(10 * SECOND).await;
-    let mut ends = queued.all().await.into_iter().map(|(goes_on, end)| {
-        assert!(goes_on);
+    let mut ends = queued.all().await.into_iter().map(|(proceeds, end)| {
+        assert!(proceeds);
         end
     });
     assert_eq!(ends.next(), Some(Duration::ZERO));
@@ -831,7 +839,7 @@ async fn a_late_request_that_cannot_be_denied_waits_again() {
 
 #[tokio::test(start_paused = true)]
 async fn the_lateness_of_a_request_is_a_setting_of_the_layer() {
-    for (max_lateness, late, goes_on_at) in [
+    for (max_lateness, late, proceeds_at) in [
         (None, Duration::from_millis(50), 1_050),
         (None, Duration::from_millis(51), 3_000), // behind the next one
         (Some(Duration::from_millis(20)), Duration::from_millis(20), 1_020),
@@ -853,7 +861,7 @@ async fn the_lateness_of_a_request_is_a_setting_of_the_layer() {
         let _ = limiter.check_within("key", 1, HOUR).await.unwrap();
         stop_for(SECOND + late).await;
         assert_eq!(waits.await, StatusCode::OK);
-        assert_eq!(start.elapsed().as_millis(), goes_on_at, "{max_lateness:?} {late:?}");
+        assert_eq!(start.elapsed().as_millis(), proceeds_at, "{max_lateness:?} {late:?}");
     }
 }
 
@@ -869,15 +877,15 @@ async fn a_request_that_is_late_a_second_time_proceeds() {
     assert_eq!(
         queued.count(true),
         2,
-        "the first, and the second of those that check again immediately"
+        "the first request, and one of those that check again immediately"
     );
     stop_for(4 * SECOND).await;
-    assert_eq!(queued.count(true), 4, "requests that were late again");
+    assert_eq!(queued.count(true), 4, "requests that are late again proceed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_late_request_releases_its_reservation_before_it_checks_again() {
-    // The units that were reserved in a bucket have been refilled meanwhile.
+    // Without the buckets, which have refilled the reserved units meanwhile.
     for algorithm in ALGORITHMS.into_iter().take(3) {
         let limiter = in_memory(algorithm, Quota::new(2, 10 * SECOND).burst(2));
         drain(&limiter).await;
@@ -908,10 +916,10 @@ async fn a_request_dropped_while_its_late_reservation_is_released_releases_it_on
     let before = server.calls("evalsha");
     let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
     tokio::select! {
-        _ = late.as_mut() => panic!("it must wait"),
+        _ = late.as_mut() => panic!("the request must wait"),
         () = until(async || server.calls("evalsha") > before) => {}
     }
-    let _ = limiter.peek("key").await.unwrap(); // the reply before has arrived, too
+    let _ = limiter.peek("key").await.unwrap(); // the earlier reply has arrived, too
     assert!(poll_once(late.as_mut()).is_pending());
     let before = server.calls("evalsha");
 
@@ -931,7 +939,7 @@ async fn a_request_dropped_while_its_late_reservation_is_released_releases_it_on
     assert_eq!(server.calls("evalsha"), before + 4, "the dropped request checked again");
 }
 
-/// Advances the clock as if the process was stopped, but not Redis.
+/// Advances the clock as if the process, but not Redis, was stopped.
 async fn stop_process_for(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -959,7 +967,7 @@ async fn late_requests_that_are_dropped_are_released_together() {
         server.calls("evalsha") == before + LATE
     })
     .await;
-    let _ = limiter.peek("key").await.unwrap(); // the replies before have arrived, too
+    let _ = limiter.peek("key").await.unwrap(); // the earlier replies have arrived, too
     assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
     let before = server.calls("evalsha");
 
@@ -1001,7 +1009,7 @@ async fn a_late_request_does_not_queue_behind_its_own_reservation_in_redis() {
     until(async || {
         assert!(
             poll_once(late.as_mut()).is_pending(),
-            "by the clock of Redis, its instant has not come"
+            "the reservation is not due by the clock of Redis"
         );
         server.calls("evalsha") >= before + 2
     })
@@ -1010,7 +1018,7 @@ async fn a_late_request_does_not_queue_behind_its_own_reservation_in_redis() {
     assert_eq!((next.delay() + HOUR / 2).as_secs() / 3_600, 2, "behind one reservation");
 }
 
-/// Callers that check again as soon as they are admitted, for a minute. Returns the number of
+/// Runs callers that check again as soon as they are admitted, for a minute. Returns the number of
 /// admissions and the longest wait.
 async fn greedy(charges: impl Iterator<Item = Charge>) -> (usize, Duration) {
     let mut callers = JoinSet::new();
@@ -1068,7 +1076,8 @@ async fn callers_that_check_again_use_the_quota_in_order() {
     }
 }
 
-/// Limits on two keys, of which the shared one has 10 per second, one at a time.
+/// Limits on two keys: one for each user, and a shared one that admits 10 per second, one at a
+/// time.
 fn user_and_all() -> impl Fn(&str) -> Charge + Clone + Send + Sync {
     let store = MemoryStore::new();
     let limiter = |name, limit, burst| {
@@ -1123,7 +1132,7 @@ async fn a_request_behind_clients_that_hang_up_uses_the_free_quota() {
     tokio::time::sleep(SECOND).await;
     clients.shutdown().await;
     assert_eq!(honest.await.unwrap(), StatusCode::OK);
-    assert!(start.elapsed() <= SECOND + 2 * TENTH, "it sleeps for {:?}", start.elapsed());
+    assert!(start.elapsed() <= SECOND + 2 * TENTH, "the request sleeps for {:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -1174,8 +1183,8 @@ async fn a_charge_of_cost_0_is_an_error_also_while_other_requests_wait() {
             async move { charge.acquire().await.unwrap().is_allowed() }
         });
         let _queued = queued.await;
-        let nothing = charge("ben").cost(0);
-        assert!(matches!(nothing.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));
+        let zero_cost = charge("ben").cost(0);
+        assert!(matches!(zero_cost.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));
         let other =
             Charge::exempt().and(charge("ben").of("own").cost(0)).and(charge("cyd").of("all"));
         assert!(matches!(other.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));

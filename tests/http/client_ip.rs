@@ -87,7 +87,7 @@ fn the_client_is_the_first_untrusted_address_from_the_right() {
 }
 
 #[test]
-fn forwarded_is_read_as_rfc_7239_says() {
+fn forwarded_is_read_by_rfc_7239() {
     check(
         ProxyHeader::Forwarded,
         &[
@@ -244,7 +244,7 @@ fn the_prefix_of_ipv6_can_be_set() {
 }
 
 #[test]
-fn an_ipv4_client_behind_nat64_or_teredo_is_known_by_its_ipv4_address() {
+fn an_ipv4_client_behind_nat64_or_teredo_is_identified_by_its_ipv4_address() {
     for (peer, expected) in [
         ("64:ff9b::203.0.113.9", "203.0.113.9"),
         ("64:ff9b::203.0.113.10", "203.0.113.10"),

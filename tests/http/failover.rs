@@ -1,4 +1,4 @@
-//! The example `failover`: a server that keeps limiting while Redis is down, and says so.
+//! The example `failover`: a server that keeps limiting and reports it while Redis is down.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

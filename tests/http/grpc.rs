@@ -40,7 +40,7 @@ use tower_ratelimit::{
     key::{self, ClientIp, ProxyHeader},
 };
 
-use crate::support::{counting, field, get, in_memory, item, items};
+use crate::support::{counting, get, header, in_memory, item, items};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -99,7 +99,7 @@ fn post(headers: &[(&str, &str)]) -> Request<Body> {
     request
 }
 
-/// The status of a rejection; none for a response of the service.
+/// The status of a rejection; `None` for a response of the service.
 async fn status(layer: &RateLimitLayer, request: Request<Body>) -> Option<Status> {
     let response = send(layer, request).await;
     assert_eq!(response.status(), 200);
@@ -108,7 +108,7 @@ async fn status(layer: &RateLimitLayer, request: Request<Body>) -> Option<Status
     Some(status)
 }
 
-/// The time stands still, so that the delays are exact.
+/// The clock is paused, so that the delays are exact.
 #[tokio::test(start_paused = true)]
 async fn a_tonic_client_is_rejected_with_a_retry_delay() {
     let quota = Quota::per_hour(2);
@@ -202,13 +202,13 @@ async fn a_rejection_is_one_headers_frame_while_the_request_is_still_open() {
     assert_eq!(response.status(), 200);
     assert!(response.body().is_end_stream());
     for (name, value) in [("content-type", "application/grpc"), ("grpc-status", "8")] {
-        assert_eq!(field(&response, name), [value]);
+        assert_eq!(header(&response, name), [value]);
     }
     for name in ["grpc-status-details-bin", "grpc-retry-pushback-ms", "ratelimit"] {
-        assert_eq!(field(&response, name).len(), 1, "{name}");
+        assert_eq!(header(&response, name).len(), 1, "{name}");
     }
-    assert!(field(&response, "grpc-message")[0].starts_with("the quota is used up"));
-    assert!(field(&response, "retry-after").is_empty());
+    assert!(header(&response, "grpc-message")[0].starts_with("the quota is used up"));
+    assert!(header(&response, "retry-after").is_empty());
 
     drop((client, request_body, response));
     connection.await.unwrap().unwrap();
@@ -273,10 +273,10 @@ async fn a_wait_beyond_the_range_of_the_pushback_is_capped() {
 async fn headers_can_be_switched_off_and_the_status_stays() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).headers([]);
     let _ = send(&layer, grpc(&[])).await;
-    let refused = send(&layer, grpc(&[])).await;
-    assert_eq!(field(&refused, "grpc-status"), ["8"]);
-    assert_eq!(field(&refused, "grpc-retry-pushback-ms").len(), 1);
-    assert!(field(&refused, "ratelimit").is_empty());
+    let rejected = send(&layer, grpc(&[])).await;
+    assert_eq!(header(&rejected, "grpc-status"), ["8"]);
+    assert_eq!(header(&rejected, "grpc-retry-pushback-ms").len(), 1);
+    assert!(header(&rejected, "ratelimit").is_empty());
 }
 
 #[tokio::test]
@@ -297,9 +297,9 @@ async fn the_content_type_of_a_post_identifies_grpc() {
         let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
         let request = || post(&[("content-type", content_type)]);
         let _ = send(&layer, request()).await;
-        let refused = send(&layer, request()).await;
+        let rejected = send(&layer, request()).await;
         let expected = if is_grpc { (200, vec!["8"]) } else { (429, vec![]) };
-        let got = (refused.status().as_u16(), field(&refused, "grpc-status"));
+        let got = (rejected.status().as_u16(), header(&rejected, "grpc-status"));
         assert_eq!(got, expected, "{content_type:?}");
     }
 }
@@ -316,9 +316,9 @@ async fn only_a_post_is_grpc_over_any_version_of_http() {
                 request
             };
             let _ = send(&layer, request()).await;
-            let refused = send(&layer, request()).await;
+            let rejected = send(&layer, request()).await;
             let expected = if method == "POST" { (200, vec!["8"]) } else { (429, vec![]) };
-            let got = (refused.status().as_u16(), field(&refused, "grpc-status"));
+            let got = (rejected.status().as_u16(), header(&rejected, "grpc-status"));
             assert_eq!(got, expected, "{method} {version:?}");
         }
     }
@@ -327,10 +327,10 @@ async fn only_a_post_is_grpc_over_any_version_of_http() {
 #[tokio::test]
 async fn a_rejection_forbids_caches_to_store_it() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global);
-    assert!(field(&send(&layer, grpc(&[])).await, "cache-control").is_empty());
-    let refused = send(&layer, grpc(&[])).await;
-    assert_eq!(field(&refused, "grpc-status"), ["8"]);
-    assert_eq!(field(&refused, "cache-control"), ["no-store"]);
+    assert!(header(&send(&layer, grpc(&[])).await, "cache-control").is_empty());
+    let rejected = send(&layer, grpc(&[])).await;
+    assert_eq!(header(&rejected, "grpc-status"), ["8"]);
+    assert_eq!(header(&rejected, "cache-control"), ["no-store"]);
 }
 
 #[tokio::test]
@@ -356,10 +356,10 @@ async fn http_and_grpc_on_one_port_draw_from_one_budget() {
 
     let status = grpc.check(check("ada")).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    let refused = get("ada").await;
-    assert_eq!(refused.status(), 429);
-    assert_eq!(field(&refused, "content-type"), ["application/problem+json"]);
-    assert!(field(&refused, "grpc-status").is_empty());
+    let rejected = get("ada").await;
+    assert_eq!(rejected.status(), 429);
+    assert_eq!(header(&rejected, "content-type"), ["application/problem+json"]);
+    assert!(header(&rejected, "grpc-status").is_empty());
 
     assert!(grpc.check(check("ben")).await.is_ok());
     assert_eq!(get("ben").await.status(), 200);
@@ -379,7 +379,7 @@ fn by_rule(own: Quota, all: Quota) -> RateLimitLayer {
 #[tokio::test(start_paused = true)]
 async fn a_rejection_by_one_of_several_limits_names_that_limit() {
     let layer = by_rule(Quota::per_minute(1), Quota::per_hour(2));
-    for (user, refused_by, wait) in [
+    for (user, denied_by, wait) in [
         ("ada", None, Duration::ZERO),
         ("ada", Some("user"), Duration::from_secs(60)),
         ("ben", None, Duration::ZERO),
@@ -391,8 +391,8 @@ async fn a_rejection_by_one_of_several_limits_names_that_limit() {
             [item("user", &[("q", 1), ("w", 60)]), item("all", &[("q", 2), ("w", 3600)])]
         );
         let status = Status::from_header_map(response.headers());
-        assert_eq!(status.is_some(), refused_by.is_some(), "{user}");
-        let (Some(status), Some(limiter)) = (status, refused_by) else { continue };
+        assert_eq!(status.is_some(), denied_by.is_some(), "{user}");
+        let (Some(status), Some(limiter)) = (status, denied_by) else { continue };
         assert_eq!(status.code(), Code::ResourceExhausted);
         assert_eq!(retry_delay(&status), Some(wait));
         let seconds = wait.as_secs() as i64;
@@ -404,11 +404,11 @@ async fn a_rejection_by_one_of_several_limits_names_that_limit() {
 async fn a_request_that_checks_several_limits_again_respects_the_deadline() {
     let layer = by_rule(Quota::per_minute(1), Quota::per_hour(9)).max_wait(HOUR);
     assert!(status(&layer, grpc(&[("user", "ada")])).await.is_none());
-    for (timeout, is_refused) in [("59S", true), ("2M", false)] {
+    for (timeout, is_rejected) in [("59S", true), ("2M", false)] {
         let start = Instant::now();
         let call = grpc(&[("user", "ada"), ("grpc-timeout", timeout)]);
-        assert_eq!(status(&layer, call).await.is_some(), is_refused, "{timeout}");
-        assert_eq!(start.elapsed().is_zero(), is_refused, "{timeout}");
+        assert_eq!(status(&layer, call).await.is_some(), is_rejected, "{timeout}");
+        assert_eq!(start.elapsed().is_zero(), is_rejected, "{timeout}");
     }
 }
 
@@ -440,8 +440,8 @@ async fn second(window: Duration, timeout: &[u8]) -> (Duration, Option<Status>) 
     let mut request = grpc(&[]);
     request.headers_mut().insert("grpc-timeout", HeaderValue::from_bytes(timeout).unwrap());
     let start = Instant::now();
-    let refused = status(&layer, request).await;
-    (start.elapsed(), refused)
+    let rejected = status(&layer, request).await;
+    (start.elapsed(), rejected)
 }
 
 #[tokio::test(start_paused = true)]
@@ -457,14 +457,14 @@ async fn a_call_waits_only_until_its_deadline() {
         ("4000u", Duration::from_millis(4)),
         ("99999000n", Duration::from_micros(99_999)),
     ] {
-        let (took, refused) = second(timeout, text.as_bytes()).await;
-        assert!(refused.is_none(), "{text}: {refused:?}");
+        let (took, rejected) = second(timeout, text.as_bytes()).await;
+        assert!(rejected.is_none(), "{text}: {rejected:?}");
         let late = took.checked_sub(timeout).expect(text);
         assert!(late <= Duration::from_millis(1), "{text}: {late:?}");
 
-        let (took, refused) = second(timeout + MICROSECOND, text.as_bytes()).await;
-        let refused = refused.expect(text);
-        assert_eq!(refused.code(), Code::ResourceExhausted, "{text}");
+        let (took, rejected) = second(timeout + MICROSECOND, text.as_bytes()).await;
+        let rejected = rejected.expect(text);
+        assert_eq!(rejected.code(), Code::ResourceExhausted, "{text}");
         assert_eq!(took, Duration::ZERO, "{text}");
     }
 }
@@ -472,11 +472,11 @@ async fn a_call_waits_only_until_its_deadline() {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_of_zero_or_of_millennia_is_valid() {
     for text in ["0H", "0n", "1n"] {
-        let (took, refused) = second(HOUR, text.as_bytes()).await;
-        assert!(refused.is_some() && took.is_zero(), "{text}");
+        let (took, rejected) = second(HOUR, text.as_bytes()).await;
+        assert!(rejected.is_some() && took.is_zero(), "{text}");
     }
-    let (took, refused) = second(HOUR, b"99999999H").await;
-    assert!(refused.is_none() && took >= HOUR);
+    let (took, rejected) = second(HOUR, b"99999999H").await;
+    assert!(rejected.is_none() && took >= HOUR);
 }
 
 #[tokio::test(start_paused = true)]
@@ -498,8 +498,8 @@ async fn an_invalid_deadline_is_ignored() {
         "1\u{b5}",
         "\u{b5}",
     ] {
-        let (took, refused) = second(HOUR, text.as_bytes()).await;
-        assert!(refused.is_none() && took >= HOUR, "{text:?}: {refused:?}");
+        let (took, rejected) = second(HOUR, text.as_bytes()).await;
+        assert!(rejected.is_none() && took >= HOUR, "{text:?}: {rejected:?}");
     }
     assert!(second(HOUR, b"1\xff").await.1.is_none());
 }
@@ -526,7 +526,7 @@ async fn a_tonic_client_with_a_deadline_is_rejected_before_it() {
     request.set_timeout(HOUR / 2);
     let status = client.check(request).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    // Without the deadline, it would wait for the other half.
+    // Without the deadline, the request would wait for the other half.
     let delay = retry_delay(&status).unwrap();
     assert!(delay <= HOUR / 2 && HOUR / 2 - delay <= start.elapsed(), "{delay:?}");
 }
@@ -585,11 +585,11 @@ async fn inside_of_the_grpc_web_layer_a_rejection_is_grpc_web() {
     assert_eq!(status.code(), Code::ResourceExhausted);
 
     // A browser sees the status in the headers, as there is no message.
-    let refused = post_grpc_web(address).await;
-    assert_eq!(refused.status(), 200);
-    assert_eq!(field(&refused, "content-type"), ["application/grpc-web+proto"]);
-    assert_eq!(field(&refused, "grpc-status"), ["8"]);
-    assert!(refused.into_body().collect().await.unwrap().to_bytes().is_empty());
+    let rejected = post_grpc_web(address).await;
+    assert_eq!(rejected.status(), 200);
+    assert_eq!(header(&rejected, "content-type"), ["application/grpc-web+proto"]);
+    assert_eq!(header(&rejected, "grpc-status"), ["8"]);
+    assert!(rejected.into_body().collect().await.unwrap().to_bytes().is_empty());
 }
 
 #[tokio::test]
@@ -604,10 +604,10 @@ async fn outside_of_the_grpc_web_layer_a_rejection_is_http() {
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     assert!(web_client(address).check(check("ada")).await.is_ok());
-    let refused = post_grpc_web(address).await;
-    assert_eq!(refused.status(), 429);
-    assert_eq!(field(&refused, "content-type"), ["application/problem+json"]);
-    assert!(field(&refused, "grpc-status").is_empty());
+    let rejected = post_grpc_web(address).await;
+    assert_eq!(rejected.status(), 429);
+    assert_eq!(header(&rejected, "content-type"), ["application/problem+json"]);
+    assert!(header(&rejected, "grpc-status").is_empty());
 }
 
 #[tokio::test]
@@ -637,9 +637,9 @@ fn tonic_peer(extensions: &Extensions) -> Option<SocketAddr> {
 #[tokio::test]
 async fn the_peer_of_a_tonic_server_is_known_with_peer_addr() {
     let limiter = in_memory(Quota::per_hour(3));
-    let untold = RateLimitLayer::new(limiter.clone(), key::PeerIp);
-    let mut untold = connect(serve(untold).await).await;
-    assert_eq!(untold.check(check("ada")).await.unwrap_err().code(), Code::Internal);
+    let without_peer_addr = RateLimitLayer::new(limiter.clone(), key::PeerIp);
+    let mut without_peer_addr = connect(serve(without_peer_addr).await).await;
+    assert_eq!(without_peer_addr.check(check("ada")).await.unwrap_err().code(), Code::Internal);
 
     let client_ip = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8"]);
     let layers = [

@@ -18,7 +18,7 @@ use tower_ratelimit::{
 };
 
 use crate::support::{
-    self, ALGORITHMS, counting, field, get, in_memory, item, items, json, server::RedisServer,
+    self, ALGORITHMS, counting, get, header, in_memory, item, items, json, server::RedisServer,
 };
 
 async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
@@ -91,7 +91,7 @@ async fn requests_can_be_exempt() {
     for _ in 0..3 {
         let response = send(&layer, options()).await;
         assert_eq!(response.status(), StatusCode::OK);
-        assert!(field(&response, "ratelimit").is_empty());
+        assert!(header(&response, "ratelimit").is_empty());
     }
     assert_eq!(send(&layer, get(&[("user", "ada")])).await.status(), StatusCode::OK);
     assert_eq!(send(&layer, get(&[("user", "ada")])).await.status(), 429);
@@ -124,7 +124,7 @@ async fn an_allowed_response_reports_the_quota() {
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(items(&response, "ratelimit"), [item("default", &[("r", 2), ("t", 10)])]);
     assert_eq!(items(&response, "ratelimit-policy"), [item("default", &[("q", 6), ("w", 60)])]);
-    assert!(field(&response, "retry-after").is_empty());
+    assert!(header(&response, "retry-after").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -134,10 +134,10 @@ async fn a_rejection_contains_the_reason_and_the_retry_after() {
     tokio::time::advance(Duration::from_millis(2500)).await;
     let response = send(&layer, get(&[])).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(field(&response, "retry-after"), ["3"]);
+    assert_eq!(header(&response, "retry-after"), ["3"]);
     assert_eq!(items(&response, "ratelimit"), [item("default", &[("r", 0), ("t", 3)])]);
     assert_eq!(items(&response, "ratelimit-policy"), [item("default", &[("q", 1), ("w", 5)])]);
-    assert_eq!(field(&response, "content-type"), ["application/problem+json"]);
+    assert_eq!(header(&response, "content-type"), ["application/problem+json"]);
     let problem = json(response).await;
     assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
     assert_eq!(problem["status"], 429);
@@ -149,7 +149,7 @@ async fn retry_after_is_at_least_a_second() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_second(1000).burst(1)), key::Global);
     let _ = send(&layer, get(&[])).await;
     let response = send(&layer, get(&[])).await;
-    assert_eq!(field(&response, "retry-after"), ["1"]);
+    assert_eq!(header(&response, "retry-after"), ["1"]);
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn a_cost_above_the_quota_is_rejected_without_retry_after() {
     let long = Request::get("/eleven_long").body(Body::empty()).unwrap();
     let response = send(&layer, long).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert!(field(&response, "retry-after").is_empty());
+    assert!(header(&response, "retry-after").is_empty());
     let response = send(&layer, get(&[])).await;
     assert_eq!(items(&response, "ratelimit")[0].1[0], (String::from("r"), 9), "nothing was spent");
 }
@@ -192,9 +192,9 @@ async fn a_request_without_a_key_is_rejected_exempt_or_shares_a_key() {
     let layer = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let without = || [get(&[]), get(&[("user", "")])];
 
-    let refusing = layer();
+    let rejecting = layer();
     for request in without() {
-        let response = send(&refusing, request).await;
+        let response = send(&rejecting, request).await;
         assert_eq!(response.status(), StatusCode::BAD_REQUEST);
         let problem = json(response).await;
         assert_eq!(
@@ -239,7 +239,7 @@ async fn a_missing_peer_address_is_reported_as_misconfiguration() {
 }
 
 #[tokio::test]
-async fn a_peer_is_known_by_its_address() {
+async fn a_peer_is_identified_by_its_address() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
     let from = |address: &str| {
         let mut request = get(&[]);
@@ -328,7 +328,7 @@ fn keys_are_bounded_and_cannot_be_forged() {
 }
 
 #[test]
-fn a_key_is_the_same_however_it_is_made() {
+fn a_key_is_the_same_from_each_conversion() {
     for length in 0..=200 {
         let text = "x".repeat(length);
         let key = Key::from(&text);
@@ -357,9 +357,9 @@ async fn the_decision_is_in_the_extensions() {
     assert_eq!(response.extensions().get::<Decision>().unwrap().remaining(), 1);
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "1");
     let _ = app.clone().oneshot(get(&[])).await.unwrap();
-    let refused = app.oneshot(get(&[])).await.unwrap();
-    assert!(!refused.extensions().get::<Decision>().unwrap().is_allowed());
-    assert!(matches!(refused.extensions().get(), Some(Rejection::Denied(_))));
+    let rejected = app.oneshot(get(&[])).await.unwrap();
+    assert!(!rejected.extensions().get::<Decision>().unwrap().is_allowed());
+    assert!(matches!(rejected.extensions().get(), Some(Rejection::Denied(_))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -371,30 +371,30 @@ async fn the_older_headers_can_be_chosen() {
         let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), status);
-        assert!(field(&response, "ratelimit").is_empty());
-        assert_eq!(field(&response, "ratelimit-limit"), ["6"]);
-        assert_eq!(field(&response, "ratelimit-remaining"), [remaining]);
-        assert_eq!(field(&response, "ratelimit-reset"), [reset]);
-        assert_eq!(field(&response, "x-ratelimit-limit"), ["6"]);
-        assert_eq!(field(&response, "x-ratelimit-remaining"), [remaining]);
-        let epoch: u64 = field(&response, "x-ratelimit-reset")[0].parse().unwrap();
+        assert!(header(&response, "ratelimit").is_empty());
+        assert_eq!(header(&response, "ratelimit-limit"), ["6"]);
+        assert_eq!(header(&response, "ratelimit-remaining"), [remaining]);
+        assert_eq!(header(&response, "ratelimit-reset"), [reset]);
+        assert_eq!(header(&response, "x-ratelimit-limit"), ["6"]);
+        assert_eq!(header(&response, "x-ratelimit-remaining"), [remaining]);
+        let epoch: u64 = header(&response, "x-ratelimit-reset")[0].parse().unwrap();
         let reset: u64 = reset.parse().unwrap();
         assert!((before + reset..before + reset + 60).contains(&epoch), "{epoch}");
         let retry_after = if status == 429 { vec!["10"] } else { vec![] };
-        assert_eq!(field(&response, "retry-after"), retry_after);
+        assert_eq!(header(&response, "retry-after"), retry_after);
     }
 
-    // Of stacked layers, the one with less remaining reports.
+    // Of stacked layers, the one with fewer remaining units reports.
     let delta = [Headers::Draft11, Headers::XRateLimit { reset: Reset::Delta }];
     let outer = |quota| RateLimitLayer::new(in_memory(quota), key::Global).headers(delta);
     for (one, other) in [(9, 5), (5, 9)] {
         let inner = outer(Quota::per_hour(one)).layer(counting(&Arc::default()));
         let stacked = outer(Quota::per_hour(other)).layer(inner);
         let response = stacked.oneshot(get(&[])).await.unwrap();
-        assert_eq!(field(&response, "x-ratelimit-limit"), ["5"]);
-        assert_eq!(field(&response, "x-ratelimit-remaining"), ["4"]);
-        assert_eq!(field(&response, "x-ratelimit-reset"), ["720"]);
-        assert_eq!(field(&response, "ratelimit").len(), 2);
+        assert_eq!(header(&response, "x-ratelimit-limit"), ["5"]);
+        assert_eq!(header(&response, "x-ratelimit-remaining"), ["4"]);
+        assert_eq!(header(&response, "x-ratelimit-reset"), ["720"]);
+        assert_eq!(header(&response, "ratelimit").len(), 2);
     }
 }
 
@@ -405,10 +405,10 @@ async fn all_headers_can_be_switched_off() {
         .extensions(false);
     let allowed = send(&layer, get(&[])).await;
     assert!(allowed.headers().is_empty() && allowed.extensions().is_empty());
-    let refused = send(&layer, get(&[])).await;
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(refused.headers().len(), 2, "only the content type and `no-store` are left");
-    assert!(refused.extensions().is_empty());
+    let rejected = send(&layer, get(&[])).await;
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(rejected.headers().len(), 2, "only the content type and `no-store` are left");
+    assert!(rejected.extensions().is_empty());
 }
 
 #[tokio::test]
@@ -421,10 +421,10 @@ async fn a_closure_can_replace_the_rejection() {
         },
     );
     let _ = send(&layer, get(&[])).await;
-    let refused = send(&layer, get(&[])).await;
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(field(&refused, "retry-after").len(), 1);
-    assert_eq!(refused.into_body().collect().await.unwrap().to_bytes(), "GET / 0");
+    let rejected = send(&layer, get(&[])).await;
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(&rejected, "retry-after").len(), 1);
+    assert_eq!(rejected.into_body().collect().await.unwrap().to_bytes(), "GET / 0");
 }
 
 #[tokio::test]
@@ -434,7 +434,7 @@ async fn every_rejection_forbids_caches_to_store_it() {
     let unreachable = Limiter::new(unreachable, Algorithm::token_bucket(), Quota::per_hour(1));
     let used_up = by_user();
     let allowed = send(&used_up, get(&[("user", "ada")])).await;
-    assert!(field(&allowed, "cache-control").is_empty());
+    assert!(header(&allowed, "cache-control").is_empty());
     for (layer, user, status) in [
         (used_up.clone(), "ada", 429),
         (used_up.headers([]), "ada", 429),
@@ -443,9 +443,9 @@ async fn every_rejection_forbids_caches_to_store_it() {
         (RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp), "ada", 500),
         (RateLimitLayer::new(unreachable, key::Global), "ada", 503),
     ] {
-        let refused = send(&layer, get(&[("user", user)])).await;
-        assert_eq!(refused.status(), status);
-        assert_eq!(field(&refused, "cache-control"), ["no-store"], "{status}");
+        let rejected = send(&layer, get(&[("user", user)])).await;
+        assert_eq!(rejected.status(), status);
+        assert_eq!(header(&rejected, "cache-control"), ["no-store"], "{status}");
     }
 }
 
@@ -472,8 +472,8 @@ async fn a_mapped_rejection_is_stored_only_if_the_closure_allows_it() {
                 request
             };
             let _ = send(&layer, request()).await;
-            let refused = send(&layer, request()).await;
-            assert_eq!(field(&refused, "cache-control"), [expected]);
+            let rejected = send(&layer, request()).await;
+            assert_eq!(header(&rejected, "cache-control"), [expected]);
         }
     }
 }
@@ -496,11 +496,11 @@ async fn stacked_layers_add_up() {
         [item("second", &[("q", 1), ("w", 1)]), item("hour", &[("q", 2), ("w", 3600)])]
     );
 
-    // The inner one denies for a second; the outer one, now used up, for the rest of the hour.
-    let refused = service.oneshot(get(&[])).await.unwrap();
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(field(&refused, "retry-after"), ["3600"]);
-    assert_eq!(items(&refused, "ratelimit").len(), 2);
+    // The inner layer denies for a second; the outer one, now used up, for the rest of the hour.
+    let rejected = service.oneshot(get(&[])).await.unwrap();
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(&rejected, "retry-after"), ["3600"]);
+    assert_eq!(items(&rejected, "ratelimit").len(), 2);
 }
 
 #[tokio::test]

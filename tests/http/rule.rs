@@ -25,7 +25,7 @@ use tower_ratelimit::{
 };
 
 use crate::support::{
-    self, ALGORITHMS, counting, field, get, item, items, json, server::RedisServer,
+    self, ALGORITHMS, counting, get, header, item, items, json, server::RedisServer,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -44,8 +44,8 @@ fn in_memory<const N: usize>(limits: [(&str, Algorithm, Quota); N]) -> [Limiter;
     limiters(&MemoryStore::new(), limits)
 }
 
-fn name<'a>(head: &'a Parts, field: &str) -> Option<&'a str> {
-    head.headers.get(field)?.to_str().ok()
+fn name<'a>(head: &'a Parts, header: &str) -> Option<&'a str> {
+    head.headers.get(header)?.to_str().ok()
 }
 
 fn user(head: &Parts) -> Result<&str, RequestError> {
@@ -81,7 +81,7 @@ async fn left(limiter: &Limiter, key: &str) -> u64 {
 }
 
 /// Waits until these units are left: in Redis, units are returned while the response is on its way.
-async fn comes_to(limiter: &Limiter, key: &str, expected: u64) {
+async fn until_left(limiter: &Limiter, key: &str, expected: u64) {
     for _ in 0..1_000 {
         if left(limiter, key).await == expected {
             return;
@@ -154,7 +154,7 @@ async fn a_rule_can_reject() {
         let layer = RateLimitLayer::by_rule(move |_: &Parts| Err(error.clone()));
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), status);
-        assert!(field(&response, "ratelimit").is_empty());
+        assert!(header(&response, "ratelimit").is_empty());
         assert!(matches!(response.extensions().get(), Some(Rejection::Request(_))));
         assert_eq!(detail(response).await, message);
     }
@@ -356,7 +356,7 @@ async fn a_request_holds_no_readiness_during_a_lookup_or_a_wait() {
     assert_eq!(waits.await.unwrap().status(), 200);
 }
 
-/// Asserts which limits deny, and that admitted requests alone are charged to all limits.
+/// Asserts which limits deny, and that only admitted requests are charged, to all limits.
 async fn several_limits(store: impl Store + Clone) {
     for algorithm in ALGORITHMS {
         let named = |name| format!("{name}-of-{algorithm}");
@@ -395,7 +395,7 @@ async fn several_limits(store: impl Store + Clone) {
             let decision = response.extensions().get::<Decision>().unwrap().clone();
             assert_eq!(decision.limiter(), policy);
             if status == 429 {
-                assert_eq!(field(&response, "content-type"), ["application/problem+json"]);
+                assert_eq!(header(&response, "content-type"), ["application/problem+json"]);
                 let problem = json(response).await;
                 assert_eq!(problem["violated-policies"], serde_json::json!([policy]));
             }
@@ -447,7 +447,7 @@ async fn the_headers_report_all_policies_and_when_the_binding_one_has_more() {
         assert_eq!(items(&response, "ratelimit"), [item(policy, &[("r", remaining), ("t", t)])]);
         assert_eq!(items(&response, "ratelimit-policy"), both);
         let retry_after = if status == 429 { vec![t.to_string()] } else { vec![] };
-        assert_eq!(field(&response, "retry-after"), retry_after);
+        assert_eq!(header(&response, "retry-after"), retry_after);
     }
     assert_eq!(left(&limits[0], "ada").await, 1, "a denial by the hour was charged to the minute");
 }
@@ -469,12 +469,12 @@ async fn the_older_headers_report_the_binding_limit() {
         let response = send_as(&layer, "ada").await;
         assert_eq!(response.status(), status);
         for prefix in ["", "x-"] {
-            let value = |name: &str| field(&response, &format!("{prefix}ratelimit-{name}"));
+            let value = |name: &str| header(&response, &format!("{prefix}ratelimit-{name}"));
             assert_eq!(value("limit"), [limit]);
             assert_eq!(value("remaining"), [remaining]);
             assert_eq!(value("reset"), [reset]);
         }
-        assert!(field(&response, "ratelimit-policy").is_empty());
+        assert!(header(&response, "ratelimit-policy").is_empty());
     }
 }
 
@@ -492,13 +492,13 @@ async fn stacked_layers_with_several_limits_add_up() {
     assert_eq!(policies(&allowed), ["c", "d", "a", "b"]);
     let binding = [item("c", &[("r", 0), ("t", 1)]), item("b", &[("r", 1), ("t", 3600)])];
     assert_eq!(items(&allowed, "ratelimit"), binding);
-    assert_eq!(field(&allowed, "ratelimit-limit"), ["1"]);
+    assert_eq!(header(&allowed, "ratelimit-limit"), ["1"]);
 
-    // The inner one denies for a second; the outer one, now used up, for the rest of the hour.
-    let refused = send_as().await.unwrap();
-    assert_eq!(refused.status(), 429);
-    assert_eq!(field(&refused, "retry-after"), ["3600"]);
-    assert_eq!(policies(&refused), ["c", "d", "a", "b"]);
+    // The inner layer denies for a second; the outer one, now used up, for the rest of the hour.
+    let rejected = send_as().await.unwrap();
+    assert_eq!(rejected.status(), 429);
+    assert_eq!(header(&rejected, "retry-after"), ["3600"]);
+    assert_eq!(policies(&rejected), ["c", "d", "a", "b"]);
 }
 
 #[tokio::test]
@@ -548,8 +548,8 @@ async fn only_failed_logins(store: impl Store + Clone) {
         ("/", 429, 0, 1),
     ] {
         assert_eq!(send_as(path).await, status);
-        comes_to(own, "ada", of_own).await;
-        comes_to(all, "all", of_all).await;
+        until_left(own, "ada", of_own).await;
+        until_left(all, "all", of_all).await;
     }
 }
 
@@ -624,7 +624,7 @@ async fn a_layer_with_one_limit_has_a_charge_only_if_it_is_switched_on() {
     let layer = RateLimitLayer::new(limiter.clone(), |head: &Parts| user(head).map(str::to_owned))
         .cost(|_: &Parts| 4)
         .missing_key(MissingKey::Exempt);
-    for (layer, user, says, remaining) in [
+    for (layer, user, expected, remaining) in [
         (layer.clone(), "ada", "none", 6),
         (layer.clone().charge_handle(true).charge_handle(false), "ada", "none", 2),
         (layer.clone().charge_handle(true), "ben", "settled", 2),
@@ -632,8 +632,8 @@ async fn a_layer_with_one_limit_has_a_charge_only_if_it_is_switched_on() {
     ] {
         let request = if user.is_empty() { get(&[]) } else { get(&[("user", user)]) };
         let response = app(layer).oneshot(request).await.unwrap();
-        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), says);
-        assert_eq!(left(&limiter, user).await, remaining, "{user} {says}");
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), expected);
+        assert_eq!(left(&limiter, user).await, remaining, "{user} {expected}");
     }
 }
 
@@ -652,7 +652,7 @@ async fn an_invalid_charge_is_an_error_of_the_service() {
         let layer = RateLimitLayer::by_rule(move |_: &Parts| charge.clone());
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), 500, "{complaint}");
-        assert!(field(&response, "ratelimit").is_empty());
+        assert!(header(&response, "ratelimit").is_empty());
         let detail = detail(response).await;
         assert!(detail.contains(complaint), "{detail}");
         assert_eq!(left(&limiter, "ada").await, 5, "{complaint}");
@@ -691,7 +691,9 @@ async fn a_cost_above_one_of_several_quotas_names_that_quota() {
     };
     let response = send(&layer, get(&[])).await;
     assert_eq!(response.status(), 429);
-    assert!(field(&response, "retry-after").is_empty() && field(&response, "ratelimit").is_empty());
+    assert!(
+        header(&response, "retry-after").is_empty() && header(&response, "ratelimit").is_empty()
+    );
     assert_eq!(policies(&response), ["requests", "tokens"]);
     assert_eq!(json(response).await["violated-policies"], serde_json::json!(["tokens"]));
     assert_eq!(left(&requests, "ada").await, 10);
@@ -718,7 +720,7 @@ async fn a_service_of_strings_can_have_a_rule() {
         "root" => Ok(Charge::exempt()),
         name => Ok(Charge::new(&own, name).and(Charge::new(&all, "all"))),
     });
-    for (name, says) in [
+    for (name, expected) in [
         ("ada", "ADA"),
         ("ada", "ADA"),
         ("ada", "ada is over own"),
@@ -727,7 +729,7 @@ async fn a_service_of_strings_can_have_a_rule() {
         ("root", "ROOT"),
         ("", ": no name"),
     ] {
-        assert_eq!(shout(&layer, name).await, says);
+        assert_eq!(shout(&layer, name).await, expected);
     }
 
     struct Slow(Limiter);
@@ -786,9 +788,9 @@ mod waiting {
         let answers = burst(&layer, "ada", 6).await;
         let expected = [(200, 0), (200, 1), (200, 2), (200, 3), (429, 0), (429, 0)];
         assert_eq!(in_whole_seconds(&answers), expected);
-        let refused = send_as(&layer, "ada").await;
-        assert_eq!(summary(&refused).1, "minute");
-        assert_eq!(field(&refused, "retry-after"), ["47"], "after that, it may wait for 10 s");
+        let rejected = send_as(&layer, "ada").await;
+        assert_eq!(summary(&rejected).1, "minute");
+        assert_eq!(header(&rejected, "retry-after"), ["47"], "after that, it may wait for 10 s");
     }
 
     #[tokio::test(start_paused = true)]
@@ -800,12 +802,12 @@ mod waiting {
         let service = for_user_twice(&limits).max_wait(MAX_WAIT).layer(counting(&Arc::default()));
         let send_as = || Box::pin(service.clone().oneshot(get(&[("user", "ada")])));
         assert_eq!(send_as().await.unwrap().status(), 200);
-        let (mut gives_up, mut behind) = (send_as(), send_as());
+        let (mut dropped, mut behind) = (send_as(), send_as());
         assert!(
-            poll_once(gives_up.as_mut()).is_pending() && poll_once(behind.as_mut()).is_pending()
+            poll_once(dropped.as_mut()).is_pending() && poll_once(behind.as_mut()).is_pending()
         );
         assert_eq!(left(&limits[1], "ada").await, 1);
-        drop(gives_up);
+        drop(dropped);
         assert_eq!(left(&limits[1], "ada").await, 2);
         let start = Instant::now();
         assert_eq!(behind.await.unwrap().status(), 200);
@@ -830,13 +832,11 @@ mod waiting {
         };
         assert_eq!(send_as("ada").await, Duration::ZERO);
         let mut waits = Box::pin(send_as("ada"));
-        let mut gives_up = Box::pin(send_as("ada"));
-        assert!(
-            poll_once(waits.as_mut()).is_pending() && poll_once(gives_up.as_mut()).is_pending()
-        );
+        let mut dropped = Box::pin(send_as("ada"));
+        assert!(poll_once(waits.as_mut()).is_pending() && poll_once(dropped.as_mut()).is_pending());
         assert_eq!(left(&limits[1], "all").await, 9, "units are reserved");
         assert_eq!(send_as("ben").await, Duration::ZERO, "waiting requests delay others");
-        drop(gives_up);
+        drop(dropped);
         assert_eq!(left(&limits[1], "all").await, 8, "units are returned");
         assert_eq!((left(&limits[0], "ada").await, left(&limits[0], "ben").await), (0, 0));
 
@@ -961,7 +961,7 @@ mod example {
         BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on http://").expect("the first line");
 
-        for (key, words, status, says) in [
+        for (key, words, status, expected) in [
             ("", 1, "400", "header x-api-key is missing"),
             ("x-api-key: dora\r\n", 1, "400", "unknown API key"),
             ("x-api-key: ada\r\n", 2, "200", "42 (20 tokens)"),
@@ -975,7 +975,7 @@ mod example {
         ] {
             let answer = post(address, key, words);
             assert_eq!(&answer["HTTP/1.1 ".len()..][..3], status, "{answer}");
-            assert!(answer.contains(says), "{answer}");
+            assert!(answer.contains(expected), "{answer}");
         }
     }
 

@@ -69,10 +69,10 @@ impl Drop for Server {
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("server"));
 
 /// Sends requests at once over one connection. Returns the statuses of the responses.
-async fn send(address: SocketAddr, count: usize, field: &str) -> Vec<u16> {
+async fn send(address: SocketAddr, count: usize, headers: &str) -> Vec<u16> {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let mut requests = format!("GET / HTTP/1.1\r\nhost: test\r\n{field}\r\n").repeat(count - 1);
-    requests += &format!("GET / HTTP/1.1\r\nhost: test\r\n{field}connection: close\r\n\r\n");
+    let mut requests = format!("GET / HTTP/1.1\r\nhost: test\r\n{headers}\r\n").repeat(count - 1);
+    requests += &format!("GET / HTTP/1.1\r\nhost: test\r\n{headers}connection: close\r\n\r\n");
     stream.write_all(requests.as_bytes()).await.unwrap();
     let mut answers = String::new();
     stream.read_to_string(&mut answers).await.unwrap();
@@ -80,8 +80,8 @@ async fn send(address: SocketAddr, count: usize, field: &str) -> Vec<u16> {
     statuses.collect()
 }
 
-async fn send_one(address: SocketAddr, field: &str) -> u16 {
-    send(address, 1, field).await[0]
+async fn send_one(address: SocketAddr, headers: &str) -> u16 {
+    send(address, 1, headers).await[0]
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,7 +147,7 @@ async fn every_request_is_answered_while_redis_is_down() {
 }
 
 #[tokio::test]
-async fn the_flags_do_what_the_help_says() {
+async fn the_flags_work_as_the_help_describes() {
     let server = Server::start(&[
         "--quota",
         "5/h",
@@ -158,7 +158,7 @@ async fn the_flags_do_what_the_help_says() {
         "--algorithm",
         "sliding-window",
     ]);
-    for (field, status) in [
+    for (headers, status) in [
         ("", 400),
         ("x-api-key: ada\r\nx-cost: 0\r\n", 400),
         ("x-api-key: ada\r\nx-cost: -1\r\n", 400),
@@ -170,7 +170,7 @@ async fn the_flags_do_what_the_help_says() {
         ("x-api-key: ada\r\n", 429),
         ("x-api-key: ben\r\n", 200),
     ] {
-        assert_eq!(send_one(server.address, field).await, status, "{field:?}");
+        assert_eq!(send_one(server.address, headers).await, status, "{headers:?}");
     }
     let global = Server::start(&["--quota", "1/h", "--key", "global"]);
     assert_eq!(send(global.address, 2, "").await, [200, 429]);
@@ -205,11 +205,11 @@ async fn the_sixth_of_5_requests_per_hour_is_denied_and_each_is_printed() {
 }
 
 #[tokio::test]
-async fn the_lines_name_the_client_as_the_key_does_and_say_why_a_request_is_rejected() {
+async fn the_lines_name_the_client_as_the_key_does_and_the_reason_of_a_rejection() {
     let mut server =
         Server::start(&["--quota", "5/h", "--key", "header:x-api-key", "--cost-header", "x-cost"]);
     assert!(server.command.contains(" -H 'x-api-key: ada' "), "{}", server.command);
-    for (field, line) in [
+    for (headers, line) in [
         ("", "GET / from 127.0.0.1: rejected with 400: "),
         ("x-api-key: ada\r\n", "GET / from x-api-key=ada: allowed, 4 left"),
         ("x-api-key: ada\r\nx-cost: 3\r\n", "GET / from x-api-key=ada: allowed, 1 left"),
@@ -221,7 +221,7 @@ async fn the_lines_name_the_client_as_the_key_does_and_say_why_a_request_is_reje
         ),
         ("x-api-key: b\u{9b}\r\n", "GET / from x-api-key=b%C2%9B: allowed, 4 left"),
     ] {
-        send_one(server.address, field).await;
+        send_one(server.address, headers).await;
         let printed = server.line();
         assert!(printed.starts_with(line), "{printed}");
     }

@@ -346,8 +346,8 @@ async fn the_error_of_the_service_is_untouched() {
     let service = layer.layer(service_fn(|_: Request<()>| ready(Err::<Response<()>, _>(OwnError))));
     let error = service.clone().oneshot(Request::new(())).await.unwrap_err();
     assert_eq!(error, OwnError);
-    let refused = service.oneshot(Request::new(())).await.unwrap();
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    let rejected = service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
 #[tokio::test]

@@ -32,13 +32,13 @@ use crate::support::{
     server::RedisServer,
 };
 
-/// Settings for faults, so that they are detected soon.
+/// Settings with which faults are detected soon.
 const SETTINGS: [&str; 2] = ["--cluster-node-timeout", "1500"];
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// A store with a deadline that a busy machine can keep, connected to all nodes.
-async fn patient(cluster: &Cluster) -> RedisStore {
+async fn with_long_deadline(cluster: &Cluster) -> RedisStore {
     let store = RedisStore::cluster(cluster.urls()).unwrap().deadline(Duration::from_secs(30));
     let limiter = load::limiter(&store.clone().prefix("connect"));
     let _ = until_decided(&[limiter], &users()).await;
@@ -98,7 +98,7 @@ async fn keys_are_spread(cluster: &Cluster) {
     for algorithm in ALGORITHMS {
         let limiter = Limiter::named(
             "spread",
-            patient(cluster).await,
+            with_long_deadline(cluster).await,
             algorithm,
             Quota::per_hour(2).burst(2),
         );
@@ -122,7 +122,7 @@ fn calls(cluster: &Cluster) -> u64 {
 }
 
 async fn limits_on_one_key_are_one_script(cluster: &Cluster) {
-    let store = patient(cluster).await;
+    let store = with_long_deadline(cluster).await;
     let limiter = |name, limit| {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(limit))
     };
@@ -143,7 +143,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
     let [first, second, third] = &on_different_masters(cluster);
     for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
     {
-        let store = patient(cluster).await.prefix(algorithm.name());
+        let store = with_long_deadline(cluster).await.prefix(algorithm.name());
         let limiter =
             |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit));
         let (a, b, c) = (limiter("a", 5), limiter("b", 9), limiter("c", 2));
@@ -178,7 +178,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
 
 async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) {
     let [first, second, third] = &on_different_masters(cluster);
-    let store = patient(cluster).await.prefix("follows");
+    let store = with_long_deadline(cluster).await.prefix("follows");
     let limiter =
         |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (a, b, c) = (limiter("a"), limiter("b"), limiter("c"));
@@ -218,7 +218,7 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
 async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
     let keys = &on_different_masters(cluster);
     for algorithm in [Algorithm::SlidingLog, Algorithm::FixedWindow] {
-        let store = patient(cluster).await.prefix(&format!("receipts-{algorithm}"));
+        let store = with_long_deadline(cluster).await.prefix(&format!("receipts-{algorithm}"));
         let limiters = ["a", "b", "c"]
             .map(|name| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(100)));
         let left = async || {
@@ -254,7 +254,7 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
 async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
     let mut replicas = vec![];
     for _ in 0..4 {
-        let store = patient(cluster).await.prefix("race");
+        let store = with_long_deadline(cluster).await.prefix("race");
         let named = |name, algorithm, limit| {
             Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit))
         };
@@ -285,7 +285,7 @@ async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
 }
 
 async fn scripts_that_are_flushed_are_sent_again(cluster: &Cluster) {
-    let limiter = load::limiter(&patient(cluster).await);
+    let limiter = load::limiter(&with_long_deadline(cluster).await);
     for left in [99, 98] {
         for user in users() {
             assert_eq!(limiter.check(key(&user)).await.unwrap().remaining(), left);
@@ -297,7 +297,7 @@ async fn scripts_that_are_flushed_are_sent_again(cluster: &Cluster) {
 }
 
 async fn redisson_works(cluster: &Cluster) {
-    let store = patient(cluster).await;
+    let store = with_long_deadline(cluster).await;
     for number in 0..10 {
         let limiter = RateLimiter::new(store.clone(), &format!("limiter-{number}"));
         assert!(limiter.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap());
@@ -338,7 +338,7 @@ async fn a_slot_that_moves_under_load_fails_no_request_and_loses_no_count() {
     let _permit = many_servers().await;
     let tasks = Tasks::count();
     let cluster = Cluster::start(3, false, &[]);
-    let stores = [patient(&cluster).await, patient(&cluster).await];
+    let stores = [with_long_deadline(&cluster).await, with_long_deadline(&cluster).await];
     let limiters = stores.each_ref().map(load::limiter);
     let (mut moving, _) = split(&cluster);
     moving.truncate(8);
@@ -356,10 +356,9 @@ async fn a_slot_that_moves_under_load_fails_no_request_and_loses_no_count() {
     for user in users() {
         assert_eq!(answers.failed(&user), 0, "{user}");
     }
-    answers.check_counts(&load::limiter(&patient(&cluster).await), &users()).await;
+    answers.check_counts(&load::limiter(&with_long_deadline(&cluster).await), &users()).await;
 
-    // If the keys of a slot have moved, only this command goes to the next node.
-    // A user with the documented permissions is enough.
+    // ASK redirects one command, and not the slot. The documented permissions are enough.
     let permissions = permissions("clustered").join(" ");
     for master in &cluster.masters {
         let words = ["ACL"].into_iter().chain(permissions.split(' '));
@@ -417,14 +416,14 @@ async fn seeds_that_refuse_or_hang_fail_no_first_request_at_any_position() {
                 decided += u32::from(load::limiter(&store()).check(&*user).await.is_ok());
                 pinged += u32::from(store().ping().await.is_ok());
             }
-            // A machine that pauses for a moment may fail one.
+            // A machine that pauses for a moment may fail one of them.
             assert!(decided >= 4 && pinged >= 4, "{bad} at position {index}: {decided}, {pinged}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ping_of_a_cluster_is_one_of_all_its_masters() {
+async fn a_ping_of_a_cluster_pings_all_its_masters() {
     let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     for master in &cluster.masters {
@@ -443,7 +442,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     let limiter = |name, store: &RedisStore| {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10))
     };
-    let store = patient(&cluster).await.deadline(Duration::from_secs(2));
+    let store = with_long_deadline(&cluster).await.deadline(Duration::from_secs(2));
     let (one, other) = (limiter("one", &store), limiter("other", &store));
     assert!(one.check("alice").await.unwrap().is_allowed());
     let slot = cluster.slot("ratelimit:one:token-bucket:{alice}");
@@ -460,12 +459,15 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     assert_eq!(other.check("alice").await.unwrap().remaining(), 8);
 
     // The keys of two limits are on both nodes, or none exists yet.
-    let hasty = patient(&cluster).await.deadline(Duration::from_millis(400));
-    let hasty = |name| limiter(name, &hasty);
-    let pairs = [[hasty("one"), hasty("other")], [hasty("new"), hasty("newer")]]
-        .map(|[one, other]| Charge::new(one, "alice").also(other));
+    let short_deadline = with_long_deadline(&cluster).await.deadline(Duration::from_millis(400));
+    let short_deadline = |name| limiter(name, &short_deadline);
+    let pairs = [
+        [short_deadline("one"), short_deadline("other")],
+        [short_deadline("new"), short_deadline("newer")],
+    ]
+    .map(|[one, other]| Charge::new(one, "alice").also(other));
     for charge in &pairs {
-        let (text, commands) = refused(&cluster, charge).await;
+        let (text, commands) = store_error(&cluster, charge).await;
         assert!(text.contains(&format!("slot {slot} ")), "{text}");
         assert!(text.contains("redis-cli --cluster fix"), "{text}");
         assert!((2..=3).contains(&commands), "{commands} commands");
@@ -473,8 +475,8 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
 
     // The move ended on one node only.
     let () = cluster.masters[to].query(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
-    for charge in [Charge::new(hasty("newest"), "alice"), pairs[1].clone()] {
-        let (text, commands) = refused(&cluster, &charge).await;
+    for charge in [Charge::new(short_deadline("newest"), "alice"), pairs[1].clone()] {
+        let (text, commands) = store_error(&cluster, &charge).await;
         assert!(text.contains(&format!("slot {slot} ")), "{text}");
         assert_eq!(commands, 2);
     }
@@ -482,7 +484,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
 }
 
 /// The error of a charge without a decision, and the number of commands.
-async fn refused(cluster: &Cluster, charge: &Charge) -> (String, u64) {
+async fn store_error(cluster: &Cluster, charge: &Charge) -> (String, u64) {
     let before = calls(cluster);
     let Err(Error::Store(error)) = charge.check().await else { panic!("the slot is open") };
     let text = std::error::Error::source(&error).unwrap().to_string();
@@ -514,14 +516,14 @@ async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
     for user in &affected {
         let _ = eventually(async || limiter.check(key(user)).await).await;
     }
-    let (strange, right) = block_in_place(|| (stranger.calls("getrange"), decided()));
-    assert_eq!(strange, on_stranger, "a stranger decided");
-    assert!(right >= on_master + affected.len() as u64);
+    let (stranger_after, master_after) = block_in_place(|| (stranger.calls("getrange"), decided()));
+    assert_eq!(stranger_after, on_stranger, "the other server at the address decided");
+    assert!(master_after >= on_master + affected.len() as u64);
 }
 
-/// A reply that was requested just before may be that of the server that had the address then.
+/// A reply to an earlier call may come from the server that had the address before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_slots_are_read_after_each_new_connection_also_if_they_were_read_just_before() {
+async fn the_slots_are_read_after_each_new_connection_even_if_they_were_read_just_before() {
     // The second connection takes longer than the first request waits for it.
     for login in [0, 150] {
         let port = Arc::new(AtomicU16::new(0));
@@ -604,11 +606,11 @@ async fn a_replica_that_takes_over_from_a_killed_master_is_followed() {
     let (affected, others) = split(&cluster);
     let stores = [(); 2].map(|()| RedisStore::cluster(cluster.urls()).unwrap());
     let limiters = stores.each_ref().map(load::limiter);
-    let patient = load::limiter(&patient(&cluster).await);
+    let long_deadline = load::limiter(&with_long_deadline(&cluster).await);
     let spent = (0..).map(|number| format!("spent-{number}"));
     let spent = { spent }.find(|user| cluster.master_of(&redis_key(user)) == 0).unwrap();
-    while patient.check(key(&spent)).await.unwrap().is_allowed() {}
-    until_server("the replica has all", || cluster.masters[0].is_replicated()).await;
+    while long_deadline.check(key(&spent)).await.unwrap().is_allowed() {}
+    until_server("the replica has all data", || cluster.masters[0].is_replicated()).await;
 
     let load = Load::start(&limiters, &users());
     sleep(Duration::from_secs(1)).await;
@@ -625,14 +627,14 @@ async fn a_replica_that_takes_over_from_a_killed_master_is_followed() {
     println!("restarted: it has become a replica, decided after {took:?}");
     let answers = load.finish("a master is killed").await;
     assert!(affected.iter().map(|user| answers.decided(user)).sum::<usize>() > 0);
-    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
-    for limiter in limiters.iter().chain([&patient]) {
+    answers.check_counts(&long_deadline, &of_survivors(&cluster, &others)).await;
+    for limiter in limiters.iter().chain([&long_deadline]) {
         assert!(!eventually(async || limiter.check(key(&spent)).await).await.is_allowed());
     }
     let clients = block_in_place(|| cluster.masters[1].clients());
     println!("the second master has {clients} clients");
-    assert!(clients < 20, "connections are left behind");
-    drop((stores, limiters, patient));
+    assert!(clients < 20, "connections are leaked");
+    drop((stores, limiters, long_deadline));
     tasks.check().await;
 }
 
@@ -664,14 +666,14 @@ async fn a_frozen_node_delays_only_requests_for_its_own_keys() {
     let (decided, failed) = (count(load::Answers::decided), count(load::Answers::failed));
     println!("frozen: of the keys of other nodes, {decided} were decided, {failed} failed");
     assert!(failed < decided, "other keys fail, too");
-    let patient = load::limiter(&patient(&cluster).await);
-    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
+    let long_deadline = load::limiter(&with_long_deadline(&cluster).await);
+    answers.check_counts(&long_deadline, &of_survivors(&cluster, &others)).await;
 
     cluster.masters[0].server.thaw();
     until_server("the old master is a replica", || !cluster.masters[0].is_master()).await;
     let took = until_decided(&limiters, &users()).await;
     println!("thawed: it has become a replica, decided after {took:?}");
-    drop((stores, limiters, patient));
+    drop((stores, limiters, long_deadline));
     tasks.check().await;
 }
 
@@ -706,8 +708,8 @@ async fn while_a_cluster_is_down_the_policy_responds_until_it_is_up() {
     }
     println!("restarted: up after {up:?}, decided after {:?}", start.elapsed());
     let answers = load.finish("the cluster is down").await;
-    let patient = load::limiter(&patient(&cluster).await);
-    answers.check_counts(&patient, &of_survivors(&cluster, &others)).await;
-    drop((stores, limiters, late, limiter, patient));
+    let long_deadline = load::limiter(&with_long_deadline(&cluster).await);
+    answers.check_counts(&long_deadline, &of_survivors(&cluster, &others)).await;
+    drop((stores, limiters, late, limiter, long_deadline));
     tasks.check().await;
 }

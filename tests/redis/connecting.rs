@@ -26,19 +26,19 @@ use tower_ratelimit::{
 use crate::support::{
     ALGORITHMS,
     cluster::{free_port, until},
-    limits, patient, permissions,
+    limits, permissions,
     sentinel::fake::{Fake, array},
     server::RedisServer,
-    with_sources,
+    with_long_deadline, with_sources,
 };
 
 #[tokio::test]
-async fn a_user_with_the_documented_permissions_can_do_all() {
+async fn a_user_with_the_documented_permissions_can_use_every_operation() {
     let server = RedisServer::start();
     let mut admin = server.connection();
     redis::cmd("ACL").arg(permissions("limiter")).exec(&mut admin).unwrap();
     let url = format!("{}?user=limiter&pass=secret", server.url());
-    let store = patient(RedisStore::connect(&url).await.unwrap());
+    let store = with_long_deadline(RedisStore::connect(&url).await.unwrap());
     for algorithm in ALGORITHMS {
         let quota = Quota::per_second(2);
         let limiter = Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
@@ -79,13 +79,13 @@ async fn a_user_with_the_documented_permissions_can_do_all() {
 }
 
 #[tokio::test]
-async fn a_redisson_user_with_the_documented_permissions_can_do_all() {
+async fn a_redisson_user_with_the_documented_permissions_can_use_every_operation() {
     let server = RedisServer::start();
     let mut admin = server.connection();
     redis::cmd("ACL").arg(permissions("shared")).exec(&mut admin).unwrap();
     let url = format!("{}?user=shared&pass=secret", server.url());
     let limiter = redisson::RateLimiter::new(
-        patient(RedisStore::connect(&url).await.unwrap()),
+        with_long_deadline(RedisStore::connect(&url).await.unwrap()),
         "LIMITER_NAME",
     );
     let second = Duration::from_secs(1);
@@ -115,7 +115,7 @@ async fn missing_permissions_are_reported() {
     let rules = ["SETUSER", "limited", "on", ">secret", "~*", "+eval", "+evalsha", "+set", "+time"];
     redis::cmd("ACL").arg(&rules).exec(&mut admin).unwrap();
     let url = format!("{}?user=limited&pass=secret", server.url());
-    let store = patient(RedisStore::connect(&url).await.unwrap());
+    let store = with_long_deadline(RedisStore::connect(&url).await.unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(2));
     let Err(Error::Store(error)) = limiter.check("key").await else { panic!() };
     let text = with_sources(&error);
@@ -169,7 +169,7 @@ async fn a_connection_of_the_application_is_used() {
 async fn the_commands_alternate_between_the_connections() {
     let server = RedisServer::start();
     let config = RedisConfig::server(&server.url()).unwrap().connections(3);
-    let store = patient(RedisStore::new(config).unwrap());
+    let store = with_long_deadline(RedisStore::new(config).unwrap());
     let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(100));
     for _ in 0..9 {
         let _ = limiter.check("key").await.unwrap();
@@ -182,7 +182,7 @@ async fn the_commands_alternate_between_the_connections() {
 
 #[test]
 #[should_panic = "a store needs at least one connection"]
-fn no_connection_is_too_few() {
+fn zero_connections_are_rejected() {
     let _ = RedisConfig::server("redis://127.0.0.1").unwrap().connections(0);
 }
 
@@ -244,7 +244,7 @@ async fn a_connection_that_the_server_closes_fails_no_later_request() {
     let url = format!("redis://127.0.0.1:{port}");
     until("the port is open", || TcpStream::connect(format!("127.0.0.1:{port}")).is_ok());
     for protocol in ["", "?protocol=resp2"] {
-        let store = patient(RedisStore::lazy(&(url.clone() + protocol)).unwrap());
+        let store = with_long_deadline(RedisStore::lazy(&(url.clone() + protocol)).unwrap());
         let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000));
         let _ = limiter.check(protocol).await.unwrap();
         for _ in 0..20 {
@@ -263,7 +263,7 @@ async fn a_connection_that_the_server_closes_fails_no_later_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_requests_under_way_fail_with_their_connection_and_none_is_sent_twice() {
     let server = RedisServer::start();
-    let store = patient(RedisStore::connect(&server.url()).await.unwrap());
+    let store = with_long_deadline(RedisStore::connect(&server.url()).await.unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000_000));
     let before = server.calls("evalsha");
     let is_over = Arc::new(AtomicBool::new(false));
@@ -311,7 +311,7 @@ async fn a_connection_that_is_closed_before_it_is_used_fails_no_request() {
         "TIME" => array(&["1700000000", "0"]),
         _ => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
     });
-    let store = patient(RedisStore::lazy(&server.url()).unwrap());
+    let store = with_long_deadline(RedisStore::lazy(&server.url()).unwrap());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     let _ = limiter.check("key").await.unwrap();
     assert_eq!((server.connections(), store.health().errors), (2, 0));
@@ -329,7 +329,9 @@ async fn a_rotation_of_the_password_interrupts_no_request() {
     set(">first");
     let (sender, receiver) = watch::channel(credentials("first"));
     let config = RedisConfig::server(&server.url()).unwrap();
-    let store = patient(RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap());
+    let store = with_long_deadline(
+        RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap(),
+    );
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     // The first credentials are sent twice: for the login, and when the provider is watched.
     for (number, password) in (1..).zip(["first", "second", "third"]) {

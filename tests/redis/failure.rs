@@ -15,7 +15,7 @@ use tower_ratelimit::{
     RedisStore, Refill, ResponseBody, Source, key, redisson,
 };
 
-use crate::support::{self, counting, field, item, items, json, log::Log, server::RedisServer};
+use crate::support::{self, counting, header, item, items, json, log::Log, server::RedisServer};
 
 /// A store for a server that does not run.
 fn unreachable() -> RedisStore {
@@ -41,12 +41,12 @@ async fn closed_is_the_default_and_rejects() {
     for layer in [layer.clone(), layer.on_failure(FailurePolicy::Closed)] {
         let response = send(&layer, &[]).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(field(&response, "retry-after"), ["1"]);
-        assert!(field(&response, "ratelimit").is_empty());
+        assert_eq!(header(&response, "retry-after"), ["1"]);
+        assert!(header(&response, "ratelimit").is_empty());
         assert_eq!(json(response).await["status"], 503);
 
         let response = send(&layer.clone().headers([]), &[]).await;
-        assert!(field(&response, "retry-after").is_empty());
+        assert!(header(&response, "retry-after").is_empty());
     }
 }
 
@@ -56,7 +56,7 @@ async fn closed_sends_a_retry_pushback_to_grpc() {
     let mut call = support::get(&[("content-type", "application/grpc")]);
     *call.method_mut() = http::Method::POST;
     let response = layer.layer(counting(&Arc::default())).oneshot(call).await.unwrap();
-    assert_eq!(field(&response, "grpc-retry-pushback-ms"), ["1000"]);
+    assert_eq!(header(&response, "grpc-retry-pushback-ms"), ["1000"]);
     let status = tonic::Status::from_header_map(response.headers()).unwrap();
     assert_eq!(status.code(), tonic::Code::Unavailable);
     let retry = status.get_details_retry_info().unwrap();
@@ -78,8 +78,8 @@ async fn open_admits_all_requests_and_reports_it() {
     for _ in 0..200 {
         let response = app.clone().oneshot(support::get(&[])).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
-        assert!(field(&response, "ratelimit").is_empty(), "the remaining units are unknown");
-        assert!(field(&response, "ratelimit-policy").is_empty());
+        assert!(header(&response, "ratelimit").is_empty(), "the remaining units are unknown");
+        assert!(header(&response, "ratelimit-policy").is_empty());
         let decided = decision(&response);
         assert_eq!(
             (decided.source(), decided.is_allowed(), decided.remaining()),
@@ -108,7 +108,7 @@ async fn the_local_fallback_allows_a_fraction_of_the_quota() {
         }
         let response = send(&layer, &[("x-user", user)]).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(field(&response, "retry-after"), ["144"]);
+        assert_eq!(header(&response, "retry-after"), ["144"]);
         assert_eq!(decision(&response).source(), Source::Local);
     }
     // All services of the layer share one count.
@@ -139,7 +139,7 @@ async fn less_than_one_request_per_window_is_one_in_a_longer_window() {
         RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::Local { share: 0.05 });
     assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
     let response = send(&layer, &[]).await;
-    assert_eq!(field(&response, "retry-after"), ["10"]);
+    assert_eq!(header(&response, "retry-after"), ["10"]);
     tokio::time::advance(Duration::from_secs(10)).await;
     assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
 }
@@ -229,12 +229,12 @@ async fn a_policy_applies_only_to_failures_of_the_store() {
     let response = send(&layer, &[]).await;
     assert_eq!(decision(&response).source(), Source::Store);
     assert_eq!(send(&layer, &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
-    let dear = layer.clone().cost(|_| 2);
-    assert_eq!(send(&dear, &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let above_quota = layer.clone().cost(|_| 2);
+    assert_eq!(send(&above_quota, &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
 
     let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
-    let nameless = RateLimitLayer::new(limiter, key::Header::new("x-api-key"));
-    let response = send(&nameless.on_failure(FailurePolicy::Open), &[]).await;
+    let without_key = RateLimitLayer::new(limiter, key::Header::new("x-api-key"));
+    let response = send(&without_key.on_failure(FailurePolicy::Open), &[]).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
 }
 
@@ -274,21 +274,21 @@ async fn the_local_fallback_ends_when_redis_is_back() {
     server.restart();
     let start = Instant::now();
     while source().await == Source::Local {
-        assert!(start.elapsed() < Duration::from_secs(60), "Redis is back");
+        assert!(start.elapsed() < Duration::from_secs(60), "the store does not use Redis again");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 #[tokio::test]
 async fn services_of_any_request_type_have_a_policy() {
-    let rejection = |_, _: &String| String::from("refused");
+    let rejection = |_, _: &String| String::from("rejected");
     let limiter = hundred_per_hour(unreachable());
     let layer = RateLimitLayer::custom(limiter, |name: &String| name.clone(), rejection);
     let shout = service_fn(async |name: String| Ok::<_, std::io::Error>(name.to_uppercase()));
     let send = async |layer: &RateLimitLayer<_>| {
         layer.layer(shout).oneshot(String::from("ada")).await.unwrap()
     };
-    assert_eq!(send(&layer).await, "refused");
+    assert_eq!(send(&layer).await, "rejected");
     assert_eq!(send(&layer.on_failure(FailurePolicy::Open)).await, "ADA");
 }
 
@@ -365,7 +365,7 @@ proptest! {
             let algorithm = Algorithm::TokenBucket { refill, overdraft };
             Limiter::try_named("default", unreachable(), algorithm, quota).ok()
         });
-        let limiter = limiter.expect("one without overdraft");
+        let limiter = limiter.expect("a limiter without an overdraft is valid");
         let layer = RateLimitLayer::new(limiter, key::Global)
             .on_failure(FailurePolicy::Local { share });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -394,13 +394,13 @@ async fn an_outage_and_its_end_are_reported_once() {
     server.restart();
     let start = Instant::now();
     while !store.health().is_available {
-        assert!(start.elapsed() < Duration::from_secs(60), "Redis is back");
+        assert!(start.elapsed() < Duration::from_secs(60), "the store does not use Redis again");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let text = log.text();
     let ours: Vec<_> = text.lines().filter(|line| line.contains("tower_ratelimit")).collect();
-    let [gone, back] = ours[..] else { panic!("{text}") };
-    assert!(gone.contains("WARN") && gone.contains("does not answer"), "{gone}");
-    assert!(gone.contains("error"), "{gone}");
-    assert!(back.contains("INFO") && back.contains("answers again"), "{back}");
+    let [outage, recovery] = ours[..] else { panic!("{text}") };
+    assert!(outage.contains("WARN") && outage.contains("does not answer"), "{outage}");
+    assert!(outage.contains("error"), "{outage}");
+    assert!(recovery.contains("INFO") && recovery.contains("answers again"), "{recovery}");
 }

@@ -111,9 +111,9 @@ impl Load {
         self.seen.failed.load(SeqCst)
     }
 
-    /// Waits until limiting resumes, and prints the time that it took. `counts` is the maximum
-    /// number of times for which the counts were lost, plus 1.
-    async fn ends_well(mut self, fault: &str, counts: u32) {
+    /// Waits until limiting resumes, prints the time that it took, and asserts that no quota was
+    /// exceeded. `counts` is the maximum number of times that the counts were lost, plus 1.
+    async fn assert_recovers(mut self, fault: &str, counts: u32) {
         let healed = Instant::now();
         self.until_decided(1).await;
         let resumed = healed.elapsed();
@@ -131,10 +131,7 @@ impl Load {
         );
         let stall = *self.seen.longest_stall.lock().unwrap();
         let bound = self.deadline + stall + SLACK;
-        assert!(
-            longest < bound,
-            "{fault}: a request took {longest:?}, beside a stall of {stall:?}"
-        );
+        assert!(longest < bound, "{fault}: a request took {longest:?}, with a stall of {stall:?}");
         for (key, admitted) in &*self.seen.admitted.lock().unwrap() {
             assert!(*admitted <= LIMIT * counts, "{fault}: {admitted} admitted for key {key}");
         }
@@ -199,7 +196,7 @@ async fn killed_and_restarted_without_data() {
     load.until_failed(1_000).await;
     load.until_available(false).await;
     server.restart();
-    load.ends_well("killed, restarted without data", 2).await;
+    load.assert_recovers("killed, restarted without data", 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -212,7 +209,7 @@ async fn killed_and_restarted_with_data() {
         load.until_failed(500).await;
         server.restart();
     }
-    load.ends_well("killed, restarted with data", 1).await;
+    load.assert_recovers("killed, restarted with data", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -224,7 +221,7 @@ async fn scripts_flushed() {
         run(&server, &["SCRIPT", "FLUSH"]);
     }
     assert_eq!(load.failed(), 0);
-    load.ends_well("scripts flushed", 1).await;
+    load.assert_recovers("scripts flushed", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -234,7 +231,7 @@ async fn paused_for_longer_than_the_deadline() {
     load.until_decided(1_000).await;
     run(&server, &["CLIENT", "PAUSE", "1500"]);
     load.until_failed(1_000).await;
-    load.ends_well("paused for 1.5 s (which counts)", 1).await;
+    load.assert_recovers("paused for 1.5 s (the pause is included)", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -245,7 +242,7 @@ async fn frozen() {
     server.freeze();
     load.until_failed(2_000).await;
     server.thaw();
-    load.ends_well("frozen", 1).await;
+    load.assert_recovers("frozen", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -257,7 +254,7 @@ async fn packets_dropped() {
     proxy.drop_all(true);
     load.until_failed(2_000).await;
     proxy.drop_all(false);
-    load.ends_well("packets dropped", 1).await;
+    load.assert_recovers("packets dropped", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -268,7 +265,7 @@ async fn connections_lost_silently() {
     load.until_decided(1_000).await;
     proxy.lose_connections();
     load.until_failed(100).await;
-    load.ends_well("connections lost silently (which counts)", 1).await;
+    load.assert_recovers("connections lost silently (the loss is included)", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -280,7 +277,7 @@ async fn replies_cut_in_the_middle() {
         load.until_decided(200).await;
         proxy.cut_a_reply();
     }
-    load.ends_well("replies cut in the middle", 1).await;
+    load.assert_recovers("replies cut in the middle", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -291,7 +288,7 @@ async fn connections_killed() {
         load.until_decided(200).await;
         run(&server, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     }
-    load.ends_well("connections killed", 1).await;
+    load.assert_recovers("connections killed", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -303,7 +300,7 @@ async fn replies_garbled() {
     proxy.garble(true);
     load.until_failed(1_000).await;
     proxy.garble(false);
-    load.ends_well("replies garbled", 1).await;
+    load.assert_recovers("replies garbled", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -315,7 +312,7 @@ async fn memory_used_up_without_eviction() {
     load.until_failed(1_000).await;
     load.until_available(true).await; // Redis replies with errors
     run(&server, &["CONFIG", "SET", "maxmemory", "0"]);
-    load.ends_well("memory used up, noeviction", 1).await;
+    load.assert_recovers("memory used up, noeviction", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -335,7 +332,7 @@ async fn memory_used_up_with_eviction() {
     assert!(stats.get::<u64>("evicted_keys").unwrap() > 0);
     load.until_decided(1_000).await;
     // Evicted counts are lost.
-    load.ends_well("memory used up, allkeys-lru", u32::MAX / LIMIT).await;
+    load.assert_recovers("memory used up, allkeys-lru", u32::MAX / LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -351,7 +348,7 @@ async fn a_key_of_the_wrong_type() {
     load.until_decided(1_000).await;
     load.until_available(true).await; // other keys are decided
     run(&server, &["DEL", key]);
-    load.ends_well("a key of the wrong type", 3).await;
+    load.assert_recovers("a key of the wrong type", 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -366,7 +363,7 @@ async fn a_read_only_replica() {
     let connections: u64 = stats.get("total_connections_received").unwrap();
     assert!(connections < 1_000, "{connections} connections were made");
     run(&server, &["REPLICAOF", "NO", "ONE"]);
-    load.ends_well("a read-only replica", 1).await;
+    load.assert_recovers("a read-only replica", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -380,7 +377,7 @@ async fn a_wrong_password_and_then_the_right_one() {
     redis::cmd("CLIENT").arg(&kill).exec(&mut admin).unwrap();
     load.until_failed(1_000).await;
     redis::cmd("CONFIG").arg(&["SET", "requirepass", ""]).exec(&mut admin).unwrap();
-    load.ends_well("a wrong password", 1).await;
+    load.assert_recovers("a wrong password", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -508,18 +505,18 @@ async fn a_clone_with_a_longer_deadline_gets_replies_that_are_late_for_other_clo
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
-    let patient = store.clone().deadline(MAX_TIME);
+    let long_deadline = store.clone().deadline(MAX_TIME);
     let limiter =
         |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
     proxy.delay_replies(2 * DEADLINE);
     until_unavailable(&store, &limiter("a", store.clone())).await;
-    let limiter = limiter("b", patient.clone());
+    let limiter = limiter("b", long_deadline.clone());
     for remaining in [8, 7, 6] {
         assert_eq!(limiter.check("key").await.unwrap().remaining(), remaining);
     }
-    assert_eq!((patient.health().is_available, store.health().is_available), (true, false));
+    assert_eq!((long_deadline.health().is_available, store.health().is_available), (true, false));
     assert_eq!(store.health().outages, 1);
-    assert!(patient.ping().await.is_ok(), "a ping has a second");
+    assert!(long_deadline.ping().await.is_ok(), "a ping has a second");
     assert!(!store.health().is_available);
     proxy.delay_replies(Duration::ZERO);
     until_available(&store).await;
@@ -547,13 +544,13 @@ async fn a_reply_that_arrived_while_the_process_was_stopped_is_a_decision() {
         while server.calls("evalsha") == sent {
             assert!(start.elapsed() < MAX_TIME, "the command was not written");
         }
-        server.calls("evalsha"); // has its reply after that of the command
+        server.calls("evalsha"); // its reply arrives after that of the command
         std::thread::sleep((deadline + 2 * DEADLINE).saturating_sub(start.elapsed()));
         stop_is_over.store(true, SeqCst);
-        pending::<()>().await; // the server stays
+        pending::<()>().await; // keeps the server running
     });
     assert_eq!(limiter.check("key").await.unwrap().remaining(), 7);
-    assert!(is_over.load(SeqCst), "the reply was read before");
+    assert!(is_over.load(SeqCst), "the reply was read before the stop ended");
     assert_eq!((store.health().timeouts, store.health().errors), (0, 0));
 }
 
@@ -582,24 +579,25 @@ async fn health_contains_the_last_error() {
     server.restart();
     let start = Instant::now();
     while limiter.check("key").await.is_err() {
-        assert!(start.elapsed() < MAX_TIME, "Redis is back");
+        assert!(start.elapsed() < MAX_TIME, "the store does not use Redis again");
     }
     let health = store.health();
     assert_eq!(health.consecutive_failures, 0);
-    assert!(health.last_error.is_some(), "the last error is gone");
+    assert!(health.last_error.is_some(), "the last error is lost");
 }
 
 #[tokio::test]
 async fn a_clone_with_a_short_deadline_fails_no_other_clone() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap().deadline(MAX_TIME);
-    let impatient = store.clone().deadline(Duration::ZERO);
+    let short_deadline = store.clone().deadline(Duration::ZERO);
     let limiter =
         |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
-    let (impatient, patient) = (limiter("a", impatient), limiter("b", store));
+    let (short_deadline, long_deadline) = (limiter("a", short_deadline), limiter("b", store));
     for _ in 0..20 {
-        let _ = impatient.check("key").await;
+        let _ = short_deadline.check("key").await;
     }
-    let _ = patient.check("key").await.expect("the other one's deadline is not this one's");
+    let _ =
+        long_deadline.check("key").await.expect("the deadline of the other clone does not apply");
     assert_eq!(server.calls("getrange"), 1, "a command is sent after its deadline");
 }

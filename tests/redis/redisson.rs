@@ -49,7 +49,7 @@ async fn until(condition: impl AsyncFn() -> bool) {
     panic!("the condition stays false");
 }
 
-async fn takes(limiter: &RateLimiter, permits: u32) -> bool {
+async fn take(limiter: &RateLimiter, permits: u32) -> bool {
     limiter.try_acquire(permits, Duration::ZERO).await.unwrap().is_allowed()
 }
 
@@ -90,7 +90,7 @@ async fn each_method_works() {
     assert!(!limiter.clear_expire().await.unwrap());
     assert_eq!(limiter.remaining_ttl().await.unwrap(), None);
 
-    assert!(takes(&limiter, 1).await);
+    assert!(take(&limiter, 1).await);
     assert!(limiter.delete().await.unwrap());
     assert!(!limiter.delete().await.unwrap());
     assert!(!limiter.expire(HOUR).await.unwrap());
@@ -156,7 +156,7 @@ async fn a_rate_may_exceed_the_maximum_of_an_acquire() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 1 << 53).await;
     assert_eq!(limiter.available_permits().await.unwrap(), 1 << 53);
-    assert!(takes(&limiter, i32::MAX as u32).await);
+    assert!(take(&limiter, i32::MAX as u32).await);
     assert_eq!(limiter.available_permits().await.unwrap(), (1 << 53) - i32::MAX as u64);
     let rejected = limiter.acquire(1 << 31).await;
     assert!(matches!(rejected, Err(Error::CostAboveQuota { max: 0x7fff_ffff, .. })));
@@ -169,8 +169,8 @@ async fn limiters_with_the_same_name_share_one_count() {
     let server = RedisServer::start();
     let one = limiter(&server, 5).await;
     let other = RateLimiter::new(store(&server).await.prefix("shop"), "LIMITER_NAME");
-    assert!(takes(&one, 3).await);
-    assert!(!takes(&other, 3).await && takes(&other, 2).await);
+    assert!(take(&one, 3).await);
+    assert!(!take(&other, 3).await && take(&other, 2).await);
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn each_client_has_a_rate_of_its_own() {
     this.try_set_rate(RateType::PerClient, 2, HOUR).await.unwrap();
     let same = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     let other = this.clone().client_id("other");
-    assert!(takes(&this, 2).await && !takes(&same, 1).await && takes(&other, 2).await);
+    assert!(take(&this, 2).await && !take(&same, 1).await && take(&other, 2).await);
 
     let mut keys: Vec<String> = redis(&server, &["KEYS", "*:value:*"]);
     keys.sort_by_key(String::len);
@@ -200,23 +200,23 @@ async fn each_client_has_a_rate_of_its_own() {
 async fn an_attempt_is_one_round_trip() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 5).await;
-    assert!(takes(&limiter, 1).await);
+    assert!(take(&limiter, 1).await);
     let (before, texts) = (server.calls("evalsha"), server.calls("eval"));
     for _ in 0..10 {
-        let _ = takes(&limiter, 1).await;
+        let _ = take(&limiter, 1).await;
     }
     assert_eq!(server.calls("evalsha") - before, 10);
     assert_eq!(server.calls("eval"), texts, "the script text is sent once");
     redis::<()>(&server, &["SCRIPT", "FLUSH"]);
     limiter.release(1).await.unwrap();
-    assert!(takes(&limiter, 1).await && !takes(&limiter, 1).await, "the script was executed once");
+    assert!(take(&limiter, 1).await && !take(&limiter, 1).await, "the script was executed once");
 }
 
 #[tokio::test]
 async fn an_acquire_whose_timeout_is_too_short_is_denied_at_once() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 1).await;
-    assert!(takes(&limiter, 1).await);
+    assert!(take(&limiter, 1).await);
     let before = server.calls("evalsha");
     let denied = limiter.try_acquire(1, HOUR - 60 * SECOND).await.unwrap();
     assert!(denied.retry_after().is_some_and(|wait| wait > HOUR - 60 * SECOND));
@@ -227,7 +227,7 @@ async fn an_acquire_whose_timeout_is_too_short_is_denied_at_once() {
 async fn a_denied_decision_cannot_be_settled() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 1).await;
-    assert!(takes(&limiter, 1).await);
+    assert!(take(&limiter, 1).await);
     let charge = Charge::new(&limiter, "key");
     let denied = charge.check().await.unwrap();
     assert!(!denied.is_allowed());
@@ -296,7 +296,7 @@ async fn many_processes_never_take_more_than_the_rate() {
         let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
         for _ in 0..50 {
             let limiter = limiter.clone();
-            tasks.spawn(async move { takes(&limiter, 1).await });
+            tasks.spawn(async move { take(&limiter, 1).await });
         }
     }
     let taken = tasks.join_all().await.into_iter().filter(|taken| *taken).count();
@@ -307,7 +307,7 @@ async fn many_processes_never_take_more_than_the_rate() {
 async fn an_acquire_dropped_during_a_call_releases_the_permits_that_it_takes() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 5).await;
-    assert!(takes(&limiter, 1).await);
+    assert!(take(&limiter, 1).await);
     limiter.release(1).await.unwrap(); // loads the scripts
     drop(limiter.acquire(3));
     let calls = server.calls("evalsha");
@@ -329,7 +329,7 @@ async fn an_acquire_dropped_during_a_call_releases_the_permits_that_it_takes() {
 async fn an_acquire_dropped_while_waiting_takes_nothing() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 2).await;
-    assert!(takes(&limiter, 1).await);
+    assert!(take(&limiter, 1).await);
     let before = server.calls("evalsha");
     let task = tokio::spawn({
         let limiter = limiter.clone();
@@ -347,7 +347,7 @@ async fn the_keep_alive_time_is_stored_and_applied() {
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME").keep_alive(2 * HOUR);
     assert!(limiter.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
     assert_eq!(limiter.config().await.unwrap().unwrap().keep_alive(), Some(2 * HOUR));
-    assert!(takes(&limiter, 1).await);
+    assert!(take(&limiter, 1).await);
     for key in ["LIMITER_NAME", "{LIMITER_NAME}:value", "{LIMITER_NAME}:permits"] {
         let ttl: u64 = redis(&server, &["PTTL", key]);
         assert!((3_600_000..=7_200_000).contains(&ttl), "{key}: {ttl}");
@@ -369,7 +369,7 @@ const DEADLINE: Duration = Duration::from_millis(500);
 const DELAY: Duration = Duration::from_millis(300);
 
 /// Adds entries to the log as a Java client does, each of one permit.
-fn java_takes(server: &RedisServer, entries: u32) {
+fn add_java_entries(server: &RedisServer, entries: u32) {
     let now: (u64, u64) = redis(server, &["TIME"]);
     let mut add = redis::cmd("ZADD");
     add.arg("{LIMITER_NAME}:permits");
@@ -389,7 +389,7 @@ fn is_timeout<T>(result: &Result<T, Error>) -> bool {
 async fn the_reading_of_a_long_log_has_one_deadline_and_continues_in_the_next_call() {
     let server = RedisServer::start();
     let _ = limiter(&server, 10_000).await;
-    java_takes(&server, 5_000);
+    add_java_entries(&server, 5_000);
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
     let limiter = RateLimiter::new(store, "LIMITER_NAME");
@@ -423,7 +423,7 @@ async fn the_rate_of_a_template_is_read_within_the_deadline_of_the_decision() {
     let template = RateLimiter::new(store.clone(), "api:{key}");
     template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap();
     let limiter = template.for_key("alice").unwrap();
-    assert!(takes(&limiter, 1).await); // loads the scripts
+    assert!(take(&limiter, 1).await); // loads the scripts
     template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap(); // clears the cached rate
 
     proxy.delay_replies(DELAY);

@@ -12,7 +12,7 @@ use tower_ratelimit::{
     redisson::{RateLimiter, RateType},
 };
 
-use crate::support::{self, counting, field, get, items, json, server::RedisServer};
+use crate::support::{self, counting, get, header, items, json, server::RedisServer};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
@@ -48,13 +48,13 @@ async fn each_key_has_a_limiter_named_by_the_template() {
         for remaining in ["1", "0"] {
             let response = send(&layer, get(&[("name", user)])).await;
             assert_eq!(response.status(), StatusCode::OK);
-            assert_eq!(field(&response, "ratelimit-policy"), ["\"api\";q=2;w=3600"]);
+            assert_eq!(header(&response, "ratelimit-policy"), ["\"api\";q=2;w=3600"]);
             let expected = format!("\"api\";r={remaining}");
-            assert!(field(&response, "ratelimit")[0].starts_with(&expected), "{response:?}");
+            assert!(header(&response, "ratelimit")[0].starts_with(&expected), "{response:?}");
         }
         let response = send(&layer, get(&[("name", user)])).await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        let retry_after: u32 = field(&response, "retry-after")[0].parse().unwrap();
+        let retry_after: u32 = header(&response, "retry-after")[0].parse().unwrap();
         assert!((3_590..=3_601).contains(&retry_after), "{retry_after}");
     }
     let rate: Vec<String> = redis(&server, &["HMGET", "api:header:name=ada", "rate", "interval"]);
@@ -87,8 +87,8 @@ async fn a_header_reports_no_number_of_more_than_15_digits() {
         assert_eq!(decision.remaining(), rate - 1, "the decision contains the exact number");
         let [(_, params)] = &items(&response, "ratelimit")[..] else { panic!("{response:?}") };
         assert_eq!(params[0], ("r".to_owned(), remaining as i64), "{name}");
-        assert_eq!(field(&response, "ratelimit-remaining"), [remaining.to_string()]);
-        assert_eq!(field(&response, "x-ratelimit-remaining"), [remaining.to_string()]);
+        assert_eq!(header(&response, "ratelimit-remaining"), [remaining.to_string()]);
+        assert_eq!(header(&response, "x-ratelimit-remaining"), [remaining.to_string()]);
         let [(_, params)] = &items(&response, "ratelimit-policy")[..] else {
             panic!("{response:?}")
         };
@@ -107,7 +107,7 @@ async fn a_rate_changed_in_redis_applies_from_the_next_decision_on() {
     assert_eq!(status().await, StatusCode::TOO_MANY_REQUESTS);
     redis::<()>(&server, &["HSET", "shared", "rate", "3"]);
     let response = send(&layer, get(&[])).await;
-    assert_eq!(field(&response, "ratelimit-policy"), ["\"redisson\";q=3;w=3600"]);
+    assert_eq!(header(&response, "ratelimit-policy"), ["\"redisson\";q=3;w=3600"]);
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(status().await, StatusCode::OK);
     assert_eq!(status().await, StatusCode::TOO_MANY_REQUESTS);
@@ -150,7 +150,7 @@ async fn a_new_rate_of_the_template_applies_to_existing_keys() {
     for _ in 0..2 {
         assert_eq!(status("bob").await, StatusCode::OK);
     }
-    assert_eq!(status("bob").await, StatusCode::TOO_MANY_REQUESTS, "bob has a rate of his own");
+    assert_eq!(status("bob").await, StatusCode::TOO_MANY_REQUESTS, "the rate of bob applies");
 
     // The limiter that sets the rate applies it at once.
     let template = RateLimiter::new(store(&server).await, "api:{key}");

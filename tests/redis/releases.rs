@@ -89,7 +89,7 @@ impl Waiting {
         for (key, before) in &self.before {
             let wanted = (before.reset_after() + longer).saturating_sub(Duration::from_secs(60));
             let is_so = async || self.peek(key).await.reset_after() >= wanted;
-            until("all have a reservation", is_so).await;
+            until("all requests have a reservation", is_so).await;
         }
     }
 
@@ -112,7 +112,7 @@ impl Waiting {
     /// Waits until the keys are as before.
     async fn until_released(&self) {
         for key in &self.before {
-            until("all is released", async || self.is_released(key).await).await;
+            until("all reservations are released", async || self.is_released(key).await).await;
         }
     }
 }
@@ -129,10 +129,10 @@ impl Others {
         let limiter =
             Limiter::named("others", store, Algorithm::token_bucket(), Quota::per_hour(1));
         let is_over = Arc::new(AtomicBool::new(false));
-        let is_over_too = is_over.clone();
+        let task_is_over = is_over.clone();
         let task = tokio::spawn(async move {
             let mut count = 0_u64;
-            while !is_over_too.load(SeqCst) {
+            while !task_is_over.load(SeqCst) {
                 let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"))
                     .on_failure(FailurePolicy::Closed);
                 count += 1;
@@ -208,26 +208,26 @@ async fn ten_of_each(keys: usize) -> (RedisServer, RedisStore, Waiting) {
     (server, store, waiting)
 }
 
-fn assert_untroubled(store: &RedisStore) {
+fn assert_no_outage(store: &RedisStore) {
     let health = store.health();
     assert!(health.is_available, "{health:?}");
     assert_eq!((health.outages, health.consecutive_failures), (0, 0), "{health:?}");
 }
 
 /// Drops 9,000 requests of 100 keys while others are decided. Returns the number of calls that
-/// released them.
-async fn vanish(
+/// released their reservations.
+async fn drop_beside_others(
     server: &RedisServer,
     store: &RedisStore,
     waiting: &Waiting,
-    vanish: impl AsyncFnOnce(),
+    drop_requests: impl AsyncFnOnce(),
 ) -> usize {
     let log = Log::start(server);
     let others = Others::start(store);
-    vanish().await;
+    drop_requests().await;
     waiting.until_released().await;
     others.finish().await;
-    assert_untroubled(store);
+    assert_no_outage(store);
     let calls = log.calls();
     let first = calls.iter().position(|call| is_release(call)).unwrap();
     let last = calls.iter().rposition(|call| is_release(call)).unwrap();
@@ -244,7 +244,8 @@ async fn thousands_of_dropped_requests_leave_no_reservation_and_delay_no_other_r
         let store = RedisStore::connect(&server.url()).await.unwrap();
         let mut waiting = Waiting::start(limiter(&store, algorithm), &keys(100), 90).await;
         let mut tasks = mem::take(&mut waiting.tasks);
-        let calls = vanish(&server, &store, &waiting, async move || tasks.abort_all()).await;
+        let calls =
+            drop_beside_others(&server, &store, &waiting, async move || tasks.abort_all()).await;
         println!("{algorithm}: 9,000 reservations are released by {calls} calls");
         assert!((100..=500).contains(&calls), "{algorithm}: {calls}");
     }
@@ -275,7 +276,8 @@ async fn thousands_of_closed_connections_leave_no_reservation() {
         }
     }
     waiting.until_reserved(90).await;
-    let calls = vanish(&server, &store, &waiting, async move || connections.abort_all()).await;
+    let calls =
+        drop_beside_others(&server, &store, &waiting, async move || connections.abort_all()).await;
     println!("50 connections: 9,000 reservations are released by {calls} calls");
     assert!((100..=1_000).contains(&calls), "{calls}");
     drop(responses);
@@ -286,11 +288,11 @@ async fn a_store_that_only_releases_while_redis_hangs_stays_available() {
     let (server, store, mut waiting) = ten_of_each(100).await;
     server.freeze();
     waiting.tasks.abort_all();
-    until("releases got no answer", async || store.health().timeouts >= 8).await;
-    assert_untroubled(&store);
+    until("releases get no reply", async || store.health().timeouts >= 8).await;
+    assert_no_outage(&store);
     server.thaw();
     waiting.until_released().await;
-    assert_untroubled(&store);
+    assert_no_outage(&store);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -304,7 +306,7 @@ async fn releases_are_held_back_while_redis_is_unavailable_and_sent_once_afterwa
     }
     let timeouts = store.health().timeouts;
     waiting.tasks.abort_all();
-    until("probes got no answer", async || store.health().timeouts >= timeouts + 2).await;
+    until("probes get no reply", async || store.health().timeouts >= timeouts + 2).await;
     server.thaw();
     until("Redis is available", async || store.health().is_available).await;
     waiting.until_released().await;
@@ -321,14 +323,14 @@ async fn releases_that_could_not_be_sent_are_sent_when_redis_is_back() {
     server.kill();
     waiting.tasks.abort_all();
     until("releases were tried", async || store.health().errors >= 20).await;
-    assert_untroubled(&store);
+    assert_no_outage(&store);
     server.restart();
     waiting.until_released().await;
-    assert_untroubled(&store);
+    assert_no_outage(&store);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn releases_that_a_replica_refuses_are_sent_again() {
+async fn releases_that_a_replica_rejects_are_sent_again() {
     let (server, store, mut waiting) = ten_of_each(20).await;
     let replica_of = |host, port| {
         let mut connection = server.connection();
@@ -339,12 +341,13 @@ async fn releases_that_a_replica_refuses_are_sent_again() {
     until("releases were tried", async || store.health().errors >= 20).await;
     replica_of("NO", "ONE");
     waiting.until_released().await;
-    assert_untroubled(&store);
+    assert_no_outage(&store);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn releases_that_redis_refuses_to_write_are_sent_again() {
-    for (setting, refuses, normal) in [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
+async fn releases_that_redis_rejects_are_sent_again() {
+    for (setting, rejecting, normal) in
+        [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
     {
         let server = RedisServer::start();
         let store = RedisStore::connect(&server.url()).await.unwrap();
@@ -354,12 +357,12 @@ async fn releases_that_redis_refuses_to_write_are_sent_again() {
             let mut connection = server.connection();
             redis::cmd("CONFIG").arg("SET").arg(setting).arg(value).exec(&mut connection).unwrap();
         };
-        set(refuses);
+        set(rejecting);
         waiting.tasks.abort_all();
         until("releases were tried", async || store.health().errors >= 20).await;
         set(normal);
         waiting.until_released().await;
-        assert_untroubled(&store);
+        assert_no_outage(&store);
     }
 }
 
@@ -402,11 +405,12 @@ async fn releases_that_were_sent_are_not_sent_again() {
     let log = Log::start(&server);
     proxy.hold_replies(true);
     waiting.tasks.abort_all();
-    until("all have failed", async || store.health().timeouts >= 10).await;
+    until("all releases have failed", async || store.health().timeouts >= 10).await;
     proxy.hold_replies(false);
     waiting.until_released().await;
-    assert_untroubled(&store);
-    // A reservation is 24 bytes, the instant, the units and those kept; the log shows 128 bytes.
+    assert_no_outage(&store);
+    // A release is 24 bytes: the instant, the units, and the units that are kept. The log shows 128
+    // bytes.
     let releases = log.releases();
     let of_call = |call: &'_ Vec<Vec<u8>>| -> Vec<_> {
         let reservations = call.last().unwrap().chunks(24);
@@ -428,18 +432,18 @@ async fn a_cluster_node_that_hangs_delays_no_release_on_other_nodes() {
         let name = format!("ratelimit:waiting:token-bucket:{{{key}}}");
         block_in_place(|| cluster.master_of(&name))
     };
-    let (hung, well): (Vec<_>, Vec<_>) =
+    let (hung, healthy): (Vec<_>, Vec<_>) =
         mem::take(&mut waiting.before).into_iter().partition(|(key, _)| master_of(key) == 0);
-    assert!(hung.len() >= 5 && well.len() >= 5);
+    assert!(hung.len() >= 5 && healthy.len() >= 5);
     cluster.masters[0].server.freeze();
     waiting.tasks.abort_all();
-    waiting.before = well;
+    waiting.before = healthy;
     waiting.until_released().await;
-    assert_untroubled(&store);
+    assert_no_outage(&store);
     cluster.masters[0].server.thaw();
     waiting.before = hung;
     waiting.until_released().await;
-    assert_untroubled(&store);
+    assert_no_outage(&store);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -451,10 +455,10 @@ async fn reservations_of_a_failed_node_are_released_by_its_replica() {
     let limiter = limiter(&store, Algorithm::token_bucket());
     let mut waiting = Waiting::start(limiter.clone(), &keys(60), 10).await;
     let is_replicated = async || block_in_place(|| cluster.masters[0].is_replicated());
-    until("the replica has all", is_replicated).await;
+    until("the replica has all data", is_replicated).await;
     cluster.masters[0].server.kill();
     // Releases that were sent before the store detected the fault count as sent.
-    until("the store has noticed", async || {
+    until("the store detects the fault", async || {
         for key in keys(60) {
             let _ = limiter.check(&*key).await;
         }

@@ -36,8 +36,8 @@ fn store(watched: &Watched) -> RedisStore {
     RedisStore::sentinel(watched.sentinel_urls(), &watched.master_url()).unwrap()
 }
 
-/// Has a deadline that a busy machine can keep.
-fn patient(watched: &Watched) -> Limiter {
+/// Returns a limiter with a deadline that a busy machine can keep.
+fn with_long_deadline(watched: &Watched) -> Limiter {
     limiter(&store(watched).deadline(Duration::from_secs(30)))
 }
 
@@ -48,7 +48,7 @@ fn users(prefix: &str) -> Vec<String> {
 /// Uses up a quota, and waits until the replicas have the count.
 async fn spend_all(watched: &Watched, limiter: &Limiter, user: &str) {
     while eventually(async || limiter.check(key(user)).await).await.is_allowed() {}
-    until_server("the replicas have all", || watched.is_replicated()).await;
+    until_server("the replicas have all data", || watched.is_replicated()).await;
 }
 
 async fn followed(watched: &Watched, limiters: &[Limiter], users: &[String], fault: &str) {
@@ -76,8 +76,8 @@ async fn a_store_connects_once_the_sentinels_run_and_follows_when_the_master_is_
         until("the store answers", async || store.ping().await.is_ok()).await;
     }
     let limiters = stores.each_ref().map(limiter);
-    let patient = patient(&watched);
-    spend_all(&watched, &patient, "spent").await;
+    let long_deadline = with_long_deadline(&watched);
+    spend_all(&watched, &long_deadline, "spent").await;
 
     let users = users("user");
     let load = Load::start(&limiters, &users);
@@ -86,10 +86,10 @@ async fn a_store_connects_once_the_sentinels_run_and_follows_when_the_master_is_
     followed(&watched, &limiters, &users, "the master is killed").await;
     let answers = load.finish("the master is killed").await;
     assert!(users.iter().map(|user| answers.decided(user)).sum::<usize>() > 0);
-    for limiter in limiters.iter().chain([&patient]) {
+    for limiter in limiters.iter().chain([&long_deadline]) {
         assert!(!eventually(async || limiter.check(key("spent")).await).await.is_allowed());
     }
-    drop((stores, limiters, patient));
+    drop((stores, limiters, long_deadline));
     tasks.check().await;
 }
 
@@ -101,9 +101,9 @@ async fn a_frozen_master_is_replaced_and_not_used_again() {
     watched.watch();
     let stores = [store(&watched), store(&watched)];
     let limiters = stores.each_ref().map(limiter);
-    let idle = patient(&watched);
-    let patient = patient(&watched);
-    spend_all(&watched, &patient, "spent").await;
+    let idle = with_long_deadline(&watched);
+    let long_deadline = with_long_deadline(&watched);
+    spend_all(&watched, &long_deadline, "spent").await;
     let _ = eventually(async || idle.check(key("idle")).await).await;
 
     let early = users("early");
@@ -136,7 +136,7 @@ async fn a_frozen_master_is_replaced_and_not_used_again() {
         remaining(&fresh).await + 1 == before
     })
     .await;
-    drop((stores, limiters, idle, patient, fresh));
+    drop((stores, limiters, idle, long_deadline, fresh));
     tasks.check().await;
 }
 
@@ -157,9 +157,9 @@ async fn a_wrong_name_is_reported() {
 /// The number of requests in flight in a failover.
 const IN_FLIGHT: u64 = 8;
 
-/// Promotes a replica while requests are decided. The new master decides before the Sentinels make
-/// the old one a replica, some seconds later; from then on, the old one decides nothing. Returns
-/// the number of requests that the old one received after the announcement.
+/// Promotes a replica while requests are decided. Asserts that the new master decides before the
+/// Sentinels make the old one a replica, some seconds later, and that the old one decides nothing
+/// from then on. Returns the number of requests that the old one received after the announcement.
 async fn fail_over(watched: &Watched, limiter: &Limiter, fault: &str) -> u64 {
     let failed = Arc::new(AtomicUsize::new(0));
     let mut load = JoinSet::new();
@@ -190,7 +190,7 @@ async fn fail_over(watched: &Watched, limiter: &Limiter, fault: &str) -> u64 {
         if now[1..] != [0, 0] {
             break now;
         }
-        let is_master = task::block_in_place(|| watched.says_it_is_master(0));
+        let is_master = task::block_in_place(|| watched.reports_master(0));
         assert!(is_master, "the store left the old master only when it was a replica");
         sleep(Duration::from_millis(2)).await;
     };
@@ -213,17 +213,17 @@ async fn a_planned_failover_is_followed_when_it_is_announced() {
     watched.watch();
     let urls = watched.sentinel_urls_as("listener");
     let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
-    // A runtime that ends, and its watcher with it.
+    // The watcher ends with its runtime.
     let earlier = store.clone();
     let ping = move || Runtime::new().unwrap().block_on(earlier.ping());
     task::spawn_blocking(ping).await.unwrap().unwrap();
     until_server("the store is subscribed nowhere", || watched.subscriptions() == [0; 3]).await;
-    until("it connects again", async || store.ping().await.is_ok()).await;
+    until("the store connects again", async || store.ping().await.is_ok()).await;
     until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     let late = fail_over(&watched, &limiter(&store), "a planned failover").await;
     // Far more requests are made in a second.
     assert!(late <= 50 * IN_FLIGHT, "{late} decisions by the old master after the announcement");
-    assert_eq!(watched.refused_commands(), [0; 3], "the permissions are enough");
+    assert_eq!(watched.denied_commands(), [0; 3], "the permissions are enough");
     drop(store);
     tasks.check().await;
 }
@@ -245,7 +245,7 @@ async fn a_planned_failover_is_followed_without_the_permission_to_subscribe() {
     let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     watched.watch();
-    let urls = watched.sentinel_urls_as("asker");
+    let urls = watched.sentinel_urls_as("reader");
     let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
     fail_over(&watched, &limiter(&store), "a planned failover without subscriptions").await;
     assert_eq!(watched.subscriptions(), [0; 3]);
@@ -256,10 +256,13 @@ async fn a_missing_permission_to_subscribe_is_reported_once() {
     let mut watched = Watched::start(None);
     watched.watch();
     let (log, _guard) = Log::start(tracing::Level::WARN);
-    let urls = watched.sentinel_urls_as("asker");
+    let urls = watched.sentinel_urls_as("reader");
     let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
     store.ping().await.unwrap();
-    until("all Sentinels have refused", async || watched.refused_commands() == [1; 3]).await;
+    until("all Sentinels have denied the subscription", async || {
+        watched.denied_commands() == [1; 3]
+    })
+    .await;
     let lines = log.text();
     assert_eq!(lines.matches("+subscribe").count(), 1, "{lines}");
     assert_eq!(lines.lines().count(), 1, "{lines}");
@@ -284,7 +287,7 @@ async fn users_with_the_documented_permissions_are_enough() {
     task::block_in_place(|| {
         let log: redis::Value = watched.query(0, &["ACL", "LOG"]).unwrap();
         assert!(log.as_sequence().is_some_and(<[_]>::is_empty), "{log:?}");
-        assert_eq!(watched.refused_commands(), [0; 3]);
+        assert_eq!(watched.denied_commands(), [0; 3]);
     });
 }
 
@@ -302,7 +305,7 @@ async fn the_other_sentinels_are_discovered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sentinel_that_lies_changes_nothing() {
+async fn a_sentinel_with_false_replies_changes_nothing() {
     let _permit = many_servers().await;
     let mut watched = Watched::start(None);
     watched.watch();
@@ -310,8 +313,8 @@ async fn a_sentinel_that_lies_changes_nothing() {
     let decoy = RedisServer::start_with(&["--port", &port, "--bind", "127.0.0.1"]);
     let commands = Arc::new(AtomicUsize::new(0));
     let ghost = Arc::new(Fake::start(|_, _| "-ERR\r\n".to_owned()));
-    let (received, of_ghost) = (commands.clone(), ghost.port().to_string());
-    let liar = Fake::start(move |_, words| {
+    let (received, ghost_port) = (commands.clone(), ghost.port().to_string());
+    let false_sentinel = Fake::start(move |_, words| {
         let announcement = push(&[
             "message",
             "+switch-master",
@@ -325,7 +328,7 @@ async fn a_sentinel_that_lies_changes_nothing() {
             ["SENTINEL", "MASTER", _] => map(&[("config-epoch", "1000000")]),
             ["SENTINEL", "MYID"] => "$4\r\nliar\r\n".to_owned(),
             ["SENTINEL", "SENTINELS", _] => {
-                let entry = [("runid", "ghost"), ("ip", "127.0.0.1"), ("port", &of_ghost)];
+                let entry = [("runid", "ghost"), ("ip", "127.0.0.1"), ("port", &ghost_port)];
                 "*1\r\n".to_owned() + &map(&entry)
             }
             ["SUBSCRIBE", channel] => {
@@ -335,11 +338,12 @@ async fn a_sentinel_that_lies_changes_nothing() {
         }
     });
     let [first, second, _] = watched.sentinel_urls();
-    let store = RedisStore::sentinel([liar.url(), first, second], &watched.master_url()).unwrap();
+    let store =
+        RedisStore::sentinel([false_sentinel.url(), first, second], &watched.master_url()).unwrap();
     store.ping().await.unwrap();
-    until("the lying Sentinel is called repeatedly", async || commands.load(SeqCst) > 20).await;
+    until("the false Sentinel is called repeatedly", async || commands.load(SeqCst) > 20).await;
     let limiter = limiter(&store);
-    fail_over(&watched, &limiter, "a planned failover with a Sentinel that lies").await;
+    fail_over(&watched, &limiter, "a planned failover with a false Sentinel").await;
     assert_eq!(decoy.calls("evalsha"), 0);
     assert_eq!(ghost.connections(), 0, "a single Sentinel made another one known");
 }
@@ -375,7 +379,7 @@ async fn a_sentinel_that_cannot_be_reached_keeps_no_store_from_starting() {
     store.ping().await.unwrap();
     let master = watched.query::<()>(0, &["CLIENT", "KILL", "TYPE", "normal"]);
     assert!(master.is_ok());
-    until("it connects again", async || store.ping().await.is_ok()).await;
+    until("the store connects again", async || store.ping().await.is_ok()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -456,7 +460,7 @@ async fn the_address_that_the_sentinels_name_is_mapped() {
     assert!(server.calls("evalsha") >= 4);
 }
 
-/// Settings of a server that takes about 30 s to load the keys below, and answers that it loads.
+/// Settings of a server that takes about 30 s to load the keys below, and replies with LOADING.
 const LOADS_SLOWLY: [&str; 6] = [
     "--key-load-delay",
     "1000",
@@ -472,7 +476,7 @@ async fn restart_slowly(watched: &mut Watched) {
     task::block_in_place(|| {
         watched.query::<()>(0, &["EVAL", fill, "0"]).unwrap();
     });
-    until_server("the replicas have all", || watched.is_replicated()).await;
+    until_server("the replicas have all data", || watched.is_replicated()).await;
     task::block_in_place(|| {
         watched.query::<()>(0, &["SAVE"]).unwrap();
         watched.servers[0].0.kill();
@@ -484,7 +488,8 @@ async fn restart_slowly(watched: &mut Watched) {
 async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
     let _permit = many_servers().await;
     if task::block_in_place(|| RedisServer::start().major_version()) < 7 {
-        // It has no such settings, and does not answer while it loads: see the next test.
+        // This server has none of the settings, and does not reply while it loads: see the next
+        // test.
         return;
     }
     let mut watched = Watched::start_with(None, &LOADS_SLOWLY);
@@ -493,7 +498,7 @@ async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
     let limiter = limiter(&store);
     let _ = eventually(async || limiter.check(key("user")).await).await;
     restart_slowly(&mut watched).await;
-    until("it answers that it loads", async || {
+    until("the old master replies that it loads", async || {
         let answer = limiter.check(key("user")).await;
         answer.is_err_and(|error| format!("{error:?}").contains("loading"))
     })

@@ -46,8 +46,8 @@ async fn keys_can_be_read_and_expire() {
         .map(|algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota));
     for limiter in &limiters {
         assert!(limiter.check("alice").await.unwrap().is_allowed());
-        let denied = limiter.check_n("bob", 10).await.unwrap();
-        assert!(denied.is_allowed());
+        let admitted = limiter.check_n("bob", 10).await.unwrap();
+        assert!(admitted.is_allowed());
         while limiter.check_n("bob", 9).await.unwrap().is_allowed() {}
     }
     let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
@@ -84,16 +84,16 @@ async fn a_denied_request_writes_nothing() {
         while limiter.check("key").await.unwrap().is_allowed() {}
         let key = format!("ratelimit:{algorithm}:{algorithm}:{{key}}");
         let mut connection = server.connection();
-        let mut look = || -> (Vec<u8>, i64) {
+        let mut read = || -> (Vec<u8>, i64) {
             let dump = redis::cmd("DUMP").arg(&key).query(&mut connection).unwrap();
             (dump, redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap())
         };
-        let (dump, ttl) = look();
+        let (dump, ttl) = read();
         for _ in 0..10 {
             assert!(!limiter.check("key").await.unwrap().is_allowed());
             let _ = limiter.peek("key").await.unwrap();
         }
-        let (later_dump, later_ttl) = look();
+        let (later_dump, later_ttl) = read();
         assert!(later_dump == dump && later_ttl <= ttl, "{algorithm}");
     }
 }
@@ -247,7 +247,7 @@ async fn a_cancellation_in_a_long_log_takes_no_more_commands_than_a_search() {
         commands.push(all_commands(&server) - before);
         assert_eq!(limiter.peek("key").await.unwrap().remaining(), left + 7);
     }
-    // There would be thousands if the entries behind it were read or written.
+    // There would be thousands if later entries were read or written.
     assert!(commands[1] < 60, "{commands:?}");
 }
 
@@ -304,7 +304,7 @@ async fn a_key_with_another_value_is_an_error_for_this_key_only() {
                 limiter.refund("key", 1).await,
             ];
             for answer in answers {
-                assert!(answer.is_err(), "{algorithm} takes {value:?} for its state");
+                assert!(answer.is_err(), "{algorithm} accepts {value:?} as its state");
                 attempts += 1;
             }
             assert!(limiter.check("other").await.unwrap().is_allowed() || attempts > 10);

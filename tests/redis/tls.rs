@@ -1,4 +1,4 @@
-//! Redis by TLS, with client certificates: one server, Sentinels and a cluster. It needs real
+//! Redis over TLS, with client certificates: one server, Sentinels and a cluster. It needs real
 //! servers that are built with TLS.
 
 use std::{net::TcpStream, time::Duration};
@@ -13,10 +13,9 @@ use crate::support::{
     cluster::{self, Cluster, free_port},
     limits,
     load::eventually,
-    patient,
     sentinel::Watched,
     server::RedisServer,
-    with_sources,
+    with_long_deadline, with_sources,
 };
 
 fn tls(certificates: &Certificates) -> Tls {
@@ -44,11 +43,11 @@ fn start(certificates: &Certificates, more: &[&str]) -> (RedisServer, u16) {
 }
 
 fn store(config: RedisConfig) -> RedisStore {
-    patient(RedisStore::new(config).unwrap())
+    with_long_deadline(RedisStore::new(config).unwrap())
 }
 
 #[tokio::test]
-async fn one_server_by_tls() {
+async fn one_server_over_tls() {
     let certificates = Certificates::new();
     let (server, port) = start(&certificates, &[]);
     for url in [format!("rediss://localhost:{port}"), format!("redis://127.0.0.1:{port}")] {
@@ -58,22 +57,22 @@ async fn one_server_by_tls() {
 }
 
 #[tokio::test]
-async fn errors_are_reported_by_tls() {
+async fn errors_are_reported_over_tls() {
     let certificates = Certificates::new();
     let (_server, port) = start(&certificates, &[]);
     let good = tls(&certificates);
-    let ca_alone = Tls::new().ca_certificates(certificates.read("ca.pem")).unwrap();
-    let stranger = tls(&Certificates::new());
+    let without_client = Tls::new().ca_certificates(certificates.read("ca.pem")).unwrap();
+    let unknown_ca = tls(&Certificates::new());
     let rediss = format!("rediss://127.0.0.1:{port}");
     let without_tls = RedisServer::start_with(&["--port", &free_port().to_string()]);
     let mut admin = without_tls.connection();
     let (_, plain_port): (String, u16) =
         redis::cmd("CONFIG").arg(&["GET", "port"]).query(&mut admin).unwrap();
     for (url, tls, text) in [
-        (&*rediss, Some(ca_alone), "check the certificate of `Tls::client_certificate`"),
+        (&*rediss, Some(without_client), "check the certificate of `Tls::client_certificate`"),
         (
             &rediss,
-            Some(stranger),
+            Some(unknown_ca),
             "give the CA that signed the certificate to `Tls::ca_certificates`",
         ),
         (&rediss, None, "certificate"),
@@ -97,7 +96,7 @@ async fn errors_are_reported_by_tls() {
 }
 
 #[tokio::test]
-async fn a_connection_by_tls_that_the_server_closes_fails_no_later_request() {
+async fn a_connection_over_tls_that_the_server_closes_fails_no_later_request() {
     let certificates = Certificates::new();
     let (server, port) = start(&certificates, &["--timeout", "1"]);
     let url = format!("rediss://127.0.0.1:{port}");
@@ -119,10 +118,10 @@ async fn a_connection_by_tls_that_the_server_closes_fails_no_later_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_master_behind_sentinels_by_tls_is_followed() {
+async fn a_master_behind_sentinels_over_tls_is_followed() {
     let certificates = Certificates::new();
     let watched = task::block_in_place(|| {
-        let mut watched = Watched::start_by_tls(&certificates);
+        let mut watched = Watched::start_with_tls(&certificates);
         watched.watch();
         watched
     });
@@ -145,7 +144,7 @@ async fn a_master_behind_sentinels_by_tls_is_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_by_tls() {
+async fn a_cluster_over_tls() {
     let certificates = Certificates::new();
     let mut settings = vec!["--tls-cluster".to_owned(), "yes".to_owned()];
     for (name, value) in certificates.settings() {

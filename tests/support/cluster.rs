@@ -18,7 +18,7 @@ pub const SLOTS: u16 = 1 << 14;
 pub const ANNOUNCED: &str = "ANNOUNCED";
 pub const ANNOUNCED_BELOW: u16 = 9_999;
 
-/// Returns a free port; that 10,000 above it, which the nodes of a cluster use, is free, too.
+/// Returns a free port. The port 10,000 above it, which the nodes of a cluster use, is free, too.
 /// Both are outside the range of outgoing connections. No other test of the process gets the port,
 /// even while its server is down.
 pub fn free_port() -> u16 {
@@ -47,14 +47,14 @@ impl Node {
     fn start(settings: &[&str]) -> Self {
         let port = free_port();
         let text = port.to_string();
-        let is_by_tls = settings.contains(&"--tls-cluster");
+        let has_tls = settings.contains(&"--tls-cluster");
         let announced = (port - ANNOUNCED_BELOW).to_string();
         let settings: Vec<_> = settings
             .iter()
             .map(|&setting| if setting == ANNOUNCED { &*announced } else { setting })
             .collect();
         let own = [
-            if is_by_tls { "--tls-port" } else { "--port" },
+            if has_tls { "--tls-port" } else { "--port" },
             &text,
             "--bind",
             "127.0.0.1",
@@ -74,10 +74,10 @@ impl Node {
     }
 
     pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
-        self.try_ask(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        self.try_query(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    pub fn try_ask<T: FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+    pub fn try_query<T: FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
         let client = redis::Client::open(self.server.url())?;
         let mut connection = client.get_connection()?;
         connection.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -86,7 +86,7 @@ impl Node {
     }
 
     fn info(&self, section: &str, line: &str) -> bool {
-        let info = self.try_ask::<String>(&["INFO", section]);
+        let info = self.try_query::<String>(&["INFO", section]);
         info.is_ok_and(|info| info.lines().any(|other| other == line))
     }
 
@@ -95,7 +95,7 @@ impl Node {
     }
 
     /// Returns true if the node has all data of its master.
-    fn is_fed(&self) -> bool {
+    fn is_in_sync(&self) -> bool {
         self.info("replication", "master_link_status:up")
     }
 
@@ -113,7 +113,7 @@ impl Node {
     }
 
     pub fn is_up(&self) -> bool {
-        let info = self.try_ask::<String>(&["CLUSTER", "INFO"]);
+        let info = self.try_query::<String>(&["CLUSTER", "INFO"]);
         info.is_ok_and(|info| info.contains("cluster_state:ok"))
     }
 }
@@ -159,7 +159,7 @@ impl Cluster {
         }
         cluster.until("the cluster is up", |node| node.is_up() && node.knows(&cluster.replicas));
         for replica in &cluster.replicas {
-            until("the replica has all", || replica.is_fed());
+            until("the replica has all data", || replica.is_in_sync());
         }
         cluster
     }
@@ -202,7 +202,7 @@ impl Cluster {
     }
 
     pub fn slot(&self, key: &str) -> u16 {
-        // Not the first one, which tests stop.
+        // Tests stop the first master.
         self.masters[1].query(&["CLUSTER", "KEYSLOT", key])
     }
 

@@ -129,8 +129,8 @@ impl Answers {
         self.count(|seen| self.users[seen.user] == user && seen.status == status)
     }
 
-    /// Uses up the quotas of users. Asserts that they got no more than their quotas in all, and no
-    /// less, apart from requests that failed, which may have been counted.
+    /// Uses up the quotas of users. Asserts that each user got its quota in all, apart from
+    /// requests that failed, which may have been counted.
     pub async fn check_counts(&self, limiter: &Limiter, users: &[String]) {
         let _ = until_decided(slice::from_ref(limiter), users).await;
         let mut tasks = JoinSet::new();
@@ -219,7 +219,8 @@ impl Tasks {
         Self { alive: alive(), panics: PANICS.load(Ordering::SeqCst) }
     }
 
-    /// To be called when everything with tasks is dropped.
+    /// Asserts that all tasks have ended and none panicked. Call it after everything with tasks is
+    /// dropped.
     pub async fn check(self) {
         until("all tasks have ended", async || alive() <= self.alive).await;
         assert_eq!(PANICS.load(Ordering::SeqCst), self.panics, "a task panicked");

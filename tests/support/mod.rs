@@ -44,7 +44,7 @@ pub fn in_memory(quota: Quota) -> Limiter {
 }
 
 pub async fn redis_store(server: &RedisServer) -> RedisStore {
-    patient(RedisStore::connect(&server.url()).await.expect("the server runs"))
+    with_long_deadline(RedisStore::connect(&server.url()).await.expect("the server runs"))
 }
 
 /// The permissions of a user in docs/operation.md, as arguments of `ACL`.
@@ -56,12 +56,13 @@ pub fn permissions(user: &str) -> Vec<String> {
 }
 
 /// Sets a deadline that a busy machine can keep.
-pub fn patient(store: RedisStore) -> RedisStore {
+pub fn with_long_deadline(store: RedisStore) -> RedisStore {
     store.deadline(Duration::from_secs(30))
 }
 
 pub async fn limits(store: RedisStore) {
-    let limiter = Limiter::new(patient(store), Algorithm::FixedWindow, Quota::per_hour(2));
+    let limiter =
+        Limiter::new(with_long_deadline(store), Algorithm::FixedWindow, Quota::per_hour(2));
     for is_allowed in [true, true, false] {
         assert_eq!(limiter.check("key").await.unwrap().is_allowed(), is_allowed);
     }
@@ -98,7 +99,7 @@ pub fn get(headers: &[(&str, &str)]) -> Request<Body> {
     request.body(Body::empty()).unwrap()
 }
 
-pub fn field<'a, B>(response: &'a Response<B>, name: &str) -> Vec<&'a str> {
+pub fn header<'a, B>(response: &'a Response<B>, name: &str) -> Vec<&'a str> {
     response.headers().get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
 }
 
@@ -109,7 +110,7 @@ pub async fn json<B: http_body::Body<Error: Debug>>(response: Response<B>) -> se
 
 /// The items of a structured field, with their parameters.
 pub fn items<B>(response: &Response<B>, name: &str) -> Vec<(String, Vec<(String, i64)>)> {
-    let text = field(response, name).join(", ");
+    let text = header(response, name).join(", ");
     let list: sfv::List = Parser::new(&text).parse().unwrap();
     list.into_iter()
         .map(|entry| {

@@ -33,12 +33,12 @@ pub struct Proxy {
 struct Faults {
     /// Drops all data in both directions, without closing connections.
     drops_all: AtomicBool,
-    /// The number of connections that are lost: those that were made before.
+    /// The connections up to this number are lost.
     lost: AtomicUsize,
     connections: AtomicUsize,
     /// Ends the next reply in the middle, and closes the connection.
     cuts: AtomicBool,
-    /// Replaces replies by garbage.
+    /// Replaces replies with garbage.
     garbles: AtomicBool,
     /// Passes requests on, and holds replies.
     holds_replies: AtomicBool,

@@ -24,8 +24,8 @@ pub const NAME: &str = "limits";
 /// subscribe.
 fn users() -> String {
     let listener = permissions("listener")[2..].join(" ");
-    let asker = listener.replace("&+switch-master ", "").replace(" +subscribe", "");
-    format!("user listener {listener}\nuser asker {asker}\n")
+    let reader = listener.replace("&+switch-master ", "").replace(" +subscribe", "");
+    format!("user listener {listener}\nuser reader {reader}\n")
 }
 
 pub struct Watched {
@@ -57,7 +57,7 @@ impl Watched {
     }
 
     /// Starts servers that use only TLS, except for the commands of the test.
-    pub fn start_by_tls(certificates: &Certificates) -> Self {
+    pub fn start_with_tls(certificates: &Certificates) -> Self {
         let (mut settings, mut tls) = (vec!["--port".to_owned(), "0".to_owned()], String::new());
         for (name, value) in certificates.settings() {
             tls.push_str(&format!("{name} {value}\n"));
@@ -97,7 +97,7 @@ impl Watched {
 
     pub fn watch(&mut self) {
         let master = self.servers[0].1;
-        until("the replicas have all", || {
+        until("the replicas have all data", || {
             self.info(0).contains("connected_slaves:2")
                 && (1..3).all(|replica| self.info(replica).contains("master_link_status:up"))
         });
@@ -126,7 +126,7 @@ impl Watched {
                 .expect("the server runs as a Sentinel");
             self.sentinels.push(Sentinel { process, _folder: folder });
         }
-        until("the Sentinels know all", || {
+        until("the Sentinels know all servers", || {
             self.ports.iter().all(|&port| {
                 let reply = sentinel(port, "MASTER").unwrap_or_default();
                 let is = |name: &str, value: &str| {
@@ -142,7 +142,7 @@ impl Watched {
     }
 
     pub fn tls_sentinel_urls(&self) -> [String; 3] {
-        let (ports, _) = self.tls.as_ref().expect("they speak TLS");
+        let (ports, _) = self.tls.as_ref().expect("the Sentinels use TLS");
         ports.map(|port| format!("rediss://localhost:{port}"))
     }
 
@@ -192,8 +192,8 @@ impl Watched {
         })
     }
 
-    /// The number of commands that each Sentinel refused to a user.
-    pub fn refused_commands(&self) -> [usize; 3] {
+    /// The number of commands that each Sentinel denied to a user.
+    pub fn denied_commands(&self) -> [usize; 3] {
         self.ports.map(|port| {
             let log: redis::Value = query_sentinel(port, &["ACL", "LOG"]).expect("it runs");
             log.as_sequence().map_or(0, <[_]>::len)
@@ -228,7 +228,7 @@ impl Watched {
     pub fn decisions(&self) -> [u64; 3] {
         [0, 1, 2].map(|index| {
             let stats = loop {
-                // A Sentinel that changes its role closes its connections.
+                // A Sentinel that changes the role of a server closes its connections.
                 match self.query::<String>(index, &["INFO", "commandstats"]) {
                     Ok(stats) => break stats,
                     Err(error) => assert!(error.is_io_error(), "{error}"),
@@ -249,7 +249,7 @@ impl Watched {
     }
 
     /// Returns true if a server reports that it is a master.
-    pub fn says_it_is_master(&self, index: usize) -> bool {
+    pub fn reports_master(&self, index: usize) -> bool {
         self.info(index).contains("role:master")
     }
 
@@ -260,7 +260,7 @@ impl Watched {
     }
 
     fn info(&self, index: usize) -> String {
-        // A Sentinel that makes it a replica closes its connections.
+        // A Sentinel that makes a server a replica closes its connections.
         self.query(index, &["INFO", "replication"]).unwrap_or_default()
     }
 

@@ -10,7 +10,7 @@ use crate::{
     deployment::{Deployment, Plan},
     instance::Instance,
     load::{Moment, now, reason, until},
-    namespace::{Place, run},
+    namespace::{Host, run},
     table::Row,
 };
 
@@ -66,7 +66,7 @@ async fn watch(limiter: Limiter, end: Moment) -> Seen {
 /// admissions of both.
 fn shifted(direction: &str, offset: &str) -> Rows {
     let deployment = with_shifted_replica(direction, offset)?;
-    let control = Instance::server(&Place::LOCAL, &[], &[])?;
+    let control = Instance::server(&Host::LOCAL, &[], &[])?;
     let limiters = [limiters(&deployment.store()?)?, limiters(&RedisStore::lazy(&control.url())?)?];
     let begin = now();
     limiters.iter().flatten().try_for_each(use_up)?;
@@ -75,7 +75,7 @@ fn shifted(direction: &str, offset: &str) -> Rows {
         let _ = Handle::current().block_on(limiters[0][0].peek("other"));
     })?;
     let end = begin + WINDOW + OFFSET + SECOND;
-    // The control runs longer, because admissions may be earlier than there.
+    // The control runs longer, because its admissions may be later.
     let seen = watch_all(limiters, [end, end + OFFSET + SLACK]);
     let pairs = seen.chunks(2).zip(ALGORITHMS);
     let row = |(pair, algorithm): (&[Seen], Algorithm)| {
@@ -97,7 +97,7 @@ fn limiters(store: &RedisStore) -> Result<[Limiter; ALGORITHMS.len()], Box<dyn E
 
 fn with_shifted_replica(direction: &str, offset: &str) -> Result<Deployment, Box<dyn Error>> {
     let environment = clock(offset)?;
-    let servers = vec![(Place::LOCAL, vec![]), (Place::LOCAL, environment)];
+    let servers = vec![(Host::LOCAL, vec![]), (Host::LOCAL, environment)];
     let deployment = Deployment::start(&Plan { servers, ..Plan::default() })?;
     check_clock(&deployment.servers[1], direction)?;
     Ok(deployment)
@@ -109,7 +109,7 @@ fn use_up(limiter: &Limiter) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Watches the limiters of both stores until these ends. Returns, for each algorithm, the requests
+/// Watches the limiters of both stores until their ends. Returns, for each algorithm, the requests
 /// on the first store and those on the second one.
 fn watch_all(limiters: [[Limiter; ALGORITHMS.len()]; 2], ends: [Moment; 2]) -> Vec<Seen> {
     let mut tasks = JoinSet::new();
@@ -186,7 +186,7 @@ fn clock(offset: &str) -> Result<Vec<(String, String)>, Box<dyn Error>> {
 
 /// Fails if the clock of the server is not shifted by 5 s.
 fn check_clock(server: &Instance, direction: &str) -> Result<(), Box<dyn Error>> {
-    let (seconds, _): (u64, u64) = server.ask(&["TIME"])?;
+    let (seconds, _): (u64, u64) = server.query(&["TIME"])?;
     let expected = match direction {
         "ahead" => now() + OFFSET,
         _ => now() - OFFSET,

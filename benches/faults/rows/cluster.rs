@@ -93,7 +93,7 @@ fn start_fresh(fault: &str, cluster: &Cluster, bad: &str) -> Result<Row, Box<dyn
     let mut row = Row { fault: format!("cluster: {fault} seed of three"), ..Row::default() };
     let seeds = [bad.to_owned(), cluster.masters[0].url(), cluster.masters[1].url()];
     let fresh = Fresh::start(FRESH, || Ok(RedisStore::cluster(&seeds)?))?;
-    // A machine that pauses for a moment may fail one.
+    // A machine that pauses for a moment may fail one of them.
     fresh.add_to(&mut row, FRESH / 20);
     Ok(row)
 }
@@ -149,7 +149,7 @@ pub fn open_slot() -> Rows {
     };
     let (one, other) = (limiter("one"), limiter("other"));
     let check = |limiter: &Limiter| Handle::current().block_on(limiter.check("alice"));
-    until("the key is there", || check(&one).is_ok())?;
+    until("the key exists", || check(&one).is_ok())?;
     let (slot, from) = (cluster.slot("{alice}"), cluster.master_of("{alice}"));
     cluster.begin_to_move(slot, from, (from + 1) % cluster.masters.len());
     let commands = || -> u64 { cluster.masters.iter().map(|node| commands(&node.server)).sum() };
@@ -185,7 +185,8 @@ pub fn open_slot() -> Rows {
     Ok(vec![single, several])
 }
 
-/// Counts the commands for decisions that a server received, redirected and refused ones included.
+/// Counts the commands for decisions that a server received, including redirected and rejected
+/// ones.
 fn commands(server: &RedisServer) -> u64 {
     let stats = redis::cmd("INFO").arg("commandstats").query(&mut server.connection());
     let stats: String = stats.unwrap_or_default();
@@ -218,7 +219,8 @@ pub fn stranger_with_partial_coverage() -> Rows {
 }
 
 /// Starts a standalone server at the address of a dead master. With full coverage, the other nodes
-/// refuse commands, and the slots are read again at once; otherwise each 30 to 38 s.
+/// reject commands, and the slots are read again at once; otherwise, they are read again every 30
+/// to 38 s.
 fn taken_address(fault: &str, is_full: &str) -> Rows {
     let coverage = ["--cluster-require-full-coverage", is_full];
     let mut cluster = Cluster::start(3, true, &[SETTINGS, coverage].concat());
@@ -290,8 +292,8 @@ fn coverage(fault: &str, is_full: &str) -> Rows {
     let report = load.finish()?;
     let loss = [killed..killed];
     let mut row = row(fault, &cluster, &report, end, &loss);
-    let noticed = killed + 3 * SECOND;
-    let others = report.between(noticed..killed + 5 * SECOND);
+    let detected = killed + 3 * SECOND;
+    let others = report.between(detected..killed + 5 * SECOND);
     let failed =
         others.filter(|record| master_of(&cluster, record.key) != 0 && record.is_failed()).count();
     if is_full == "no" {

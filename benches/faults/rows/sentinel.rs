@@ -228,10 +228,10 @@ pub fn planned_waiting() -> Rows {
     for _ in 0..WAITING {
         tasks.spawn_on(counts.clone().send(limiter.clone()), &Handle::current());
     }
-    until("all wait", || counts.admitted() > WAITING)?;
+    until("all requests wait", || counts.admitted() > WAITING)?;
     let first = deployment.fail_over_until_decided(|| {})?;
     let since = counts.admitted();
-    until("all wait again", || counts.admitted() > since + 2 * WAITING)?;
+    until("all requests wait again", || counts.admitted() > since + 2 * WAITING)?;
     let (end, count) = (now(), counts.admitted());
     counts.is_over.store(true, SeqCst);
     Handle::current().block_on(tasks.join_all());
@@ -247,8 +247,8 @@ pub fn planned_waiting() -> Rows {
         ..Row::default()
     };
     row.remark(format!("{count} admitted where {allowed} are allowed: {excess} more"));
-    // The burst, the requests that waited, and those that the old master admitted until it was
-    // left.
+    // The burst, the requests that waited, and the requests that the old master admitted until the
+    // store left it.
     let max = 1 + WAITING + u64::from(2 * RATE);
     row.expect(excess <= max, || format!("{excess} more than the quota"));
     Ok(vec![row])
@@ -328,8 +328,8 @@ pub fn master_stop() -> Rows {
     Ok(vec![row])
 }
 
-/// Starts a trial whose master takes about 10 s to load its data, and meanwhile answers that it
-/// loads.
+/// Starts a trial whose master takes about 10 s to load its data, and replies with LOADING
+/// meanwhile.
 fn slow_to_load() -> Result<Trial, Box<dyn Error>> {
     let settings = [
         "--key-load-delay",
@@ -344,8 +344,8 @@ fn slow_to_load() -> Result<Trial, Box<dyn Error>> {
     let trial = Trial::with(deployment, &store)?;
     let fill = "for i = 1, 10000 do redis.call('SET', 'key' .. i, string.rep('v', 100)) end";
     let master = &trial.deployment.servers[0];
-    master.ask::<()>(&["EVAL", fill, "0"])?;
-    master.ask::<()>(&["SAVE"])?;
+    master.query::<()>(&["EVAL", fill, "0"])?;
+    master.query::<()>(&["SAVE"])?;
     Ok(trial)
 }
 
@@ -393,8 +393,8 @@ struct Cut {
 /// are lost until the demotion, or for `lost_for` after the cut.
 fn cut_off(fault: &str, settings: &[&str], lost_for: Option<Duration>) -> Rows {
     let namespace = Namespace::start()?;
-    let (inside, outside) = (namespace.place(), namespace::outside());
-    let servers = [&inside, &outside, &outside].map(|place| (place.clone(), vec![]));
+    let (inside, outside) = (namespace.host(), namespace::outside());
+    let servers = [&inside, &outside, &outside].map(|host| (host.clone(), vec![]));
     let sentinels = [inside.clone(), outside.clone(), outside];
     let plan = Plan { servers: servers.into(), sentinels, settings };
     let deployment = Deployment::start(&plan)?;
@@ -499,7 +499,7 @@ fn first_sentinel(fault: &str, deployment: &Deployment, urls: &[String]) -> Rows
     let mut last = now();
     for _ in 0..KILLS {
         last = now();
-        deployment.servers[0].ask::<i64>(&["CLIENT", "KILL", "TYPE", "normal"])?;
+        deployment.servers[0].query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"])?;
         load.run_for(SECOND);
     }
     load.until_decided(last)?;

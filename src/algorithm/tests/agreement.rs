@@ -232,8 +232,8 @@ fn check_writes(
     }
 }
 
-/// Asserts that both reply the same. The script replies nothing to a refund: a peek after it shows
-/// its effect.
+/// Asserts that both replies are the same. The script returns nothing for a refund: a peek after it
+/// shows its effect.
 fn both(
     scripted: &mut Scripted,
     twin: &mut State,

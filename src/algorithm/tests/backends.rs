@@ -1,4 +1,5 @@
-//! One interface to an algorithm for each place of its state; time is part of a request. No laws.
+//! One interface to the twin and to the script of an algorithm. The time is part of a request. The
+//! laws are in the other files.
 
 use std::time::Duration;
 

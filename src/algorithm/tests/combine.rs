@@ -72,7 +72,7 @@ fn the_script_and_the_twin_agree() {
                 let mut twin = decide(&limits, &mut states, request);
                 let mut script = eval(&mut scripted[0].connection, &keys, &limits, request);
                 if request.action == Action::Refund {
-                    // The script replies nothing: a peek shows its effect.
+                    // The script returns nothing: a peek shows its effect.
                     request.action = Action::Peek;
                     twin = decide(&limits, &mut states, request);
                     script = eval(&mut scripted[0].connection, &keys, &limits, request);
@@ -105,7 +105,7 @@ fn is_gone(params: &Params, state: &State, now: f64) -> bool {
 }
 
 #[test]
-fn all_are_charged_or_none_and_the_decision_is_exact() {
+fn all_limits_are_charged_or_none_and_the_decision_is_exact() {
     let config = ProptestConfig { cases: 1_000, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
         .run(&(limits(), steps()), |(limits, steps)| {

@@ -1,5 +1,5 @@
-//! The memory store, which packs most states into two numbers, decides as the twin does, which does
-//! not.
+//! The memory store and the twin decide the same, although only the store packs most states into
+//! two numbers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -101,7 +101,7 @@ impl Both {
 }
 
 #[tokio::test(start_paused = true)]
-async fn they_agree_about_the_largest_debts() {
+async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
     let spend = |cost: u32| EngineRequest { action: Action::Spend, ..check(cost, 0.0) };
     let largest = Quota::per_day(7).burst(255_675); // refills in 100 years
     let fast = Quota::per_second(17).burst(35);

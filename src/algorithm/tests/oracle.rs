@@ -47,8 +47,8 @@ fn admitted(
     let part = |thousandths: u32| (quota.window_us() as f64 * f64::from(thousandths) / 1e3).floor();
     let mut now = 1.7e15;
     let (mut admitted, mut history): Outcome = Default::default();
-    // Also requests that have proceeded; but a window stays where it is, even if its first request
-    // is released.
+    // Requests that have proceeded are released, too. A window stays at its instant, even if its
+    // first request is released.
     let at_any_time =
         !matches!(algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow { .. });
     for &(ahead, cost, max_wait, dropped) in requests {
@@ -266,8 +266,8 @@ fn a_leaky_bucket_releases_requests_at_its_rate() {
     });
 }
 
-/// A client that always returns exactly after `retry_after`: the units that it got, and those that
-/// the quota allows in that time.
+/// Runs a client that always retries exactly after `retry_after`. Returns the units that it got,
+/// and the units that the quota allows in that time.
 fn long_run(algorithm: Algorithm, quota: Quota, cost: u32, denials: u32) -> (f64, f64) {
     let params = Params::new(algorithm, quota).unwrap();
     let mut state = State::Initial;
@@ -305,7 +305,7 @@ fn the_quota_is_met_in_the_long_run() {
             let (spent, allowed) = long_run(algorithm, quota, cost, 20_000);
             let limit = f64::from(quota.limit());
             assert!(spent <= allowed + limit, "{algorithm} {quota}: {spent} of {allowed}");
-            // A window loses units that are fewer than a request; the estimate of a sliding window
+            // A window loses fewer units than a request costs; the estimate of a sliding window
             // loses up to two requests more.
             let requests = f64::from(quota.limit() / cost);
             let sliding = matches!(algorithm, Algorithm::SlidingWindow { .. });
@@ -425,7 +425,7 @@ fn replicas_with_different_quotas_still_admit_requests() {
 }
 
 #[test]
-fn the_largest_cut_of_a_quota_keeps_the_wait_within_bounds() {
+fn the_largest_reduction_of_a_quota_keeps_the_wait_within_bounds() {
     let century = 36_525.0 * 86_400e6;
     let lowest = Quota::new(1, Duration::from_secs(366 * 86_400));
     for highest in [Quota::per_second(1_000_000), Quota::new(u32::MAX, Duration::from_millis(1))] {
@@ -516,7 +516,7 @@ fn a_refund_returns_units_that_still_count() {
         };
         assert!(decide(Action::Check, 4.0, 0.0).admitted);
         assert!(decide(Action::Check, 3.0, 1000.0).admitted);
-        // The request that was admitted first does not count any more.
+        // The request that was admitted first no longer counts.
         assert_eq!(decide(Action::Peek, 1.0, 1500.0).remaining, 7.0, "{algorithm}");
         assert_eq!(decide(Action::Refund, 3.0, 1500.0).remaining, 10.0, "{algorithm}");
     }

@@ -44,7 +44,8 @@ fn random(at_once: u32, windows: u32) -> impl Iterator<Item = f64> {
     (0..arrivals).map(instant).flat_map(move |now| std::iter::repeat_n(now, at_once as usize))
 }
 
-/// Everything at the end of a sub-window, and everything again while that leaves.
+/// The limit at the end of a sub-window, and further requests while the first ones leave the
+/// window.
 fn adversary(buckets: u32) -> impl Iterator<Item = f64> {
     let sub_window = (1e6 / f64::from(buckets)).floor();
     let start = 1.7e15;

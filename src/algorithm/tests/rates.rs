@@ -23,7 +23,7 @@ fn peek(backend: &mut impl Backend, params: &Params, now: f64) -> EngineReply {
 }
 
 /// Uses the whole quota at one instant, and asserts that it is restored exactly one window later.
-fn returns_after_a_window(backend: &mut impl Backend, algorithm: Algorithm, quota: Quota) {
+fn assert_restored_after_a_window(backend: &mut impl Backend, algorithm: Algorithm, quota: Quota) {
     let params = Params::new(algorithm, quota).unwrap();
     let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
     let max_wait = params.default_wait();
@@ -39,22 +39,22 @@ fn returns_after_a_window(backend: &mut impl Backend, algorithm: Algorithm, quot
 }
 
 #[test]
-fn after_one_window_the_whole_limit_is_back_for_every_usual_rate() {
+fn the_whole_limit_is_restored_after_one_window_for_every_usual_rate() {
     for quota in quotas(1) {
         for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
-            returns_after_a_window(&mut State::Initial, algorithm, quota);
+            assert_restored_after_a_window(&mut State::Initial, algorithm, quota);
         }
     }
 }
 
 #[test]
-fn after_one_window_the_whole_limit_is_back_in_redis_too() {
+fn the_whole_limit_is_restored_after_one_window_in_redis_too() {
     let server = RedisServer::start();
     let mut scripted = Scripted::new(&server, "{key}");
     for quota in quotas(7) {
         for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
             scripted.forget();
-            returns_after_a_window(&mut scripted, algorithm, quota);
+            assert_restored_after_a_window(&mut scripted, algorithm, quota);
         }
     }
 }
@@ -103,7 +103,7 @@ fn a_rate_is_exact_or_slower_by_less_than_one_part_in_a_billion() {
             let Rate { unit, tick } = rate(quota);
             let (exact, counted) =
                 (u128::from(quota.window_us()) * tick as u128, u128::from(limit) * unit as u128);
-            assert!(counted >= exact, "{quota} is counted faster than it is");
+            assert!(counted >= exact, "{quota} is counted faster than its rate");
             let error = (counted - exact) as f64 / exact as f64;
             assert!(error < 1e-9, "{quota}: {error}");
             rounded += u32::from(counted > exact);
@@ -115,14 +115,14 @@ fn a_rate_is_exact_or_slower_by_less_than_one_part_in_a_billion() {
 
 /// Two quotas that alternate on one key, with denied checks at one instant.
 fn alternate(backend: &mut impl Backend, algorithm: Algorithm, times: u32) -> f64 {
-    let all = |quota| Params::new(algorithm, quota).unwrap();
+    let params = |quota| Params::new(algorithm, quota).unwrap();
     let mut worst = 0.0;
     for (one, other) in [
         (Quota::per_second(10), Quota::per_second(3)),
         (Quota::per_minute(7), Quota::per_hour(97)),
         (Quota::new(10, Duration::from_secs(19)), Quota::new(7, Duration::from_millis(19_001))),
     ] {
-        let (one, other) = (all(one), all(other));
+        let (one, other) = (params(one), params(other));
         let start = 1.7e15;
         let spend = EngineRequest { action: Action::Spend, ..check(191, start) };
         backend.decide(&one, spend);

@@ -1,5 +1,5 @@
-//! Settling, cancelling and releasing, in any order and after losses of state, let no more through
-//! than the algorithm guarantees. The oracle counts the used units, and knows no states.
+//! Settling, cancelling and releasing, in any order and after losses of state, admit no more than
+//! the algorithm guarantees. The oracle counts the used units; it does not know any state.
 
 use std::{env, time::Duration};
 
@@ -15,8 +15,8 @@ use crate::quota::Quota;
 enum Step {
     /// A cost, and the longest wait in 1/1000 of a window.
     Check(u32, u32),
-    /// An admitted request, and the part of its cost that was used, in quarters: more than four are
-    /// spent.
+    /// An admitted request, and the part of its cost that was used, in quarters. Units above four
+    /// quarters are spent.
     Settle(Index, u32),
     /// Requests that are dropped together.
     Cancel(Vec<Index>),
@@ -26,7 +26,7 @@ enum Step {
     Lose,
     /// Time passes: in 1/1000 of a window, and microseconds.
     Pass(u32, u32),
-    /// From now on, the other quota counts.
+    /// From now on, the other quota applies.
     Change,
 }
 
@@ -106,7 +106,7 @@ struct History<'a, B> {
     backend: &'a mut B,
     quotas: [Quota; 2],
     limiters: [Params; 2],
-    /// The index of the quota that counts.
+    /// The index of the quota that applies.
     current: usize,
     now: f64,
     losses: usize,
@@ -265,9 +265,9 @@ fn history(
     Ok(())
 }
 
-/// Runs 1,000 histories on the twin, or as many as `HISTORIES` in the environment says, and a tenth
-/// of them on the script.
-fn never_over(algorithm: Algorithm, oracle: Oracle) {
+/// Runs 1,000 histories on the twin, or the number in the environment variable `HISTORIES`, and a
+/// tenth of them on the script.
+fn never_exceeds(algorithm: Algorithm, oracle: Oracle) {
     histories(algorithm, quotas().prop_map(|quota| [quota; 2]), oracle);
 }
 
@@ -310,7 +310,7 @@ fn stretches(quota: Quota, uses: &[Use], max: impl Fn(f64, f64) -> f64, last_cou
 
 #[test]
 fn a_token_bucket_is_never_over() {
-    never_over(Algorithm::token_bucket(), |[quota, _], uses| {
+    never_exceeds(Algorithm::token_bucket(), |[quota, _], uses| {
         let rate = rate(quota);
         stretches(quota, uses, |burst, time| burst + rate * time + 1e-6, true)
     });
@@ -319,7 +319,7 @@ fn a_token_bucket_is_never_over() {
 #[test]
 fn a_token_bucket_that_refills_at_once_is_never_over() {
     let algorithm = Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 };
-    never_over(algorithm, |[quota, _], uses| {
+    never_exceeds(algorithm, |[quota, _], uses| {
         let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
         stretches(quota, uses, |burst, time| burst + limit * (time / window).ceil(), true)
     });
@@ -327,7 +327,7 @@ fn a_token_bucket_that_refills_at_once_is_never_over() {
 
 #[test]
 fn a_leaky_bucket_is_never_over() {
-    never_over(Algorithm::LeakyBucket, |[quota, _], uses| {
+    never_exceeds(Algorithm::LeakyBucket, |[quota, _], uses| {
         let rate = rate(quota);
         stretches(quota, uses, |_, time| (time + 1.0) * rate + 1e-6, false)
     });
@@ -453,7 +453,7 @@ fn a_leaky_bucket_is_never_over_after_a_change_of_its_quota() {
 
 #[test]
 fn a_sliding_log_is_never_over() {
-    never_over(Algorithm::SlidingLog, |[quota, _], uses| {
+    never_exceeds(Algorithm::SlidingLog, |[quota, _], uses| {
         let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { instant: end, losses, .. } = uses[last];
@@ -466,7 +466,7 @@ fn a_sliding_log_is_never_over() {
 
 #[test]
 fn a_fixed_window_is_never_over() {
-    never_over(Algorithm::FixedWindow, |[quota, _], uses| {
+    never_exceeds(Algorithm::FixedWindow, |[quota, _], uses| {
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { window, losses, .. } = uses[last];
             let length = quota.window_us() as f64;
@@ -495,8 +495,8 @@ fn a_sliding_window_is_never_over() {
             uses[..=last].iter().filter(counts).map(|u| u.used).sum::<f64>() <= limit
         })
     }
-    never_over(Algorithm::SlidingWindow { buckets: 2 }, oracle::<2>);
-    never_over(Algorithm::SlidingWindow { buckets: 10 }, oracle::<10>);
+    never_exceeds(Algorithm::SlidingWindow { buckets: 2 }, oracle::<2>);
+    never_exceeds(Algorithm::SlidingWindow { buckets: 10 }, oracle::<10>);
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn fill(harness: &mut Harness, count: u64) {
         .unwrap();
 }
 
-/// Returns how often Redis has executed a command.
+/// Returns the number of times that Redis has executed a command.
 fn calls(harness: &mut Harness, command: &str) -> u64 {
     let stats: String = harness.command(&["INFO", "commandstats"]);
     let start = format!("cmdstat_{command}:calls=");

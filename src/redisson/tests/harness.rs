@@ -204,7 +204,7 @@ pub(super) struct Harness {
     pub(super) drops_tally: bool,
     /// The rate of the template as the scripts take it.
     pub(super) template_rate: String,
-    /// How many scripts the last call has executed.
+    /// The number of scripts that the last call has executed.
     pub(super) steps: u32,
     ids: u64,
 }
@@ -318,7 +318,7 @@ impl Harness {
         }
     }
 
-    /// Acquires permits with a new id. Returns whether they were granted.
+    /// Acquires permits with a new id. Returns true if they were granted.
     pub(super) fn take(&mut self, permits: u32) -> bool {
         let id = self.id();
         self.acquire(permits, id).granted()

@@ -92,7 +92,7 @@ struct Taken {
     at: u64,
     id: Id,
     permits: u64,
-    /// The log lost the entry.
+    /// True if the log has lost the entry.
     lost: bool,
 }
 
@@ -100,14 +100,14 @@ struct Oracle {
     rate: u64,
     interval: u64,
     taken: Vec<Taken>,
-    /// How far the server's clock is behind a clock that never steps back, in microseconds.
+    /// The microseconds by which the server's clock is behind a clock that never steps back.
     behind: u64,
     acquires: Vec<(Id, u32)>,
     /// The permits of the entry that replaces lost entries.
     stand_in: u64,
-    /// The rate has changed since `value` was last written.
+    /// True if the rate has changed since `value` was last written.
     by_hand: bool,
-    /// How far the clocks of the Java clients are ahead of the server's, in milliseconds.
+    /// The milliseconds by which the clocks of the Java clients are ahead of the server's.
     skews: [i64; 3],
     java: bool,
 }
@@ -196,7 +196,7 @@ impl Oracle {
     }
 }
 
-/// Returns whether the rate was inherited from a template.
+/// Returns true if the rate was inherited from a template.
 fn is_inherited(harness: &mut Harness) -> bool {
     let fields = ["HMGET", "LIMITER_NAME", "rate", "interval", "type", "template"];
     let fields: [Option<String>; 4] = harness.command(&fields);
@@ -252,7 +252,7 @@ fn check(
     }
     oracle.recreate(harness);
     prop_assert_eq!(harness.available(), oracle.rate);
-    prop_assert!(harness.take(oracle.rate as u32), "not all permits return: {:?}", harness.log());
+    prop_assert!(harness.take(oracle.rate as u32), "permits are lost: {:?}", harness.log());
     Ok(())
 }
 
@@ -263,7 +263,7 @@ fn one_step(harness: &mut Harness, oracle: &mut Oracle, step: &Step) -> Result<(
     change_rate_from_outside(harness, oracle, step)?;
     call_from_java(harness, oracle, step);
     if matches!(step, Step::HandUpdate(_) | Step::JavaUpdate(..)) && is_inherited(harness) {
-        // By chance the rate that was inherited before.
+        // By chance, this is the rate that was inherited before.
         harness.command::<()>(&["HDEL", "LIMITER_NAME", "template"]);
     }
     Ok(())

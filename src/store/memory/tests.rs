@@ -1,4 +1,4 @@
-//! Tests of the shards, which the public interface does not show.
+//! Tests of the shards, which the public interface does not expose.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -94,13 +94,13 @@ fn threads_that_race_never_exceed_the_maximum_of_keys() {
         };
         thread::scope(|scope| {
             let watch = scope.spawn(|| {
-                let mut looks = 0;
+                let mut reads = 0;
                 while !over.load(Ordering::Relaxed) {
                     let keys: usize = keys_by_shard(&store).iter().sum();
                     assert!(keys <= max_keys && store.key_count() <= max_keys, "{keys}");
-                    looks += 1;
+                    reads += 1;
                 }
-                looks
+                reads
             });
             let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || work(thread))).collect();
             let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();

@@ -71,7 +71,7 @@ impl Fake {
 impl Drop for Fake {
     fn drop(&mut self) {
         self.shared.is_over.store(true, SeqCst);
-        let _ = TcpStream::connect(("127.0.0.1", self.port)); // wakes it up
+        let _ = TcpStream::connect(("127.0.0.1", self.port)); // wakes the listener
         for stream in self.shared.streams.lock().unwrap().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }

@@ -41,7 +41,7 @@ fn peers(of: &Sentinel, id: &str, peers: &[(&str, &str)]) {
 }
 
 fn addresses(sentinels: &Sentinels) -> Vec<String> {
-    sentinels.0.sentinels().iter().map(|it| it.endpoint.name().to_string()).collect()
+    sentinels.0.sentinels().iter().map(|sentinel| sentinel.endpoint.name().to_string()).collect()
 }
 
 const THREE: [&str; 3] = ["redis://a:6379", "redis://b:6379", "redis://c:6379"];
@@ -49,7 +49,7 @@ const THREE: [&str; 3] = ["redis://a:6379", "redis://b:6379", "redis://c:6379"];
 #[test]
 fn more_answers_are_awaited_while_they_can_change_the_result() {
     let old = [named("old"), failed()];
-    let asked = Instant::now();
+    let called_at = Instant::now();
     let (old_name, old_failure) = (old[0].clone(), old[1].clone());
     let unknown = Report::Unknown(Instant::now());
     for (reports, expected) in [
@@ -59,7 +59,7 @@ fn more_answers_are_awaited_while_they_can_change_the_result() {
         (vec![named("x"), named("y"), Report::Awaited], Wait::Grace),
         (vec![named("x"), named("x"), Report::Awaited], Wait::Over),
         (vec![named("x"), named("y"), named("z")], Wait::Over),
-        // A hung Sentinel named one before, and may do so again.
+        // A hung Sentinel named a master before, and may do so again.
         (vec![named("x"), old_name.clone(), failed()], Wait::LongGrace),
         (vec![named("x"), old_failure.clone(), failed()], Wait::Over),
         (vec![unknown.clone(), Report::Awaited], Wait::Needed),
@@ -67,7 +67,7 @@ fn more_answers_are_awaited_while_they_can_change_the_result() {
         (vec![old_failure, failed()], Wait::Needed),
         (vec![failed(), failed()], Wait::Over),
     ] {
-        assert_eq!(wait(&reports, asked), expected, "{reports:?}");
+        assert_eq!(wait(&reports, called_at), expected, "{reports:?}");
     }
     assert_eq!(wait(&[old_name, named("x")], None), Wait::Over);
 }
@@ -76,8 +76,8 @@ fn more_answers_are_awaited_while_they_can_change_the_result() {
 async fn the_majority_of_the_answers_names_the_master() {
     let sentinels = sentinels(&THREE, identity());
     for (reports, expected) in [
-        ([named("liar"), named("x"), named("x")], vec!["x"]),
-        ([named("liar"), named("x"), failed()], vec!["liar", "x"]),
+        ([named("wrong"), named("x"), named("x")], vec!["x"]),
+        ([named("wrong"), named("x"), failed()], vec!["wrong", "x"]),
         ([failed(), failed(), named("x")], vec!["x"]),
         ([Report::Unknown(Instant::now()), Report::Awaited, named("x")], vec!["x"]),
         ([failed(), failed(), Report::Unknown(Instant::now())], vec![]),
@@ -99,10 +99,10 @@ fn connections_are_outdated_after_a_change_and_masters_found_before_it_are_not_u
     let sentinels = sentinels(&THREE, identity());
     let shared = &sentinels.0;
     assert_eq!(shared.switch_to(0, address("x")), Some(1));
-    assert_eq!(shared.switch_to(0, address("x")), Some(1), "another connection to the same one");
+    assert_eq!(shared.switch_to(0, address("x")), Some(1), "another connection to the same master");
     assert_eq!(shared.switch_to(1, address("y")), Some(2));
     assert!(sentinels.is_outdated(1) && !sentinels.is_outdated(2));
-    assert_eq!(shared.switch_to(1, address("x")), None, "it was found before the change");
+    assert_eq!(shared.switch_to(1, address("x")), None, "the master was found before the change");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn sentinels_that_the_majority_knows_are_discovered_and_counted_once() {
     let known = sentinels.0.sentinels();
     let discover = |expected: &[&str]| {
         sentinels.0.discover();
-        let discovered: Vec<_> = expected.iter().map(|it| format!("{it}:6379")).collect();
+        let discovered: Vec<_> = expected.iter().map(|host| format!("{host}:6379")).collect();
         assert_eq!(addresses(&sentinels), [&configured[..], &discovered].concat());
     };
     peers(&known[0], "A", &[("B", "10.0.0.2"), ("C", "c"), ("ghost", "d")]);
@@ -125,9 +125,9 @@ fn sentinels_that_the_majority_knows_are_discovered_and_counted_once() {
     discover(&["c"]);
     assert!(Arc::ptr_eq(&discovered, sentinels.0.sentinels().last().unwrap()));
     peers(&known[1], "B", &[("A", "10.0.0.1")]);
-    discover(&[]); // one of two others knows it
+    discover(&[]); // only one of two others knows the Sentinel
     peers(&known[0], "A", &[("B", "10.0.0.2")]);
-    let many: Vec<_> = (0..100).map(|it| (format!("many-{it}"), format!("m{it}"))).collect();
+    let many: Vec<_> = (0..100).map(|n| (format!("many-{n}"), format!("m{n}"))).collect();
     let many: Vec<_> = many.iter().map(|(id, host)| (id.as_str(), host.as_str())).collect();
     known.iter().zip(["A", "B"]).for_each(|(node, id)| peers(node, id, &many));
     sentinels.0.discover();
@@ -146,7 +146,7 @@ async fn of_two_answers_the_newer_configuration_comes_first() {
     let (old, new) = (answer("old", "9"), answer("new", "10"));
     for urls in [[old.url(), new.url()], [new.url(), old.url()]] {
         let sentinels = sentinels(&urls.each_ref().map(String::as_str), identity());
-        // On a busy machine the other one may answer later than the grace period.
+        // On a busy machine, the other Sentinel may answer later than the grace period.
         let mut candidates = vec![];
         while candidates.len() < 2 {
             candidates = sentinels.0.poll_all().await.unwrap();
