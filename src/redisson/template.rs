@@ -76,9 +76,9 @@ impl RateLimiter {
         Ok(Self { keys, template: Some(Arc::new(self.clone())), ..self.clone() })
     }
 
-    /// Sets the name of this limiter in [`Decision::limiter`] and in headers, `redisson` by
-    /// default. The name in Redis is separate, because it may contain characters that a header
-    /// cannot.
+    /// Sets the name of this limiter in headers and in
+    /// [`Decision::limiter`](crate::Decision::limiter), `redisson` by default. The name in Redis is
+    /// separate, because it may contain characters that a header cannot.
     ///
     /// # Panics
     ///

@@ -253,8 +253,8 @@ async fn a_limiter_cannot_be_combined_with_another_one() {
 async fn a_key_cannot_address_other_names() {
     let server = RedisServer::start();
     for name in ["{key}", "{app}:{key}", "x{y}{key}", "{key}:{tail}"] {
-        let Ok(limiter) = RateLimiter::try_new(store(&server).await, name) else { continue };
-        assert!(limiter.for_key("ada").is_err(), "{name}");
+        let limiter = RateLimiter::try_new(store(&server).await, name);
+        assert!(limiter.and_then(|limiter| limiter.for_key("ada")).is_err(), "{name}");
     }
     let tagged = RateLimiter::new(store(&server).await, "api:{{key}}");
     assert_eq!(tagged.for_key("ada").unwrap().name(), "api:{ada}");

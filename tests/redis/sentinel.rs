@@ -488,7 +488,7 @@ async fn restart_slowly(watched: &mut Watched) {
 async fn an_old_master_that_loads_its_data_is_left_for_the_new_one() {
     let _permit = many_servers().await;
     if task::block_in_place(|| RedisServer::start().major_version()) < 7 {
-        // This server has none of the settings, and does not reply while it loads: see the next
+        // The server has none of the settings, and does not reply while it loads: see the next
         // test.
         return;
     }
