@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test on each server below, or on those that are named, and prints what came of it.
-# A server that is not in target/servers yet is fetched into it, and nothing is installed; `--fetch` does no more.
+# Runs all tests on each server below, or on those that are named, and prints the results.
+# Fetches a missing server into target/servers; installs nothing. `--fetch` only fetches.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -88,7 +88,7 @@ run() {
   [ -z "$only_fetch" ] || return 0
   echo "testing $name"
   result="FAILED: see $log"
-  [ "${5-}" != without-tls ] || skip=(-- --skip by_tls)
+  [ "${5-}" != without-tls ] || skip=(-- --skip over_tls)
   if ! REDIS_SERVER=$server cargo test --all-features --no-fail-fast "${skip[@]}" </dev/null >"$log" 2>&1; then
     grep -E '^test .* FAILED|^error' "$log"
     return 1
