@@ -12,6 +12,21 @@ if tail[1] then
   found, found_at, found_skew, found_window = true, at, skew, window
 end
 
+-- The entries that must leave for this request, and for the next one after it, and the sums up to
+-- them, in this order. The newest entry if there is none.
+local function marks()
+  local remaining = last <= at and math.max(limit - live, 0) or 0
+  local _, other, other_total = nil, mark, mark_total
+  if committed or asked ~= remaining + 1 then
+    _, other, other_total = first_instant(remaining + 1)
+  end
+  mark, other = mark or found_last, other or found_last
+  if other < mark then
+    return other, other_total, mark, mark_total
+  end
+  return mark, mark_total, other, other_total
+end
+
 -- The log as it was found, with a few entries that represent all that count: the reply to this
 -- request is the same. 'S', then doubles: {at, skew, window}, then for each entry {instant, cost}.
 local function condense()
@@ -20,24 +35,15 @@ local function condense()
   elseif found_live == 0 then
     return struct.pack('<Bddd', 83, found_at, found_skew, found_window)
   end
-  local remaining = last <= at and math.max(limit - live, 0) or 0
-  local other, other_total = mark, mark_total
-  if committed or asked ~= remaining + 1 then
-    local _
-    _, other, other_total = first_instant(remaining + 1)
-  end
-  mark, other = mark or found_last, other or found_last
-  if other < mark then
-    mark, mark_total, other, other_total = other, other_total, mark, mark_total
-  end
-  if mark >= found_last then
+  local early, early_total, late, late_total = marks()
+  if early >= found_last then
     return struct.pack('<Bddddd', 83, found_at, found_skew, found_window, found_last, found_live)
-  elseif other >= found_last or other_total <= mark_total then
-    return struct.pack('<Bddddddd', 83, found_at, found_skew, found_window, mark, mark_total,
-      found_last, found_live - mark_total)
+  elseif late >= found_last or late_total <= early_total then
+    return struct.pack('<Bddddddd', 83, found_at, found_skew, found_window, early, early_total,
+      found_last, found_live - early_total)
   end
-  return struct.pack('<Bddddddddd', 83, found_at, found_skew, found_window, mark, mark_total, other,
-    other_total - mark_total, found_last, found_live - other_total)
+  return struct.pack('<Bddddddddd', 83, found_at, found_skew, found_window, early, early_total,
+    late, late_total - early_total, found_last, found_live - late_total)
 end
 
 -- Stores the state after a decision.

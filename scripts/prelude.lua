@@ -20,8 +20,9 @@ local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 -- Reports a value that another program wrote to the key, or a state in another form.
+local FOREIGN = ' holds no state of this limiter'
 local function fail(key)
-  error('the key ' .. key .. ' holds no state of this limiter: delete it', 0)
+  error('the key ' .. key .. FOREIGN .. ': delete it', 0)
 end
 
 -- Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and

@@ -2,6 +2,7 @@
 
 mod call;
 mod cross_slot;
+mod front;
 mod release;
 pub(crate) mod script;
 mod transport;
@@ -19,10 +20,15 @@ use self::transport::{
     assert_prefix,
 };
 pub use self::transport::{Health, RedisConfig};
-use self::{call::ScriptCall, cross_slot::CrossSlot, release::ReleaseFuture};
+use self::{
+    call::{Check, ScriptCall},
+    cross_slot::CrossSlot,
+    front::Front,
+    release::ReleaseFuture,
+};
 use super::{BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest};
 use crate::{
-    algorithm::Release,
+    algorithm::{Action, Release},
     decision::Decision,
     error::{StoreError, StoreErrorKind},
     keys::Key,
@@ -45,8 +51,19 @@ use crate::{
 /// Because of the braces, `KEY` alone determines the slot in a cluster. A key expires when its
 /// state is the initial one again.
 ///
-/// The value begins with a letter that identifies its format. Reservations of waiting requests
+/// The value contains a letter that identifies its format. Reservations of waiting requests
 /// follow the state in the same value.
+///
+/// # Calls
+///
+/// A check is sent immediately if no call of its limiter is under way. Otherwise it waits for the
+/// next call, which begins within a turn of the runtime while fewer than four are under way. A call
+/// has up to 64 checks, which are decided in the order of their arrival, each as if it had come
+/// alone. A check that is dropped before its call has spent nothing.
+///
+/// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
+/// error that concerns one key fails the checks of that key only. Several limits at once, and all
+/// requests to a cluster, have calls of their own.
 ///
 /// # While Redis does not answer
 ///
@@ -88,6 +105,7 @@ use crate::{
 #[derive(Clone)]
 pub struct RedisStore {
     client: Client,
+    front: Front,
     prefix: Arc<str>,
     deadline: Duration,
     names: Names,
@@ -215,6 +233,7 @@ impl RedisStore {
 
     fn over(client: Client) -> Self {
         Self {
+            front: Front::new(client.clone()),
             client,
             prefix: DEFAULT_PREFIX.into(),
             deadline: DEFAULT_DEADLINE,
@@ -335,10 +354,22 @@ impl Sealed for RedisStore {}
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
         let (client, deadline) = (self.client.clone(), self.start_deadline());
+        if let (Action::Check, [limit], false) =
+            (request.action, request.limits, client.is_cluster())
+        {
+            let (front, settings) = (self.front.clone(), limit.settings.clone());
+            let check = Check::new(self, limit);
+            let decision = async move {
+                Ok(front.check(settings, check, deadline).await.map_err(StoreError::from)?)
+            };
+            return StoreFuture::pending(decision);
+        }
         let first = request.limits[0].key;
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
-            return StoreFuture::pending(async move { Ok(call.execute(&client, deadline).await?) });
+            return StoreFuture::pending(async move {
+                Ok(call.execute(&client, deadline).await.map_err(StoreError::from)?)
+            });
         }
         let calls = CrossSlot::new(self, request);
         let action = request.action;

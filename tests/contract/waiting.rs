@@ -106,7 +106,7 @@ async fn until(mut happened: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn a_wait_costs_one_round_trip() {
+async fn a_wait_costs_one_round_trip_or_a_part_of_one() {
     let server = RedisServer::start();
     let quota = Quota::per_second(20).burst(1);
     let limiter = in_redis(&server, Algorithm::token_bucket(), quota).await;
@@ -123,7 +123,8 @@ async fn a_wait_costs_one_round_trip() {
         tasks.spawn(async move { call(&service, "ada").await });
     }
     assert!(tasks.join_all().await.into_iter().all(|status| status == StatusCode::OK));
-    assert_eq!(calls(), (before.0 + 10, before.1));
+    let (hashes, texts) = calls();
+    assert!((1..=10).contains(&(hashes - before.0)) && texts == before.1, "{hashes} {texts}");
 }
 
 #[tokio::test]
@@ -960,13 +961,15 @@ async fn late_requests_that_are_dropped_are_released_together() {
     };
     let expected = first().await;
     let before = server.calls("evalsha");
-    let mut late: Vec<_> =
-        (0..LATE).map(|_| Box::pin(limiter.try_acquire("key", 1, 30 * HOUR))).collect();
-    until(async || {
-        assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
-        server.calls("evalsha") == before + LATE
-    })
-    .await;
+    let mut late = vec![];
+    for sent in 1..=LATE {
+        late.push(Box::pin(limiter.try_acquire("key", 1, 30 * HOUR)));
+        until(async || {
+            assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
+            server.calls("evalsha") == before + sent
+        })
+        .await;
+    }
     let _ = limiter.peek("key").await.unwrap(); // the earlier replies have arrived, too
     assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
     let before = server.calls("evalsha");

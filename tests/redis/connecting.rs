@@ -121,7 +121,8 @@ async fn missing_permissions_are_reported() {
         panic!("the user may do all")
     };
     let text = with_sources(&error);
-    assert!(text.contains("names the missing permission"), "{text}");
+    // Redis 7.0 does not name the command.
+    assert!(text.contains("names the missing permission") || text.contains("getrange"), "{text}");
     assert!(store.health().is_available, "the store is unavailable");
 
     for missing in ["~*", "+eval", "+evalsha", "+set", "+time"] {

@@ -8,6 +8,7 @@ mod cluster;
 mod connecting;
 mod failure;
 mod faults;
+mod front;
 mod redisson;
 mod redisson_layer;
 mod releases;

@@ -322,7 +322,7 @@ async fn a_charge_that_fails_on_one_key_changes_no_other() {
     let quota = Quota::per_hour(10);
     let mut connection = server.connection();
     for algorithm in support::ALGORITHMS {
-        let limiter = |name: &'static str| {
+        let limiter = |name: &str| {
             let name = [name, algorithm.name()].join("-");
             Limiter::named(&name, store.clone(), algorithm, quota)
         };

@@ -90,7 +90,7 @@ impl CrossSlot {
             }
         }
         match failure {
-            Some(error) => Err(error),
+            Some(error) => Err(error.into()),
             None => Ok(this.with_receipts(binding, &instants)),
         }
     }

@@ -5,7 +5,9 @@ use std::sync::OnceLock;
 
 use redis::{Cmd, ErrorKind, RedisError};
 
-use crate::algorithm::{Action, EngineReply, EngineRequest, Params, Release, SOURCES, combine};
+use crate::algorithm::{
+    Action, EngineReply, EngineRequest, Params, Release, SOURCES, State, combine,
+};
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
 const EACH: &str = include_str!("../../../scripts/each.lua");
@@ -71,16 +73,41 @@ pub(crate) struct Limit {
     pub(crate) max_wait: f64,
 }
 
-/// Makes the command that decides about these limits, and the script that it runs.
+impl Limit {
+    fn request(&self, action: Action, now: f64) -> EngineRequest {
+        let Self { cost, max_wait, .. } = *self;
+        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
+    }
+}
+
+/// Makes the command that decides about these limits of one request, and the script that it runs.
 pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script) {
     let script = Script::of(limits.iter().map(|limit| limit.params.index()));
     let mut command = command(script, limits.iter().map(|limit| &*limit.key), name(action));
-    let item = |limit: &Limit| [limit.cost.into(), limit.max_wait].map(f64::to_le_bytes).concat();
     for limit in limits {
         command.arg(packed(&limit.params));
     }
     command.arg(limits.iter().flat_map(item).collect::<Vec<_>>());
     (command, script)
+}
+
+/// Makes the command that checks several requests to one limiter, each by itself.
+pub(crate) fn check_each<'a>(
+    requests: impl ExactSizeIterator<Item = &'a Limit> + Clone,
+) -> (Cmd, &'static Script) {
+    let params = &requests.clone().next().expect("a call has a request").params;
+    let script = Script::of([params.index()].into_iter());
+    let keys = requests.clone().map(|request| &*request.key);
+    let mut command = command(script, keys, name(Action::Check));
+    command.arg(packed(params)).arg(requests.flat_map(item).collect::<Vec<_>>());
+    (command, script)
+}
+
+fn item(limit: &Limit) -> [u8; 16] {
+    let mut item = [0; 16];
+    item[..8].copy_from_slice(&f64::from(limit.cost).to_le_bytes());
+    item[8..].copy_from_slice(&limit.max_wait.to_le_bytes());
+    item
 }
 
 /// Makes the command that returns units to a key, without its last argument, a list of
@@ -137,24 +164,13 @@ pub(crate) struct Decided {
 /// Computes the decision of the script from the states that it has found. A refund has no states,
 /// and is always admitted.
 pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<Decided, RedisError> {
-    let malformed = || RedisError::from((ErrorKind::UnexpectedReturnType, "not a reply"));
-    let (now, found) = match reply.split_first() {
-        Some((redis::Value::Int(now), found)) => (*now as f64, found),
-        _ => return Err(malformed()),
-    };
+    let (now, found) = split(reply)?;
     if action == Action::Refund {
         return Ok(Decided { reply: EngineReply::uncounted(now), limit: 0, now });
     }
-    let decode = |(limit, found): (&Limit, &redis::Value)| match found {
-        redis::Value::BulkString(bytes) => limit.params.decode(bytes),
-        _ => None,
-    };
     let states = limits.iter().zip(found).map(decode).collect::<Option<Vec<_>>>();
     let mut states = states.filter(|all| all.len() == limits.len()).ok_or_else(malformed)?;
-    let request = |limit: &Limit| {
-        let Limit { cost, max_wait, .. } = *limit;
-        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
-    };
+    let request = |limit: &Limit| limit.request(action, now);
     let mut step = |limit: usize, request: &EngineRequest| {
         limits[limit].params.step(&mut states[limit], request)
     };
@@ -163,4 +179,44 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
         _ => combine(&limits.iter().map(request).collect::<Vec<_>>(), step),
     };
     Ok(Decided { reply, limit, now })
+}
+
+/// Computes what the script has decided about each of several requests; `None` for a request that
+/// it could not decide about, and has not counted.
+pub(crate) fn read_each<'a>(
+    reply: &Reply,
+    requests: impl ExactSizeIterator<Item = &'a Limit>,
+) -> Result<Vec<Option<Decided>>, RedisError> {
+    let (now, found) = split(reply)?;
+    if found.len() != requests.len() {
+        return Err(malformed());
+    }
+    let read = |(limit, found): (&Limit, &redis::Value)| {
+        let mut state = match found {
+            redis::Value::Nil => return Ok(None),
+            found => decode((limit, found)).ok_or_else(malformed)?,
+        };
+        let reply = limit.params.step(&mut state, &limit.request(Action::Check, now));
+        Ok(Some(Decided { reply, limit: 0, now }))
+    };
+    requests.zip(found).map(read).collect()
+}
+
+fn decode((limit, found): (&Limit, &redis::Value)) -> Option<State> {
+    match found {
+        redis::Value::BulkString(bytes) => limit.params.decode(bytes),
+        _ => None,
+    }
+}
+
+/// Returns the time of a reply, and the states.
+fn split(reply: &Reply) -> Result<(f64, &[redis::Value]), RedisError> {
+    match reply.split_first() {
+        Some((redis::Value::Int(now), found)) => Ok((*now as f64, found)),
+        _ => Err(malformed()),
+    }
+}
+
+fn malformed() -> RedisError {
+    (ErrorKind::UnexpectedReturnType, "not a reply").into()
 }

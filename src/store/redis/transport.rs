@@ -34,6 +34,7 @@ pub(super) use self::{
     client::Client,
     command::Command,
     config::{DEFAULT_DEADLINE, DEFAULT_PREFIX, assert_prefix},
+    connection::Connection,
     connector::ANSWER_TIMEOUT,
     error::TransportError,
     server::Server,

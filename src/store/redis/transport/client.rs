@@ -49,6 +49,33 @@ impl Client {
         }
     }
 
+    /// Returns whether the breaker is closed for calls with this deadline.
+    pub(crate) fn is_available_for(&self, deadline: Deadline) -> bool {
+        match self {
+            Self::Node(node) => node.is_available_for(deadline.within()),
+            Self::Cluster(cluster) => cluster.health(deadline.within()).is_available,
+        }
+    }
+
+    /// Waits until the next command can be sent immediately, or fails.
+    pub(crate) async fn ready(&self) {
+        if let Self::Node(node) = self {
+            node.ready().await;
+        }
+    }
+
+    /// Records that another caller of a call has failed. Returns its error.
+    pub(crate) fn record_failure(
+        &self,
+        deadline: Deadline,
+        error: TransportError,
+    ) -> TransportError {
+        match self {
+            Self::Node(node) => node.record_failure_of_caller(deadline, error),
+            Self::Cluster(_) => error,
+        }
+    }
+
     /// Executes a job in the background, at the server that has its key.
     pub(crate) fn execute_later(&self, job: Job) {
         match self {

@@ -150,7 +150,7 @@ impl Connection {
 
     /// Lets the runtime read that the server has closed the connection. It could not while a task
     /// blocked it, or the process was stopped.
-    async fn notice_end_while_idle(&self) {
+    pub(crate) async fn notice_end_while_idle(&self) {
         if lock(&self.state).used.elapsed() >= IDLE {
             yield_now().await;
         }

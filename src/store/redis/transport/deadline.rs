@@ -57,7 +57,15 @@ impl Deadline {
         if let Ok(reply) = timeout(self.left(), reply.as_mut()).await {
             return Some(reply);
         }
-        let late = self.start.elapsed().saturating_sub(self.within);
-        timeout(late.min(MAX_GRACE), reply).await.ok()
+        timeout(self.grace(), reply).await.ok()
+    }
+
+    /// Returns the extra time for a reply if the deadline is noticed now.
+    pub(crate) fn grace(self) -> Duration {
+        self.start.elapsed().saturating_sub(self.within).min(MAX_GRACE)
+    }
+
+    pub(crate) fn start(self) -> Instant {
+        self.start
     }
 }

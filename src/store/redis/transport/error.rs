@@ -120,11 +120,15 @@ impl TransportError {
         matches!(self.kind, Kind::Timeout(_))
     }
 
+    pub(crate) fn is_circuit_open(&self) -> bool {
+        matches!(self.kind, Kind::CircuitOpen)
+    }
+
     pub(crate) fn is_interrupted(&self) -> bool {
         matches!(self.kind, Kind::Interrupted(_))
     }
 
-    fn is_error_reply(&self) -> bool {
+    pub(crate) fn is_error_reply(&self) -> bool {
         use ErrorKind::{Extension, Server};
         self.redis().is_some_and(|error| matches!(error.kind(), Server(_) | Extension))
     }

@@ -122,6 +122,21 @@ impl Node {
         error
     }
 
+    /// Records that a caller has failed whose check was in a call with others. Returns its error.
+    pub(crate) fn record_failure_of_caller(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        error: TransportError,
+    ) -> TransportError {
+        let error = self.named(error);
+        if error.is_circuit_open() {
+            self.breaker.count_skipped();
+        } else if self.breaker.record_failure(deadline.start(), deadline.within(), &error) {
+            self.ensure_probing();
+        }
+        error
+    }
+
     /// Records that the node gets no more calls.
     pub(crate) fn retire(&self) {
         self.breaker.retire();
@@ -169,6 +184,14 @@ impl Node {
             return Err(error);
         }
         self.execute_unchecked(deadline, command, false).await
+    }
+
+    /// Waits until the next command can be sent immediately, or fails.
+    pub(crate) async fn ready(&self) {
+        let channel = &self.channels[self.commands.load(Relaxed) % self.channels.len()];
+        if let Ok(connection) = channel.connection().await {
+            connection.notice_end_while_idle().await;
+        }
     }
 
     /// Executes a command, even while the breaker is open, and records the result.
