@@ -115,12 +115,15 @@ impl Rule<Parts> for ByPlan {
     }
 }
 
-async fn answer(Extension(charge): Extension<Charge>, question: String) -> Result<String, String> {
+async fn answer(Extension(charge): Extension<Charge>, question: String) -> String {
     let used = 10 * question.split_whitespace().count() as u32;
     for limiter in ["tokens", "all-tokens"] {
-        charge.settle(limiter, used).await.map_err(|error| error.to_string())?;
+        // The work is done: an error concerns only the count, so the client gets its answer.
+        if let Err(error) = charge.settle(limiter, used).await {
+            eprintln!("cannot settle {limiter}: {error:?}");
+        }
     }
-    Ok(format!("42 ({used} tokens)\n"))
+    format!("42 ({used} tokens)\n")
 }
 
 fn app(rule: ByPlan) -> Router {
