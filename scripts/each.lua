@@ -1,17 +1,33 @@
 -- Each: decides about requests to keys of one limiter, each by itself, in their order. The text of
--- the algorithm, model to engine, replaces BODY, and finish.lua FINISH.
--- A request of several whose key cannot be decided about has `false` in the place of a state:
--- nothing of it was counted. A single one is an error.
-local function decide(key, params, cost, max_wait)
+-- the algorithm, model to engine, replaces BODY, finish.lua FINISH, and its fast path FAST.
+-- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
+--        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row
+-- Of several keys, one that the script cannot decide about has `false` in the place of a state: none
+-- of its requests was counted. A single one is an error.
+local params = ARGV[2]
+
+local function decide(key, cost, max_wait)
 -- BODY
   local admitted, state = excess == 0 or not can_be_denied
 -- FINISH
   return state
 end
 
-local params = ARGV[2]
-if #KEYS == 1 then
-  return {now, decide(KEYS[1], params, struct.unpack('<dd', items))}
+if action == 'release' then
+  decide(KEYS[1], 0, 0)
+  return {now}
+end
+
+-- Decides about the requests one after the other. Returns the state that the first one has found.
+local function decide_all(key, runs)
+  local found
+  for _, run in ipairs(runs) do
+    for _ = 1, run.count do
+      local state = decide(key, run.cost, run.max_wait)
+      found = found or state
+    end
+  end
+  return found
 end
 
 -- Returns true for an error that concerns one key.
@@ -20,14 +36,27 @@ local function is_of_key(err)
   return string.find(text, FOREIGN, 1, true) or string.find(text, 'WRONGTYPE', 1, true)
 end
 
-local reply, written = {now}, false
+-- FAST
+local states = fast and action == 'check' and call('MGET', unpack(KEYS))
+local reply, position, written = {now}, 1, false
 for i = 1, #KEYS do
-  local cost, max_wait = struct.unpack('<dd', items, 16 * i - 15)
-  local ok, state = pcall(decide, KEYS[i], params, cost, max_wait)
-  if not ok and not written and not is_of_key(state) then
-    error(state, 0)
+  local key, runs, count = KEYS[i], {}
+  count, position = struct.unpack('<I2', items, position)
+  for j = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    runs[j] = run
   end
-  written = written or ok
-  reply[i + 1] = ok and state
+  if states and fast(key, states[i], runs) then
+    reply[i + 1], written = states[i] or '', true
+  elseif #KEYS == 1 then
+    reply[2] = decide_all(key, runs)
+  else
+    local ok, state = pcall(decide_all, key, runs)
+    if not ok and not written and not is_of_key(state) then
+      error(state, 0)
+    end
+    reply[i + 1], written = ok and state, written or ok
+  end
 end
 return reply

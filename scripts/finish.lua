@@ -3,7 +3,7 @@
 if not returns then
   local before
   if commits and admitted then
-    before = wait > 0 and encode and encode()
+    before = wait > 0 and encode and encode(true)
     commit(now + wait, cost)
   end
   state = condense and condense() or found or ''

@@ -1,9 +1,10 @@
 -- Fixed window: at most `limit` in a window that opens at its first admitted request.
--- state   'F', then doubles: {start, ahead, count, length}: the opening of the current window, the
---         windows between it and the newest one that a request has reserved, the count of that
---         newest window, the window that this was counted with
+-- state   'F', then integers of 7, 7, 6 and 5 bytes: {start, count, length, ahead}: the opening of
+--         the current window, the count of the newest window that a request has reserved, the
+--         window that this was counted with, the windows between the current and the newest one
 -- params  'F', then doubles: {limit, window}
-local size = '33' -- of a state, as text, which needs no printing
+local STATE, size, size_text = '<BI7I7I6I5', 26, '26'
+local expiry -- none: a key expires at the end of its newest window
 local limit, window = struct.unpack('<dd', params, 2)
 local start, ahead, count, length
 
@@ -13,8 +14,8 @@ end
 
 local function decode(state)
   local form
-  if #state >= 33 then
-    form, start, ahead, count, length = struct.unpack('<Bdddd', state)
+  if #state >= size then
+    form, start, count, length, ahead = struct.unpack(STATE, state)
   end
   if form ~= 70 then
     fail(key)
@@ -23,7 +24,7 @@ local function decode(state)
 end
 
 local function encode()
-  return struct.pack('<Bdddd', 70, start, ahead, count, length)
+  return struct.pack(STATE, 70, start, count, length, ahead)
 end
 
 local function step_back()

@@ -6,7 +6,8 @@
 -- params  'L', then doubles: {burst, unit, tick, max_debt}
 -- `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
 -- microsecond.
-local size = '36' -- of a state, as text, which needs no printing
+local size, size_text = 36, '36'
+local expiry -- none: a key expires when the bucket is empty
 local burst, new_unit, new_tick, max_debt = struct.unpack('<dddd', params, 2)
 local at, debt, excess, unit, tick
 

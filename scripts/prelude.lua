@@ -5,8 +5,9 @@
 -- ARGV     action (check, peek, spend, refund, release); parameters, for several limits those of
 --          each; items
 --          parameters: the letter of the algorithm, then doubles
---          items: for each key {cost, max_wait}, doubles; to release, for each request of the one
---          key {instant, units, kept}, doubles: the units to return, and those that it has used
+--          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
+--          release, for each request of the one key {instant, units, kept}, doubles: the units to
+--          return, and those that it has used
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; no
 --          states for refund and release
 -- Times are in microseconds; all numbers are integers below 2^53.

@@ -3,13 +3,19 @@
 -- key  the state, which counts all reservations (the head). While requests wait, the state before
 --      the first of them (the base) follows, then in the order of their instants {instant, cost},
 --      doubles
--- A check reads the head alone, and one byte that shows whether anything stands behind it.
-local found = call('GETRANGE', key, '0', size)
+-- A check reads the head alone, and one byte that shows whether anything stands behind it. `size` is
+-- that of a head and a base that stand before entries; a state alone can be shorter. `size_text` is
+-- the same as text, which needs no printing.
+local found = call('GETRANGE', key, '0', size_text)
 found = found ~= '' and decode(found) or nil
 local stale = false
 local condense -- none: what was read is the state
 
 local ENTRY = 16
+
+local function put(value, reset)
+  call('SET', key, value, 'PXAT', expire_at(expiry and expiry(reset) or now + reset))
+end
 
 -- Few calls need the functions of this and of `reserving`, and each takes time to create.
 local function tails()
@@ -56,7 +62,7 @@ local function tails()
 
   -- Counts the entries in the state again. Returns the base and the entries, if any are left.
   local function recount(entries)
-    local base, packed = encode(), {}
+    local base, packed = encode(true), {}
     for _, entry in ipairs(entries) do
       if entry[2] > 0 then
         commit(entry[1], entry[2])
@@ -90,7 +96,7 @@ local function reserving()
     end
     local entry = struct.pack('<dd', instant, cost)
     local rest = string.sub(tail, first, ahead - 1) .. entry .. string.sub(tail, behind)
-    call('SET', key, head .. encode() .. rest, 'PXAT', expire_at(now + reset))
+    put(head .. encode(true) .. rest, reset)
   end
 
   -- Stores the state with a reservation; `before` is the state without it.
@@ -102,7 +108,7 @@ local function reserving()
       newest, newest_cost = struct.unpack('<dd', call('GETRANGE', key, length - ENTRY, -1))
     end
     if newest <= now then -- no request waits
-      call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
+      put(head .. before .. entry, reset)
       return
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
@@ -130,7 +136,6 @@ if returns then
   -- that stay keep their instants.
   function release(stale, releases)
     local tails, entries = tails(), {}
-    local size = #encode()
     local tail = not stale and tails.read(size)
     if tail then
       for position = tails.fold(tail, size), #tail, ENTRY do
@@ -151,7 +156,7 @@ if returns then
     if reset == 0 then
       call('DEL', key)
     else
-      call('SET', key, encode() .. behind, 'PXAT', expire_at(now + reset))
+      put(encode(behind ~= '') .. behind, reset)
     end
   end
 end
@@ -159,25 +164,24 @@ end
 -- Stores the state after a decision. Reservations by another clock or quota (`stale`) stay counted,
 -- and cannot be released.
 local function store(before, instant)
-  local head, reset = encode(), reset_after()
+  local reset = reset_after()
   if before and not stale then
-    reserving()(head, before, instant, cost, reset)
+    reserving()(encode(true), before, instant, cost, reset)
   elseif before then
-    local entry = struct.pack('<dd', instant, cost)
-    call('SET', key, head .. before .. entry, 'PXAT', expire_at(now + reset))
+    put(encode(true) .. before .. struct.pack('<dd', instant, cost), reset)
   elseif reset == 0 then
     call('DEL', key)
-  elseif found and #found > #head and not stale then
+  elseif found and #found > size and not stale then
     -- The request proceeds before requests that wait for another limit.
-    local tails, behind = tails(), ''
-    local tail = tails.read(#head)
+    local head, tails, behind = encode(true), tails(), nil
+    local tail = tails.read(size)
     if tail then
-      local position = tails.fold(tail, #head)
+      local position = tails.fold(tail, size)
       commit(now, cost)
-      behind = encode() .. string.sub(tail, position)
+      behind = encode(true) .. string.sub(tail, position)
     end
-    call('SET', key, head .. behind, 'PXAT', expire_at(now + reset))
+    put(behind and head .. behind or encode(), reset)
   else
-    call('SET', key, head, 'PXAT', expire_at(now + reset))
+    put(encode(), reset)
   end
 end

@@ -7,7 +7,9 @@
 -- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
 -- rounded up to `grain` parts.
 local limit, window, buckets, grain = struct.unpack('<dddd', params, 2)
-local size = 4 * buckets + 38 -- of a state
+local size = 4 * buckets + 38
+local size_text = size
+local expiry -- none: a key expires when its counts have left the window
 local at, start, length, last -- `length` is that of a sub-window, in parts
 local index, parts, counts -- the number of the sub-window of `last`; parts of a microsecond
 

@@ -1,14 +1,18 @@
 -- Token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA, whose
 -- theoretical arrival time is `at` plus the time in which `debt` flows in. A request is admitted
 -- when the balance covers the part of its cost that may not be overdrawn.
--- state   'T', excess, an integer of three bytes, then doubles: {at, debt, unit, period, lump,
---         last}: what the bucket lacks at `at` to be full, by how many 2^-24 parts it was rounded
---         up when the quota was changed, the rate that this was counted at, the instant of the
---         newest admitted request
+-- state   {at, debt, unit, period, lump, last, excess}: what the bucket lacks at `at` to be full,
+--         the rate that this was counted at, the instant of the newest admitted request if that is
+--         after `at` (else 0), by how many 2^-24 parts the debt was rounded up when the quota was
+--         changed
+--         'U', then integers of 7, 7, 6, 6, 4, 7 and 3 bytes
+--         'T', then integers of 7, 7, 6, 4 and 1 bytes: {at, debt, unit, lump, grain}, if the
+--         period is 1, the other parts are 0, and no request waits. It expires when the debt has
+--         flowed in, rounded up to a multiple of 2^grain us.
 -- params  'T', then doubles: {burst, overdraft, unit, period, lump, max_debt}
 -- `debt` and `lump` are in parts of a token, `unit` parts to a token. `max_debt` flows in within
 -- the longest refill; a changed quota could make the debt larger.
-local size = '52' -- of a state, as text, which needs no printing
+local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
 local burst, overdraft, new_unit, new_period, new_lump, max_debt =
   struct.unpack('<dddddd', params, 2)
 local at, debt, excess, unit, period, lump, last
@@ -34,24 +38,40 @@ local function initial()
 end
 
 local function decode(state)
-  local form
-  if #state >= 52 then
-    form, excess, at, debt, unit, period, lump, last = struct.unpack('<BI3dddddd', state)
-  end
-  if form ~= 84 then
+  local form = string.byte(state)
+  if form == 84 and #state == 26 then
+    form, at, debt, unit, lump = struct.unpack(SHORT, state)
+    period, last, excess = 1, 0, 0
+  elseif form == 85 and #state >= size then
+    form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
+  else
     fail(key)
   end
   return state
 end
 
-local function encode()
-  return struct.pack('<BI3dddddd', 84, excess, at, debt, unit, period, lump, last)
+-- The exponent of two whose power is at most the time in which the whole bucket refills.
+local function grain_of(full, lump)
+  local _, exponent = math.frexp(math.max(full / lump, 1))
+  return exponent - 1
+end
+
+local function is_short()
+  return period == 1 and last == 0 and excess == 0
+end
+
+-- `waits`: whether requests wait, whose reservations follow.
+local function encode(waits)
+  if waits or not is_short() then
+    return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
+  end
+  return struct.pack(SHORT, 84, at, debt, unit, lump, grain_of(burst * unit, lump))
 end
 
 local function step_back()
   local back = at - now
   if back > 0 then
-    at, last = now, last - back
+    at, last = now, math.max(last - back, 0)
   end
   return back > 0
 end
@@ -95,7 +115,7 @@ local function commit(instant, units)
   if not is_foreign() then
     debt = math.min(debt, max_debt) -- units spent may exceed the quota
   end
-  last = instant
+  last = instant > at and instant or 0
 end
 
 local refund
@@ -118,5 +138,11 @@ end
 
 local function reset_after()
   return debt > 0 and time_until(debt) or 0
+end
+
+-- The instant at which the key may expire.
+local function expiry(reset)
+  local grain = is_short() and 2 ^ grain_of(burst * unit, lump) or 1
+  return math.ceil((now + reset) / grain) * grain
 end
 

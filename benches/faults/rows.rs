@@ -76,5 +76,5 @@ pub const ROWS: &[Run] = &[
 
 /// Counts the states that scripts have read. Probes read none.
 fn decisions(server: &RedisServer) -> u64 {
-    server.calls("getrange") + server.calls("get")
+    server.calls("mget") + server.calls("get")
 }

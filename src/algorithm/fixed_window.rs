@@ -63,7 +63,7 @@ impl Model for State {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'F')?;
-        let [start, ahead, count, length] = reader.doubles()?;
+        let [start, count, length, ahead] = reader.integers([7, 7, 6, 5])?;
         Some(Self { start, ahead, count, length })
     }
 

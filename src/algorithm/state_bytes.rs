@@ -17,6 +17,15 @@ impl<'a> Reader<'a> {
         Some(bytes.iter().rev().fold(0.0, |sum, byte| sum * 256.0 + f64::from(*byte)))
     }
 
+    /// Unsigned integers of these sizes, in bytes.
+    pub(super) fn integers<const N: usize>(&mut self, sizes: [usize; N]) -> Option<[f64; N]> {
+        let mut numbers = [0.0; N];
+        for (number, size) in numbers.iter_mut().zip(sizes) {
+            *number = self.integer(size)?;
+        }
+        Some(numbers)
+    }
+
     pub(super) fn doubles<const N: usize>(&mut self) -> Option<[f64; N]> {
         let mut numbers = [0.0; N];
         for number in &mut numbers {

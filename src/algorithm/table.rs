@@ -20,10 +20,14 @@ pub(crate) struct Source {
     pub(crate) form: u8,
     /// The body: the model, how its state is stored, and the engine.
     pub(crate) body: &'static str,
+    /// The fast path for the most common checks.
+    pub(crate) fast: &'static str,
+    /// True if the state that the first of several requests finds determines the replies to all.
+    pub(crate) is_whole: bool,
 }
 
 macro_rules! algorithms {
-    ($($variant:ident $module:ident $form:literal $storage:literal),* $(,)?) => {
+    ($($variant:ident $module:ident $form:literal $storage:literal $fast:literal),* $(,)?) => {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub(crate) enum State {
@@ -48,6 +52,8 @@ macro_rules! algorithms {
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
             ),
+            fast: include_str!(concat!("../../scripts/fast/", $fast, ".lua")),
+            is_whole: <$module::State as Model>::RESERVES,
         },)*];
 
         impl State {
@@ -201,11 +207,11 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    FixedWindow fixed_window b'F' "reservations",
-    SlidingLog sliding_log b'S' "log",
-    SlidingWindow sliding_window b'W' "reservations",
-    TokenBucket token_bucket b'T' "reservations",
-    LeakyBucket leaky_bucket b'L' "reservations",
+    FixedWindow fixed_window b'F' "reservations" "fixed_window",
+    SlidingLog sliding_log b'S' "log" "none",
+    SlidingWindow sliding_window b'W' "reservations" "none",
+    TokenBucket token_bucket b'T' "reservations" "token_bucket",
+    LeakyBucket leaky_bucket b'L' "reservations" "none",
 }
 
 impl Params {

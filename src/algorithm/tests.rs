@@ -2,6 +2,7 @@
 
 mod agreement;
 mod backends;
+mod calls;
 mod combine;
 mod contract;
 mod memory;

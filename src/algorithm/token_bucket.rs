@@ -40,7 +40,7 @@ pub(crate) struct State {
     pub(super) unit: f64,
     pub(super) period: f64,
     pub(super) lump: f64,
-    /// The instant of the newest admitted request.
+    /// The instant of the newest admitted request, if that is after `at`; else 0.
     pub(super) last: f64,
 }
 
@@ -177,10 +177,14 @@ impl Model for State {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader::new(bytes, b'T')?;
-        let excess = reader.integer(3)?;
-        let [at, debt, unit, period, lump, last] = reader.doubles()?;
-        Some(Self { at, debt, excess, unit, period, lump, last })
+        if let Some(mut reader) = Reader::new(bytes, b'T') {
+            let [at, debt, unit, lump, _grain] = reader.integers([7, 7, 6, 4, 1])?;
+            return Some(Self { at, debt, unit, period: 1.0, lump, last: 0.0, excess: 0.0 });
+        }
+        let mut reader = Reader::new(bytes, b'U')?;
+        let [at, debt, unit, period, lump, last, excess] =
+            reader.integers([7, 7, 6, 6, 4, 7, 3])?;
+        Some(Self { at, debt, unit, period, lump, last, excess })
     }
 
     #[inline]
@@ -197,7 +201,7 @@ impl Model for State {
     fn step_back(&mut self, now: f64) -> bool {
         let back = self.at - now;
         if back > 0.0 {
-            self.last -= back;
+            self.last = max(self.last - back, 0.0);
             self.at = now;
         }
         back > 0.0
@@ -247,7 +251,7 @@ impl Model for State {
         if self.rate() == params.rate() {
             self.debt = min(self.debt, params.max_debt); // what is spent may be above the quota
         }
-        self.last = instant;
+        self.last = if instant > self.at { instant } else { 0.0 };
     }
 
     fn refund(&mut self, now: f64, release: &Release, params: &Params) {
@@ -296,6 +300,6 @@ impl Model for State {
 
     #[inline]
     fn unpack([at, debt]: Packed, params: &Params) -> Option<Self> {
-        Some(Self { at, debt, last: at, ..Self::initial(at, params) })
+        Some(Self { debt, ..Self::initial(at, params) })
     }
 }

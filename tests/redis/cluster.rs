@@ -504,7 +504,7 @@ async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
     let stranger =
         block_in_place(|| RedisServer::start_with(&["--port", &port, "--bind", "127.0.0.1"]));
     until_server("the replica is master", || cluster.replicas[0].is_master()).await;
-    let decided = || cluster.replicas[0].server.calls("getrange");
+    let decided = || cluster.replicas[0].server.calls("mget");
     until("the new master decides", async || {
         for user in &affected {
             let _ = limiter.check(key(user)).await;
@@ -512,11 +512,11 @@ async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
         block_in_place(decided) > 0
     })
     .await;
-    let (on_stranger, on_master) = block_in_place(|| (stranger.calls("getrange"), decided()));
+    let (on_stranger, on_master) = block_in_place(|| (stranger.calls("mget"), decided()));
     for user in &affected {
         let _ = eventually(async || limiter.check(key(user)).await).await;
     }
-    let (stranger_after, master_after) = block_in_place(|| (stranger.calls("getrange"), decided()));
+    let (stranger_after, master_after) = block_in_place(|| (stranger.calls("mget"), decided()));
     assert_eq!(stranger_after, on_stranger, "the other server at the address decided");
     assert!(master_after >= on_master + affected.len() as u64);
 }

@@ -457,7 +457,7 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     proxy.delay_replies(2 * DEADLINE);
     until_unavailable(&store, &limiter).await;
-    let (before, read) = (store.health(), server.calls("getrange"));
+    let (before, read) = (store.health(), server.calls("mget"));
     let start = Instant::now();
     while store.health().answers < before.answers + 5 {
         assert!(start.elapsed() < MAX_TIME, "no probe is sent");
@@ -466,7 +466,7 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
     }
     let after = store.health();
     assert!(!after.is_available && after.outages == 1, "{after:?}");
-    assert_eq!(server.calls("getrange"), read, "a request was counted");
+    assert_eq!(server.calls("mget"), read, "a request was counted");
 
     proxy.delay_replies(Duration::ZERO);
     until_available(&store).await;
@@ -496,7 +496,7 @@ async fn while_redis_accepts_no_writes_it_stays_unavailable() {
     assert_eq!(store.health().outages, 1);
     assert!(limiter.check("key").await.unwrap().is_allowed());
     assert!(failed < 10, "{failed} requests waited for Redis");
-    let decided = server.calls("getrange");
+    let decided = server.calls("mget");
     assert!(decided <= u64::from(failed) + 2, "{decided} requests were sent");
 }
 
@@ -599,5 +599,5 @@ async fn a_clone_with_a_short_deadline_fails_no_other_clone() {
     }
     let _ =
         long_deadline.check("key").await.expect("the deadline of the other clone does not apply");
-    assert_eq!(server.calls("getrange"), 1, "a command is sent after its deadline");
+    assert_eq!(server.calls("mget"), 1, "a command is sent after its deadline");
 }

@@ -207,7 +207,7 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
 
         same_states(scripted, params, &twin, now, &format!("{request:?}"));
         let before = (!expired).then_some((bytes, expiry));
-        check_writes(scripted, before, &request, &reply, steady);
+        check_writes(scripted, params, before, (&request, &reply), steady);
         if steady {
             laws(params, &twin, request, reply);
         }
@@ -218,14 +218,22 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
 /// the bytes and the expiry `before`.
 fn check_writes(
     scripted: &mut Scripted,
+    params: &Params,
     before: Option<(Vec<Vec<u8>>, Option<f64>)>,
-    request: &EngineRequest,
-    reply: &EngineReply,
+    (request, reply): (&EngineRequest, &EngineReply),
     steady: bool,
 ) {
     let writes = request.action.commits() && reply.admitted;
     if writes {
-        assert_eq!(scripted.expiry(), Some(((request.now + reply.reset) / 1e3).ceil()));
+        let expiry = scripted.expiry().expect("each key expires");
+        let late = expiry - ((request.now + reply.reset) / 1e3).ceil();
+        // Up to the time in which an empty bucket refills.
+        let args = params.args();
+        let max = match params {
+            Params::TokenBucket(_) => args[0] * args[2] / args[4] * args[3] / 1e3,
+            _ => 0.0,
+        };
+        assert!((0.0..=max.ceil()).contains(&late), "{late} ms too late");
     }
     if request.action == Action::Peek || steady && request.action.commits() && !writes {
         assert!(before.is_none_or(|before| before == (scripted.bytes(), scripted.expiry())));
@@ -251,7 +259,13 @@ fn both(
     reply
 }
 
-fn same_states(scripted: &mut Scripted, params: &Params, twin: &State, now: f64, context: &str) {
+pub(super) fn same_states(
+    scripted: &mut Scripted,
+    params: &Params,
+    twin: &State,
+    now: f64,
+    context: &str,
+) {
     let state = scripted.state(params);
     let gone = |state: &State| {
         let peek = EngineRequest { action: Action::Peek, ..check(1, now) };

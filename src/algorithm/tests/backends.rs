@@ -11,7 +11,7 @@ use super::super::{
 };
 use crate::{
     decision::{Decision, Receipt},
-    store::script::{self, Limit, Script},
+    store::script::{self, CheckEach, Limit, Script},
 };
 
 #[path = "../../../tests/support/server.rs"]
@@ -60,7 +60,7 @@ local redis = (function()
     elseif name == 'SET' then
       assert(rest[2] == 'PXAT')
       real.call('SET', expiry, rest[3])
-      return real.call('SET', key, rest[1])
+      return real.call('SET', key, rest[1], unpack(rest, 4))
     elseif name == 'PEXPIREAT' then
       return real.call('SET', expiry, rest[1])
     elseif name == 'DEL' then
@@ -116,8 +116,11 @@ impl Scripted {
         let bytes = self.bytes();
         let Some(text) = bytes.first() else { return State::Initial };
         match params {
-            Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 33))),
-            Params::TokenBucket(_) => State::TokenBucket(Some(reserved(text, 52))),
+            Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 26))),
+            Params::TokenBucket(_) => {
+                let size = if text[0] == b'T' { 26 } else { 41 };
+                State::TokenBucket(Some(reserved(text, size)))
+            }
             Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 36))),
             Params::SlidingWindow(_) => {
                 let size = 4 * usize::from(text[1]) + 38;
@@ -235,6 +238,18 @@ pub(super) fn eval(
     let decided = script::read(&reply, action, &limits).unwrap();
     assert_eq!(decided.now, now);
     (decided.reply, decided.limit)
+}
+
+/// Runs the script for several checks, each of a key.
+pub(super) fn eval_each(
+    connection: &mut redis::Connection,
+    checks: &[Limit],
+    now: f64,
+) -> Vec<EngineReply> {
+    let call = CheckEach::new(checks.iter());
+    let reply = eval_at(connection, call.command.clone(), call.script, now);
+    let decided = call.read(&reply, checks.iter()).unwrap();
+    decided.into_iter().map(|decided| decided.expect("a decision").reply).collect()
 }
 
 /// Runs the command with the text of its script, at this time.

@@ -4,7 +4,7 @@ use std::slice;
 
 use super::{
     RedisStore,
-    script::{self, Decided, Limit},
+    script::{self, CheckEach, Decided, Limit},
     transport::{Client, Command, Connection, Deadline, TransportError},
 };
 use crate::{
@@ -77,10 +77,10 @@ pub(super) async fn execute_each(
     deadline: Deadline,
 ) -> Result<Vec<Option<Decision>>, TransportError> {
     let limits = checks.clone().map(|check| &check.limit);
-    let (command, script) = script::check_each(limits.clone());
-    let command = Command::script(&command, &script.text);
+    let each = CheckEach::new(limits.clone());
+    let command = Command::script(&each.command, &each.script.text).ready();
     let (reply, connection) = client.execute(deadline, command).await?;
-    let decided = script::read_each(&reply, limits).map_err(TransportError::of_redis)?;
+    let decided = each.read(&reply, limits).map_err(TransportError::of_redis)?;
     let decision = |(check, decided): (&Check, Option<Decided>)| {
         Some(decision(check.policy, decided?, Action::Check, &connection))
     };

@@ -319,10 +319,6 @@ impl Call {
         let client = &front.0.client;
         let latest = self.0.iter().map(|caller| caller.deadline).max_by_key(|it| it.left());
         let Some(deadline) = latest else { return };
-        if let [caller] = &*self.0 {
-            caller.ends_with_call.store(true, Relaxed);
-            return caller.complete(caller.check.execute(client, deadline).await);
-        }
         for caller in &self.0 {
             let ends = caller.deadline.left() + MAX_DELAY >= deadline.left();
             caller.ends_with_call.store(ends, Relaxed);

@@ -3,6 +3,8 @@
 
 use std::sync::OnceLock;
 
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
 use redis::{Cmd, ErrorKind, RedisError};
 
 use crate::algorithm::{
@@ -45,7 +47,8 @@ impl Script {
 
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
-    [PRELUDE, &fill(EACH, SOURCES[index].body)].concat()
+    let each = EACH.replace("-- FAST\n", SOURCES[index].fast);
+    [PRELUDE, &fill(&each, SOURCES[index].body)].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -87,20 +90,106 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script)
     for limit in limits {
         command.arg(packed(&limit.params));
     }
-    command.arg(limits.iter().flat_map(item).collect::<Vec<_>>());
+    match limits {
+        [limit] => command.arg(&*Runs::of(limit).bytes),
+        _ => command.arg(limits.iter().flat_map(item).collect::<Vec<_>>()),
+    };
     (command, script)
 }
 
-/// Makes the command that checks several requests to one limiter, each by itself.
-pub(crate) fn check_each<'a>(
-    requests: impl ExactSizeIterator<Item = &'a Limit> + Clone,
-) -> (Cmd, &'static Script) {
-    let params = &requests.clone().next().expect("a call has a request").params;
-    let script = Script::of([params.index()].into_iter());
-    let keys = requests.clone().map(|request| &*request.key);
-    let mut command = command(script, keys, name(Action::Check));
-    command.arg(packed(params)).arg(requests.flat_map(item).collect::<Vec<_>>());
-    (command, script)
+/// Checks of one limiter for one call.
+pub(crate) struct CheckEach {
+    pub(crate) command: Cmd,
+    pub(crate) script: &'static Script,
+    /// For each check the index of its state.
+    states: Vec<usize>,
+}
+
+impl CheckEach {
+    pub(crate) fn new<'a>(checks: impl ExactSizeIterator<Item = &'a Limit> + Clone) -> Self {
+        let params = &checks.clone().next().expect("a call has a check").params;
+        let source = &SOURCES[params.index()];
+        let mut index_of = HashMap::with_capacity_and_hasher(checks.len(), RandomState::default());
+        let mut keys: Vec<(&str, Runs)> = vec![];
+        let states = checks.map(|check| {
+            let new = keys.len();
+            let index = match source.is_whole {
+                true => *index_of.entry(&*check.key).or_insert(new),
+                false => new,
+            };
+            match keys.get_mut(index) {
+                Some((_, runs)) => runs.push(check),
+                None => keys.push((&check.key, Runs::of(check))),
+            }
+            index
+        });
+        let states = states.collect();
+        let script = Script::of([params.index()].into_iter());
+        let mut command = command(script, keys.iter().map(|(key, _)| *key), name(Action::Check));
+        let items: Vec<u8> = keys.iter().flat_map(|(_, runs)| &runs.bytes).copied().collect();
+        command.arg(packed(params)).arg(items);
+        Self { command, script, states }
+    }
+
+    /// Computes what the script has decided about each check; `None` for one that it could not
+    /// decide about, and has not counted.
+    pub(crate) fn read<'a>(
+        &self,
+        reply: &Reply,
+        checks: impl ExactSizeIterator<Item = &'a Limit>,
+    ) -> Result<Vec<Option<Decided>>, RedisError> {
+        let (now, found) = split(reply)?;
+        let mut states: Vec<Option<Option<State>>> = vec![None; found.len()];
+        let read = |(limit, &index): (&Limit, &usize)| {
+            let state = states.get_mut(index).ok_or_else(malformed)?;
+            if state.is_none() {
+                *state = Some(match &found[index] {
+                    redis::Value::Nil => None,
+                    found => Some(decode((limit, found)).ok_or_else(malformed)?),
+                });
+            }
+            let Some(Some(state)) = state else { return Ok(None) };
+            let reply = limit.params.step(state, &limit.request(Action::Check, now));
+            Ok(Some(Decided { reply, limit: 0, now }))
+        };
+        checks.zip(&self.states).map(read).collect()
+    }
+}
+
+/// The requests to a key, packed: equal ones in a row are a run.
+struct Runs {
+    bytes: Vec<u8>,
+    /// The last run.
+    count: u32,
+    cost: u32,
+    max_wait: f64,
+}
+
+impl Runs {
+    fn of(limit: &Limit) -> Self {
+        let bytes = vec![0; 2];
+        let mut runs = Self { bytes, count: 0, cost: limit.cost, max_wait: limit.max_wait };
+        runs.push(limit);
+        runs
+    }
+
+    fn push(&mut self, limit: &Limit) {
+        let is_same = self.cost == limit.cost && self.max_wait == limit.max_wait;
+        if self.count > 0 && is_same {
+            self.count += 1;
+            let start = self.bytes.len() - Self::SIZE;
+            self.bytes[start..start + 4].copy_from_slice(&self.count.to_le_bytes());
+            return;
+        }
+        (self.count, self.cost, self.max_wait) = (1, limit.cost, limit.max_wait);
+        let runs = u16::from_le_bytes([self.bytes[0], self.bytes[1]]) + 1;
+        self.bytes[..2].copy_from_slice(&runs.to_le_bytes());
+        self.bytes.extend(self.count.to_le_bytes());
+        self.bytes.extend(self.cost.to_le_bytes());
+        self.bytes.extend(self.max_wait.to_le_bytes());
+    }
+
+    const SIZE: usize = 16;
 }
 
 fn item(limit: &Limit) -> [u8; 16] {
@@ -179,27 +268,6 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
         _ => combine(&limits.iter().map(request).collect::<Vec<_>>(), step),
     };
     Ok(Decided { reply, limit, now })
-}
-
-/// Computes what the script has decided about each of several requests; `None` for a request that
-/// it could not decide about, and has not counted.
-pub(crate) fn read_each<'a>(
-    reply: &Reply,
-    requests: impl ExactSizeIterator<Item = &'a Limit>,
-) -> Result<Vec<Option<Decided>>, RedisError> {
-    let (now, found) = split(reply)?;
-    if found.len() != requests.len() {
-        return Err(malformed());
-    }
-    let read = |(limit, found): (&Limit, &redis::Value)| {
-        let mut state = match found {
-            redis::Value::Nil => return Ok(None),
-            found => decode((limit, found)).ok_or_else(malformed)?,
-        };
-        let reply = limit.params.step(&mut state, &limit.request(Action::Check, now));
-        Ok(Some(Decided { reply, limit: 0, now }))
-    };
-    requests.zip(found).map(read).collect()
 }
 
 fn decode((limit, found): (&Limit, &redis::Value)) -> Option<State> {

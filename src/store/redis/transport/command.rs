@@ -9,11 +9,13 @@ pub(crate) struct Command<'a> {
     text: Option<&'a str>,
     /// True if its keys are moving to this node of a cluster.
     is_asking: bool,
+    /// True if the caller has awaited [`ready`](super::Client::ready).
+    is_ready: bool,
 }
 
 impl<'a> Command<'a> {
     pub(crate) fn new(cmd: &'a Cmd) -> Self {
-        Self { cmd, text: None, is_asking: false }
+        Self { cmd, text: None, is_asking: false, is_ready: false }
     }
 
     /// Makes a command from an `EVALSHA`; `text` is for servers that do not know the hash.
@@ -23,6 +25,16 @@ impl<'a> Command<'a> {
 
     pub(crate) fn asking(self, is_asking: bool) -> Self {
         Self { is_asking, ..self }
+    }
+
+    /// Marks a command that is sent after [`ready`](super::Client::ready): nothing delays it, so that
+    /// no later command overtakes it.
+    pub(crate) fn ready(self) -> Self {
+        Self { is_ready: true, ..self }
+    }
+
+    pub(crate) fn is_ready(self) -> bool {
+        self.is_ready
     }
 
     pub(crate) fn cmd(self) -> &'a Cmd {

@@ -128,7 +128,9 @@ impl Connection {
         cmd: &Cmd,
         command: Command<'_>,
     ) -> Result<T, RedisError> {
-        self.notice_end_while_idle().await;
+        if !command.is_ready() {
+            self.notice_end_while_idle().await;
+        }
         let sent = Instant::now();
         lock(&self.state).unanswered_since.get_or_insert(sent);
         self.written_before = self.traffic.as_ref().map_or(0, |it| it.written());

@@ -1,0 +1,2 @@
+-- No fast path: the engine decides about each request.
+local fast

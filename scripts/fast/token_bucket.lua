@@ -1,0 +1,59 @@
+-- Fast path of the token bucket: a bucket that refills continuously and has no overdraft, checks
+-- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
+local burst, overdraft, unit, period, lump = struct.unpack('<ddddd', params, 2)
+local full, SHORT = burst * unit, '<BI7I7I6I4B'
+local _, exponent = math.frexp(math.max(full / lump, 1))
+exponent = exponent - 1
+
+-- Returns the instant at which the key expires: when the debt has flowed in, rounded up.
+local function expiry(at, debt, exponent)
+  local grain = 2 ^ exponent
+  return math.ceil((at + math.ceil(debt / lump)) / grain) * grain
+end
+
+-- Returns the debt, and the instant at which the key expires; none if the engine must decide.
+local function read(found)
+  if not found then
+    return 0, 0
+  elseif #found ~= 26 or string.byte(found) ~= 84 then
+    return
+  end
+  local _, at, debt, other_unit, other_lump, grain = struct.unpack(SHORT, found)
+  if other_unit == unit and other_lump == lump and now >= at then
+    return math.max(debt - (now - at) * lump, 0), expiry(at, debt, grain)
+  end
+end
+
+-- Stores the debt. Returns false if the key holds a value of another type.
+local function write(key, found, debt, expires)
+  if now + debt / lump <= expires then
+    return call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
+  end
+  local state = struct.pack(SHORT, 84, now, debt, unit, lump, exponent)
+  local time = expire_at(expiry(now, debt, exponent))
+  if found then
+    return call('SET', key, state, 'PXAT', time)
+  end
+  return call('SET', key, state, 'PXAT', time, 'NX')
+end
+
+local function fast(key, found, runs)
+  local debt, expires = read(found)
+  if not debt then
+    return
+  end
+  local before = debt
+  for _, run in ipairs(runs) do
+    local parts = run.cost * unit
+    local granted = math.min(run.count, math.max(math.floor((full - debt) / parts), 0))
+    if granted < run.count and run.max_wait > 0 then
+      return
+    end
+    debt = debt + granted * parts
+  end
+  return debt == before or write(key, found, debt, expires)
+end
+
+if period ~= 1 or overdraft > 0 then
+  fast = nil
+end

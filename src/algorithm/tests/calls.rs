@@ -1,0 +1,78 @@
+//! Several checks in one call are decided as if each came alone: the script and the twin agree, to
+//! the bit.
+
+use std::cell::RefCell;
+
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use super::{
+    super::{Action, EngineRequest, State},
+    agreement::{params, same_states, steps},
+    backends::{Backend, RedisServer, Scripted, eval_each},
+};
+use crate::store::script::Limit;
+
+const KEYS: usize = 4;
+
+/// The key of a check, and how many equal ones follow it.
+fn places() -> impl Strategy<Value = Vec<(usize, u32)>> {
+    prop::collection::vec((0..KEYS, prop_oneof![3 => Just(0_u32), 1 => 1_u32..6]), 1..12)
+}
+
+#[test]
+fn the_script_and_the_twin_agree_about_checks_of_one_call() {
+    let server = RedisServer::start();
+    let scripted: Vec<_> =
+        (0..KEYS).map(|i| RefCell::new(Scripted::new(&server, &format!("{{key}}{i}")))).collect();
+    let config = ProptestConfig { cases: 600, failure_persistence: None, ..Default::default() };
+    let histories = (params(), prop::collection::vec((places(), steps()), 1..12));
+    TestRunner::new(config)
+        .run(&histories, |(params, calls)| {
+            let mut twins = vec![State::Initial; KEYS];
+            let mut now = 1.7e15;
+            let mut current = 0;
+            for scripted in &scripted {
+                scripted.borrow_mut().forget();
+            }
+            for (places, steps) in calls {
+                current ^= usize::from(steps[0].switch);
+                let params = params[current];
+                now += steps[0].ahead(&params);
+                for (scripted, twin) in scripted.iter().zip(&mut twins) {
+                    let mut scripted = scripted.borrow_mut();
+                    if scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= now) {
+                        scripted.forget();
+                        *twin = State::Initial;
+                    }
+                }
+                let checks: Vec<(usize, EngineRequest)> = places
+                    .iter()
+                    .zip(steps.iter().cycle())
+                    .flat_map(|(&(key, more), step)| {
+                        let request =
+                            EngineRequest { action: Action::Check, ..step.decide(&params, now) };
+                        vec![(key, request); more as usize + 1]
+                    })
+                    .collect();
+                let limits = checks.iter().map(|(key, request)| Limit {
+                    key: scripted[*key].borrow().key().to_owned(),
+                    params,
+                    cost: request.cost as u32,
+                    max_wait: request.max_wait,
+                });
+                let limits: Vec<_> = limits.collect();
+                let connection = &mut scripted[0].borrow_mut().connection;
+                let replies = eval_each(connection, &limits, now);
+                for ((key, request), reply) in checks.iter().zip(replies) {
+                    let before = twins[*key].clone();
+                    let expected = twins[*key].decide(&params, *request);
+                    assert_eq!(reply, expected, "{params:?} {request:?} {before:?}");
+                }
+            }
+            for (scripted, twin) in scripted.iter().zip(&twins) {
+                same_states(&mut scripted.borrow_mut(), &params[current], twin, now, "at the end");
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
