@@ -356,3 +356,21 @@ async fn a_server_without_memory_counts_nothing() {
         assert_eq!(limiter.peek("key").await.unwrap().remaining(), 9, "{algorithm}");
     }
 }
+
+#[tokio::test]
+async fn a_state_of_two_numbers_takes_at_most_28_bytes() {
+    let server = RedisServer::start();
+    let store = store(&server).await;
+    for algorithm in [Algorithm::FixedWindow, Algorithm::token_bucket()] {
+        for quota in [Quota::per_hour(1_000_000), Quota::per_second(3), Quota::per_day(7)] {
+            let limiter = Limiter::new(store.clone().prefix("short"), algorithm, quota);
+            assert!(limiter.check("key").await.unwrap().is_allowed());
+            let _ = limiter.check_within("key", 1, Duration::from_secs(1)).await.unwrap();
+            let key = format!("short:default:{}:{{key}}", algorithm.name());
+            let length: u64 =
+                redis::cmd("STRLEN").arg(&key).query(&mut server.connection()).unwrap();
+            assert!((1..=28).contains(&length), "{algorithm} {quota}: {length} bytes");
+            limiter.reset("key").await.unwrap();
+        }
+    }
+}
