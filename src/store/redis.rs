@@ -9,7 +9,7 @@ mod transport;
 use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::Instant};
 
 pub(crate) use self::transport::Deadline;
 #[cfg(feature = "tls-rustls")]
@@ -20,7 +20,10 @@ use self::transport::{
 };
 pub use self::transport::{Health, RedisConfig};
 use self::{call::ScriptCall, cross_slot::CrossSlot, release::ReleaseFuture};
-use super::{BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest};
+use super::{
+    BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest,
+    denials::{DEFAULT_DENIAL_TTL, Denials, Lookup},
+};
 use crate::{
     algorithm::Release,
     decision::Decision,
@@ -90,6 +93,7 @@ pub struct RedisStore {
     client: Client,
     prefix: Arc<str>,
     deadline: Duration,
+    denials: Denials,
     names: Names,
 }
 
@@ -101,7 +105,7 @@ impl RedisStore {
     /// If the TLS settings are invalid, or a user has no password.
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
         let store = Self::over(config.client()?).prefix(&config.prefix);
-        Ok(store.deadline(config.deadline))
+        Ok(store.deadline(config.deadline).denial_ttl(config.denial_ttl))
     }
 
     /// Connects to the server at `url`, and proves by [`ping`](RedisStore::ping) that it can
@@ -218,6 +222,7 @@ impl RedisStore {
             client,
             prefix: DEFAULT_PREFIX.into(),
             deadline: DEFAULT_DEADLINE,
+            denials: Denials::new(DEFAULT_DENIAL_TTL),
             names: Names::default().scoped(DEFAULT_PREFIX),
         }
     }
@@ -253,7 +258,8 @@ impl RedisStore {
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
-        Self { prefix: prefix.into(), names: self.names.scoped(prefix), ..self }
+        let (denials, names) = (self.denials.renewed(), self.names.scoped(prefix));
+        Self { prefix: prefix.into(), denials, names, ..self }
     }
 
     /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
@@ -265,6 +271,25 @@ impl RedisStore {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// Sets the longest time for which the process remembers a denial, 1 s by default; zero
+    /// remembers none.
+    ///
+    /// When Redis denies a check, later checks of the key that it would deny, too, are denied
+    /// without a command: until [`retry_after`](Decision::retry_after), but at most for this time.
+    /// Such a denial is exact, and [`source`](Decision::source) is
+    /// [`Source::Cached`](crate::Source::Cached). It applies to checks against one limit with the
+    /// same quota, at least the same cost, and at most the same longest wait. The other checks, and
+    /// all other calls, go to Redis.
+    ///
+    /// If this store returns units of the key, resets it or applies another quota, the denial is
+    /// dropped. If another process does, or if Redis loses the key, this process may deny for up to
+    /// this time what Redis would allow. At most 57,344 denials are remembered, which takes up to
+    /// 20 MB.
+    #[must_use]
+    pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
+        Self { denials: self.denials.with_ttl(denial_ttl), ..self }
     }
 
     /// Starts the deadline of a call that takes several commands.
@@ -334,19 +359,27 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+        let undecided = match self.denials.look_up(request, Instant::now()) {
+            Lookup::Denied(decision) => return StoreFuture::cached(decision),
+            Lookup::Undecided(undecided) => undecided,
+        };
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         let first = request.limits[0].key;
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
-            return StoreFuture::pending(async move { Ok(call.execute(&client, deadline).await?) });
+            return StoreFuture::pending(async move {
+                let decision = call.execute(&client, deadline).await?;
+                Ok(undecided.decided(decision, Instant::now()))
+            });
         }
         let calls = CrossSlot::new(self, request);
         let action = request.action;
         StoreFuture::pending(async move {
-            Ok(match action.can_be_denied() {
+            let decision = match action.can_be_denied() {
                 true => calls.execute_in_order(deadline).await?,
                 false => calls.execute_all(deadline).await?,
-            })
+            };
+            Ok(undecided.decided(decision, Instant::now()))
         })
     }
 
@@ -356,25 +389,32 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> StoreFuture<()> {
+        let change = self.denials.change(settings, key);
         let (params, key) = (settings.params, self.key(settings, key));
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
-            Ok(release::execute(&client, deadline, &params, &key, release).await?)
+            let result = release::execute(&client, deadline, &params, &key, release).await;
+            drop(change);
+            Ok(result?)
         })
     }
 
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
+        let change = self.denials.change(settings, key);
         let key = self.key(settings, key);
         self.client.execute_later(release::job(&settings.params, &key, release));
+        drop(change);
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
+        let change = self.denials.change(settings, key);
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key);
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
             let reply = client.execute(deadline, Command::new(&del)).await;
+            drop(change);
             let ((), _) = reply.map_err(StoreError::from)?;
             Ok(())
         })
