@@ -402,8 +402,8 @@ impl Store for RedisStore {
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
         let change = self.denials.change(settings, key);
         let key = self.key(settings, key);
-        self.client.execute_later(release::job(&settings.params, &key, release));
-        drop(change);
+        let job = release::job_holding(&settings.params, &key, release, change);
+        self.client.execute_later(job);
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {

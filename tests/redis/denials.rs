@@ -237,6 +237,39 @@ async fn another_quota_is_applied_at_the_next_check() {
 }
 
 #[tokio::test]
+async fn a_release_in_the_background_drops_denials_until_it_is_executed() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        let quota = Quota::per_hour(if algorithm == Algorithm::LeakyBucket { 2 } else { 1 });
+        let limiter = limiter(&server, algorithm, quota).await;
+        let wait = HOUR * 3 / 2;
+        let check = async || limiter.check_within("key", 1, wait).await.unwrap();
+        assert!(check().await.delay().is_zero());
+        let reset_after = async || limiter.peek("key").await.unwrap().reset_after();
+        let before = reset_after().await;
+        let mut waiting = Box::pin(limiter.try_acquire("key", 1, wait));
+        tokio::select! {
+            decision = &mut waiting => panic!("{algorithm}: {decision:?}"),
+            () = async {
+                while reset_after().await <= before {}
+                let _ = reset_after().await; // the request has its decision
+            } => {}
+        }
+        assert!(!check().await.is_allowed(), "{algorithm}");
+        drop(waiting);
+        // The release is sent some milliseconds later, and a denial is remembered until then.
+        let mut next = check().await;
+        assert_eq!(next.source(), Source::Store, "{algorithm}");
+        let start = std::time::Instant::now();
+        while !next.is_allowed() {
+            assert!(start.elapsed() < Duration::from_secs(30), "{algorithm}: remembered");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            next = check().await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn remembered_denials_are_valid_while_redis_does_not_answer() {
     let mut server = RedisServer::start();
     let limiter = hundred_per_hour(&server).await;

@@ -30,7 +30,7 @@ pub(crate) use self::deadline::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::tls::Tls;
 pub(super) use self::{
-    background::{Batch, Job},
+    background::{Batch, Item, Job},
     client::Client,
     command::Command,
     config::{DEFAULT_DEADLINE, DEFAULT_PREFIX, assert_prefix},
