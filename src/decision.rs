@@ -92,10 +92,11 @@ pub(crate) struct Policy {
 pub enum Source {
     /// The limiter's store.
     Store,
-    /// A denial of the limiter's store that this process remembers:
-    /// [`RedisConfig::denial_ttl`](crate::RedisConfig::denial_ttl). Its times have been reduced by
-    /// the time since the denial, and its remaining units are those of the denial. If the denied
-    /// request had a smaller cost or could wait longer, its times are lower bounds.
+    /// A denial by the limiter's store that the process remembers: see
+    /// [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl). Its times are reduced by the time
+    /// since the denial, and [`remaining`](Decision::remaining) is that of the denial. If the
+    /// denied check had a smaller cost or a longer wait,
+    /// [`retry_after`](Decision::retry_after) is a lower bound.
     Cached,
     /// A store in memory with a fraction of the quota, because the limiter's store failed:
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).

@@ -31,9 +31,6 @@ use crate::{
     sync::lock,
 };
 
-/// The default longest time for which a denial is remembered.
-pub(crate) const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
-
 const SHARDS: usize = 64;
 /// The entries of a generation, which fill a table of 512 buckets.
 const MAX_YOUNG: usize = 448;
@@ -126,15 +123,19 @@ impl Denials {
         Self { ttl, ..self }
     }
 
-    /// Finds a denial that holds for the request. Otherwise the request is to be sent after `now`.
-    pub(crate) fn look_up(&self, request: &StoreRequest<'_>, now: Instant) -> Lookup {
+    /// Finds a denial that holds for the request. Otherwise the request is to be sent after this.
+    pub(crate) fn look_up(
+        &self,
+        request: &StoreRequest<'_>,
+        now: impl FnOnce() -> Instant,
+    ) -> Lookup {
         let Self { memory, ttl } = self;
         let undecided = |changes| Lookup::Undecided(Undecided { check: None, changes });
         match (request.action, request.limits) {
             (Action::Check | Action::Spend | Action::Peek, _) if ttl.is_zero() => {
                 return undecided(vec![]);
             }
-            (Action::Check, [limit]) => return memory.look_up(limit, *ttl, now),
+            (Action::Check, [limit]) => return memory.look_up(limit, *ttl, now()),
             _ => {}
         }
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
@@ -248,11 +249,11 @@ impl Entry {
 
 impl Undecided {
     /// Remembers the decision if it is a denial, and returns it.
-    pub(crate) fn decided(self, decision: Decision, now: Instant) -> Decision {
+    pub(crate) fn decided(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
         let Self { check, changes } = self;
         drop(changes);
         if let (Some(check), Some(wait)) = (check, decision.retry_after()) {
-            check.denied(wait, &decision, now);
+            check.denied(wait, &decision, now());
         }
         decision
     }

@@ -15,14 +15,14 @@ pub(crate) use self::transport::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::transport::Tls;
 use self::transport::{
-    ANSWER_TIMEOUT, Client, Command, DEFAULT_DEADLINE, DEFAULT_PREFIX, Server, TransportError,
-    assert_prefix,
+    ANSWER_TIMEOUT, Client, Command, DEFAULT_DEADLINE, DEFAULT_DENIAL_TTL, DEFAULT_PREFIX, Server,
+    TransportError, assert_prefix,
 };
 pub use self::transport::{Health, RedisConfig};
 use self::{call::ScriptCall, cross_slot::CrossSlot, release::ReleaseFuture};
 use super::{
     BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest,
-    denials::{DEFAULT_DENIAL_TTL, Denials, Lookup},
+    denials::{Denials, Lookup},
 };
 use crate::{
     algorithm::Release,
@@ -273,20 +273,21 @@ impl RedisStore {
         Self { deadline, ..self }
     }
 
-    /// Sets the longest time for which the process remembers a denial, 1 s by default; zero
-    /// remembers none.
+    /// Sets the longest time for which the process remembers a denial, 1 s by default. Zero
+    /// remembers none, and any other time is valid.
     ///
-    /// When Redis denies a check, later checks of the key that it would deny, too, are denied
-    /// without a command: until [`retry_after`](Decision::retry_after), but at most for this time.
-    /// Such a denial is exact, and [`source`](Decision::source) is
-    /// [`Source::Cached`](crate::Source::Cached). It applies to checks against one limit with the
-    /// same quota, at least the same cost, and at most the same longest wait. The other checks, and
-    /// all other calls, go to Redis.
+    /// After a denial, the process denies checks of the key without a command, as long as Redis
+    /// would deny them: until [`retry_after`](Decision::retry_after), but at most for this time.
+    /// Their [`source`](Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
+    /// is allowed without Redis. A remembered denial applies to a check
     ///
-    /// If this store returns units of the key, resets it or applies another quota, the denial is
-    /// dropped. If another process does, or if Redis loses the key, this process may deny for up to
-    /// this time what Redis would allow. At most 57,344 denials are remembered, which takes up to
-    /// 20 MB.
+    /// - against one limit, with the same quota
+    /// - with at least the cost of the denied check
+    /// - with at most its longest wait
+    ///
+    /// If this store returns units of the key, resets it, or applies another quota, it drops the
+    /// denial. If another process does, or if Redis loses the key, this process may deny for up to
+    /// this time what Redis would allow. At most 57,344 denials are remembered, in up to 20 MB.
     #[must_use]
     pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
         Self { denials: self.denials.with_ttl(denial_ttl), ..self }
@@ -359,7 +360,7 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
-        let undecided = match self.denials.look_up(request, Instant::now()) {
+        let undecided = match self.denials.look_up(request, Instant::now) {
             Lookup::Denied(decision) => return StoreFuture::cached(decision),
             Lookup::Undecided(undecided) => undecided,
         };
@@ -369,7 +370,7 @@ impl Store for RedisStore {
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
                 let decision = call.execute(&client, deadline).await?;
-                Ok(undecided.decided(decision, Instant::now()))
+                Ok(undecided.decided(decision, Instant::now))
             });
         }
         let calls = CrossSlot::new(self, request);
@@ -379,7 +380,7 @@ impl Store for RedisStore {
                 true => calls.execute_in_order(deadline).await?,
                 false => calls.execute_all(deadline).await?,
             };
-            Ok(undecided.decided(decision, Instant::now()))
+            Ok(undecided.decided(decision, Instant::now))
         })
     }
 

@@ -50,7 +50,7 @@ impl<'a> Request<'a> {
         let key = Key::from(self.key);
         let Self { settings, cost, max_wait, .. } = self;
         let limits = &[LimitRequest { settings, key: &key, cost, max_wait }];
-        denials.look_up(&StoreRequest { action, limits }, now)
+        denials.look_up(&StoreRequest { action, limits }, || now)
     }
 
     fn send(self, denials: &Denials, now: Instant) -> Undecided {
@@ -78,7 +78,7 @@ impl<'a> Request<'a> {
 
     /// The request is denied at once.
     fn deny(self, denials: &Denials, wait: Duration, now: Instant) {
-        let _ = self.send(denials, now).decided(self.denial(wait), now);
+        let _ = self.send(denials, now).decided(self.denial(wait), || now);
     }
 }
 
@@ -89,7 +89,7 @@ fn a_denial_holds_until_the_denied_request_would_be_allowed_by_the_slowest_clock
     let wait = 1_000 * MILLISECOND;
     let undecided = request.send(&denials, start);
     let received = start + 40 * MILLISECOND;
-    let denial = undecided.decided(request.denial(wait), received);
+    let denial = undecided.decided(request.denial(wait), || received);
     assert_eq!((denial.source(), denial.retry_after()), (Source::Store, Some(wait)));
 
     let cached = request.find(&denials, received).unwrap();
@@ -112,12 +112,12 @@ fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
     let (denials, settings, start) = (Denials::new(300 * MILLISECOND), bucket(), Instant::now());
     let request = Request::new(&settings);
     let undecided = request.send(&denials, start);
-    let _ = undecided.decided(request.denial(HOUR), start + 100 * MILLISECOND);
+    let _ = undecided.decided(request.denial(HOUR), || start + 100 * MILLISECOND);
     assert!(request.find(&denials, start + 299 * MILLISECOND).is_some());
     assert!(request.find(&denials, start + 300 * MILLISECOND).is_none());
 
     let late = request.send(&denials, start + HOUR);
-    let _ = late.decided(request.denial(HOUR), start + HOUR + 300 * MILLISECOND);
+    let _ = late.decided(request.denial(HOUR), || start + HOUR + 300 * MILLISECOND);
     assert!(request.find(&denials, start + HOUR + 300 * MILLISECOND).is_none());
 
     let denials = Denials::new(Duration::ZERO);
@@ -182,7 +182,7 @@ fn a_request_with_another_quota_or_algorithm_drops_the_denial() {
             };
             // The store may decide it before the change.
             request.deny(&denials, HOUR, now);
-            let _ = change.decided(Request::new(other).denial(HOUR), now);
+            let _ = change.decided(Request::new(other).denial(HOUR), || now);
             assert!(request.find(&denials, now).is_none(), "{action:?}");
         }
     }
@@ -201,10 +201,10 @@ fn only_checks_of_one_limit_get_a_remembered_denial_and_refunds_drop_it() {
     let of_two = |action| {
         let limit = |key| LimitRequest { settings: &settings, key, cost: 1, max_wait: 0.0 };
         let limits = &[limit(&other), limit(&key)];
-        denials.look_up(&StoreRequest { action, limits }, now)
+        denials.look_up(&StoreRequest { action, limits }, || now)
     };
     let Lookup::Undecided(both) = of_two(Action::Check) else { panic!("of one limit") };
-    let _ = both.decided(request.denial(HOUR), now);
+    let _ = both.decided(request.denial(HOUR), || now);
     assert!(Request { key: "other", ..request }.find(&denials, now).is_none());
     assert!(request.find(&denials, now).is_some());
     assert!(matches!(of_two(Action::Refund), Lookup::Undecided(_)));
@@ -242,7 +242,7 @@ fn a_denial_that_may_be_older_than_a_change_is_not_remembered_after_it() {
                 Send => undecided = Some(request.send(&denials, now)),
                 Receive => {
                     let denial = request.denial(HOUR);
-                    let _ = undecided.take().unwrap().decided(denial, now);
+                    let _ = undecided.take().unwrap().decided(denial, || now);
                 }
                 Begin => change = Some(denials.change(&settings, &Key::from("key"))),
                 End => drop(change.take()),
@@ -446,7 +446,7 @@ impl World {
     /// Receives the answer to the last check.
     fn receive(&mut self) {
         if let Some((undecided, decision)) = self.in_flight.pop() {
-            let _ = undecided.decided(decision, self.instant());
+            let _ = undecided.decided(decision, || self.instant());
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) use self::{
     background::{Batch, Item, Job},
     client::Client,
     command::Command,
-    config::{DEFAULT_DEADLINE, DEFAULT_PREFIX, assert_prefix},
+    config::{DEFAULT_DEADLINE, DEFAULT_DENIAL_TTL, DEFAULT_PREFIX, assert_prefix},
     connector::ANSWER_TIMEOUT,
     error::TransportError,
     server::Server,

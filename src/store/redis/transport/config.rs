@@ -18,9 +18,10 @@ use super::{
     sentinel::Sentinels,
     server::Server,
 };
-use crate::{error::StoreError, store::denials::DEFAULT_DENIAL_TTL};
+use crate::error::StoreError;
 
 pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+pub(crate) const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
 pub(crate) const DEFAULT_PREFIX: &str = "ratelimit";
 
 /// The addresses of Redis and the login: one server, a master behind Sentinels, or a cluster.
