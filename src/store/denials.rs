@@ -35,7 +35,7 @@ const SHARDS: usize = 64;
 /// The entries of a generation, which fill a table of 512 buckets.
 const MAX_YOUNG: usize = 448;
 
-/// The denials of a store. Clones share them, because one request can have limits of several clones.
+/// The denials of a store. Clones share them: one request can have limits of several clones.
 #[derive(Clone)]
 pub(crate) struct Denials {
     memory: Arc<Memory>,

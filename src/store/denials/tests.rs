@@ -21,6 +21,7 @@ use crate::{
 static NAME: &str = "limiter";
 const MILLISECOND: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3_600);
+const WINDOW: Duration = Duration::from_millis(10);
 
 fn settings(algorithm: Algorithm, quota: Quota) -> Arc<Settings> {
     let params = Params::new(algorithm, quota).unwrap();
@@ -534,7 +535,7 @@ fn a_remembered_denial_denies_only_what_the_engine_would_deny() {
                 now: 0,
                 speed,
                 state: State::Initial,
-                quotas: [5, 8].map(|limit| settings(algorithm, Quota::new(limit, 10 * MILLISECOND))),
+                quotas: [5, 8].map(|limit| settings(algorithm, Quota::new(limit, WINDOW))),
                 quota: 0,
                 in_flight: vec![],
                 begun: vec![],
