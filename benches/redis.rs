@@ -36,6 +36,7 @@ const LATENCY_GOAL: f64 = 1.05;
 
 const TASKS: usize = 256;
 const CALLS_PER_TASK: usize = 100;
+const FLOOD_CALLS_PER_TASK: usize = 5_000;
 
 const CPU_ROUNDS: usize = 9;
 const CPU_CALLS_PER_TASK: usize = 20;
@@ -64,6 +65,7 @@ fn main() {
     let bench = Bench::new();
     bench.print_latency();
     bench.print_throughput();
+    bench.print_denials();
     bench.print_cpu();
     bench.print_two_limits();
     bench.print_memory();
@@ -83,7 +85,8 @@ impl Bench {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (store, bare) = runtime.block_on(async {
             let store = RedisStore::connect(&server.url()).await.expect("the server runs");
-            let store = store.deadline(Duration::from_secs(30));
+            // Without remembered denials, each check is a call.
+            let store = store.deadline(Duration::from_secs(30)).denial_ttl(Duration::ZERO);
             (store, connect(&server).await)
         });
         Self { server, runtime, store, bare }
@@ -153,6 +156,41 @@ impl Bench {
         );
         println!("  limiter / EVALSHA {}", ours.ratio_to(&eval).summary());
         println!("  limiter / INCR    {}", ours.ratio_to(&incr).summary());
+    }
+
+    fn print_denials(&self) {
+        println!();
+        println!("A flood of denied requests, {TASKS} in flight, token bucket, {TASKS} keys");
+        println!("per second, median of {ROUNDS} rounds; ratio, and its middle half");
+        let store = self.store.clone().denial_ttl(Duration::from_secs(1));
+        let once = Quota::per_day(1);
+        let remembering = Limiter::named("remembering", store, Algorithm::token_bucket(), once);
+        let limiters =
+            [remembering, self.limiter("without-memory", Algorithm::token_bucket(), once)];
+        let mut commands = [0; 2];
+        let [with, without] = interleaved(ROUNDS, |which| {
+            // The first check is admitted. The second one is denied by Redis.
+            self.checks_in_flight(&limiters[which], TASKS, 2);
+            let calls = if which == 0 { FLOOD_CALLS_PER_TASK } else { CALLS_PER_TASK };
+            let (start, before) = (Instant::now(), self.server.calls("evalsha"));
+            assert_eq!(self.checks_in_flight(&limiters[which], TASKS, calls), 0);
+            let elapsed = start.elapsed().as_secs_f64();
+            commands[which] += self.server.calls("evalsha") - before;
+            (TASKS * calls) as f64 / elapsed
+        });
+        println!(
+            "  remembered {:.0}  by Redis {:.0}  ratio {}",
+            with.median(),
+            without.median(),
+            with.ratio_to(&without).summary(),
+        );
+        println!(
+            "  commands: {} for {} decisions, and {} for {}",
+            commands[0],
+            ROUNDS * TASKS * FLOOD_CALLS_PER_TASK,
+            commands[1],
+            ROUNDS * TASKS * CALLS_PER_TASK,
+        );
     }
 
     fn print_cpu(&self) {

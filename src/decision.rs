@@ -92,6 +92,12 @@ pub(crate) struct Policy {
 pub enum Source {
     /// The limiter's store.
     Store,
+    /// A denial by the limiter's store that the process remembers: see
+    /// [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl). Its times are reduced by the time
+    /// since the denial, and [`remaining`](Decision::remaining) is that of the denial. If the
+    /// denied check had a smaller cost or a longer wait,
+    /// [`retry_after`](Decision::retry_after) is a lower bound.
+    Cached,
     /// A store in memory with a fraction of the quota, because the limiter's store failed:
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).
     Local,
@@ -136,6 +142,21 @@ impl Decision {
     pub(crate) fn uncounted(limit: Policy) -> Self {
         let limit = Policy { source: Source::Open, ..limit };
         Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
+    }
+
+    /// Returns this denial as it is after `age`, for a request of this cost.
+    #[cfg(feature = "redis")]
+    pub(crate) fn aged(&self, age: Duration, cost: u32) -> Self {
+        let age = age.as_micros() as f64;
+        let rest = |time: f64| (time - age).max(0.0);
+        Self {
+            cost,
+            source: Source::Cached,
+            wait: rest(self.wait),
+            replenish: rest(self.replenish),
+            reset: rest(self.reset),
+            ..self.clone()
+        }
     }
 
     pub(crate) fn proceeds_immediately(&self) -> bool {

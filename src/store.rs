@@ -1,5 +1,7 @@
 //! Stores, which keep the counts. The trait is the one door to all of them.
 
+#[cfg(feature = "redis")]
+mod denials;
 mod memory;
 mod names;
 #[cfg(feature = "redis")]

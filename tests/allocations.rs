@@ -1,4 +1,9 @@
-//! The number of allocations that the layer adds to an allowed request, over the memory store.
+//! The number of allocations that the layer adds to an allowed request over the memory store, and
+//! of a check that a remembered denial answers.
+
+#[path = "support/server.rs"]
+#[allow(dead_code)]
+mod server;
 
 use std::{
     convert::Infallible,
@@ -6,6 +11,7 @@ use std::{
     net::IpAddr,
     pin::pin,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use allocation_counter::measure;
@@ -13,7 +19,8 @@ use axum::body::Body;
 use http::{HeaderValue, Request, Response, request::Parts};
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    Algorithm, Charge, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+    Algorithm, Charge, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Source,
+    key,
 };
 
 const REQUESTS: u64 = 100;
@@ -118,4 +125,21 @@ fn a_rule_with_two_limits_allocates_some_more() {
     });
     let [charge, headers, extensions] = added(layer);
     assert!(charge <= 11 && headers <= 27 && extensions <= 33, "{charge} {headers} {extensions}");
+}
+
+#[tokio::test]
+async fn a_check_that_a_remembered_denial_answers_allocates_nothing() {
+    let server = server::RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let hour = Duration::from_secs(3_600);
+    let store = store.deadline(hour).denial_ttl(hour);
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(1));
+    while limiter.check("ada").await.unwrap().is_allowed() {}
+    let counted = measure(|| {
+        let check = pin!(limiter.check("ada"));
+        let answer = check.poll(&mut Context::from_waker(Waker::noop()));
+        let Poll::Ready(Ok(denied)) = answer else { panic!("Redis was called") };
+        assert_eq!(denied.source(), Source::Cached);
+    });
+    assert_eq!(counted.count_total, 0);
 }

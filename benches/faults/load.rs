@@ -162,8 +162,10 @@ impl Load {
     pub fn add(&mut self, store: &RedisStore) {
         let Settings { tasks, pause, group, keys, limit } = self.settings;
         let quota = Quota::per_day(limit).burst(limit);
+        // Each request depends on the server.
+        let without_denials = store.clone().denial_ttl(Duration::ZERO);
         let limiter = |algorithm: Algorithm| {
-            Limiter::named(algorithm.name(), store.clone(), algorithm, quota)
+            Limiter::named(algorithm.name(), without_denials.clone(), algorithm, quota)
         };
         let limiters = [limiter(Algorithm::FixedWindow), limiter(Algorithm::token_bucket())];
         for _ in 0..tasks {

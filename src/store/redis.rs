@@ -10,14 +10,14 @@ mod transport;
 use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::Instant};
 
 pub(crate) use self::transport::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::transport::Tls;
 use self::transport::{
-    ANSWER_TIMEOUT, Client, Command, DEFAULT_DEADLINE, DEFAULT_PREFIX, Server, TransportError,
-    assert_prefix,
+    ANSWER_TIMEOUT, Client, Command, DEFAULT_DEADLINE, DEFAULT_DENIAL_TTL, DEFAULT_PREFIX, Server,
+    TransportError, assert_prefix,
 };
 pub use self::transport::{Health, RedisConfig};
 use self::{
@@ -26,7 +26,10 @@ use self::{
     front::Front,
     release::ReleaseFuture,
 };
-use super::{BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest};
+use super::{
+    BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest,
+    denials::{Denials, Lookup},
+};
 use crate::{
     algorithm::{Action, Release},
     decision::Decision,
@@ -108,6 +111,7 @@ pub struct RedisStore {
     front: Front,
     prefix: Arc<str>,
     deadline: Duration,
+    denials: Denials,
     names: Names,
 }
 
@@ -119,7 +123,7 @@ impl RedisStore {
     /// If the TLS settings are invalid, or a user has no password.
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
         let store = Self::over(config.client()?).prefix(&config.prefix);
-        Ok(store.deadline(config.deadline))
+        Ok(store.deadline(config.deadline).denial_ttl(config.denial_ttl))
     }
 
     /// Connects to the server at `url`, and proves by [`ping`](RedisStore::ping) that it can
@@ -237,6 +241,7 @@ impl RedisStore {
             client,
             prefix: DEFAULT_PREFIX.into(),
             deadline: DEFAULT_DEADLINE,
+            denials: Denials::new(DEFAULT_DENIAL_TTL),
             names: Names::default().scoped(DEFAULT_PREFIX),
         }
     }
@@ -272,7 +277,8 @@ impl RedisStore {
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
-        Self { prefix: prefix.into(), names: self.names.scoped(prefix), ..self }
+        let (denials, names) = (self.denials.renewed(), self.names.scoped(prefix));
+        Self { prefix: prefix.into(), denials, names, ..self }
     }
 
     /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
@@ -284,6 +290,26 @@ impl RedisStore {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// Sets the longest time for which the process remembers a denial, 1 s by default. Zero
+    /// remembers none, and any other time is valid.
+    ///
+    /// After a denial, the process denies checks of the key without a command, as long as Redis
+    /// would deny them: until [`retry_after`](Decision::retry_after), but at most for this time.
+    /// Their [`source`](Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
+    /// is allowed without Redis. A remembered denial applies to a check
+    ///
+    /// - against one limit, with the same quota
+    /// - with at least the cost of the denied check
+    /// - with at most its longest wait
+    ///
+    /// If this store returns units of the key, resets it, or applies another quota, it drops the
+    /// denial. If another process does, or if Redis loses the key, this process may deny for up to
+    /// this time what Redis would allow. At most 57,344 denials are remembered, in up to 20 MB.
+    #[must_use]
+    pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
+        Self { denials: self.denials.with_ttl(denial_ttl), ..self }
     }
 
     /// Starts the deadline of a call that takes several commands.
@@ -353,31 +379,37 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+        let undecided = match self.denials.look_up(request, Instant::now) {
+            Lookup::Denied(decision) => return StoreFuture::cached(decision),
+            Lookup::Undecided(undecided) => undecided,
+        };
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         if let (Action::Check, [limit], false) =
             (request.action, request.limits, client.is_cluster())
         {
             let (front, settings) = (self.front.clone(), limit.settings.clone());
             let check = Check::new(self, limit);
-            let decision = async move {
-                Ok(front.check(settings, check, deadline).await.map_err(StoreError::from)?)
-            };
-            return StoreFuture::pending(decision);
+            return StoreFuture::pending(async move {
+                let decision = front.check(settings, check, deadline).await;
+                Ok(undecided.decided(decision.map_err(StoreError::from)?, Instant::now))
+            });
         }
         let first = request.limits[0].key;
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
-                Ok(call.execute(&client, deadline).await.map_err(StoreError::from)?)
+                let decision = call.execute(&client, deadline).await.map_err(StoreError::from)?;
+                Ok(undecided.decided(decision, Instant::now))
             });
         }
         let calls = CrossSlot::new(self, request);
         let action = request.action;
         StoreFuture::pending(async move {
-            Ok(match action.can_be_denied() {
+            let decision = match action.can_be_denied() {
                 true => calls.execute_in_order(deadline).await?,
                 false => calls.execute_all(deadline).await?,
-            })
+            };
+            Ok(undecided.decided(decision, Instant::now))
         })
     }
 
@@ -387,25 +419,32 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> StoreFuture<()> {
+        let change = self.denials.change(settings, key);
         let (params, key) = (settings.params, self.key(settings, key));
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
-            Ok(release::execute(&client, deadline, &params, &key, release).await?)
+            let result = release::execute(&client, deadline, &params, &key, release).await;
+            drop(change);
+            Ok(result?)
         })
     }
 
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
+        let change = self.denials.change(settings, key);
         let key = self.key(settings, key);
-        self.client.execute_later(release::job(&settings.params, &key, release));
+        let job = release::job_holding(&settings.params, &key, release, change);
+        self.client.execute_later(job);
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
+        let change = self.denials.change(settings, key);
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key);
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
             let reply = client.execute(deadline, Command::new(&del)).await;
+            drop(change);
             let ((), _) = reply.map_err(StoreError::from)?;
             Ok(())
         })

@@ -7,6 +7,12 @@ use std::{
     task::{Context, Poll},
 };
 
+#[cfg(feature = "redis")]
+use std::task::ready;
+
+#[cfg(feature = "redis")]
+use tokio::task::coop;
+
 use crate::{
     algorithm::{Action, Algorithm, EngineRequest, Params},
     decision::{Policy, Source},
@@ -74,6 +80,10 @@ impl StoreRequest<'_> {
 pub enum StoreFuture<T> {
     /// The answer; `None` once it was taken.
     Ready(Option<Result<T, Error>>),
+    /// A remembered answer; `None` once it was taken. It takes part in the cooperative budget of
+    /// tokio, so that a task that checks in a loop yields, as it would if Redis answered.
+    #[cfg(feature = "redis")]
+    Cached(Option<T>),
     /// The answer will come.
     Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
 }
@@ -88,7 +98,12 @@ impl<T> StoreFuture<T> {
         Self::Pending(Box::pin(answer))
     }
 
-    /// Returns the answer, if it is ready and not an error.
+    #[cfg(feature = "redis")]
+    pub(crate) fn cached(answer: T) -> Self {
+        Self::Cached(Some(answer))
+    }
+
+    /// Returns the answer, if it is immediate and not an error.
     pub(crate) fn now(&self) -> Option<&T> {
         match self {
             Self::Ready(Some(Ok(answer))) => Some(answer),
@@ -97,12 +112,19 @@ impl<T> StoreFuture<T> {
     }
 }
 
+const TAKEN: &str = "polled after completion";
+
 impl<T: Unpin> Future for StoreFuture<T> {
     type Output = Result<T, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Ready(result) => Poll::Ready(result.take().expect("polled after completion")),
+            Self::Ready(result) => Poll::Ready(result.take().expect(TAKEN)),
+            #[cfg(feature = "redis")]
+            Self::Cached(answer) => {
+                ready!(coop::poll_proceed(cx)).made_progress();
+                Poll::Ready(Ok(answer.take().expect(TAKEN)))
+            }
             Self::Pending(future) => future.as_mut().poll(cx),
         }
     }
@@ -112,6 +134,8 @@ impl<T: fmt::Debug> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ready(result) => f.debug_tuple("Ready").field(result).finish(),
+            #[cfg(feature = "redis")]
+            Self::Cached(answer) => f.debug_tuple("Cached").field(answer).finish(),
             Self::Pending(_) => f.write_str("Pending"),
         }
     }

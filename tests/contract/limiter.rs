@@ -10,12 +10,16 @@ use tower_ratelimit::{
 
 use crate::support::{self, ALGORITHMS, server::RedisServer};
 
-/// One limiter in memory, and some over separate connections, like those of replicas.
+/// One limiter in memory, and some over separate connections, like those of replicas. Half of the
+/// replicas remember denials.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Vec<Limiter>; 2] {
     let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
     let mut redis = vec![];
-    for _ in 0..8 {
-        let store = support::redis_store(server).await;
+    for replica in 0..8 {
+        let mut store = support::redis_store(server).await;
+        if replica % 2 == 1 {
+            store = store.denial_ttl(Duration::ZERO);
+        }
         redis.push(Limiter::new(store, algorithm, quota));
     }
     [vec![memory.clone(), memory], redis]

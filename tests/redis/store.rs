@@ -79,8 +79,8 @@ async fn a_key_cannot_choose_its_slot() {
 async fn a_denied_request_writes_nothing() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
-        let limiter =
-            Limiter::named(algorithm.name(), store(&server).await, algorithm, Quota::per_hour(5));
+        let store = store(&server).await.denial_ttl(Duration::ZERO);
+        let limiter = Limiter::named(algorithm.name(), store, algorithm, Quota::per_hour(5));
         while limiter.check("key").await.unwrap().is_allowed() {}
         let key = format!("ratelimit:{algorithm}:{algorithm}:{{key}}");
         let mut connection = server.connection();

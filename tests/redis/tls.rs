@@ -104,8 +104,9 @@ async fn a_connection_over_tls_that_the_server_closes_fails_no_later_request() {
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     for _ in 0..3 {
         let _ = limiter.check("key").await.unwrap();
-        let mut admin = server.connection();
-        let mut is_open = || {
+        let is_open = || {
+            // A new connection each time: the server closes idle ones.
+            let mut admin = server.connection();
             let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut admin).unwrap();
             clients.lines().any(|line| line.contains("cmd=evalsha"))
         };

@@ -30,10 +30,11 @@ const MAX_TIME: Duration = Duration::from_secs(120);
 
 pub const LIMIT: u32 = 100;
 
-/// A limiter of `LIMIT` per day for each key: hardly any unit is restored while a test runs.
+/// A limiter of `LIMIT` per day for each key: hardly any unit is restored while a test runs. It
+/// remembers no denials, so that each request depends on the server.
 pub fn limiter(store: &RedisStore) -> Limiter {
     let algorithm = tower_ratelimit::Algorithm::token_bucket();
-    Limiter::new(store.clone(), algorithm, Quota::per_day(LIMIT))
+    Limiter::new(store.clone().denial_ttl(Duration::ZERO), algorithm, Quota::per_day(LIMIT))
 }
 
 /// The key of a user.

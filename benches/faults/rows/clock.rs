@@ -90,6 +90,8 @@ fn shifted(direction: &str, offset: &str) -> Rows {
 fn limiters(store: &RedisStore) -> Result<[Limiter; ALGORITHMS.len()], Box<dyn Error>> {
     until("the store answers", || Handle::current().block_on(store.ping()).is_ok())?;
     let quota = Quota::new(LIMIT, WINDOW).burst(LIMIT);
+    // A remembered denial would hide the clock of the server.
+    let store = store.clone().denial_ttl(Duration::ZERO);
     let named =
         |algorithm: Algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
     Ok(ALGORITHMS.map(named))

@@ -1,11 +1,11 @@
 //! Releases, which return units that requests have spent or reserved. The transport decides when
 //! those in the background are sent.
 
-use std::pin::Pin;
+use std::{any::Any, pin::Pin};
 
 use super::{
     script,
-    transport::{Batch, Client, Command, Deadline, Job},
+    transport::{Batch, Client, Command, Deadline, Item, Job},
 };
 use crate::{
     algorithm::{Params, Release},
@@ -32,8 +32,19 @@ pub(super) async fn execute(
 
 /// Returns a job that releases units of a key. One call can carry many of them.
 pub(super) fn job(params: &Params, key: &str, release: Release) -> Job {
+    job_holding(params, key, release, ())
+}
+
+/// Returns the same job; `held` is dropped when it is done or given up.
+pub(super) fn job_holding(
+    params: &Params,
+    key: &str,
+    release: Release,
+    held: impl Any + Send + Sync,
+) -> Job {
     let (head, script) = script::release(key, params);
-    Job::Batch(Batch::new(head, &script.text, script::release_item(&release).into()))
+    let item = Item::new(script::release_item(&release), held);
+    Job::Batch(Batch::new(head, &script.text, item))
 }
 
 /// Returns a job that releases units of a key by separate calls.

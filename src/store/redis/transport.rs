@@ -30,10 +30,10 @@ pub(crate) use self::deadline::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::tls::Tls;
 pub(super) use self::{
-    background::{Batch, Job},
+    background::{Batch, Item, Job},
     client::Client,
     command::Command,
-    config::{DEFAULT_DEADLINE, DEFAULT_PREFIX, assert_prefix},
+    config::{DEFAULT_DEADLINE, DEFAULT_DENIAL_TTL, DEFAULT_PREFIX, assert_prefix},
     connection::Connection,
     connector::ANSWER_TIMEOUT,
     error::TransportError,

@@ -3,6 +3,7 @@
 //! know the purpose of a job.
 
 use std::{
+    any::Any,
     collections::{HashMap, VecDeque, hash_map::Entry},
     fmt,
     pin::Pin,
@@ -65,8 +66,17 @@ pub(crate) struct Batch {
     items: VecDeque<(Item, Instant)>,
 }
 
-/// An item in its binary form.
-pub(crate) type Item = Box<[u8]>;
+/// An item, and a value that is dropped with it: when it was executed, or was given up.
+pub(crate) struct Item {
+    bytes: Box<[u8]>,
+    _held: Box<dyn Any + Send + Sync>,
+}
+
+impl Item {
+    pub(crate) fn new(bytes: impl Into<Box<[u8]>>, held: impl Any + Send + Sync) -> Self {
+        Self { bytes: bytes.into(), _held: Box::new(held) }
+    }
+}
 
 /// Calls about one key that are not one command.
 pub(crate) struct Task {
@@ -111,7 +121,8 @@ impl Batch {
 
     pub(crate) fn command(&self) -> Cmd {
         let mut command = self.head.clone();
-        command.arg(self.items.iter().flat_map(|(item, _)| &**item).copied().collect::<Vec<_>>());
+        let bytes = self.items.iter().flat_map(|(item, _)| &item.bytes);
+        command.arg(bytes.copied().collect::<Vec<_>>());
         command
     }
 
@@ -359,8 +370,9 @@ mod tests {
                 Some(Job::Task(_)) => popped.entry(of_tasks()).or_default().push(0),
                 Some(Job::Batch(batch)) => {
                     assert!((1..=MAX_PER_CALL).contains(&batch.items.len()));
-                    let number =
-                        |it: &(Item, Instant)| u64::from_le_bytes((*it.0).try_into().unwrap());
+                    let number = |it: &(Item, Instant)| {
+                        u64::from_le_bytes((*it.0.bytes).try_into().unwrap())
+                    };
                     let numbers = batch.items.iter().map(number);
                     popped.entry(batch.group()).or_default().extend(numbers);
                 }
@@ -422,7 +434,8 @@ mod tests {
                         head.arg("hash").arg(1).arg(key).arg(param);
                         let numbers: Vec<u64> = (1..=items as u64).map(|it| number + it).collect();
                         number += items as u64;
-                        let item = |it: &u64| (it.to_le_bytes().into(), since(is_old));
+                        let item =
+                            |it: &u64| (Item::new(it.to_le_bytes(), ()), since(is_old));
                         let items_of_key = numbers.iter().map(item).collect();
                         let batch = Batch { head, text: "", items: items_of_key };
                         let group = batch.group();

@@ -21,6 +21,7 @@ use super::{
 use crate::error::StoreError;
 
 pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+pub(crate) const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
 pub(crate) const DEFAULT_PREFIX: &str = "ratelimit";
 
 /// The addresses of Redis and the login: one server, a master behind Sentinels, or a cluster.
@@ -61,6 +62,7 @@ pub struct RedisConfig {
     mapping: Mapping,
     connections: usize,
     pub(crate) deadline: Duration,
+    pub(crate) denial_ttl: Duration,
     pub(crate) prefix: Arc<str>,
 }
 
@@ -153,6 +155,7 @@ impl RedisConfig {
             mapping: Arc::new(|host: &str, port| (host.to_owned(), port)),
             connections: 1,
             deadline: DEFAULT_DEADLINE,
+            denial_ttl: DEFAULT_DENIAL_TTL,
             prefix: DEFAULT_PREFIX.into(),
         }
     }
@@ -306,6 +309,13 @@ impl RedisConfig {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// Sets the longest time for which the process remembers a denial, 1 s by default. See
+    /// [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl).
+    #[must_use]
+    pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
+        Self { denial_ttl, ..self }
     }
 
     pub(crate) fn client(&self) -> Result<Client, TransportError> {

@@ -1,0 +1,554 @@
+//! Tests of remembered denials, with scripted time.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    task::Poll,
+};
+
+use proptest::{collection::vec, prelude::*};
+use tokio::task::coop;
+
+use super::*;
+use crate::{
+    Limiter, MemoryStore, Quota,
+    algorithm::{EngineReply, EngineRequest, Params, Refill, Release, State},
+    decision::Source,
+    store::StoreFuture,
+};
+
+static NAME: &str = "limiter";
+const MILLISECOND: Duration = Duration::from_millis(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+const WINDOW: Duration = Duration::from_millis(10);
+
+fn settings(algorithm: Algorithm, quota: Quota) -> Arc<Settings> {
+    let params = Params::new(algorithm, quota).unwrap();
+    Arc::new(Settings { name: NAME, algorithm, quota, params, source: Source::Store })
+}
+
+/// A bucket of ten units per second.
+fn bucket() -> Arc<Settings> {
+    settings(Algorithm::token_bucket(), Quota::per_second(10))
+}
+
+/// A check of one key, in milliseconds.
+#[derive(Clone, Copy)]
+struct Request<'a> {
+    settings: &'a Arc<Settings>,
+    key: &'a str,
+    cost: u32,
+    max_wait: f64,
+}
+
+impl<'a> Request<'a> {
+    fn new(settings: &'a Arc<Settings>) -> Self {
+        Self { settings, key: "key", cost: 1, max_wait: 0.0 }
+    }
+
+    fn look_up(self, denials: &Denials, action: Action, now: Instant) -> Lookup {
+        let key = Key::from(self.key);
+        let Self { settings, cost, max_wait, .. } = self;
+        let limits = &[LimitRequest { settings, key: &key, cost, max_wait }];
+        denials.look_up(&StoreRequest { action, limits }, || now)
+    }
+
+    fn send(self, denials: &Denials, now: Instant) -> Undecided {
+        match self.look_up(denials, Action::Check, now) {
+            Lookup::Undecided(undecided) => undecided,
+            Lookup::Denied(denial) => panic!("{denial:?}"),
+        }
+    }
+
+    fn find(self, denials: &Denials, now: Instant) -> Option<Decision> {
+        match self.look_up(denials, Action::Check, now) {
+            Lookup::Undecided(_) => None,
+            Lookup::Denied(denial) => Some(denial),
+        }
+    }
+
+    /// A denial of this request by the store.
+    fn denial(self, wait: Duration) -> Decision {
+        let wait = wait.as_micros() as f64;
+        let (remaining, replenish, reset) = (0.0, wait / 2.0, 4.0 * wait);
+        let reply =
+            EngineReply { admitted: false, wait, remaining, replenish, reset, instant: 0.0 };
+        Decision::new(self.settings.policy(self.cost), reply, Action::Check, 0.0)
+    }
+
+    /// The request is denied at once.
+    fn deny(self, denials: &Denials, wait: Duration, now: Instant) {
+        let _ = self.send(denials, now).decided(self.denial(wait), || now);
+    }
+}
+
+#[test]
+fn a_denial_holds_until_the_denied_request_would_be_allowed_by_the_slowest_clock() {
+    let (denials, settings, start) = (Denials::new(HOUR), bucket(), Instant::now());
+    let request = Request::new(&settings);
+    let wait = 1_000 * MILLISECOND;
+    let undecided = request.send(&denials, start);
+    let received = start + 40 * MILLISECOND;
+    let denial = undecided.decided(request.denial(wait), || received);
+    assert_eq!((denial.source(), denial.retry_after()), (Source::Store, Some(wait)));
+
+    let cached = request.find(&denials, received).unwrap();
+    assert_eq!((cached.source(), cached.retry_after()), (Source::Cached, Some(wait)));
+    let cached = request.find(&denials, received + 600 * MILLISECOND).unwrap();
+    assert_eq!(cached.retry_after(), Some(400 * MILLISECOND));
+    assert_eq!(cached.replenish_after(), Duration::ZERO);
+    assert_eq!(cached.reset_after(), 3_400 * MILLISECOND);
+    assert_eq!((cached.remaining(), cached.is_allowed()), (0, false));
+    assert_eq!((cached.limiter(), cached.quota()), (NAME, settings.quota));
+
+    let end = start + 999 * MILLISECOND;
+    let last = request.find(&denials, end - Duration::from_nanos(1)).unwrap();
+    assert_eq!(last.retry_after(), Some(Duration::from_micros(41_001)), "rounded up");
+    assert!(request.find(&denials, end).is_none());
+}
+
+#[test]
+fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
+    let (denials, settings, start) = (Denials::new(300 * MILLISECOND), bucket(), Instant::now());
+    let request = Request::new(&settings);
+    let undecided = request.send(&denials, start);
+    let _ = undecided.decided(request.denial(HOUR), || start + 100 * MILLISECOND);
+    assert!(request.find(&denials, start + 299 * MILLISECOND).is_some());
+    assert!(request.find(&denials, start + 300 * MILLISECOND).is_none());
+
+    let late = request.send(&denials, start + HOUR);
+    let _ = late.decided(request.denial(HOUR), || start + HOUR + 300 * MILLISECOND);
+    assert!(request.find(&denials, start + HOUR + 300 * MILLISECOND).is_none());
+
+    let denials = Denials::new(Duration::ZERO);
+    request.deny(&denials, HOUR, start);
+    assert!(request.find(&denials, start).is_none());
+}
+
+#[test]
+fn clones_with_other_ttls_share_the_denials() {
+    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let other = denials.clone().with_ttl(Duration::ZERO);
+    let request = Request::new(&settings);
+    request.deny(&denials, HOUR, now);
+    assert!(request.find(&other, now).is_none());
+    request.deny(&other, HOUR, now);
+    assert!(request.find(&denials, now).is_some());
+    assert!(matches!(request.look_up(&other, Action::Refund, now), Lookup::Undecided(_)));
+    assert!(request.find(&denials, now).is_none());
+}
+
+#[test]
+fn a_denial_holds_for_no_smaller_cost_and_no_longer_wait() {
+    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let denied = Request { cost: 5, max_wait: 1e6, ..Request::new(&settings) };
+    denied.deny(&denials, HOUR, now);
+    let find = |cost, max_wait| {
+        let request = Request { cost, max_wait, ..denied };
+        request.find(&denials, now).map(|denial| denial.cost())
+    };
+    assert_eq!((find(5, 1e6), find(7, 1e6), find(5, 0.0)), (Some(5), Some(7), Some(5)));
+    assert_eq!((find(4, 1e6), find(4, 0.0), find(5, 1e6 + 1.0)), (None, None, None));
+}
+
+#[test]
+fn a_denial_is_of_one_limiter_and_key() {
+    static OTHER: &str = "other-limiter";
+    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let request = Request::new(&settings);
+    request.deny(&denials, HOUR, now);
+    let Settings { algorithm, quota, params, source, .. } = *settings;
+    let other = Arc::new(Settings { name: OTHER, algorithm, quota, params, source });
+    assert!(Request { key: "other", ..request }.find(&denials, now).is_none());
+    assert!(Request::new(&other).find(&denials, now).is_none());
+    assert!(Request::new(&bucket()).find(&denials, now).is_some(), "of an equal quota");
+}
+
+#[test]
+fn a_request_with_another_quota_or_algorithm_drops_the_denial() {
+    let (settings, now) = (bucket(), Instant::now());
+    let request = Request::new(&settings);
+    let others = [
+        self::settings(Algorithm::token_bucket(), Quota::per_second(11)),
+        self::settings(Algorithm::LeakyBucket, settings.quota),
+    ];
+    for other in &others {
+        for action in [Action::Check, Action::Spend] {
+            let denials = Denials::new(HOUR);
+            request.deny(&denials, HOUR, now);
+            let Lookup::Undecided(change) = Request::new(other).look_up(&denials, action, now)
+            else {
+                panic!("another quota decides")
+            };
+            // The store may decide it before the change.
+            request.deny(&denials, HOUR, now);
+            let _ = change.decided(Request::new(other).denial(HOUR), || now);
+            assert!(request.find(&denials, now).is_none(), "{action:?}");
+        }
+    }
+}
+
+#[test]
+fn only_checks_of_one_limit_get_a_remembered_denial_and_refunds_drop_it() {
+    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let request = Request::new(&settings);
+    request.deny(&denials, HOUR, now);
+    for action in [Action::Peek, Action::Spend] {
+        assert!(matches!(request.look_up(&denials, action, now), Lookup::Undecided(_)));
+        assert!(request.find(&denials, now).is_some(), "{action:?}");
+    }
+    let (key, other) = (Key::from("key"), Key::from("other"));
+    let of_two = |action| {
+        let limit = |key| LimitRequest { settings: &settings, key, cost: 1, max_wait: 0.0 };
+        let limits = &[limit(&other), limit(&key)];
+        denials.look_up(&StoreRequest { action, limits }, || now)
+    };
+    let Lookup::Undecided(both) = of_two(Action::Check) else { panic!("of one limit") };
+    let _ = both.decided(request.denial(HOUR), || now);
+    assert!(Request { key: "other", ..request }.find(&denials, now).is_none());
+    assert!(request.find(&denials, now).is_some());
+    assert!(matches!(of_two(Action::Refund), Lookup::Undecided(_)));
+    assert!(request.find(&denials, now).is_none());
+
+    request.deny(&denials, HOUR, now);
+    assert!(matches!(request.look_up(&denials, Action::Refund, now), Lookup::Undecided(_)));
+    assert!(request.find(&denials, now).is_none());
+}
+
+#[test]
+fn a_denial_that_may_be_older_than_a_change_is_not_remembered_after_it() {
+    let (settings, now) = (bucket(), Instant::now());
+    let request = Request::new(&settings);
+    #[derive(Clone, Copy, PartialEq)]
+    enum Event {
+        Send,
+        Receive,
+        Begin,
+        End,
+    }
+    use Event::{Begin, End, Receive, Send};
+    for (events, is_remembered) in [
+        ([Send, Receive, Begin, End], false),
+        ([Send, Begin, Receive, End], false),
+        ([Send, Begin, End, Receive], false),
+        ([Begin, Send, Receive, End], false),
+        ([Begin, Send, End, Receive], false),
+        ([Begin, End, Send, Receive], true),
+    ] {
+        let denials = Denials::new(HOUR);
+        let (mut undecided, mut change) = (None, None);
+        for event in events {
+            match event {
+                Send => undecided = Some(request.send(&denials, now)),
+                Receive => {
+                    let denial = request.denial(HOUR);
+                    let _ = undecided.take().unwrap().decided(denial, || now);
+                }
+                Begin => change = Some(denials.change(&settings, &Key::from("key"))),
+                End => drop(change.take()),
+            }
+        }
+        assert_eq!(request.find(&denials, now).is_some(), is_remembered);
+    }
+}
+
+fn count(denials: &Denials) -> usize {
+    let shards = &denials.memory.shards;
+    shards.iter().map(|shard| lock(shard)).map(|it| it.young.len() + it.old.len()).sum()
+}
+
+#[test]
+fn the_number_of_denials_is_bounded_and_expired_ones_go() {
+    let (denials, settings, start) = (Denials::new(1_000 * MILLISECOND), bucket(), Instant::now());
+    let deny = |key: u32, now| {
+        let key = key.to_string();
+        Request { key: &key, ..Request::new(&settings) }.deny(&denials, HOUR, now);
+    };
+    for key in 0..200_000 {
+        deny(key, start);
+    }
+    let full = count(&denials);
+    assert!((SHARDS * MAX_YOUNG..=2 * SHARDS * MAX_YOUNG).contains(&full), "{full}");
+    assert_eq!(2 * SHARDS * MAX_YOUNG, 57_344, "as the documentation says");
+    let last = Request { key: "199999", ..Request::new(&settings) };
+    assert!(last.find(&denials, start).is_some());
+
+    for second in 1..=2 {
+        (0..2_000).for_each(|key| deny(key, start + second * 1_000 * MILLISECOND));
+    }
+    assert!(count(&denials) <= 4_000, "{} denials of 2,000 keys", count(&denials));
+}
+
+/// Uses up the cooperative budget of the task.
+async fn exhaust_budget() {
+    poll_fn(|cx| {
+        while let Poll::Ready(used) = coop::poll_proceed(cx) {
+            used.made_progress();
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_remembered_denial_needs_budget_and_a_decision_in_memory_needs_none() {
+    let settings = bucket();
+    let memory = Limiter::new(MemoryStore::new(), settings.algorithm, settings.quota);
+    let mut denied = StoreFuture::cached(Request::new(&settings).denial(HOUR));
+    assert!(denied.now().is_none(), "it would be taken without budget");
+    exhaust_budget().await;
+    let polled = poll_fn(|cx| {
+        let mut check = std::pin::pin!(memory.check("key"));
+        let in_memory = check.as_mut().poll(cx).is_ready();
+        Poll::Ready((in_memory, Pin::new(&mut denied).poll(cx).is_ready()))
+    });
+    assert_eq!(polled.await, (true, false));
+    assert!(!denied.await.unwrap().is_allowed());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Pass(u64),
+    /// Passes the time until shortly before the last denied request would be allowed.
+    Approach(u64),
+    /// This process checks. The answer is received now or by a later step.
+    Check {
+        cost: u32,
+        max_wait: usize,
+        latency: u64,
+        is_late: bool,
+    },
+    /// Another process.
+    Other {
+        action: Action,
+        cost: u32,
+        max_wait: usize,
+    },
+    Receive,
+    /// This process changes the quota.
+    ChangeQuota {
+        cost: u32,
+    },
+    Begin(Changing),
+    Execute,
+    End,
+}
+
+#[derive(Clone, Debug)]
+enum Changing {
+    Refund(u32),
+    /// Of the last allowed request.
+    Cancel,
+    Reset,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let cost = || 1..4_u32;
+    let max_wait = || 0..MAX_WAITS.len();
+    let changing = prop_oneof![
+        cost().prop_map(Changing::Refund),
+        Just(Changing::Cancel),
+        Just(Changing::Reset),
+    ];
+    let action = prop_oneof![3 => Just(Action::Check), 1 => Just(Action::Spend)];
+    let step = prop_oneof![
+        5 => (0..4_000_u64).prop_map(Step::Pass),
+        2 => (0..150_u64).prop_map(Step::Approach),
+        9 => (cost(), max_wait(), 1..300_u64, prop::bool::weighted(0.2)).prop_map(
+            |(cost, max_wait, latency, is_late)| Step::Check { cost, max_wait, latency, is_late }
+        ),
+        3 => (action, cost(), max_wait())
+            .prop_map(|(action, cost, max_wait)| Step::Other { action, cost, max_wait }),
+        2 => Just(Step::Receive),
+        1 => cost().prop_map(|cost| Step::ChangeQuota { cost }),
+        1 => changing.prop_map(Step::Begin),
+        2 => Just(Step::Execute),
+        2 => Just(Step::End),
+    ];
+    vec(step, 1..200)
+}
+
+/// In microseconds.
+const MAX_WAITS: [f64; 3] = [0.0, 3e3, 1e6];
+
+/// A process and its store, with one key. Times are in microseconds.
+struct World {
+    denials: Denials,
+    start: Instant,
+    now: u64,
+    /// The speed of the clock of the store.
+    speed: f64,
+    state: State,
+    quotas: [Arc<Settings>; 2],
+    quota: usize,
+    in_flight: Vec<(Undecided, Decision)>,
+    begun: Vec<(Changing, Option<Change>, Undecided)>,
+    /// Changes that were executed, of which the process does not know yet.
+    executed: Vec<(Option<Change>, Undecided)>,
+    allowed: Option<(f64, u32)>,
+    /// The instant at which the last denied request would be allowed.
+    retry_at: u64,
+    remembered: u64,
+}
+
+impl World {
+    fn settings(&self) -> Arc<Settings> {
+        self.quotas[self.quota].clone()
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_micros(self.now)
+    }
+
+    fn engine_request(&self, action: Action, cost: u32, max_wait: f64) -> EngineRequest {
+        let now = (1e15 + self.now as f64 * self.speed).floor();
+        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
+    }
+
+    fn request<'a>(settings: &'a Arc<Settings>, cost: u32, max_wait: usize) -> Request<'a> {
+        let max_wait = MAX_WAITS[max_wait].min(settings.params.max_reservable());
+        let cost = cost.min(settings.params.max_cost() as u32);
+        Request { cost, max_wait, ..Request::new(settings) }
+    }
+
+    fn check(&mut self, cost: u32, max_wait: usize, latency: u64, is_late: bool) {
+        let settings = self.settings();
+        let request = Self::request(&settings, cost, max_wait);
+        let (cost, max_wait) = (request.cost, request.max_wait);
+        match request.look_up(&self.denials, Action::Check, self.instant()) {
+            Lookup::Denied(denial) => {
+                assert!(!denial.is_allowed());
+                if self.executed.is_empty() {
+                    let engine_request = self.engine_request(Action::Check, cost, max_wait);
+                    let reply = settings.params.step(&mut self.state.clone(), &engine_request);
+                    assert!(!reply.admitted, "{denial:?} but {reply:?}");
+                    self.remembered += 1;
+                }
+            }
+            Lookup::Undecided(undecided) => {
+                self.now += latency;
+                let engine_request = self.engine_request(Action::Check, cost, max_wait);
+                let reply = settings.params.step(&mut self.state, &engine_request);
+                match reply.admitted {
+                    true => self.allowed = Some((reply.instant, cost)),
+                    false => self.retry_at = self.now + reply.wait as u64,
+                }
+                let decision = Decision::new(settings.policy(cost), reply, Action::Check, 0.0);
+                self.in_flight.push((undecided, decision));
+                self.now += latency;
+                if !is_late {
+                    self.receive();
+                }
+            }
+        }
+    }
+
+    /// Receives the answer to the last check.
+    fn receive(&mut self) {
+        if let Some((undecided, decision)) = self.in_flight.pop() {
+            let _ = undecided.decided(decision, || self.instant());
+        }
+    }
+
+    fn begin(&mut self, changing: Changing) {
+        let settings = self.settings();
+        let (mut change, mut undecided) = (None, Undecided::default());
+        if let Changing::Refund(cost) = changing {
+            let request = Self::request(&settings, cost, 0);
+            match request.look_up(&self.denials, Action::Refund, self.instant()) {
+                Lookup::Undecided(refund) => undecided = refund,
+                Lookup::Denied(denial) => panic!("{denial:?}"),
+            }
+        } else {
+            change = Some(self.denials.change(&settings, &Key::from("key")));
+        }
+        self.begun.push((changing, change, undecided));
+    }
+
+    fn execute(&mut self) {
+        let Some((changing, change, undecided)) = self.begun.pop() else { return };
+        let settings = self.settings();
+        match changing {
+            Changing::Refund(cost) => {
+                let request = self.engine_request(Action::Refund, cost, 0.0);
+                let _ = settings.params.step(&mut self.state, &request);
+            }
+            Changing::Cancel => {
+                if let Some((instant, cost)) = self.allowed.take() {
+                    let units = cost.into();
+                    let release = Release { instant: Some(instant), units, kept: 0.0 };
+                    let now = self.engine_request(Action::Peek, 1, 0.0).now;
+                    settings.params.release(&mut self.state, now, &[release]);
+                }
+            }
+            Changing::Reset => self.state = State::Initial,
+        }
+        self.executed.push((change, undecided));
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Pass(time) => self.now += time,
+            Step::Approach(time) => self.now = self.now.max(self.retry_at.saturating_sub(time)),
+            Step::Check { cost, max_wait, latency, is_late } => {
+                self.check(cost, max_wait, latency, is_late);
+            }
+            Step::Other { action, cost, max_wait } => {
+                let settings = self.settings();
+                let Request { cost, max_wait, .. } = Self::request(&settings, cost, max_wait);
+                let request = self.engine_request(action, cost, max_wait);
+                let _ = settings.params.step(&mut self.state, &request);
+            }
+            Step::Receive => self.receive(),
+            Step::ChangeQuota { cost } => {
+                while !self.in_flight.is_empty() {
+                    self.receive();
+                }
+                self.quota = 1 - self.quota;
+                self.check(cost, 0, 1, false);
+            }
+            Step::Begin(changing) => self.begin(changing),
+            Step::Execute => self.execute(),
+            Step::End => drop(self.executed.pop()),
+        }
+    }
+}
+
+#[test]
+fn a_remembered_denial_denies_only_what_the_engine_would_deny() {
+    for algorithm in [
+        Algorithm::FixedWindow,
+        Algorithm::SlidingLog,
+        Algorithm::SlidingWindow { buckets: 1 },
+        Algorithm::SlidingWindow { buckets: 4 },
+        Algorithm::token_bucket(),
+        Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 2 },
+        Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 2 },
+        Algorithm::LeakyBucket,
+    ] {
+        let remembered = AtomicU64::new(0);
+        proptest!(|(steps in steps(), speed in 0.9995..1.0005)| {
+            let mut world = World {
+                denials: Denials::new(HOUR),
+                start: Instant::now(),
+                now: 0,
+                speed,
+                state: State::Initial,
+                quotas: [5, 8].map(|limit| settings(algorithm, Quota::new(limit, WINDOW))),
+                quota: 0,
+                in_flight: vec![],
+                begun: vec![],
+                executed: vec![],
+                allowed: None,
+                retry_at: 0,
+                remembered: 0,
+            };
+            steps.into_iter().for_each(|step| world.step(step));
+            remembered.fetch_add(world.remembered, Relaxed);
+        });
+        let remembered = remembered.into_inner();
+        println!("{algorithm}: {remembered} remembered denials");
+        assert!(remembered > 0, "{algorithm}: {remembered} remembered denials");
+    }
+}
