@@ -1,33 +1,34 @@
 -- Each: decides about requests to keys of one limiter, each by itself, in their order. The text of
--- the algorithm, model to engine, replaces BODY, finish.lua FINISH, and its fast path FAST.
+-- the algorithm, model to finish, replaces BODY, and its fast path FAST.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
 --        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row
--- Of several keys, one that the script cannot decide about has `false` in the place of a state: none
--- of its requests was counted. A single one is an error.
+-- Of several keys, one that the script cannot decide about has `false` in the place of a state:
+-- none of its requests was counted. A single one is an error.
 local params = ARGV[2]
-
-local function decide(key, cost, max_wait)
+local key, cost, max_wait -- of the request about which the engine decides
 -- BODY
-  local admitted, state = excess == 0 or not can_be_denied
--- FINISH
-  return state
+local function decide()
+  plan()
+  return finish(excess == 0 or not can_be_denied, wait)
 end
 
 if action == 'release' then
-  decide(KEYS[1], 0, 0)
+  key = KEYS[1]
+  decide()
   return {now}
 end
 
 -- Decides about the requests one after the other. Returns the state that the first one has found.
-local function decide_all(key, runs)
-  local found
+local function decide_all(runs)
+  local first
   for _, run in ipairs(runs) do
+    cost, max_wait = run.cost, run.max_wait
     for _ = 1, run.count do
-      local state = decide(key, run.cost, run.max_wait)
-      found = found or state
+      local state = decide()
+      first = first or state
     end
   end
-  return found
+  return first
 end
 
 -- Returns true for an error that concerns one key.
@@ -40,7 +41,8 @@ end
 local states = fast and action == 'check' and call('MGET', unpack(KEYS))
 local reply, position, written = {now}, 1, false
 for i = 1, #KEYS do
-  local key, runs, count = KEYS[i], {}
+  local runs, count = {}
+  key = KEYS[i]
   count, position = struct.unpack('<I2', items, position)
   for j = 1, count do
     local run = {}
@@ -50,9 +52,9 @@ for i = 1, #KEYS do
   if states and fast(key, states[i], runs) then
     reply[i + 1], written = states[i] or '', true
   elseif #KEYS == 1 then
-    reply[2] = decide_all(key, runs)
+    reply[2] = decide_all(runs)
   else
-    local ok, state = pcall(decide_all, key, runs)
+    local ok, state = pcall(decide_all, runs)
     if not ok and not written and not is_of_key(state) then
       error(state, 0)
     end

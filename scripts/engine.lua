@@ -1,11 +1,16 @@
 -- Engine: decides about one limit with the functions of a model, whose text stands before this one.
--- `found`, `store` and `release` are those of reservations.lua or log.lua, whose text stands
--- between them. Behind this text stands finish.lua, which ends the decision: only that writes.
--- Takes {key, params, cost, max_wait}; leaves how long the request has to wait, and by how much
--- that is too long.
-local wait, excess = 0, 0
-if not returns then
-  if found then
+-- `found`, `stale`, `load`, `store` and `release` are those of reservations.lua or log.lua, whose
+-- text stands between them. Behind this text stands finish.lua, which ends the decision: only that
+-- writes. Takes {key, params, cost, max_wait}.
+local wait, excess
+
+-- Computes how long the request has to wait, and by how much that is too long.
+local function plan()
+  wait, excess = 0, 0
+  load()
+  if returns then
+    return
+  elseif found then
     stale = step_back()
     advance(now)
     stale = adopt() or stale

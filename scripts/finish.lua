@@ -1,22 +1,31 @@
--- Finish: ends a decision of the engine, whose text stands before this one. Takes whether the
--- request is `admitted`, and its `wait`; leaves the state that was found.
-if not returns then
-  local before
-  if commits and admitted then
-    before = wait > 0 and encode and encode(true)
-    commit(now + wait, cost)
+-- Finish: ends a decision of the engine, whose text stands before this one.
+
+-- Returns the units of the request or, to release, those of the requests that the items name.
+local function releases()
+  if action == 'refund' then
+    return {{nil, cost, 0}} -- units of any request
   end
-  state = condense and condense() or found or ''
-  if commits and (admitted or stale) then
-    store(before, now + wait)
+  local all = {}
+  for position = 1, #items, 24 do
+    all[#all + 1] = {struct.unpack('<ddd', items, position)}
   end
-elseif found then
-  local releases = {{nil, cost, 0}} -- units of any request
-  if action == 'release' then
-    releases = {}
-    for position = 1, #items, 24 do
-      releases[#releases + 1] = {struct.unpack('<ddd', items, position)}
+  return all
+end
+
+-- Takes whether the request is admitted, and its wait. Returns the state that was found.
+local function finish(admitted, wait)
+  if not returns then
+    local before
+    if commits and admitted then
+      before = wait > 0 and encode and encode(true)
+      commit(now + wait, cost)
     end
+    local state = condense and condense() or found or ''
+    if commits and (admitted or stale) then
+      store(before, now + wait)
+    end
+    return state
+  elseif found then
+    release(step_back(), releases())
   end
-  release(step_back(), releases)
 end

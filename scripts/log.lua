@@ -1,15 +1,20 @@
 -- Log: loads and stores the state that is a list, and releases reservations, which are entries of
 -- it. Stands between sliding_log.lua and engine.lua, as reservations.lua does for the other models.
-local stale = false
-local tail, found = call('LRANGE', key, '-2', '-1')
-if tail[1] then
-  local last_element = tail[2] or ''
-  if #last_element ~= 36 or string.byte(last_element) ~= 83 then
-    fail(key)
+local found, stale
+
+local function load()
+  forget()
+  found, stale = false, false
+  local tail = call('LRANGE', key, '-2', '-1')
+  if tail[1] then
+    local last_element = tail[2] or ''
+    if #last_element ~= 36 or string.byte(last_element) ~= 83 then
+      fail(key)
+    end
+    last, last_cost = struct.unpack(ENTRY, tail[1])
+    at, skew, window, sum, dead = struct.unpack('<I7I7I7I7I7', last_element, 2)
+    found, found_at, found_skew, found_window = true, at, skew, window
   end
-  last, last_cost = struct.unpack(ENTRY, tail[1])
-  at, skew, window, sum, dead = struct.unpack('<I7I7I7I7I7', last_element, 2)
-  found, found_at, found_skew, found_window = true, at, skew, window
 end
 
 -- The entries that must leave for this request, and for the next one after it, and the sums up to

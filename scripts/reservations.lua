@@ -3,15 +3,18 @@
 -- key  the state, which counts all reservations (the head). While requests wait, the state before
 --      the first of them (the base) follows, then in the order of their instants {instant, cost},
 --      doubles
--- A check reads the head alone, and one byte that shows whether anything stands behind it. `size` is
--- that of a head and a base that stand before entries; a state alone can be shorter. `size_text` is
--- the same as text, which needs no printing.
-local found = call('GETRANGE', key, '0', size_text)
-found = found ~= '' and decode(found) or nil
-local stale = false
+-- A check reads the head alone, and one byte that shows whether anything stands behind it. `size`
+-- is that of a head and a base that stand before entries; a state alone can be shorter. `size_text`
+-- is the same as text, which needs no printing.
+local found, stale
 local condense -- none: what was read is the state
 
 local ENTRY = 16
+
+local function load()
+  found, stale = call('GETRANGE', key, '0', size_text), false
+  found = found ~= '' and decode(found, true) or nil
+end
 
 local function put(value, reset)
   call('SET', key, value, 'PXAT', expire_at(expiry and expiry(reset) or now + reset))

@@ -9,13 +9,22 @@
 local limit, new_window = struct.unpack('<dd', params, 2)
 local MAX_SUM, MAX_COST, ENTRY = 2 ^ 52, 2 ^ 32 - 1, '<I7I4'
 local at, skew, window, sum, dead
-local length, last, last_cost = 0, 0, 0
+local length, last, last_cost
 -- `first`: the number of leading entries that do not count any more; `live`: the sum of the others.
-local first, live, live_dead = 0, 0, 0
-local instants, costs = {}, {}
+local first, live, live_dead
+local instants, costs
 local found_at, found_skew, found_window, found_live, found_last, asked, mark, mark_total
-local committed, merges = false, false
+local committed, merges
 local encode -- none: a log contains its reservations
+
+-- Forgets the log of another request.
+local function forget()
+  length, last, last_cost = 0, 0, 0
+  first, live, live_dead = 0, 0, 0
+  instants, costs = {}, {}
+  mark, mark_total = nil, nil
+  committed, merges = false, false
+end
 
 local function instant_of(i)
   if not instants[i] then

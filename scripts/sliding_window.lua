@@ -7,8 +7,7 @@
 -- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
 -- rounded up to `grain` parts.
 local limit, window, buckets, grain = struct.unpack('<dddd', params, 2)
-local size = 4 * buckets + 38
-local size_text = size
+local size, size_text = 4 * buckets + 38, string.format('%d', 4 * buckets + 38)
 local expiry -- none: a key expires when its counts have left the window
 local at, start, length, last -- `length` is that of a sub-window, in parts
 local index, parts, counts -- the number of the sub-window of `last`; parts of a microsecond
@@ -112,11 +111,15 @@ local function is_sound()
     and (last - start) * parts / length < max
 end
 
-local function decode(state)
+-- `is_head`: whether the state was read as the head of the value, of another size if it was counted
+-- with other buckets.
+local function decode(state, is_head)
   parts = string.byte(state, 2) or 0
-  if 4 * parts + 38 ~= size then
+  if is_head then
     size = 4 * parts + 38
-    state = call('GETRANGE', key, '0', size)
+    if parts ~= buckets then
+      state = call('GETRANGE', key, '0', size)
+    end
   end
   local form, position
   if #state >= size then

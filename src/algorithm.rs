@@ -23,7 +23,7 @@ mod token_bucket;
 use std::{fmt, str::FromStr, time::Duration};
 
 #[cfg(feature = "redis")]
-pub(crate) use self::table::SOURCES;
+pub(crate) use self::table::{SOURCES, Source};
 pub(crate) use self::{
     combine::combine,
     packed::{INITIAL, Packed},

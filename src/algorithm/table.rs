@@ -51,6 +51,7 @@ macro_rules! algorithms {
                 include_str!(concat!("../../scripts/", stringify!($module), ".lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
+                include_str!("../../scripts/finish.lua"),
             ),
             fast: include_str!(concat!("../../scripts/fast/", $fast, ".lua")),
             is_whole: <$module::State as Model>::RESERVES,

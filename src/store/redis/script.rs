@@ -8,14 +8,13 @@ use hashbrown::HashMap;
 use redis::{Cmd, ErrorKind, RedisError};
 
 use crate::algorithm::{
-    Action, EngineReply, EngineRequest, Params, Release, SOURCES, State, combine,
+    Action, EngineReply, EngineRequest, Params, Release, SOURCES, Source, State, combine,
 };
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
 const EACH: &str = include_str!("../../../scripts/each.lua");
 const ALGORITHM: &str = include_str!("../../../scripts/algorithm.lua");
 const COMBINE: &str = include_str!("../../../scripts/combine.lua");
-const FINISH: &str = include_str!("../../../scripts/finish.lua");
 
 /// The text of a script, and the hash by which a server knows it.
 pub(crate) struct Script {
@@ -47,8 +46,8 @@ impl Script {
 
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
-    let each = EACH.replace("-- FAST\n", SOURCES[index].fast);
-    [PRELUDE, &fill(&each, SOURCES[index].body)].concat()
+    let Source { body, fast, .. } = SOURCES[index];
+    [PRELUDE, &EACH.replace("-- BODY\n", body).replace("-- FAST\n", fast)].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -56,14 +55,11 @@ fn combined(set: usize) -> String {
     let used = SOURCES.iter().enumerate().filter(|(index, _)| set & 1 << index != 0);
     let (mut functions, mut table) = (String::new(), String::new());
     for (_, source) in used {
-        functions.push_str(&fill(ALGORITHM, source.body).replace("NAME", source.name));
+        functions
+            .push_str(&ALGORITHM.replace("-- BODY\n", source.body).replace("NAME", source.name));
         table.push_str(&format!("[{}] = {}, ", source.form, source.name));
     }
     [PRELUDE, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
-}
-
-fn fill(template: &str, body: &str) -> String {
-    template.replace("-- BODY\n", body).replace("-- FINISH\n", FINISH)
 }
 
 /// A limit of a call: its key in Redis, its parameters, and its part of the request.
