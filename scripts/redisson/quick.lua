@@ -14,8 +14,8 @@ else
 end
 repeat
   local rate_text, interval, kind, keep_alive = config[1], config[2], config[3], config[4] or '0'
-  if not (rate_text and interval) or #rate_text > 15 or #interval > 12
-    or not (string.find(rate_text, '^%d+$') and string.find(interval, '^%d+$'))
+  if not (rate_text and interval) or rate_text == '' or interval == ''
+    or #rate_text > 15 or #interval > 12 or not string.find(rate_text .. interval, '^%d+$')
     or keep_alive ~= '0' and (#keep_alive > 12 or not string.find(keep_alive, '^%d+$'))
     or config[5] and string.sub(ARGV[2], 1, #config[5] + 1) ~= config[5] .. ' ' then
     break
@@ -210,9 +210,13 @@ repeat
     ms = format('%d', ms)
     call('SET', left_key, format('%d', rate - sum), 'PX', ms)
     call('PEXPIRE', log, ms)
-  elseif size == 0 or redis.pcall('DECRBY', left_key, format('%d', permits - gone)) ~= rate - sum
-    or not is_long and call('PERSIST', log) == 1 then
-    call('SET', left_key, format('%d', rate - sum))
+  else
+    local change = permits - gone
+    change = change == 1 and '1' or format('%d', change)
+    if size == 0 or redis.pcall('DECRBY', left_key, change) ~= rate - sum
+      or not is_long and call('PERSIST', log) == 1 then
+      call('SET', left_key, format('%d', rate - sum))
+    end
   end
 
   local shift = interval * 1000 - now_us
