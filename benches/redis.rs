@@ -43,6 +43,10 @@ const CPU_CALLS_PER_TASK: usize = 20;
 
 const LOGGED: u32 = 10_000;
 
+/// The callers that wait for permits of a limiter that Redisson shares, and acquire again at once.
+const CALLERS: usize = 8;
+const WAITING: Duration = Duration::from_secs(20);
+
 /// The ways to decide: one limit, two in one round trip, and two one after the other.
 const WAYS: usize = 3;
 
@@ -362,6 +366,53 @@ impl Bench {
             admitted[1],
         );
         println!("  bytes per permit: {:.1}", self.bytes_per_permit());
+        self.print_waits();
+    }
+
+    /// The longest wait of callers that compete for permits. Each store has a queue of its own, so
+    /// two stores wait as two processes do.
+    fn print_waits(&self) {
+        println!("  longest wait of {CALLERS} callers that acquire again at once, {WAITING:?}");
+        for (rate, interval) in [(20, 1_000), (1, 50)] {
+            for stores in [1, 2] {
+                let (longest, served) = self.longest_wait(stores, rate, interval);
+                println!(
+                    "    {rate} per {interval} ms, {stores} stores: {longest:.2} s, {served} served"
+                );
+            }
+        }
+    }
+
+    fn longest_wait(&self, stores: usize, rate: u64, interval: u64) -> (f64, usize) {
+        self.query::<()>("FLUSHALL");
+        self.runtime.block_on(async {
+            let mut limiters = Vec::new();
+            for _ in 0..stores {
+                let store = RedisStore::connect(&self.server.url()).await.expect("a server");
+                let store = store.deadline(Duration::from_secs(30));
+                let limiter = RateLimiter::new(store, "waiting");
+                let interval = Duration::from_millis(interval);
+                let set = limiter.try_set_rate(RateType::Overall, rate, interval).await;
+                set.expect("the server answers");
+                limiters.push(limiter);
+            }
+            let (mut callers, end) = (JoinSet::new(), Instant::now() + WAITING);
+            for caller in 0..CALLERS {
+                let limiter = limiters[caller % stores].clone();
+                callers.spawn(async move {
+                    let (mut longest, mut served) = (Duration::ZERO, 0);
+                    while Instant::now() < end {
+                        let start = Instant::now();
+                        let _ = limiter.acquire(1).await.expect("the server answers");
+                        (longest, served) = (longest.max(start.elapsed()), served + 1);
+                    }
+                    (longest.as_secs_f64(), served)
+                });
+            }
+            let callers = callers.join_all().await;
+            let longest = callers.iter().map(|(longest, _)| *longest).fold(0.0, f64::max);
+            (longest, callers.iter().map(|(_, served)| served).sum())
+        })
     }
 
     /// The bytes per permit of a limiter that Redisson shares.

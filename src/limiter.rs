@@ -10,8 +10,6 @@ mod retry_queue;
 mod target;
 mod wait_queue;
 
-#[cfg(test)]
-pub(crate) use self::retry::Retry;
 pub(crate) use self::{
     acquire::{Acquire, DEFAULT_MAX_LATENESS},
     max_wait::MaxWait,
@@ -19,4 +17,9 @@ pub(crate) use self::{
 };
 pub use self::{charge::Charge, core::Limiter, target::AnyLimiter};
 #[allow(unused_imports, reason = "only optional features use them")]
-pub(crate) use self::{core::check_name, target::ChargeTarget};
+pub(crate) use self::{
+    core::{check_name, retry_queues},
+    retry::{Retry, visit_queue, yield_to_queue},
+    retry_queue::{MAX_STALL, RetryQueues},
+    target::ChargeTarget,
+};

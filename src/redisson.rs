@@ -25,7 +25,7 @@
 //! The limiter is a sliding log: it admits at most `rate` permits in *any* interval, open at its
 //! old end. Where no Java service takes part, use a [`Limiter`](crate::Limiter) with
 //! [`SlidingLog`](crate::Algorithm::SlidingLog): it makes the same decisions with an eighth of the
-//! memory, serves waiting requests in order, and has a count for each key.
+//! memory, serves waiting requests of all processes in order, and has a count for each key.
 //!
 //! # In a layer
 //!
@@ -150,7 +150,7 @@
 //!
 //! This crate adds a key and a field:
 //!
-//! * `{name}:tally`, if the log has more than 32 entries, or if a clock is ahead by more than two
+//! * `{name}:tally`, if the log has more than 8 entries, or if a clock is ahead by more than two
 //!   intervals. With this key, a decision is as fast as with a short log. The key expires by
 //!   itself, and can be lost without harm, even if Java changes or deletes the log.
 //! * `template`, a field of the hash, if the limiter inherited the rate of a
@@ -174,8 +174,8 @@
 //!
 //! # Permissions
 //!
-//! The limiter uses the commands `DEL EVAL EVALSHA GET HDEL HMGET HSET PERSIST PEXPIRE PTTL SET
-//! TIME UNLINK EXISTS ZADD ZCARD ZCOUNT ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
+//! The limiter uses the commands `DECRBY DEL EVAL EVALSHA GET HDEL HMGET HSET PERSIST PEXPIRE PTTL
+//! SET SETRANGE TIME UNLINK EXISTS ZADD ZCARD ZCOUNT ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
 
 mod acquire;
 mod keys;
@@ -188,7 +188,7 @@ mod tests;
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -265,6 +265,8 @@ pub struct RateLimiter {
     template: Option<Arc<Self>>,
     /// The rate of a template as last read, and the time of reading.
     cached_rate: Arc<Mutex<Option<(Instant, RateLimiterConfig)>>>,
+    /// True if the rate was per client in an earlier call, so that the script needs all keys.
+    is_per_client: Arc<AtomicBool>,
 }
 
 type Id = [u8; 16];
@@ -304,8 +306,15 @@ impl RateLimiter {
     /// `x{y` and `{}z` are rejected.
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, ConfigError> {
         let keys = Arc::new(Keys::new(name, process_id())?);
-        let cached_rate = Arc::default();
-        Ok(Self { store, keys, keep_alive: None, label: "redisson", template: None, cached_rate })
+        Ok(Self {
+            store,
+            keys,
+            keep_alive: None,
+            label: "redisson",
+            template: None,
+            cached_rate: Arc::default(),
+            is_per_client: Arc::default(),
+        })
     }
 
     /// Sets the id of this client, for [`RateType::PerClient`]. The default is a random UUID of the
@@ -612,8 +621,8 @@ impl RateLimiter {
     where
         T: redis::FromRedisValue + Send + 'static,
     {
-        let args = [args, &[template_rate.as_bytes(), tally]].concat();
-        self.store.run(deadline, script.by_hash(&self.keys.all, &args), script.text)
+        let command = script.by_hash(&self.keys.all, args, template_rate, tally);
+        self.store.run(deadline, command, script.text)
     }
 
     /// Executes a script, repeatedly if it takes several calls to read a long log.

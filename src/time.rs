@@ -1,14 +1,15 @@
 //! Jitter for pauses. The clocks of the stores are in `store`.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    time::Duration,
-};
+use std::hash::{BuildHasher, RandomState};
+#[cfg(any(test, feature = "redis"))]
+use std::time::Duration;
 
+#[cfg(any(test, feature = "redis"))]
 const MAX_JITTER: Duration = Duration::from_millis(100);
 
 /// Returns the delay, lengthened at random by up to a tenth and at most 100 ms, so that waiting
 /// tasks do not all wake at the same instant.
+#[cfg(any(test, feature = "redis"))]
 pub(crate) fn with_jitter(delay: Duration) -> Duration {
     delay + (delay / 10).min(MAX_JITTER).mul_f64(random_fraction())
 }

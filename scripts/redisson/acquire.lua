@@ -1,14 +1,24 @@
 -- Takes permits if enough are left.
--- ARGV     permits, id, template, tally
--- Returns  {status, wait, remaining, replenish, reset, rate, interval, tally}: interval in
---          milliseconds, other times in microseconds
-local permits, id = tonumber(ARGV[1]), ARGV[2]
+-- KEYS     all keys, or those of a rate that is not per client: 1, 2, 4 and 6
+-- ARGV     the entry to add, template, tally
+-- Returns  seven doubles (status, wait, remaining, replenish, reset, rate, interval) and the tally:
+--          interval in milliseconds, other times in microseconds
+local entry = ARGV[1]
+local permits = struct.unpack('<I4', entry, 18)
+
+local function reply(status, wait, remaining, replenish, reset)
+  return struct.pack('<ddddddd', status, wait, remaining, replenish, reset, rate, interval)
+end
 
 if not read_rate() then
-  return {NO_RATE, 0, 0, 0, 0, 0, 0, ''}
+  rate, interval = 0, 0
+  return reply(NO_RATE, 0, 0, 0, 0)
+end
+if per_client and not KEYS[5] then
+  return reply(PER_CLIENT, 0, 0, 0, 0)
 end
 if permits > math.min(rate, MAX_PERMITS) then
-  return {ABOVE_RATE, 0, 0, 0, 0, rate, interval, ''}
+  return reply(ABOVE_RATE, 0, 0, 0, 0)
 end
 
 local function add(time, entry)
@@ -57,10 +67,9 @@ end
 read_log(true)
 local sum = count_permits()
 if not sum then
-  return {AGAIN, 0, 0, 0, 0, rate, interval, saved_tally()}
+  return reply(AGAIN, 0, 0, 0, 0) .. saved_tally()
 end
 
-local entry = entry_of(id, permits)
 local taken = tonumber(redis.call('ZSCORE', log, entry))
 local repeated = taken and taken > now - interval
 local granted = repeated or sum + permits <= rate
@@ -92,5 +101,4 @@ elseif sum > 0 then
   replenish = time_until(math.max(sum - rate, 0) + 1)
 end
 local reset = size > expired and expires_after(newest) or 0
-local status, remaining = granted and DONE or DENIED, math.max(rate - sum, 0)
-return {status, wait, remaining, replenish, reset, rate, interval, ''}
+return reply(granted and DONE or DENIED, wait, math.max(rate - sum, 0), replenish, reset)

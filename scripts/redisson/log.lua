@@ -7,8 +7,6 @@
 --
 -- The tally also has the entries that are ahead of the clock by more than two intervals: `far`
 -- entries from the entry `low` up to the time `mark`, first seen at `seen`.
-local SHORT, HEAD, MAX_ENTRIES = 32, 128, 1000
-
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now, now_ceil = math.floor(now_us / 1000), math.ceil(now_us / 1000)
@@ -102,14 +100,23 @@ end
 
 -- Returns the tally of the previous call, else the stored one. One that cannot be read is empty.
 local function load_tally()
-  local packed = ARGV[#ARGV]
+  local packed = previous_tally
   if packed ~= '' then
     changed = true
   else
     packed = redis.call('GET', tally_key) or ''
   end
-  local valid, value = pcall(cmsgpack.unpack, packed)
-  return valid and type(value) == 'table' and value or {}
+  local is_usual = string.byte(packed) == IS_USUAL and #packed > USUAL_LENGTH
+  local rest = is_usual and string.sub(packed, USUAL_LENGTH + 1) or packed
+  local valid, value = pcall(cmsgpack.unpack, rest)
+  value = valid and type(value) == 'table' and value or {}
+  if is_usual then
+    local _, entries, sum
+    _, entries, sum, _, value.newest, _, value.first, _, value.ahead, value.head =
+      struct.unpack(NEWEST .. OLDEST, packed)
+    value.count, value.sum = entries - value.ahead, sum - value.head
+  end
+  return value
 end
 
 -- Reads the state of the log. If `writes` is true, this also repairs a log that was lost, and
@@ -213,7 +220,7 @@ local function count_permits()
   if tally.first == first and tally.ahead == boundary then
     tally.head = tally.head - sum_of(0, expired - 1)
   else
-    tally.head = sum_of(expired, boundary - 1)
+    tally.head, changed = sum_of(expired, boundary - 1), true
   end
   tally.first, tally.ahead = expired > 0 and entry_at(expired) or first, boundary - expired
   return tally.head + tally.sum
@@ -266,10 +273,31 @@ local function extend()
   end
 end
 
+local function is_regular(entry)
+  return entry and #entry == 21 and string.byte(entry) == 16 and permits_in(entry) > 0
+end
+
+-- Returns the first part of the tally; see limits.lua. It is empty if the log is not usual.
+local function usual_part(ends_at)
+  if tally.mark or not is_regular(tally.first) or not is_regular(tally.newest)
+    or tally.ahead + tally.count ~= size then
+    return ''
+  end
+  local newest_at, first_at, boundary_at = redis.call('ZSCORE', log, tally.newest),
+    redis.call('ZSCORE', log, tally.first), redis.call('ZSCORE', log, tally.boundary)
+  -- With the same time, a new entry could be before the boundary.
+  if not newest_at or not first_at or newest_at == boundary_at then
+    return ''
+  end
+  return struct.pack(NEWEST .. OLDEST, IS_USUAL, size, tally.sum + tally.head, newest_at,
+    tally.newest, first_at, tally.first, ends_at, tally.ahead, tally.head)
+end
+
 local function save_tally()
   if tally.boundary or tally.mark then
     local ahead = math.min(math.max((tally.mark or now) - now, 0), CENTURY)
-    redis.call('SET', tally_key, cmsgpack.pack(tally), 'PX', ahead + interval + 1)
+    local ms = ahead + 2 * interval
+    redis.call('SET', tally_key, usual_part(now + ms) .. cmsgpack.pack(tally), 'PX', ms)
   elseif size > SHORT then
     redis.call('DEL', tally_key)
   end

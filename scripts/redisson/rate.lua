@@ -11,15 +11,14 @@
 -- KEYS[6]    added by this crate: the tally of a log that is long, or that has entries of a clock
 --            far ahead; see log.lua
 -- KEYS[7]    the same for this client
--- ARGV       last but one: rate, interval, type and keepAliveTime of the template, or empty
---            last: the tally that the previous call returned, or empty
+-- ARGV       after the ARGS arguments of the script, both or none of:
+--            rate, interval, type and keepAliveTime of the template, or empty
+--            the tally that the previous call returned, or empty
 -- Times are in milliseconds; all numbers are integers below 2^53.
 -- Redisson's scripts may run between two calls. They add to the log and drop its oldest entries,
 -- and change the permits left by the same amount. So the permits left and all permits in the log
 -- must add up to the rate.
-local MAX_PERMITS = 2147483647
-local MAX_EXACT, CENTURY = 2 ^ 53, 36525 * 86400000
-local DENIED, DONE, ABOVE_RATE, NO_RATE, AGAIN = 0, 1, 2, 3, 4
+local template_text, previous_tally = ARGV[ARGS + 1] or '', ARGV[ARGS + 2] or ''
 
 local rate, interval, keep_alive, per_client
 local left_key, log, tally_key
@@ -39,6 +38,9 @@ local function use(config)
   per_client = config[3] == '1'
   local i = per_client and 1 or 0
   left_key, log, tally_key = KEYS[2 + i], KEYS[4 + i], KEYS[6 + i]
+  if #KEYS == 4 then
+    left_key, log, tally_key = KEYS[2], KEYS[3], KEYS[4]
+  end
   return rate and interval and interval > 0 and (per_client or config[3] == '0')
 end
 
@@ -53,8 +55,8 @@ local function read_rate()
     'template')
   is_new = not use(config)
   is_foreign = is_new and not (config[1] or config[2]) and redis.call('EXISTS', KEYS[1]) == 1
-  if ARGV[#ARGV - 1] ~= '' then
-    local template = {string.match(ARGV[#ARGV - 1], '^(%d+) (%d+) (%d) (%d+)$')}
+  if template_text ~= '' then
+    local template = {string.match(template_text, '^(%d+) (%d+) (%d) (%d+)$')}
     local follows = config[5] and not is_new and config[5] == as_template(config)
     if template[1] and (is_new or follows and config[5] ~= as_template(template)) then
       inherited = template

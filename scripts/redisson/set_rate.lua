@@ -6,7 +6,7 @@
 local mode = ARGV[1]
 
 local had_rate = read_rate()
-if ARGV[#ARGV] == '' then
+if previous_tally == '' then
   if mode == 'try' and had_rate or mode == 'update' and not had_rate then
     return {DONE, 0, ''}
   end

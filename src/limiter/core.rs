@@ -14,7 +14,8 @@ use crate::{
     keys::Key,
     quota::Quota,
     store::{
-        AnyStore, LimitRequest, MemoryStore, Name, Settings, Store, StoreFuture, StoreRequest,
+        AnyStore, LimitRequest, MemoryStore, Name, Names, Settings, Store, StoreFuture,
+        StoreRequest,
     },
 };
 
@@ -498,7 +499,12 @@ impl Limiter {
 pub(super) struct Shared {
     /// Decides about fractions of the quotas while the store fails.
     fallback_store: OnceLock<MemoryStore>,
-    pub(super) retry_queues: Arc<RetryQueues>,
+    retry_queues: Arc<RetryQueues>,
+}
+
+/// Returns the queues of the requests that retry over a store with these names.
+pub(crate) fn retry_queues(names: &Names) -> Arc<RetryQueues> {
+    names.shared::<Shared>().retry_queues.clone()
 }
 
 impl Shared {

@@ -21,14 +21,14 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::{
     charge::Charge,
-    core::Limiter,
+    core::{Limiter, retry_queues},
     max_wait::MaxWait,
     retry_queue::{Entry, Forecast, RetryQueues, Ticket, after},
 };
 use crate::{
     algorithm::{Algorithm, Refill},
     decision::Decision,
-    time::with_jitter,
+    quota::Quota,
 };
 
 /// The precision of sleeps.
@@ -37,21 +37,37 @@ const TIMER_TICK: Duration = Duration::from_millis(1);
 const MAX_GAP: Duration = Duration::from_secs(1);
 
 /// The parts of a charge that one limiter counts.
-struct LimiterPart<'a> {
-    limiter: &'a Limiter,
+struct LimiterPart {
+    queues: Arc<RetryQueues>,
     entry: Entry,
+    quota: Quota,
+    /// True if the quota restores its units one by one.
+    is_smooth: bool,
     /// True if the charge has a single key of the limiter.
     is_single: bool,
 }
 
-impl<'a> LimiterPart<'a> {
+impl LimiterPart {
+    /// Returns the parts of the limiter that has decided.
+    fn of(charge: &Charge, decision: &Decision) -> Option<Self> {
+        Self::named(charge, decision.limiter()).or_else(|| Self::foreign(charge, decision))
+    }
+
+    /// Returns the part of a limiter in a foreign format, which shares no charge.
+    fn foreign(charge: &Charge, decision: &Decision) -> Option<Self> {
+        let (queues, queue) = foreign_queue(charge)?;
+        let (quota, cost) = (decision.quota(), decision.cost());
+        let gap = gap(quota, cost);
+        let entry = Entry { queue, group: queue, cost, max_units: u64::MAX, gap };
+        Some(Self { queues, entry, quota, is_smooth: false, is_single: true })
+    }
+
     /// Returns the parts of the limiter of this name. A decision contains the limiter, but no key.
     /// So requests with several keys of one limiter queue by all of these keys.
-    fn of(charge: &'a Charge, name: &str) -> Option<Self> {
+    fn named(charge: &Charge, name: &str) -> Option<Self> {
         let parts = || charge.own_parts().filter(|(limiter, ..)| limiter.name() == name);
         let (limiter, _, cost) = parts().next()?;
-        let shared = limiter.shared();
-        let queues = &shared.retry_queues;
+        let (queues, quota) = (queues(limiter), limiter.quota());
         let mut queue = queues.hasher();
         parts().for_each(|(limiter, key, _)| (limiter.name(), key).hash(&mut queue));
         let mut group = queues.hasher();
@@ -61,33 +77,40 @@ impl<'a> LimiterPart<'a> {
             others.map(|(limiter, _, cost)| u64::from(limiter.max_cost() / cost.max(1)));
         let max_units = max_requests.min().map_or(u64::MAX, |max| max.saturating_mul(cost.into()));
         let (queue, group) = (queue.finish(), group.finish());
-        let entry = Entry { queue, group, cost, max_units, gap: gap(limiter, cost) };
-        Some(Self { limiter, entry, is_single: parts().nth(1).is_none() })
+        let entry = Entry { queue, group, cost, max_units, gap: gap(quota, cost) };
+        let is_smooth = matches!(
+            limiter.algorithm(),
+            Algorithm::LeakyBucket | Algorithm::TokenBucket { refill: Refill::Continuous, .. }
+        );
+        let is_single = parts().nth(1).is_none();
+        Some(Self { queues, entry, quota, is_smooth, is_single })
     }
 
     /// Returns a lower bound of the time in which the quota restores `units` and the cost, of which
     /// the cost alone takes `retry_after`.
     fn time_behind(&self, units: u64, retry_after: Duration) -> Duration {
-        let quota = self.limiter.quota();
-        let (limit, window) = (u128::from(quota.limit()), u128::from(quota.window_us()));
-        let micros = match self.limiter.algorithm() {
-            Algorithm::LeakyBucket | Algorithm::TokenBucket { refill: Refill::Continuous, .. } => {
-                u128::from(units) * window / limit
-            }
+        let (limit, window) = (u128::from(self.quota.limit()), u128::from(self.quota.window_us()));
+        let micros = match self.is_smooth {
+            true => u128::from(units) * window / limit,
             // The units of a window may be restored all at once.
-            _ => u128::from(units) / limit * window,
+            false => u128::from(units) / limit * window,
         };
         retry_after.saturating_add(Duration::from_micros(micros.try_into().unwrap_or(u64::MAX)))
     }
 }
 
 fn queues(limiter: &Limiter) -> Arc<RetryQueues> {
-    limiter.shared().retry_queues.clone()
+    retry_queues(limiter.store().as_dyn().names())
+}
+
+/// Returns the queue of a charge of a limiter in a foreign format.
+fn foreign_queue(charge: &Charge) -> Option<(Arc<RetryQueues>, u64)> {
+    let target = charge.limiters().next()?.as_foreign()?;
+    Some(target.retry_queue(charge.keys().next()?))
 }
 
 /// Returns the time in which the quota restores the cost.
-fn gap(limiter: &Limiter, cost: u32) -> Duration {
-    let quota = limiter.quota();
+fn gap(quota: Quota, cost: u32) -> Duration {
     quota.window().mul_f64(f64::from(cost) / f64::from(quota.limit())).min(MAX_GAP)
 }
 
@@ -96,16 +119,9 @@ fn gap(limiter: &Limiter, cost: u32) -> Duration {
 pub(crate) struct Retry {
     /// The number in the order of arrival, which stays the same when another limiter denies.
     arrival: Option<u64>,
-    position: Option<Position>,
+    ticket: Option<Ticket>,
     timer: Option<Pin<Box<Sleep>>>,
     has_slept: bool,
-}
-
-#[derive(Debug)]
-enum Position {
-    Queued(Ticket),
-    /// Checks at this instant, without order.
-    Unqueued(Instant),
 }
 
 impl Retry {
@@ -120,42 +136,33 @@ impl Retry {
         let now = Instant::now();
         let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
         let has_slept = mem::take(&mut self.has_slept);
-        let Some(part) = LimiterPart::of(charge, denied.limiter()) else {
-            let pause = with_jitter(retry_after).min(left);
-            self.position = Some(Position::Unqueued(after(now, pause)));
-            return retry_after <= left;
-        };
+        let Some(part) = LimiterPart::of(charge, denied) else { return false };
         let forecast = |pause| Forecast {
             available: 0,
             next_at: after(now, pause),
             cost: Some(part.entry.cost),
         };
-        let is_in_queue = matches!(
-            &self.position,
-            Some(Position::Queued(ticket)) if ticket.entry().queue == part.entry.queue
-        );
+        let is_in_queue = |ticket: &Ticket| ticket.entry().queue == part.entry.queue;
         if retry_after > left {
-            if let Some(Position::Queued(ticket)) = self.position.take_if(|_| is_in_queue) {
+            if let Some(ticket) = self.ticket.take_if(|ticket| is_in_queue(ticket)) {
                 ticket.leave(forecast(retry_after));
             }
             return false;
         }
-        if let Some(Position::Queued(ticket)) = &self.position
-            && is_in_queue
-        {
+        if let Some(ticket) = self.ticket.as_ref().filter(|ticket| is_in_queue(ticket)) {
             if has_slept {
                 ticket.record_competition(true);
             }
             ticket.denied(forecast(retry_after.saturating_add(ticket.jitter()).min(left)));
             return true;
         }
-        let queues = queues(part.limiter);
+        let queues = &part.queues;
         let arrival = *self.arrival.get_or_insert_with(|| queues.next_arrival());
         if part.time_behind(queues.units_before(&part.entry, arrival), retry_after) > left {
             return false;
         }
         let ticket = queues.join(part.entry, arrival, forecast(retry_after));
-        if let Some(Position::Queued(previous)) = self.position.replace(Position::Queued(ticket)) {
+        if let Some(previous) = self.ticket.replace(ticket) {
             // The next request is paced as if this one had spent. Otherwise all requests of a key
             // would move to the other queue with each unit, and back.
             let next_at = after(now, previous.entry().gap);
@@ -167,7 +174,7 @@ impl Retry {
     /// Records that the request was allowed: requests behind it check when units are available.
     pub(crate) fn allowed(&mut self, charge: &Charge, decision: &Decision) {
         (self.timer, self.has_slept) = (None, false);
-        let Some(Position::Queued(ticket)) = self.position.take() else { return };
+        let Some(ticket) = self.ticket.take() else { return };
         ticket.record_competition(false);
         let is_leaky =
             |(limiter, ..): (&Limiter, _, _)| matches!(limiter.algorithm(), Algorithm::LeakyBucket);
@@ -176,7 +183,7 @@ impl Retry {
             return ticket.leave(Forecast::unknown());
         }
         let mut forecast = Forecast { available: decision.remaining(), ..Forecast::unknown() };
-        let is_about_queue = LimiterPart::of(charge, decision.limiter())
+        let is_about_queue = LimiterPart::of(charge, decision)
             .is_some_and(|part| part.is_single && part.entry.queue == ticket.entry().queue);
         if forecast.available == 0 && is_about_queue {
             let pause = decision.replenish_after().saturating_sub(decision.age()) + ticket.jitter();
@@ -187,12 +194,8 @@ impl Retry {
 
     /// Waits until the request is to check. Returns false if the deadline comes first.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<bool> {
-        let due = match &self.position {
-            Some(Position::Queued(ticket)) => ticket.poll(cx),
-            Some(Position::Unqueued(at)) => Poll::Ready(*at),
-            None => return Poll::Ready(true),
-        };
-        let (instant, checks) = match (due, deadline) {
+        let Some(ticket) = &self.ticket else { return Poll::Ready(true) };
+        let (instant, checks) = match (ticket.poll(cx), deadline) {
             (Poll::Ready(at), Some(deadline)) if at > deadline => return Poll::Ready(false),
             (Poll::Ready(at), _) => (at, true),
             (Poll::Pending, Some(deadline)) => (deadline, false),
@@ -214,13 +217,19 @@ impl Retry {
 /// caller that was served last would be served next, each time: it checks at the instant at which a
 /// window begins, or at which its own departure makes room in a leaky bucket.
 pub(crate) async fn yield_to_queue(charge: &Charge) {
-    let is_queued = charge.own_parts().any(|(limiter, ..)| {
-        LimiterPart::of(charge, limiter.name())
-            .is_some_and(|part| queues(part.limiter).has(part.entry.queue))
-    });
-    if is_queued {
+    if visit_queue(charge) {
         sleep(TIMER_TICK).await;
     }
+}
+
+/// Returns whether requests wait in a queue of the charge. If these wait for a request that is not
+/// polled, the next one checks.
+pub(crate) fn visit_queue(charge: &Charge) -> bool {
+    let is_queued = charge.own_parts().any(|(limiter, ..)| {
+        LimiterPart::named(charge, limiter.name())
+            .is_some_and(|part| part.queues.has(part.entry.queue))
+    });
+    is_queued || foreign_queue(charge).is_some_and(|(queues, queue)| queues.has(queue))
 }
 
 #[cfg(test)]
@@ -454,9 +463,7 @@ mod tests {
             assert!(first.is_due());
             assert!(limiter.check("key").await.unwrap().is_allowed(), "another process");
             assert_eq!(first.check().await, Err(true));
-            let Some(Position::Queued(ticket)) = &first.retry.position else {
-                panic!("it is in a queue")
-            };
+            let ticket = first.retry.ticket.as_ref().expect("it is in a queue");
             let Poll::Ready(at) = ticket.poll(&Context::from_waker(Waker::noop())) else {
                 panic!("it is the first")
             };
@@ -503,7 +510,7 @@ mod tests {
         let charge = |key| Charge::new(&limiter, "shared").and(Charge::new(&limiter, key));
         let [one, two] = ["one", "two"].map(|key| {
             let charge = charge(key);
-            let part = LimiterPart::of(&charge, "default").unwrap();
+            let part = LimiterPart::named(&charge, "default").unwrap();
             (part.entry.queue, part.is_single)
         });
         assert!(one.0 != two.0 && !one.1 && !two.1);
@@ -514,7 +521,7 @@ mod tests {
         let time_behind = |algorithm, quota, units| {
             let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
             let charge = Charge::new(&limiter, "key");
-            LimiterPart::of(&charge, "default").unwrap().time_behind(units, UNIT)
+            LimiterPart::named(&charge, "default").unwrap().time_behind(units, UNIT)
         };
         let (smooth, quota) = (Algorithm::token_bucket(), Quota::per_second(10));
         let second = Duration::from_secs(1);

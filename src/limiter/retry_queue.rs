@@ -23,7 +23,7 @@ use crate::{sync::lock, time::random_fraction};
 
 /// The longest time between the instant at which a request is due to check and the end of its
 /// check. A request that takes longer no longer holds up others.
-pub(super) const MAX_STALL: Duration = Duration::from_secs(1);
+pub(crate) const MAX_STALL: Duration = Duration::from_secs(1);
 /// The number of successful checks after which no competing process is assumed.
 const COMPETITION: u8 = 8;
 /// Longer than any process runs.
@@ -31,7 +31,7 @@ const FOREVER: Duration = Duration::from_secs(30 * 366 * 86_400);
 
 /// The requests of this process that retry, by limiter and key.
 #[derive(Debug, Default)]
-pub(crate) struct RetryQueues {
+pub struct RetryQueues {
     hasher: RandomState,
     arrivals: AtomicU64,
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a queue.
@@ -120,7 +120,7 @@ struct Waiting {
 
 impl RetryQueues {
     /// Returns the hasher for the hashes of an [`Entry`].
-    pub(super) fn hasher(&self) -> impl Hasher {
+    pub(crate) fn hasher(&self) -> impl Hasher + use<> {
         self.hasher.build_hasher()
     }
 
@@ -145,9 +145,12 @@ impl RetryQueues {
         ticket
     }
 
-    /// Returns whether requests wait in this queue.
+    /// Returns whether requests wait in this queue. If all checks are overdue, the next one starts.
     pub(super) fn has(&self, id: u64) -> bool {
-        lock(&self.queues).contains_key(&id)
+        let queue = lock(&self.queues).get(&id).cloned();
+        let wakers = queue.as_ref().map(|queue| lock(queue).start_checks(Forecast::unknown()));
+        wakers.into_iter().flatten().for_each(Waker::wake);
+        queue.is_some()
     }
 
     #[cfg(test)]

@@ -6,6 +6,7 @@ use std::{fmt, sync::Arc};
 use super::{
     core::{DEFAULT_MAX_PER_KEY, Limiter},
     max_wait::MaxWait,
+    retry_queue::RetryQueues,
 };
 use crate::{
     algorithm::Action,
@@ -42,6 +43,9 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     fn refund(&self, key: &Key<'_>, units: u32) -> StoreFuture<()>;
 
     fn spawn_background(&self, task: BackgroundTask);
+
+    /// Returns the queues of requests that retry, and the queue of the key.
+    fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64);
 }
 
 /// A limiter that can be charged: a [`Limiter`], or a `redisson::RateLimiter` (feature `redisson`).

@@ -3,38 +3,43 @@
 use std::{
     future::poll_fn,
     pin::Pin,
+    sync::atomic::Ordering::Relaxed,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 
 use super::{
     RateLimiter, id_of, random,
-    script::{ABOVE_RATE, ACQUIRE, AGAIN, DONE, NO_RATE},
+    script::{ABOVE_RATE, ACQUIRE, AGAIN, AcquireReply, DONE, NO_RATE, PER_CLIENT, entry},
 };
 use crate::{
     algorithm::EngineReply,
     decision::{Decision, Policy, Receipt, Source},
     error::Error,
+    limiter::{Charge, MAX_STALL, Retry, visit_queue, yield_to_queue},
     quota::Quota,
     store::{Deadline, Store, StoreFuture},
-    time::with_jitter,
 };
-
-/// {status, wait, remaining, replenish, reset, rate, interval, tally}
-type Reply = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
 
 impl RateLimiter {
     /// Takes `permits`, and waits for them for up to `timeout`.
     ///
     /// If the permits will not be available in time, the request is denied immediately, and
-    /// [`retry_after`](Decision::retry_after) returns when they would be. Otherwise the call sleeps
-    /// for this delay and retries. A random addition of up to a tenth (at most 100 ms) spreads the
-    /// retries, but no sleep goes beyond `timeout`. A zero `timeout` means a single attempt.
+    /// [`retry_after`](Decision::retry_after) returns when they would be. Otherwise the call waits
+    /// and retries. A zero `timeout` means a single attempt.
     ///
-    /// Other requests can take the permits first, so the order of service is not defined. If the
-    /// rate changes during a sleep, the call notices this at its next attempt.
+    /// The denied calls of a name and a store wait in a queue: only the first one sleeps for its
+    /// delay and retries, and the next one retries when the first is served or dropped. So service
+    /// is first come, first served within a process. A new call that finds a queue sleeps for a
+    /// millisecond before its first attempt. Between processes the order is not defined: if another
+    /// process takes the permits first, a random addition of up to a quarter of the time in which
+    /// the permits return (at most 250 ms) spreads the retries. If the rate changes during a sleep,
+    /// the call notices this at its next attempt.
+    ///
+    /// Poll the future until it is ready, or drop it. A waiting call that is not polled delays the
+    /// calls behind it for up to two seconds.
     ///
     /// Each attempt has one [deadline](crate::RedisStore::deadline) for all its commands; the sleep
     /// between two attempts has none.
@@ -48,7 +53,8 @@ impl RateLimiter {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped before its first poll or while it sleeps, no permits are taken. If
+    /// If the future is dropped before its first poll or while it waits, no permits are taken, and
+    /// the next waiting call moves up. If
     /// it is dropped during a call to Redis, a task releases the permits that this call takes. If
     /// the runtime shuts down first, these permits count for one interval.
     ///
@@ -56,22 +62,45 @@ impl RateLimiter {
     ///
     /// Outside of a tokio runtime with time.
     pub async fn try_acquire(&self, permits: u32, timeout: Duration) -> Result<Decision, Error> {
-        let start = Instant::now();
         let id = random();
+        let attempt = || self.attempt(self.store.start_deadline(), permits, id);
+        if timeout.is_zero() || permits == 0 {
+            return attempt().await;
+        }
+        self.retry(permits, timeout, attempt).await
+    }
+
+    /// Makes attempts until one is allowed or the timeout is too short. A denied call waits in a
+    /// queue.
+    async fn retry<F>(
+        &self,
+        permits: u32,
+        timeout: Duration,
+        attempt: impl Fn() -> F,
+    ) -> Result<Decision, Error>
+    where
+        F: Future<Output = Result<Decision, Error>>,
+    {
+        let deadline = Instant::now().checked_add(timeout);
+        let (charge, mut retry) = (Charge::new(self, "").cost(permits), Retry::default());
+        yield_to_queue(&charge).await;
         loop {
-            let decision = self.attempt(self.store.start_deadline(), permits, id).await?;
-            let Some(delay) = decision.retry_after() else { return Ok(decision) };
-            let rest = timeout.saturating_sub(start.elapsed());
-            if delay > rest {
+            let decision = attempt().await?;
+            if decision.is_allowed() {
+                retry.allowed(&charge, &decision);
                 return Ok(decision);
             }
-            sleep(with_jitter(delay).min(rest)).await;
+            let retries = retry.denied(&charge, &decision, deadline);
+            if !retries || !wait(&charge, &mut retry, deadline).await {
+                return Ok(decision);
+            }
         }
     }
 
     /// Takes `permits`, and waits for them without a timeout.
     ///
-    /// The decision is always an allowed one. The order of service is not defined.
+    /// The decision is always an allowed one. The order of service is that of
+    /// [`try_acquire`](RateLimiter::try_acquire).
     ///
     /// # Errors
     ///
@@ -109,52 +138,46 @@ impl RateLimiter {
         deadline: Deadline,
         permits: u32,
         id: u64,
-    ) -> Result<Reply, Error> {
-        let (permits, rate) = (permits.to_string(), self.template_rate(deadline).await?);
+    ) -> Result<AcquireReply, Error> {
+        let (entry, rate) = (entry(&id_of(id), permits), self.template_rate(deadline).await?);
         let mut tally = vec![];
         loop {
-            let args: [&[u8]; 2] = [permits.as_bytes(), &id_of(id)];
-            let reply: Reply = self.execute(deadline, &ACQUIRE, &args, &rate, &tally).await?;
-            if reply.0 != AGAIN {
-                return Ok(reply);
+            let command = match self.is_per_client.load(Relaxed) {
+                true => ACQUIRE.by_hash(&self.keys.all, &[&entry], &rate, &tally),
+                false => ACQUIRE.by_hash(&self.keys.overall(), &[&entry], &rate, &tally),
+            };
+            let reply: AcquireReply = self.store.run(deadline, command, ACQUIRE.text).await?;
+            match reply.status {
+                AGAIN => tally = reply.tally,
+                PER_CLIENT => self.is_per_client.store(true, Relaxed),
+                _ => return Ok(reply),
             }
-            tally = reply.7;
         }
     }
 
-    fn decision(&self, cost: u32, id: u64, reply: &Reply) -> Result<Decision, Error> {
-        let (status, wait, remaining, replenish, reset, rate, interval, _) = *reply;
-        match status {
+    fn decision(&self, cost: u32, id: u64, reply: &AcquireReply) -> Result<Decision, Error> {
+        let AcquireReply { wait, remaining, replenish, reset, .. } = *reply;
+        match reply.status {
             NO_RATE => return Err(self.no_rate()),
             ABOVE_RATE => {
-                let max = rate.min(i32::MAX as u64) as u32;
+                let max = reply.rate.min(i32::MAX.into()) as u32;
                 return Err(Error::CostAboveQuota { limiter: self.label, cost, max });
             }
             _ => {}
         }
-        let reply = EngineReply {
-            admitted: status == DONE,
-            wait: wait as f64,
-            remaining: remaining as f64,
-            replenish: replenish as f64,
-            reset: reset as f64,
-            instant: 0.0,
-        };
-        let policy = Policy {
-            limiter: self.label,
-            quota: quota(rate, interval),
-            cost,
-            source: Source::Store,
-        };
-        let receipt = if reply.admitted { Receipt::Id(id) } else { Receipt::None };
+        let quota = quota(reply.rate as u64, reply.interval as u64);
+        let admitted = reply.status == DONE;
+        let reply = EngineReply { admitted, wait, remaining, replenish, reset, instant: 0.0 };
+        let policy = Policy { limiter: self.label, quota, cost, source: Source::Store };
+        let receipt = if admitted { Receipt::Id(id) } else { Receipt::None };
         Ok(Decision::with_receipt(policy, reply, receipt, 0.0))
     }
 
     /// Releases in the background the permits that `answer` grants.
-    fn release_answer_later(&self, permits: u32, id: u64, answer: StoreFuture<Reply>) {
+    fn release_answer_later(&self, permits: u32, id: u64, answer: StoreFuture<AcquireReply>) {
         let limiter = self.clone();
         self.store.spawn_background(Box::pin(async move {
-            let denied = matches!(answer.await, Ok(reply) if reply.0 != DONE);
+            let denied = matches!(answer.await, Ok(reply) if reply.status != DONE);
             if !denied {
                 limiter.release_later(permits, permits, id);
             }
@@ -178,6 +201,17 @@ impl RateLimiter {
     }
 }
 
+/// Waits until the call is to try again. Returns false if the deadline comes first.
+async fn wait(charge: &Charge, retry: &mut Retry, deadline: Option<Instant>) -> bool {
+    loop {
+        let retried = poll_fn(|cx| retry.poll(cx, deadline));
+        if let Ok(retries) = timeout(MAX_STALL, retried).await {
+            return retries;
+        }
+        visit_queue(charge); // the call before this one may not be polled
+    }
+}
+
 /// Returns the quota that is nearest to a rate.
 fn quota(rate: u64, interval: u64) -> Quota {
     let limit = u32::try_from(rate).unwrap_or(u32::MAX).max(1);
@@ -191,11 +225,11 @@ struct Attempt<'a> {
     limiter: &'a RateLimiter,
     permits: u32,
     id: u64,
-    answer: Option<StoreFuture<Reply>>,
+    answer: Option<StoreFuture<AcquireReply>>,
 }
 
 impl Attempt<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Reply, Error>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<AcquireReply, Error>> {
         let answer = self.answer.as_mut().expect("polled after completion");
         let reply = ready!(Pin::new(answer).poll(cx));
         self.answer = None;
@@ -213,15 +247,95 @@ impl Drop for Attempt<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        collections::VecDeque,
+        sync::{Arc, Mutex},
+        task::Waker,
+    };
+
+    use tokio::{task::JoinSet, time::sleep};
+
     use super::*;
-    use crate::{Charge, RedisStore, limiter::Retry};
+    use crate::{RedisStore, sync::lock};
+
+    const DENIED: i64 = 0;
+    const MS: Duration = Duration::from_millis(1);
+    /// The precision of sleeps.
+    const TICK: Duration = MS;
+
+    fn limiter() -> RateLimiter {
+        let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
+        RateLimiter::new(store, "LIMITER_NAME")
+    }
+
+    /// A log in memory that decides as the script does.
+    struct Log {
+        limiter: RateLimiter,
+        rate: usize,
+        interval: Duration,
+        entries: Mutex<VecDeque<Instant>>,
+    }
+
+    impl Log {
+        fn new(rate: usize, interval: Duration) -> Arc<Self> {
+            Arc::new(Self { limiter: limiter(), rate, interval, entries: Mutex::default() })
+        }
+
+        fn decide(&self) -> Decision {
+            let (mut entries, now) = (lock(&self.entries), Instant::now());
+            while entries.front().is_some_and(|at| *at + self.interval <= now) {
+                entries.pop_front();
+            }
+            let granted = entries.len() < self.rate;
+            if granted {
+                entries.push_back(now);
+            }
+            let next = (entries[0] + self.interval - now).as_micros() as f64;
+            let reply = AcquireReply {
+                status: if granted { DONE } else { DENIED },
+                wait: if granted { 0.0 } else { next },
+                remaining: (self.rate - entries.len()) as f64,
+                replenish: next,
+                reset: next,
+                rate: self.rate as f64,
+                interval: self.interval.as_millis() as f64,
+                tally: vec![],
+            };
+            self.limiter.decision(1, 0, &reply).unwrap()
+        }
+
+        /// Acquires as `try_acquire` does.
+        async fn acquire(&self, timeout: Duration) -> Decision {
+            let attempt = async || {
+                sleep(MS).await; // a round trip
+                Ok(self.decide())
+            };
+            self.limiter.retry(1, timeout, attempt).await.unwrap()
+        }
+
+        /// Returns the waiting call, polled until it waits, and a task that sees its end.
+        async fn spawn(self: &Arc<Self>, ends: &mut Vec<tokio::task::JoinHandle<Instant>>) {
+            let log = self.clone();
+            ends.push(tokio::spawn(async move {
+                assert!(log.acquire(Duration::MAX).await.is_allowed());
+                Instant::now()
+            }));
+            sleep(10 * MS).await;
+        }
+    }
 
     #[tokio::test(start_paused = true)]
-    async fn in_a_layer_the_delay_does_not_grow_with_the_number_of_retries() {
-        let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
-        let limiter = RateLimiter::new(store, "LIMITER_NAME");
-        let ms = 50;
-        let reply = (0, ms * 1_000, 0, ms * 1_000, ms * 1_000, 10, 1_000, vec![]);
+    async fn the_delay_does_not_grow_with_the_number_of_retries() {
+        let (limiter, ms) = (limiter(), 50);
+        let us = (ms * 1_000) as f64;
+        let reply = AcquireReply {
+            status: DENIED,
+            wait: us,
+            replenish: us,
+            rate: 10.0,
+            interval: 1_000.0,
+            ..AcquireReply::default()
+        };
         let denied = limiter.decision(1, 0, &reply).unwrap();
         let (charge, delay) = (Charge::new(limiter, "ada"), Duration::from_millis(ms));
         let mut retry = Retry::default();
@@ -230,8 +344,108 @@ mod tests {
             assert!(retry.denied(&charge, &denied, None));
             let start = Instant::now();
             assert!(poll_fn(|cx| retry.poll(cx, None)).await);
-            let tick = Duration::from_millis(1);
-            assert!((delay..=delay * 11 / 10 + tick).contains(&start.elapsed()));
+            // A permit returns in 100 ms, a quarter of which is the longest random addition.
+            assert!((delay..=delay + 25 * MS + TICK).contains(&start.elapsed()));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_that_acquire_again_at_once_wait_no_longer_than_the_permits_take() {
+        // All permits of a log return together; one permit in 50 ms, for 8 callers.
+        for (rate, interval, longest) in [(20, 1_000 * MS, 1_010 * MS), (1, 50 * MS, 450 * MS)] {
+            let (log, end) = (Log::new(rate, interval), Instant::now() + 20_000 * MS);
+            let mut callers = JoinSet::new();
+            for _ in 0..8 {
+                let log = log.clone();
+                callers.spawn(async move {
+                    let (mut longest, mut served) = (Duration::ZERO, 0);
+                    while Instant::now() < end {
+                        let start = Instant::now();
+                        assert!(log.acquire(Duration::MAX).await.is_allowed());
+                        (longest, served) = (longest.max(start.elapsed()), served + 1);
+                    }
+                    (longest, served)
+                });
+            }
+            let callers = callers.join_all().await;
+            let waited = callers.iter().map(|(longest, _)| *longest).max().unwrap();
+            let served: u32 = callers.iter().map(|(_, served)| served).sum();
+            println!("{rate} per {interval:?}: {waited:?}, {served} served");
+            assert!(waited <= longest, "{waited:?}");
+            assert!(served >= 380, "{served} of 400 permits are used");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_calls_are_served_in_the_order_of_their_arrival() {
+        let (log, mut ends) = (Log::new(1, 100 * MS), vec![]);
+        assert!(log.acquire(Duration::ZERO).await.is_allowed());
+        for _ in 0..5 {
+            log.spawn(&mut ends).await;
+        }
+        let mut before = Instant::now();
+        for end in ends {
+            let end = end.await.unwrap();
+            assert!(before < end);
+            before = end;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dropped_call_lets_the_next_one_go_on() {
+        let (log, mut ends) = (Log::new(1, 100 * MS), vec![]);
+        assert!(log.acquire(Duration::ZERO).await.is_allowed());
+        let start = Instant::now();
+        for _ in 0..3 {
+            log.spawn(&mut ends).await;
+        }
+        ends.remove(0).abort();
+        assert!(ends.remove(0).await.unwrap() - start <= 105 * MS);
+        assert!(ends.remove(0).await.unwrap() - start <= 210 * MS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_is_not_polled_delays_others_for_a_bounded_time() {
+        let log = Log::new(1, 100 * MS);
+        assert!(log.acquire(Duration::ZERO).await.is_allowed());
+        let mut first = Box::pin(log.acquire(Duration::MAX));
+        for _ in 0..4 {
+            let _ = first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            sleep(MS).await;
+        }
+        let (start, mut ends) = (Instant::now(), vec![]);
+        log.spawn(&mut ends).await;
+        log.spawn(&mut ends).await;
+        for end in ends {
+            assert!(end.await.unwrap() - start <= 2_200 * MS);
+        }
+        drop(first);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_whose_timeout_ends_in_the_queue_is_denied() {
+        let (log, mut ends) = (Log::new(1, 100 * MS), vec![]);
+        assert!(log.acquire(Duration::ZERO).await.is_allowed());
+        log.spawn(&mut ends).await;
+        let start = Instant::now();
+        // The permits before it take until then, so it does not even wait.
+        assert!(!log.acquire(150 * MS).await.is_allowed());
+        assert!(start.elapsed() <= 5 * MS, "{:?}", start.elapsed());
+        assert!(ends.remove(0).await.unwrap() - start <= 105 * MS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_name_and_each_client_has_a_queue() {
+        let limiter = limiter();
+        let queue = |limiter: &RateLimiter, key: &str| {
+            use crate::{keys::Key, limiter::ChargeTarget};
+            limiter.retry_queue(&Key::from(key)).1
+        };
+        let same = RateLimiter::new(limiter.store.clone(), "LIMITER_NAME");
+        assert_eq!(queue(&limiter, ""), queue(&same, "any"));
+        assert_ne!(queue(&limiter, ""), queue(&limiter.clone().client_id("other"), ""));
+        let template = RateLimiter::new(limiter.store.clone(), "api:{key}");
+        assert_ne!(queue(&template, "a"), queue(&template, "b"));
+        assert_eq!(queue(&template, "a"), queue(&template.for_key("a").unwrap(), ""));
     }
 }

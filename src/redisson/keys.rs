@@ -32,6 +32,11 @@ impl Keys {
         ];
         Ok(Self { name: name.to_owned(), client_id: client_id.to_owned(), all })
     }
+
+    /// Returns the keys of a rate that is not per client.
+    pub(super) fn overall(&self) -> [&str; 4] {
+        [0, 1, 3, 5].map(|index| &*self.all[index])
+    }
 }
 
 /// Returns whether the name has the same hash tag as the keys that begin with it (in braces, if it

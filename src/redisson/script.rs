@@ -1,9 +1,9 @@
-//! The scripts for Redisson's format: their text, hash and status codes. Their arguments and
-//! replies are described in the Lua files.
+//! The scripts for Redisson's format: their texts, arguments, replies and status codes. The Lua
+//! files describe the other side.
 
 use std::sync::OnceLock;
 
-use redis::{Cmd, Script as Hashed};
+use redis::{Cmd, FromRedisValue, ParsingError, Script as Hashed, ToRedisArgs, Value};
 
 /// A script, and the hash by which a server knows it.
 #[derive(Debug)]
@@ -12,33 +12,107 @@ pub(super) struct Script {
     hash: OnceLock<String>,
 }
 
+/// Takes the number of arguments of the script without the common ones, and the files.
 macro_rules! script {
-    ($($file:literal),+) => {
+    ($args:literal; $($file:literal),+) => {
         Script {
-            text: concat!($(include_str!(concat!("../../scripts/redisson/", $file, ".lua"))),+),
+            text: concat!(
+                concat!("local ARGS = ", $args, "\n"),
+                include_str!("../../scripts/redisson/limits.lua"),
+                $(include_str!(concat!("../../scripts/redisson/", $file, ".lua"))),+
+            ),
             hash: OnceLock::new(),
         }
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("rate", "log", "acquire");
-pub(super) static RELEASE: Script = script!("rate", "log", "release");
-pub(super) static AVAILABLE_PERMITS: Script = script!("rate", "log", "available_permits");
-pub(super) static SET_RATE: Script = script!("rate", "log", "set_rate");
-pub(super) static EXPIRE: Script = script!("rate", "expire");
-pub(super) static CONFIG: Script = script!("rate", "config");
+pub(super) static ACQUIRE: Script = script!(1; "quick", "rate", "log", "acquire");
+pub(super) static RELEASE: Script = script!(3; "rate", "log", "release");
+pub(super) static AVAILABLE_PERMITS: Script = script!(0; "rate", "log", "available_permits");
+pub(super) static SET_RATE: Script = script!(5; "rate", "log", "set_rate");
+pub(super) static EXPIRE: Script = script!(1; "rate", "expire");
+pub(super) static CONFIG: Script = script!(0; "rate", "config");
 
 /// The status codes, which are the first element of a reply.
 pub(super) const DONE: i64 = 1;
 pub(super) const ABOVE_RATE: i64 = 2;
 pub(super) const NO_RATE: i64 = 3;
 pub(super) const AGAIN: i64 = 4;
+/// The rate is per client, so the script needs all keys.
+pub(super) const PER_CLIENT: i64 = 5;
 
 impl Script {
-    pub(super) fn by_hash(&self, keys: &[String], args: &[&[u8]]) -> Cmd {
+    pub(super) fn by_hash<K: ToRedisArgs>(
+        &self,
+        keys: &[K],
+        args: &[&[u8]],
+        template_rate: &str,
+        tally: &[u8],
+    ) -> Cmd {
         let hash = self.hash.get_or_init(|| Hashed::new(self.text).get_hash().to_owned());
         let mut command = redis::cmd("EVALSHA");
-        command.arg(hash).arg(keys.len()).arg(keys).arg(args);
         command
+            .arg(hash)
+            .arg(keys.len())
+            .arg(keys)
+            .arg(args)
+            .arg(&common(template_rate, tally)[..]);
+        command
+    }
+}
+
+/// Returns the common arguments of all scripts, which are omitted if they are empty.
+pub(super) fn common<'a>(template_rate: &'a str, tally: &'a [u8]) -> Vec<&'a [u8]> {
+    match (template_rate, tally) {
+        ("", []) => vec![],
+        _ => vec![template_rate.as_bytes(), tally],
+    }
+}
+
+pub(super) const ENTRY: usize = 21;
+
+/// Returns the entry of an acquire in the log.
+pub(super) fn entry(id: &[u8; 16], permits: u32) -> [u8; ENTRY] {
+    let mut entry = [0; ENTRY];
+    entry[0] = id.len() as u8;
+    entry[1..17].copy_from_slice(id);
+    entry[17..].copy_from_slice(&permits.to_le_bytes());
+    entry
+}
+
+/// The reply of [`ACQUIRE`]. Times are in microseconds, the interval in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct AcquireReply {
+    pub(super) status: i64,
+    pub(super) wait: f64,
+    pub(super) remaining: f64,
+    pub(super) replenish: f64,
+    pub(super) reset: f64,
+    pub(super) rate: f64,
+    pub(super) interval: f64,
+    pub(super) tally: Vec<u8>,
+}
+
+impl FromRedisValue for AcquireReply {
+    fn from_redis_value(value: Value) -> Result<Self, ParsingError> {
+        const NUMBERS: usize = 7;
+        let Value::BulkString(bytes) = value else { return Err("not a reply".into()) };
+        let Some((numbers, tally)) = bytes.split_at_checked(8 * NUMBERS) else {
+            return Err("the reply is too short".into());
+        };
+        let mut numbers = numbers
+            .chunks_exact(8)
+            .map(|bytes| f64::from_le_bytes(bytes.try_into().expect("the chunk has 8 bytes")));
+        let mut next = || numbers.next().expect("the reply has 7 numbers");
+        Ok(Self {
+            status: next() as i64,
+            wait: next(),
+            remaining: next(),
+            replenish: next(),
+            reset: next(),
+            rate: next(),
+            interval: next(),
+            tally: tally.to_vec(),
+        })
     }
 }

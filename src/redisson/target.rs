@@ -1,12 +1,17 @@
 //! The limiter as the target of a charge: the path from a layer to Redisson's limiter.
 
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
 use super::{RateLimiter, id_of, random};
 use crate::{
     algorithm::Action,
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
-    limiter::{AnyLimiter, ChargeTarget},
+    limiter::{AnyLimiter, ChargeTarget, RetryQueues, retry_queues},
     store::{BackgroundTask, Store, StoreFuture},
 };
 
@@ -58,6 +63,16 @@ impl ChargeTarget for RateLimiter {
 
     fn spawn_background(&self, task: BackgroundTask) {
         self.store.spawn_background(task);
+    }
+
+    fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64) {
+        let queues = retry_queues(self.store.names());
+        let mut queue = queues.hasher();
+        let limiter = self.for_key(key);
+        let keys = limiter.as_ref().map_or(&self.keys, |limiter| &limiter.keys);
+        // Another client can have permits when this one has none.
+        ("redisson", &keys.name, &keys.client_id).hash(&mut queue);
+        (queues, queue.finish())
     }
 }
 

@@ -212,6 +212,52 @@ async fn an_attempt_is_one_round_trip() {
     assert!(take(&limiter, 1).await && !take(&limiter, 1).await, "the script was executed once");
 }
 
+/// Returns how many commands Redis executes for an acquire, the script included.
+async fn commands_of(server: &RedisServer, limiter: &RateLimiter) -> u64 {
+    const INFO: u64 = 1;
+    let total = || {
+        let stats: String = redis(server, &["INFO", "commandstats"]);
+        let calls = stats.lines().filter_map(|line| line.split("calls=").nth(1)?.split(',').next());
+        calls.map(|calls| calls.parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let before = total();
+    let _ = take(limiter, 1).await;
+    total() - before - INFO
+}
+
+#[tokio::test]
+async fn an_acquire_takes_few_commands() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 100).await;
+    assert!(take(&limiter, 1).await); // loads the script
+    assert!(commands_of(&server, &limiter).await <= 9, "a short log");
+    for _ in 0..30 {
+        assert!(take(&limiter, 1).await);
+    }
+    assert!(commands_of(&server, &limiter).await <= 10, "a long log");
+    while take(&limiter, 1).await {}
+    assert!(commands_of(&server, &limiter).await <= 8, "denied with a long log");
+    limiter.set_rate(RateType::Overall, 1, HOUR).await.unwrap();
+    assert!(take(&limiter, 1).await && !take(&limiter, 1).await);
+    assert!(commands_of(&server, &limiter).await <= 6, "denied with a short log");
+}
+
+#[tokio::test]
+async fn the_type_of_a_rate_is_learned_with_one_more_call() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, 5).await;
+    assert!(take(&limiter, 1).await); // loads the script
+    limiter.set_rate(RateType::PerClient, 2, HOUR).await.unwrap();
+    for calls in [2, 1] {
+        let before = server.calls("evalsha");
+        assert!(take(&limiter, 1).await);
+        assert_eq!(server.calls("evalsha") - before, calls);
+    }
+    assert!(!take(&limiter, 1).await);
+    limiter.set_rate(RateType::Overall, 2, HOUR).await.unwrap();
+    assert!(take(&limiter, 2).await && !take(&limiter, 1).await);
+}
+
 #[tokio::test]
 async fn an_acquire_whose_timeout_is_too_short_is_denied_at_once() {
     let server = RedisServer::start();

@@ -52,6 +52,30 @@ fn a_long_log_is_read_once_in_steps() {
 }
 
 #[test]
+fn the_tally_of_a_long_log_is_updated_in_place() {
+    let server = RedisServer::start();
+    let mut harness = limiter(&server, 20_000);
+    fill(&mut harness, 1_000);
+    assert!(harness.take(1));
+    let before = calls(&mut harness, "setrange");
+    let steps = [1, 5, 20, 0, 1, 0, 40, 3]; // milliseconds, in each of which an entry expires
+    for ms in steps {
+        harness.advance(ms);
+        assert!(harness.take(3));
+        let sum: u64 = harness.log().iter().map(Entry::permits).sum();
+        assert_eq!(harness.value().as_deref(), Some(&*(20_000 - sum).to_string()));
+        assert_eq!(harness.available(), 20_000 - sum);
+    }
+    assert_eq!(calls(&mut harness, "setrange") - before, steps.len() as u64);
+    harness.advance(10);
+    let id = harness.id();
+    assert_eq!(harness.java_acquire(1, 0, id), Some(Ok(())));
+    let sum: u64 = harness.log().iter().map(Entry::permits).sum();
+    assert_eq!(harness.available(), 20_000 - sum, "the log is counted from the tally");
+    assert_eq!(harness.steps, 1);
+}
+
+#[test]
 fn callers_that_time_out_share_the_reading_of_a_long_log() {
     let server = RedisServer::start();
     let mut harness = limiter(&server, 20_010);

@@ -5,7 +5,10 @@ use redis::{Connection, FromRedisValue};
 
 use super::super::{
     keys::Keys,
-    script::{ACQUIRE, AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, RELEASE, SET_RATE, Script},
+    script::{
+        ACQUIRE, AGAIN, AVAILABLE_PERMITS, AcquireReply, CONFIG, DONE, EXPIRE, PER_CLIENT, RELEASE,
+        SET_RATE, Script, common, entry,
+    },
 };
 
 #[path = "../../../tests/support/server.rs"]
@@ -34,7 +37,7 @@ local redis = (function()
       forget(key)
     end
   end
-  return {call = function(name, key, ...)
+  return {pcall = real.pcall, call = function(name, key, ...)
     local rest = {...}
     if name == 'TIME' then
       return {string.format('%.0f', math.floor(now / 1e6)), string.format('%.0f', now % 1e6)}
@@ -170,9 +173,6 @@ impl Reply {
     }
 }
 
-/// Status, wait, remaining, replenish, reset, rate, interval, tally.
-type Fields = (i64, u64, u64, u64, u64, u64, u64, Vec<u8>);
-
 pub(super) type Id = [u8; 16];
 
 /// An entry of the log.
@@ -192,11 +192,26 @@ impl Entry {
     }
 }
 
+/// The reply to an acquire, and what it has stored.
+#[derive(Debug, PartialEq)]
+pub(super) struct Trace {
+    reply: AcquireReply,
+    value: Option<String>,
+    log: Vec<Entry>,
+    ttls: [Option<u64>; 3],
+}
+
 pub(super) struct Harness {
     pub(super) connection: Connection,
     pub(super) keys: Keys,
     /// The clock of the server, in microseconds.
     pub(super) now: u64,
+    /// Leaves all decisions to the second part of the script of an acquire.
+    pub(super) is_slow: bool,
+    /// The last reply to an acquire.
+    last_reply: AcquireReply,
+    /// The replies to the acquires, and what these have stored.
+    pub(super) traces: Vec<Trace>,
     /// Treats logs of more than 2 entries as long.
     pub(super) tiny: bool,
     /// Starts each step of an acquire without the tally of the previous one, as a new caller does
@@ -219,6 +234,9 @@ impl Harness {
             connection,
             keys,
             now: START,
+            is_slow: false,
+            last_reply: AcquireReply::default(),
+            traces: vec![],
             tiny: false,
             drops_tally: false,
             template_rate: String::new(),
@@ -228,6 +246,8 @@ impl Harness {
     }
 
     pub(super) fn reset(&mut self) {
+        self.ids = 0;
+        self.traces.clear();
         redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
         self.now = START;
     }
@@ -238,7 +258,8 @@ impl Harness {
 
     /// Drops the keys that have expired.
     pub(super) fn tick(&mut self) {
-        let _: i64 = self.eval("return 0", 7, &[]);
+        let keys = self.keys.all.clone();
+        let _: i64 = self.eval("return 0", &keys, &[]);
     }
 
     pub(super) fn advance(&mut self, ms: u64) {
@@ -254,9 +275,9 @@ impl Harness {
         bytes
     }
 
-    fn eval<T: FromRedisValue>(&mut self, text: &str, keys: usize, args: &[&[u8]]) -> T {
+    fn eval<T: FromRedisValue>(&mut self, text: &str, keys: &[String], args: &[&[u8]]) -> T {
         let mut eval = redis::cmd("EVAL");
-        eval.arg(CLOCK.to_owned() + text).arg(keys).arg(&self.keys.all[..keys]).arg(args);
+        eval.arg(CLOCK.to_owned() + text).arg(keys.len()).arg(keys).arg(args);
         let reply = eval.arg(self.now).query(&mut self.connection);
         reply.unwrap_or_else(|error| panic!("{error}"))
     }
@@ -276,13 +297,30 @@ impl Harness {
     ) -> T {
         self.steps += 1;
         assert!(self.steps < 1_000, "the call does not end");
+        let keys = self.keys.all.clone();
+        self.execute_with(script, &keys, args, template_rate, tally)
+    }
+
+    fn execute_with<T: FromRedisValue>(
+        &mut self,
+        script: &Script,
+        keys: &[String],
+        args: &[&[u8]],
+        template_rate: &str,
+        tally: &[u8],
+    ) -> T {
         let mut text = script.text.to_owned();
         if self.tiny {
-            let limits = "SHORT, HEAD, MAX_ENTRIES = 32, 128, 1000";
-            assert!(text.contains(limits) || !text.contains("MAX_ENTRIES"));
+            let limits = "SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000";
+            assert!(text.contains(limits));
             text = text.replace(limits, "SHORT, HEAD, MAX_ENTRIES = 2, 2, 3");
         }
-        self.eval(&text, 7, &[args, &[template_rate.as_bytes(), tally]].concat())
+        if self.is_slow && std::ptr::eq(script, &ACQUIRE) {
+            let quick = "repeat\n  local rate_text";
+            assert!(text.contains(quick));
+            text = text.replace(quick, "repeat\n  do break end\n  local rate_text");
+        }
+        self.eval(&text, keys, &[args, &common(template_rate, tally)].concat())
     }
 
     fn execute_in_steps(
@@ -304,18 +342,36 @@ impl Harness {
     }
 
     pub(super) fn acquire(&mut self, permits: u32, id: Id) -> Reply {
-        let (permits, rate) = (permits.to_string(), self.template_rate.clone());
+        let (entry, rate) = (entry(&id, permits), self.template_rate.clone());
+        let mut keys = self.keys.overall().map(str::to_owned).to_vec();
         let mut tally = vec![];
         self.steps = 0;
         loop {
-            let args: [&[u8]; 2] = [permits.as_bytes(), &id];
-            let reply: Fields = self.execute(&ACQUIRE, &args, &rate, &tally);
-            let (status, wait, remaining, _, reset, _, _, next) = reply;
-            if status != AGAIN {
-                return Reply { status, wait, remaining, reset };
+            self.steps += 1;
+            assert!(self.steps < 1_000, "the call does not end");
+            let reply: AcquireReply = self.execute_with(&ACQUIRE, &keys, &[&entry], &rate, &tally);
+            match reply.status {
+                PER_CLIENT => (keys, self.steps) = (self.keys.all.to_vec(), 0),
+                AGAIN if self.drops_tally => tally = vec![],
+                AGAIN => tally = reply.tally,
+                _ => {
+                    self.last_reply = reply.clone();
+                    return Reply {
+                        status: reply.status,
+                        wait: reply.wait as u64,
+                        remaining: reply.remaining as u64,
+                        reset: reply.reset as u64,
+                    };
+                }
             }
-            tally = if self.drops_tally { vec![] } else { next };
         }
+    }
+
+    /// Adds the last acquire to the traces.
+    pub(super) fn trace(&mut self) {
+        let (reply, value, log) = (self.last_reply.clone(), self.value(), self.log());
+        let ttls = [0, 1, 3].map(|key| self.ttl(key));
+        self.traces.push(Trace { reply, value, log, ttls });
     }
 
     /// Acquires permits with a new id. Returns true if they were granted.
@@ -387,18 +443,21 @@ impl Harness {
 
     pub(super) fn java_available(&mut self, skew: i64) -> i64 {
         let clock = self.now_ms().saturating_add_signed(skew).to_string();
-        self.eval(&(JAVA.to_owned() + JAVA_AVAILABLE), 5, &[clock.as_bytes()])
+        let keys = self.keys.all[..5].to_vec();
+        self.eval(&(JAVA.to_owned() + JAVA_AVAILABLE), &keys, &[clock.as_bytes()])
     }
 
     pub(super) fn java_release(&mut self, permits: u32) {
         let permits = permits.to_string();
-        let _: i64 = self.eval(&(JAVA.to_owned() + JAVA_RELEASE), 5, &[permits.as_bytes()]);
+        let keys = self.keys.all[..5].to_vec();
+        let _: i64 = self.eval(&(JAVA.to_owned() + JAVA_RELEASE), &keys, &[permits.as_bytes()]);
     }
 
     pub(super) fn java_update(&mut self, rate: u64, interval: u64) {
         let [rate, interval] = [rate, interval].map(|number| number.to_string());
         let args = [rate.as_bytes(), interval.as_bytes()];
-        let _: i64 = self.eval(&(JAVA.to_owned() + JAVA_UPDATE), 5, &args);
+        let keys = self.keys.all[..5].to_vec();
+        let _: i64 = self.eval(&(JAVA.to_owned() + JAVA_UPDATE), &keys, &args);
     }
 
     pub(super) fn command<T: FromRedisValue>(&mut self, words: &[&str]) -> T {

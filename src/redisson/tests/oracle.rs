@@ -461,6 +461,7 @@ fn acquire(
     let now = harness.now_ms();
     let old_time = time_of(harness).filter(|time| *time > now - oracle.interval);
     let reply = harness.acquire(permits, id);
+    harness.trace();
     oracle.acquires.push((id, permits));
     if old_time.is_some_and(|time| time <= now + oracle.interval) {
         prop_assert!(reply.granted(), "a repeated script is denied");
@@ -514,7 +515,13 @@ fn check_random(java: bool, skews: impl Strategy<Value = [i64; 3]>) {
         .run(&(steps(java), 1_u64..12, any::<[bool; 2]>(), skews), |(steps, rate, flags, skews)| {
             let mut harness = harness.borrow_mut();
             [harness.tiny, harness.drops_tally] = flags;
-            check(&mut harness, &steps, rate, skews, java)
+            harness.is_slow = false;
+            check(&mut harness, &steps, rate, skews, java)?;
+            let traces = harness.traces.split_off(0);
+            harness.is_slow = true;
+            check(&mut harness, &steps, rate, skews, java)?;
+            prop_assert_eq!(traces, harness.traces.split_off(0), "both parts decide the same");
+            Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
