@@ -14,18 +14,17 @@ end
 
 -- Takes whether the request is admitted, and its wait. Returns the state that was found.
 local function finish(admitted, wait)
-  if not returns then
-    local before
-    if commits and admitted then
-      before = wait > 0 and encode and encode(true)
-      commit(now + wait, cost)
-    end
-    local state = condense and condense() or found or ''
-    if commits and (admitted or stale) then
-      store(before, now + wait)
-    end
-    return state
-  elseif found then
-    release(step_back(), releases())
+  if returns then
+    return found and release(step_back(), releases())
   end
+  local before
+  if commits and admitted then
+    before = wait > 0 and encode(true)
+    commit(now + wait, cost)
+  end
+  local state = condense and condense() or found or ''
+  if commits and (admitted or stale) then
+    store(before, now + wait)
+  end
+  return state
 end

@@ -15,7 +15,9 @@ local first, live, live_dead
 local instants, costs
 local found_at, found_skew, found_window, found_live, found_last, asked, mark, mark_total
 local committed, merges
-local encode -- none: a log contains its reservations
+
+-- Returns nothing: a log contains its reservations.
+local function encode() end
 
 -- Forgets the log of another request.
 local function forget()
