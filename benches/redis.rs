@@ -320,8 +320,11 @@ impl Bench {
         println!("Bytes per key in Redis (MEMORY USAGE), after one admitted request");
         for algorithm in ALGORITHMS {
             let limiter = self.limiter("default", algorithm, Quota::per_hour(1_000_000));
-            self.query::<()>("FLUSHALL");
-            assert!(self.runtime.block_on(check(&limiter, &key(0))));
+            // Redis reuses the memory of a longer argument for the first value of a script.
+            for _ in 0..2 {
+                self.query::<()>("FLUSHALL");
+                assert!(self.runtime.block_on(check(&limiter, &key(0))));
+            }
             let (key, one) = self.only_key();
             print!("  {:<20} {one:4}  of which the key's name {}", name(algorithm), key.len());
             if algorithm == Algorithm::SlidingLog {
