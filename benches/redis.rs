@@ -68,7 +68,8 @@ const ALGORITHMS: [Algorithm; 7] = [
 fn main() {
     let bench = Bench::new();
     bench.print_latency();
-    bench.print_throughput();
+    bench.print_throughput(TASKS);
+    bench.print_throughput(1);
     bench.print_denials();
     bench.print_cpu();
     bench.print_two_limits();
@@ -132,17 +133,19 @@ impl Bench {
         );
     }
 
-    fn print_throughput(&self) {
+    /// With `keys`, fewer than the requests in flight, several requests have the same key.
+    fn print_throughput(&self, keys: usize) {
         println!();
-        println!("{TASKS} requests in flight over one connection, token bucket, {TASKS} keys");
+        println!("{TASKS} requests in flight over one connection, token bucket, {keys} keys");
         println!("per second, median of {ROUNDS} rounds; ratio, and its middle half");
-        let limiter = self.limiter("throughput", Algorithm::token_bucket(), PLENTY);
+        let name = format!("throughput-{keys}");
+        let limiter = self.limiter(&name, Algorithm::token_bucket(), PLENTY);
         let script = Arc::new(self.script(&limiter));
         let mut admitted = [0; 3];
         let [ours, eval, incr] = interleaved(ROUNDS, |which| {
             let start = Instant::now();
             admitted[which] += match which {
-                0 => self.checks_in_flight(&limiter, TASKS, CALLS_PER_TASK),
+                0 => self.checks_in_flight(&limiter, keys, CALLS_PER_TASK),
                 1 => self.scripts_in_flight(&script),
                 _ => self.increments_in_flight(CALLS_PER_TASK),
             };

@@ -22,6 +22,7 @@ pub(crate) struct Source {
     pub(crate) body: &'static str,
     /// The fast path for the most common checks.
     pub(crate) fast: &'static str,
+    pub(crate) has_fast_path: bool,
     /// True if the state that the first of several requests finds determines the replies to all.
     pub(crate) is_whole: bool,
 }
@@ -54,6 +55,7 @@ macro_rules! algorithms {
                 include_str!("../../scripts/finish.lua"),
             ),
             fast: include_str!(concat!("../../scripts/fast/", $fast, ".lua")),
+            has_fast_path: !matches!($fast.as_bytes(), b"none"),
             is_whole: <$module::State as Model>::RESERVES,
         },)*];
 

@@ -58,6 +58,11 @@ impl Check {
         &self.limit.key
     }
 
+    /// Returns true if checks of the same key take little more time than one of them.
+    pub(super) fn shares_its_key(&self) -> bool {
+        script::has_fast_path(&self.limit.params)
+    }
+
     /// Executes a call for this check alone.
     pub(super) async fn execute(
         &self,

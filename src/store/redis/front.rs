@@ -4,6 +4,7 @@
 
 use std::{
     collections::VecDeque,
+    hash::BuildHasher,
     mem,
     pin::Pin,
     sync::{
@@ -15,7 +16,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use hashbrown::{HashMap, hash_map::Entry};
+use hashbrown::{HashMap, HashSet, hash_map::Entry};
 use redis::ServerErrorKind;
 use tokio::{
     runtime::{self, Handle},
@@ -30,8 +31,10 @@ use crate::{decision::Decision, store::Settings, sync::lock};
 
 /// The number of calls of a lane that are under way at a time.
 const MAX_CALLS: usize = 4;
-/// The number of checks in a call, which must not block Redis for long.
-const MAX_CHECKS: usize = 64;
+/// The number of keys in a call, which must not block Redis for long.
+const MAX_KEYS: usize = 64;
+/// The number of checks in a call, if checks of the same key are decided together.
+const MAX_CHECKS: usize = 512;
 /// The delay up to which a caller gets its error from the call and not at its own deadline.
 const MAX_DELAY: Duration = Duration::from_millis(1);
 
@@ -42,6 +45,7 @@ pub(super) struct Front(Arc<Shared>);
 struct Shared {
     client: Client,
     lanes: Mutex<Lanes>,
+    hasher: RandomState,
     /// True if the server rejects calls whose keys are in several slots.
     is_clustered: AtomicBool,
 }
@@ -89,8 +93,8 @@ enum State {
 
 impl Front {
     pub(super) fn new(client: Client) -> Self {
-        let (lanes, is_clustered) = (Mutex::default(), AtomicBool::new(false));
-        Self(Arc::new(Shared { client, lanes, is_clustered }))
+        let (lanes, hasher) = (Mutex::default(), RandomState::default());
+        Self(Arc::new(Shared { client, lanes, hasher, is_clustered: AtomicBool::new(false) }))
     }
 
     /// Decides about a check: in a call of its own, or together with others. Checks of a limiter
@@ -149,14 +153,7 @@ impl Front {
         let mut lanes = lock(&self.0.lanes);
         let lane = lanes.get_mut(&id).expect("a lane with a call exists");
         lane.is_scheduled = false;
-        let mut callers = Vec::with_capacity(lane.queue.len().min(MAX_CHECKS));
-        while callers.len() < MAX_CHECKS
-            && let Some(caller) = lane.queue.pop_front()
-        {
-            if caller.is_waiting() {
-                callers.push(caller);
-            }
-        }
+        let callers = lane.take(&self.0.hasher);
         lane.sent.extend(callers.iter().cloned());
         let next = lane.schedules().then(|| lane.runtime.clone());
         drop(lanes);
@@ -257,6 +254,32 @@ impl Lane {
         schedules
     }
 
+    /// Takes the callers of a call out of the queue.
+    fn take(&mut self, hasher: &RandomState) -> Vec<Arc<Caller>> {
+        let mut callers = Vec::with_capacity(self.queue.len().min(MAX_KEYS));
+        let mut keys = HashSet::with_hasher(RandomState::default());
+        while let Some(caller) = self.queue.front() {
+            let max = if caller.check.shares_its_key() { MAX_CHECKS } else { MAX_KEYS };
+            keys.insert(hasher.hash_one(caller.check.key()));
+            if keys.len() > MAX_KEYS || callers.len() == max {
+                break;
+            }
+            callers.extend(self.queue.pop_front().filter(|caller| caller.is_waiting()));
+        }
+        callers
+    }
+
+    /// Forgets callers that have their results.
+    fn forget_done(&mut self) {
+        while self.sent.front().is_some_and(|caller| !caller.is_waiting()) {
+            self.sent.pop_front();
+        }
+        // A call can hang while calls over another connection end.
+        if self.sent.len() > 2 * MAX_CALLS * MAX_CHECKS {
+            self.sent.retain(|caller| caller.is_waiting());
+        }
+    }
+
     /// Returns the callers that do not end with a call, and whether their check was sent.
     fn watched(&self) -> impl Iterator<Item = (&Arc<Caller>, bool)> {
         let sent = self.sent.iter().filter(|caller| !caller.ends_with_call.load(Relaxed));
@@ -292,9 +315,7 @@ impl Drop for Turn {
         let Entry::Occupied(mut entry) = lanes.entry(self.id) else { return };
         let lane = entry.get_mut();
         lane.calls -= 1;
-        while lane.sent.front().is_some_and(|caller| !caller.is_waiting()) {
-            lane.sent.pop_front();
-        }
+        lane.forget_done();
         let mut abandoned = Call(vec![]);
         if self.is_scheduled {
             lane.is_scheduled = false; // the runtime has ended

@@ -188,6 +188,11 @@ impl Runs {
     const SIZE: usize = 16;
 }
 
+/// Returns true if the script decides about equal checks of a key without a step for each.
+pub(crate) fn has_fast_path(params: &Params) -> bool {
+    SOURCES[params.index()].has_fast_path
+}
+
 fn item(limit: &Limit) -> [u8; 16] {
     let mut item = [0; 16];
     item[..8].copy_from_slice(&f64::from(limit.cost).to_le_bytes());
