@@ -33,8 +33,22 @@ end
 
 -- Returns true for an error that concerns one key.
 local function is_of_key(err)
-  local text = type(err) == 'table' and err.err or tostring(err)
+  local text = type(err) == 'table' and err.err or err
   return string.find(text, FOREIGN, 1, true) or string.find(text, 'WRONGTYPE', 1, true)
+end
+
+-- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`;
+-- none if one of them has to wait.
+local function use(used, size, parts, runs)
+  for _, run in ipairs(runs) do
+    local each = run.cost * parts
+    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    if granted < run.count and run.max_wait > 0 then
+      return
+    end
+    used = used + granted * each
+  end
+  return used
 end
 
 -- FAST

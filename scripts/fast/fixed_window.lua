@@ -19,22 +19,9 @@ local function read(found)
   return count, true
 end
 
-local function fast(key, found, runs)
-  local count, is_open = read(found)
-  if not count then
-    return
-  end
-  local before = count
-  for _, run in ipairs(runs) do
-    local granted = math.min(run.count, math.max(math.floor((limit - count) / run.cost), 0))
-    if granted < run.count and run.max_wait > 0 then
-      return
-    end
-    count = count + granted * run.cost
-  end
-  if count == before then
-    return true
-  elseif is_open then
+-- Stores the count. Returns false if the key holds a value of another type.
+local function write(key, found, count, is_open)
+  if is_open then
     return call('SETRANGE', key, '8', struct.pack('<I7', count))
   end
   local state, time = struct.pack(STATE, 70, now, count, window, 0), expire_at(now + window)
@@ -42,4 +29,10 @@ local function fast(key, found, runs)
     return call('SET', key, state, 'PXAT', time)
   end
   return call('SET', key, state, 'PXAT', time, 'NX')
+end
+
+local function fast(key, found, runs)
+  local before, is_open = read(found)
+  local count = before and use(before, limit, 1, runs)
+  return count and (count == before or write(key, found, count, is_open))
 end

@@ -38,20 +38,9 @@ local function write(key, found, debt, expires)
 end
 
 local function fast(key, found, runs)
-  local debt, expires = read(found)
-  if not debt then
-    return
-  end
-  local before = debt
-  for _, run in ipairs(runs) do
-    local parts = run.cost * unit
-    local granted = math.min(run.count, math.max(math.floor((full - debt) / parts), 0))
-    if granted < run.count and run.max_wait > 0 then
-      return
-    end
-    debt = debt + granted * parts
-  end
-  return debt == before or write(key, found, debt, expires)
+  local before, expires = read(found)
+  local debt = before and use(before, full, unit, runs)
+  return debt and (debt == before or write(key, found, debt, expires))
 end
 
 if period ~= 1 or overdraft > 0 then
