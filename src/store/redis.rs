@@ -52,7 +52,7 @@ use crate::{
 /// The name of a key is `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
 /// `ratelimit:default:token-bucket:{header:x-api-key=alice}`. `redis-cli --scan` lists the keys.
 /// Because of the braces, `KEY` alone determines the slot in a cluster. A key expires when its
-/// state is the initial one again.
+/// state is the initial one again; with a token bucket, up to one refill of the bucket later.
 ///
 /// The value contains a letter that identifies its format. Reservations of waiting requests
 /// follow the state in the same value.
