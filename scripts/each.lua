@@ -2,8 +2,8 @@
 -- the algorithm, model to finish, replaces BODY, and its fast path FAST.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
 --        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row
--- Of several keys, one that the script cannot decide about has `false` in the place of a state:
--- none of its requests was counted. A single one is an error.
+-- Of several keys, one that the script cannot decide about has `false` instead of a state: none of
+-- its requests was counted. A single one is an error.
 local params = ARGV[2]
 local key, cost, max_wait -- of the request about which the engine decides
 -- BODY
@@ -49,6 +49,14 @@ local function use(used, size, parts, runs)
     used = used + granted * each
   end
   return used
+end
+
+-- Stores a new state. Returns false if none was found, because the key holds another type of value.
+local function replace(key, found, state, expires)
+  if found then
+    return call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
 end
 
 -- FAST

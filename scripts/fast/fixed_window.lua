@@ -1,7 +1,5 @@
 -- Fast path of the fixed window: checks that do not wait, and a state with the same window and
--- without reservations. It decides as the engine does.
-local limit, window = struct.unpack('<dd', params, 2)
-local STATE = '<BI7I7I6I5'
+-- without reservations. It decides as the engine does. The model stands before this text.
 
 -- Returns the count, and whether the window is open; none if the engine must decide.
 local function read(found)
@@ -24,11 +22,7 @@ local function write(key, found, count, is_open)
   if is_open then
     return call('SETRANGE', key, '8', struct.pack('<I7', count))
   end
-  local state, time = struct.pack(STATE, 70, now, count, window, 0), expire_at(now + window)
-  if found then
-    return call('SET', key, state, 'PXAT', time)
-  end
-  return call('SET', key, state, 'PXAT', time, 'NX')
+  return replace(key, found, struct.pack(STATE, 70, now, count, window, 0), now + window)
 end
 
 local function fast(key, found, runs)

@@ -1,12 +1,11 @@
 -- Fast path of the token bucket: a bucket that refills continuously and has no overdraft, checks
 -- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
-local burst, overdraft, unit, period, lump = struct.unpack('<ddddd', params, 2)
-local full, SHORT = burst * unit, '<BI7I7I6I4B'
-local _, exponent = math.frexp(math.max(full / lump, 1))
-exponent = exponent - 1
+-- The model stands before this text.
+local unit, lump, full = new_unit, new_lump, burst * new_unit
+local exponent = grain_of(full, lump)
 
 -- Returns the instant at which the key expires: when the debt has flowed in, rounded up.
-local function expiry(at, debt, exponent)
+local function expiry_of(at, debt, exponent)
   local grain = 2 ^ exponent
   return math.ceil((at + math.ceil(debt / lump)) / grain) * grain
 end
@@ -20,7 +19,7 @@ local function read(found)
   end
   local _, at, debt, other_unit, other_lump, grain = struct.unpack(SHORT, found)
   if other_unit == unit and other_lump == lump and now >= at then
-    return math.max(debt - (now - at) * lump, 0), expiry(at, debt, grain)
+    return math.max(debt - (now - at) * lump, 0), expiry_of(at, debt, grain)
   end
 end
 
@@ -30,11 +29,7 @@ local function write(key, found, debt, expires)
     return call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
   end
   local state = struct.pack(SHORT, 84, now, debt, unit, lump, exponent)
-  local time = expire_at(expiry(now, debt, exponent))
-  if found then
-    return call('SET', key, state, 'PXAT', time)
-  end
-  return call('SET', key, state, 'PXAT', time, 'NX')
+  return replace(key, found, state, expiry_of(now, debt, exponent))
 end
 
 local function fast(key, found, runs)
@@ -43,6 +38,6 @@ local function fast(key, found, runs)
   return debt and (debt == before or write(key, found, debt, expires))
 end
 
-if period ~= 1 or overdraft > 0 then
+if new_period ~= 1 or overdraft > 0 then
   fast = nil
 end
