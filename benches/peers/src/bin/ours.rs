@@ -1,0 +1,100 @@
+//! This crate: each algorithm by `Limiter::check`, and the limiter that Java services share. It also
+//! builds against an older commit, so it uses only what that one has.
+
+use std::{
+    collections::HashMap,
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use peers::{Error, Limiter, Quota, Subject, run};
+use tower_ratelimit::{
+    Algorithm, RedisStore,
+    redisson::{RateLimiter, RateType},
+};
+
+fn main() -> ExitCode {
+    run::<Ours>()
+}
+
+struct Ours {
+    store: RedisStore,
+    /// None: Redisson's form.
+    algorithm: Option<Algorithm>,
+}
+
+impl Subject for Ours {
+    type Limiter = OurLimiter;
+
+    async fn connect(variant: &str, url: &str) -> Result<Self, Error> {
+        let algorithm = match variant {
+            "token-bucket" => Some(Algorithm::token_bucket()),
+            "fixed-window" => Some(Algorithm::FixedWindow),
+            "leaky-bucket" => Some(Algorithm::LeakyBucket),
+            "sliding-window" => Some(Algorithm::SlidingWindow { buckets: 1 }),
+            "sliding-window-10" => Some(Algorithm::SlidingWindow { buckets: 10 }),
+            "sliding-log" => Some(Algorithm::SlidingLog),
+            "redisson" => None,
+            other => return Err(format!("no algorithm {other}").into()),
+        };
+        // A slow machine shows in the figures, and does not end the measurement.
+        let store = RedisStore::connect(url).await?.deadline(Duration::from_secs(30));
+        Ok(Self { store, algorithm })
+    }
+
+    fn limiter(&self, quota: Quota) -> Result<OurLimiter, Error> {
+        let store = self.store.clone();
+        Ok(match self.algorithm {
+            Some(algorithm) => {
+                let per_day = tower_ratelimit::Quota::per_day(quota.limit);
+                OurLimiter::Keyed(tower_ratelimit::Limiter::try_named(
+                    quota.name, store, algorithm, per_day,
+                )?)
+            }
+            None => OurLimiter::Redisson(Redisson { store, quota, limiters: Mutex::default() }),
+        })
+    }
+}
+
+enum OurLimiter {
+    Keyed(tower_ratelimit::Limiter),
+    Redisson(Redisson),
+}
+
+impl Limiter for OurLimiter {
+    async fn check(&self, key: &str) -> Result<bool, Error> {
+        match self {
+            Self::Keyed(limiter) => Ok(limiter.check(key).await?.is_allowed()),
+            Self::Redisson(redisson) => redisson.check(key).await,
+        }
+    }
+}
+
+/// A limiter for each key, as Redisson has it.
+struct Redisson {
+    store: RedisStore,
+    quota: Quota,
+    limiters: Mutex<HashMap<String, RateLimiter>>,
+}
+
+impl Redisson {
+    async fn check(&self, key: &str) -> Result<bool, Error> {
+        let known = self.limiters().get(key).cloned();
+        let limiter = match known {
+            Some(limiter) => limiter,
+            None => {
+                let name = format!("{}:{key}", self.quota.name);
+                let limiter = RateLimiter::try_new(self.store.clone(), &name)?;
+                let limit = u64::from(self.quota.limit);
+                limiter.try_set_rate(RateType::Overall, limit, Quota::PERIOD).await?;
+                self.limiters().entry(key.to_owned()).or_insert(limiter).clone()
+            }
+        };
+        Ok(limiter.try_acquire(1, Duration::ZERO).await?.is_allowed())
+    }
+
+    fn limiters(&self) -> std::sync::MutexGuard<'_, HashMap<String, RateLimiter>> {
+        self.limiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

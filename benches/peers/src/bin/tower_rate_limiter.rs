@@ -1,0 +1,43 @@
+//! The crate tower-rate-limiter: its store for Redis, which increments a counter by a script. Its
+//! layer, which adds headers, is left out.
+
+use std::process::ExitCode;
+
+use peers::{Error, Limiter, Quota, Subject, run};
+use redis::Client;
+use tower_rate_limiter::{RedisStore, Store};
+
+fn main() -> ExitCode {
+    run::<TowerRateLimiter>()
+}
+
+struct TowerRateLimiter {
+    store: RedisStore,
+}
+
+impl Subject for TowerRateLimiter {
+    type Limiter = FixedWindow;
+
+    async fn connect(_: &str, url: &str) -> Result<Self, Error> {
+        let connection = Client::open(url)?.get_multiplexed_async_connection().await?;
+        Ok(Self { store: RedisStore::new(connection) })
+    }
+
+    fn limiter(&self, quota: Quota) -> Result<FixedWindow, Error> {
+        Ok(FixedWindow { store: self.store.clone(), quota })
+    }
+}
+
+struct FixedWindow {
+    store: RedisStore,
+    quota: Quota,
+}
+
+impl Limiter for FixedWindow {
+    async fn check(&self, key: &str) -> Result<bool, Error> {
+        let key = format!("{}:{key}", self.quota.name);
+        let usage = self.store.increment(&key, Quota::PERIOD).await;
+        let usage = usage.map_err(|error| format!("{error:?}"))?;
+        Ok(usage.used <= u64::from(self.quota.limit))
+    }
+}

@@ -1,0 +1,125 @@
+//! Builds the measured programs, each by itself, so that one that does not build leaves the others
+//! measurable.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// The commit that the goals are relative to.
+pub const BEFORE: &str = "9c44afa";
+
+/// A program that measures one or more subjects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Program {
+    /// One of `src/bin`, which has a feature of the same name.
+    Rust(&'static str),
+    /// `src/bin/ours.rs` with the commit `BEFORE` of this crate.
+    Before,
+    Java,
+    Node,
+}
+
+impl Program {
+    /// Builds the program. Returns its command, or the reason for its failure.
+    pub fn build(self) -> Result<Vec<OsString>, String> {
+        match self {
+            Self::Rust(name) => build_rust(&folder(), name, &["--features", name]),
+            Self::Before => build_before(),
+            Self::Java => build_java(),
+            Self::Node => build_node(),
+        }
+    }
+}
+
+/// The folder of this package.
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folder of this crate.
+pub fn root() -> PathBuf {
+    folder().join("../..")
+}
+
+/// The folder for everything that is built.
+fn target() -> PathBuf {
+    root().join("target/peers")
+}
+
+/// Where the programs write their errors.
+pub fn log_file() -> Stdio {
+    let file = File::options().create(true).append(true).open(target().join("errors.log"));
+    file.map_or_else(|_| Stdio::null(), Stdio::from)
+}
+
+fn build_rust(package: &Path, name: &str, args: &[&str]) -> Result<Vec<OsString>, String> {
+    let mut cargo = Command::new("cargo");
+    // Some of the crates ask for a newer Rust than they need.
+    cargo.args(["build", "--release", "--locked", "--ignore-rust-version", "--bin", name]);
+    cargo.args(args).arg("--target-dir").arg(target()).current_dir(package);
+    run(&mut cargo)?;
+    Ok(vec![target().join("release").join(name).into()])
+}
+
+fn build_before() -> Result<Vec<OsString>, String> {
+    let source = target().join("before-source");
+    let archive = target().join("before.tar");
+    let mut git = Command::new("git");
+    git.args(["archive", "--output"]).arg(&archive).arg(BEFORE).current_dir(root());
+    run(&mut git)?;
+    replace_folder(&source)?;
+    run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&source))?;
+    let built = build_rust(&folder().join("before"), "before", &[]);
+    remove(&[&archive, &source]);
+    built
+}
+
+fn build_java() -> Result<Vec<OsString>, String> {
+    let mut maven = Command::new("mvn");
+    run(maven.args(["--quiet", "--batch-mode", "compile"]).current_dir(folder().join("java")))?;
+    let built = target().join("java");
+    let path = format!("{0}/classes:{0}/lib/*", built.display());
+    Ok(["java", "-cp", &path, "peers.Program"].map(OsString::from).into())
+}
+
+fn build_node() -> Result<Vec<OsString>, String> {
+    let (from, to) = (folder().join("node"), target().join("node"));
+    fs::create_dir_all(&to).map_err(|error| error.to_string())?;
+    for file in ["package.json", "package-lock.json", "program.js"] {
+        fs::copy(from.join(file), to.join(file)).map_err(|error| error.to_string())?;
+    }
+    run(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(&to))?;
+    Ok(vec!["node".into(), to.join("program.js").into()])
+}
+
+fn replace_folder(folder: &Path) -> Result<(), String> {
+    remove(&[folder]);
+    fs::create_dir_all(folder).map_err(|error| error.to_string())
+}
+
+fn remove(paths: &[&Path]) {
+    for path in paths {
+        // What cannot be removed is replaced by the next run.
+        let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    }
+}
+
+/// Runs a command. Returns its output, or the first error that it printed.
+fn run(command: &mut Command) -> Result<String, String> {
+    let program = command.get_program().display().to_string();
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let errors = format!("{}\n{text}", String::from_utf8_lossy(&output.stderr));
+    let _ = fs::write(target().join("build-errors.log"), &errors);
+    let mut lines = errors.lines().filter(|line| !line.trim().is_empty());
+    let first = lines.clone().find(|line| line.to_lowercase().contains("error"));
+    let line = first.or_else(|| lines.next()).unwrap_or("it printed nothing");
+    Err(format!("{program} failed: {}", line.trim()))
+}
