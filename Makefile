@@ -1,4 +1,4 @@
-.PHONY: test test-servers test-faults lint bench redis-server
+.PHONY: test test-servers test-faults lint bench bench-peers redis-server
 
 # rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
 export CARGO_INCREMENTAL = 0
@@ -30,6 +30,12 @@ bench: redis-server
 	cargo bench --bench memory
 	cargo bench --bench redis
 	cargo bench --bench waiting
+
+# This crate beside other rate limiters. PEERS="--quick throttled" measures some of them for a short
+# time; PEERS=--list prints their names. Without PEERS, it writes the tables of docs/benchmarks.md.
+bench-peers: redis-server
+	cargo run --release --locked --manifest-path benches/peers/Cargo.toml --target-dir target/peers \
+	  --features driver --bin peers -- $(PEERS)
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:

@@ -136,15 +136,9 @@ impl<S: Subject> Program<S> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["round", workload, in_flight, millis] => {
-                let (limiter, keys) = match workload {
-                    "many" => (&self.plenty, Keys::Random(self.keys.clone(), KEYS)),
-                    "hot" => (&self.plenty, Keys::Hot(self.hot.clone())),
-                    "flood" => (&self.one, Keys::Random(self.keys.clone(), FLOODED)),
-                    _ => return Err(format!("no workload {workload}").into()),
-                };
+                let (limiter, keys) = self.workload(workload)?;
                 let duration = Duration::from_millis(millis.parse()?);
-                let round = round(limiter, &keys, in_flight.parse()?, duration);
-                runtime.block_on(round)
+                runtime.block_on(round(limiter, &keys, in_flight.parse()?, duration))
             }
             ["fill"] => {
                 let keys = Keys::Each(self.keys.clone(), Arc::default());
@@ -162,6 +156,15 @@ impl<S: Subject> Program<S> {
             }
             _ => Err(format!("no command {line}").into()),
         }
+    }
+    fn workload(&self, name: &str) -> Result<(&Arc<S::Limiter>, Keys), Error> {
+        let keys = self.keys.clone();
+        Ok(match name {
+            "many" => (&self.plenty, Keys::Random(keys, KEYS)),
+            "hot" => (&self.plenty, Keys::Hot(self.hot.clone())),
+            "flood" => (&self.one, Keys::Random(keys, FLOODED)),
+            _ => return Err(format!("no workload {name}").into()),
+        })
     }
 }
 

@@ -1,5 +1,5 @@
-//! The crate limitador: fixed windows in Redis, strict (a command that reads and one that writes) or
-//! cached (counted in the process, and written later).
+//! The crate limitador: fixed windows in Redis, strict (a script that reads and one that writes) or
+//! cached (counted in the process, and written later). Its HTTP and gRPC servers are left out.
 
 use std::{collections::HashMap, process::ExitCode, sync::Arc};
 
@@ -48,7 +48,7 @@ struct Namespaced {
 impl Limiter for Namespaced {
     async fn check(&self, key: &str) -> Result<bool, Error> {
         let context = Context::from(HashMap::from([("user".to_owned(), key.to_owned())]));
-        let check = self.limiter.check_rate_limited_and_update(&self.namespace, &context, 1, false);
-        Ok(!check.await?.limited)
+        let check = self.limiter.check_rate_limited_and_update(&self.namespace, &context, 1);
+        Ok(!check.await.map_err(|error| error.to_string())?.limited)
     }
 }

@@ -1,5 +1,5 @@
-//! This crate: each algorithm by `Limiter::check`, and the limiter that Java services share. It also
-//! builds against an older commit, so it uses only what that one has.
+//! This crate: each algorithm by `Limiter::check`, and the limiter that Java services share. It
+//! uses only what an older commit has, too, because it is also built with that commit.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
-//! The crate trypema: sliding windows of a day in buckets of a minute, in Redis or "hybrid" (counted
-//! in the process, and written later).
+//! The crate trypema: sliding windows of a day in buckets of a minute, in Redis or "hybrid"
+//! (counted in the process, and written later).
 
 use std::{process::ExitCode, sync::Arc};
 

@@ -51,13 +51,13 @@ impl Running {
     }
 
     /// Sends a command that takes `duration`, and returns what follows the `ok`.
-    pub fn execute(&mut self, command: &str, duration: Duration) -> Result<String, String> {
+    pub fn execute(&self, command: &str, duration: Duration) -> Result<String, String> {
         self.send(command)?;
         self.reply(duration)
     }
 
-    pub fn send(&mut self, command: &str) -> Result<(), String> {
-        writeln!(self.commands, "{command}").map_err(|error| error.to_string())
+    pub fn send(&self, command: &str) -> Result<(), String> {
+        writeln!(&self.commands, "{command}").map_err(|error| error.to_string())
     }
 
     pub fn reply(&self, duration: Duration) -> Result<String, String> {

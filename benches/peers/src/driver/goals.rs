@@ -19,6 +19,7 @@ const GCRA: [&str; 3] = ["tower-rate-limit-redis", "throttled", "redis-rate"];
 const COUNTER: [&str; 1] = ["tower-rate-limiter"];
 const OTHER_LANGUAGES: [&str; 3] = ["bucket4j", "redisson-java", "rate-limiter-flexible"];
 
+const RATE_NAME: &str = "decisions per second";
 const RATE: Metric = |round: &Round| round.per_second;
 const P50: Metric = |round: &Round| round.p50;
 const P99: Metric = |round: &Round| round.p99;
@@ -112,7 +113,7 @@ impl Table<'_> {
             goal: format!("at least {factor} x before"),
             ratio: ratio.map(|ratio| format!("{ratio:.1} x")),
             reached: ratio.map(|ratio| ratio >= factor),
-            ..self.row(workload, id, ("decisions per second", RATE))
+            ..self.row(workload, id, (RATE_NAME, RATE))
         }
     }
 
@@ -133,7 +134,7 @@ impl Table<'_> {
             before: None,
             ratio: least.map(|(ratio, peer)| format!("{ratio:.1} x {peer}")),
             reached: least.map(|(ratio, _)| ratio >= factor),
-            ..self.row(workload, id, ("decisions per second", RATE))
+            ..self.row(workload, id, (RATE_NAME, RATE))
         }
     }
 
@@ -208,10 +209,10 @@ impl Table<'_> {
     fn row(&self, workload: Workload, id: &str, (name, metric): (&str, Metric)) -> Goal {
         let value = |id: &str| {
             let value = find(self.entries, id).and_then(|entry| median(entry, workload, metric))?;
-            Some(if value >= 10_000.0 {
-                format!("{:.0} k", value / 1e3)
-            } else {
-                format!("{value:.2} us")
+            Some(match name {
+                RATE_NAME => format!("{:.0} k", value / 1e3),
+                _ if value < 10.0 => format!("{value:.2} us"),
+                _ => format!("{value:.0} us"),
             })
         };
         Goal {

@@ -29,7 +29,7 @@ NAME      a subject, or the beginning of names; all by default
 The tables are written to docs/benchmarks.md only without arguments.";
 
 const WHOLE: Lengths = Lengths { rounds: 5, round: Duration::from_millis(1_000) };
-const QUICK: Lengths = Lengths { rounds: 2, round: Duration::from_millis(200) };
+const QUICK: Lengths = Lengths { rounds: 3, round: Duration::from_millis(200) };
 
 fn main() -> ExitCode {
     match run(env::args().skip(1).collect()) {

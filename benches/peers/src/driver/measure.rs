@@ -21,15 +21,17 @@ use crate::{
 /// The keys that `fill` writes.
 const KEYS: f64 = 10_000.0;
 
-/// `exact` has a limit of 1,000. Each of two processes makes so many requests.
+/// `exact` has a limit of 1,000. Each of two processes makes so many requests, and then so many
+/// more: those that count by themselves know the key by then.
 const EXACT_LIMIT: i64 = 1_000;
-const EXACT_REQUESTS: u64 = 1_500;
+const EXACT_REQUESTS: [u64; 2] = [100, 1_400];
 
 /// Half of the round-trip time to a far Redis.
 const DELAY: Duration = Duration::from_micros(250);
 
-/// Compilers at run time need longer before they are measured.
-const WARM_UP_OF_JAVA: u32 = 4;
+/// How long a subject works before it is measured. A compiler at run time needs longer.
+const WARM_UP: Duration = Duration::from_secs(1);
+const WARM_UP_OF_JAVA: Duration = Duration::from_secs(4);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Workload {
@@ -229,14 +231,8 @@ impl Bench {
         let bytes = self.bytes(entry.database).map_err(in_words)?;
         entry.results.bytes_per_key = Some(bytes / KEYS);
         let mut second = self.start_program(entry, self.address)?;
-        let command = format!("exact {EXACT_REQUESTS}");
-        first.send(&command)?;
-        second.send(&command)?;
-        let mut admitted = 0;
-        for program in [first, second] {
-            let reply = program.reply(Duration::from_secs(10))?;
-            admitted += reply.parse::<i64>().map_err(|error| format!("{error}: {reply}"))?;
-        }
+        let programs = [&mut first, &mut second];
+        let admitted = exact(programs).map_err(|reason| format!("exact: {reason}"))?;
         entry.results.over = Some(admitted - EXACT_LIMIT);
         println!(
             "{:<32} {:7.1} bytes per key, {} over the limit",
@@ -244,8 +240,7 @@ impl Bench {
             bytes / KEYS,
             admitted - EXACT_LIMIT
         );
-        let mut connection = self.connection(entry.database).map_err(in_words)?;
-        redis::cmd("FLUSHDB").exec(&mut connection).map_err(in_words)
+        Ok(())
     }
 
     fn start_program(&self, entry: &Entry, address: SocketAddr) -> Result<Running, String> {
@@ -281,16 +276,18 @@ impl Bench {
         workload: Workload,
         warm_up: bool,
     ) -> Result<Round, String> {
-        let mut running = match entry.running.take() {
+        let running = match entry.running.take() {
             Some(running) => running,
             None => {
                 let far = workload == Workload::Far;
                 self.start_program(entry, if far { self.far } else { self.address })?
             }
         };
-        let slow_to_warm = warm_up && entry.subject.program == Program::Java;
-        let times = if slow_to_warm { WARM_UP_OF_JAVA } else { 1 };
-        let duration = self.lengths.round * times;
+        let duration = match entry.subject.program {
+            Program::Java if warm_up => WARM_UP_OF_JAVA,
+            _ if warm_up => WARM_UP,
+            _ => self.lengths.round,
+        };
         let before = self.used()?;
         let command = format!("round {} {}", workload.command(), duration.as_millis());
         let reply = running.execute(&command, duration)?;
@@ -335,6 +332,21 @@ fn in_words(error: impl ToString) -> String {
     error.to_string()
 }
 
+/// The requests of both programs that were admitted.
+fn exact(programs: [&mut Running; 2]) -> Result<i64, String> {
+    let mut admitted = 0;
+    for requests in EXACT_REQUESTS {
+        for program in &programs {
+            program.send(&format!("exact {requests}"))?;
+        }
+        for program in &programs {
+            let reply = program.reply(Duration::from_secs(10))?;
+            admitted += reply.parse::<i64>().map_err(|error| format!("{error}: {reply}"))?;
+        }
+    }
+    Ok(admitted)
+}
+
 struct Used {
     /// CPU of the main thread in nanoseconds.
     nanos: f64,
@@ -343,7 +355,8 @@ struct Used {
 
 fn print(subject: &Subject, round: usize, measured: &Round) {
     println!(
-        "  {round} {:<32} {:>9.0} per s  p50 {:>8.1}  p99 {:>8.1}  redis {:>6.2}  client {:>6.2} us",
+        "  {round} {:<32} {:>9.0} per s  p50 {:>8.1}  p99 {:>8.1}  redis {:>6.2}  \
+         client {:>6.2} us",
         subject.id,
         measured.per_second,
         measured.p50,

@@ -11,6 +11,9 @@ use std::{
 /// The commit that the goals are relative to.
 pub const BEFORE: &str = "9c44afa";
 
+/// The seconds that a step of a build may take.
+const BUILD_LIMIT: &str = "900";
+
 /// A program that measures one or more subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Program {
@@ -26,6 +29,7 @@ impl Program {
     /// Builds the program. Returns its command, or the reason for its failure.
     pub fn build(self) -> Result<Vec<OsString>, String> {
         match self {
+            Self::Rust("limitador") => build_limitador(),
             Self::Rust(name) => build_rust(&folder(), name, &["--features", name]),
             Self::Before => build_before(),
             Self::Java => build_java(),
@@ -77,6 +81,33 @@ fn build_before() -> Result<Vec<OsString>, String> {
     built
 }
 
+/// With storage in Redis alone, limitador 0.14 does not compile: it uses items that belong to its
+/// storage on disk. So a copy of its source is built, in which these items have no condition.
+fn build_limitador() -> Result<Vec<OsString>, String> {
+    let source = target().join("limitador-source");
+    replace_folder(&source)?;
+    run(Command::new("cp").arg("-R").arg(source_of_limitador()?.join(".")).arg(&source))?;
+    for file in ["src/counter.rs", "src/storage/keys.rs"] {
+        let file = source.join(file);
+        let text = fs::read_to_string(&file).map_err(|error| error.to_string())?;
+        let changed = text.replace("#[cfg(feature = \"disk_storage\")]", "");
+        fs::write(&file, changed).map_err(|error| error.to_string())?;
+    }
+    let built = build_rust(&folder().join("limitador"), "limitador", &[]);
+    remove(&[&source]);
+    built
+}
+
+/// The folder into which cargo has unpacked limitador.
+fn source_of_limitador() -> Result<PathBuf, String> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["metadata", "--format-version", "1", "--locked", "--features", "limitador"]);
+    let metadata = run(cargo.current_dir(folder()))?;
+    let mut manifests = metadata.split('"').filter_map(|word| word.strip_suffix("/Cargo.toml"));
+    let folder = manifests.find(|path| path.contains("/limitador-"));
+    folder.map(PathBuf::from).ok_or_else(|| "cargo has no source of limitador".to_owned())
+}
+
 fn build_java() -> Result<Vec<OsString>, String> {
     let mut maven = Command::new("mvn");
     run(maven.args(["--quiet", "--batch-mode", "compile"]).current_dir(folder().join("java")))?;
@@ -107,10 +138,15 @@ fn remove(paths: &[&Path]) {
     }
 }
 
-/// Runs a command. Returns its output, or the first error that it printed.
+/// Runs a command, for a limited time. Returns its output, or the first error that it printed.
 fn run(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().display().to_string();
-    let output = command.stdin(Stdio::null()).output();
+    let mut limited = Command::new("timeout");
+    limited.arg(BUILD_LIMIT).arg(command.get_program()).args(command.get_args());
+    if let Some(folder) = command.get_current_dir() {
+        limited.current_dir(folder);
+    }
+    let output = limited.stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {

@@ -6,7 +6,7 @@ use crate::{
     goals::{self, Goal},
     measure::{Entry, Outcome, Round, Workload},
     programs::{BEFORE, root},
-    statistics::{Metric, median, ratio, values},
+    statistics::{Metric, find, median, ratio, values},
     subjects::Kind,
 };
 
@@ -80,7 +80,7 @@ impl Run<'_> {
         let best = rates.iter().copied().fold(0.0, f64::max);
         let Some(middle) = median(entry, workload, |round| round.per_second) else {
             let reason = outcome.failed.as_deref().unwrap_or("no round");
-            return format!("| {} | not run: {reason} | | | | | |", entry.subject.label);
+            return format!("| {} | not run: {} | | | | | |", entry.subject.label, quoted(reason));
         };
         let to_ours = |round: &Round| round.per_second;
         let to_ours = ratio(self.entries, workload, to_ours, (entry.subject.id, "token-bucket"));
@@ -115,7 +115,7 @@ impl Run<'_> {
                 over => over.map_or(String::new(), |over| over.to_string()),
             };
             let lacks = match &results.not_run {
-                Some(reason) => format!("not run: {}", reason.replace('|', "\\|")),
+                Some(reason) => format!("not run: {}", quoted(reason)),
                 None => subject.lacks.to_owned(),
             };
             let (label, algorithm) = (subject.label, subject.algorithm);
@@ -157,7 +157,7 @@ impl Run<'_> {
     }
 
     fn loss_in_bytes(&self, entry: &Entry, rival: &str) -> Option<String> {
-        let ours = crate::statistics::find(self.entries, rival)?.results.bytes_per_key?;
+        let ours = find(self.entries, rival)?.results.bytes_per_key?;
         let ratio = entry.results.bytes_per_key? / ours;
         let label = entry.subject.label;
         (ratio < 1.0 - NOISE).then(|| format!("- {label}: bytes per key {ratio:.2} x"))
@@ -168,13 +168,21 @@ impl Run<'_> {
 fn note(entry: &Entry, workload: Workload, outcome: &Outcome) -> String {
     let admitted = median(entry, workload, |round| round.admitted).unwrap_or_default();
     let mut notes = Vec::new();
-    if (admitted - workload.admits()).abs() > 0.001 {
+    let is_limiter = entry.subject.kind != Kind::Baseline;
+    if is_limiter && (admitted - workload.admits()).abs() > 0.001 {
         notes.push(format!("{:.0} % admitted", admitted * 100.0));
     }
     if let Some(reason) = &outcome.failed {
-        notes.push(format!("failed after {} rounds: {reason}", outcome.rounds.len()));
+        let rounds = outcome.rounds.len();
+        notes.push(format!("failed after {rounds} rounds: {}", quoted(reason)));
     }
     if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
+}
+
+/// A text of another program, for a cell of a table.
+fn quoted(text: &str) -> String {
+    let text: String = text.chars().take(160).collect();
+    format!("`{}`", text.replace('`', "'").replace('|', "/"))
 }
 
 /// Replaces what an earlier run has written to the documentation.

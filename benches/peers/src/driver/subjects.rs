@@ -130,7 +130,8 @@ const OTHERS: &[Subject] = &[
         program: Program::Rust("limitador"),
         variant: "strict",
         algorithm: "fixed window",
-        lacks: "not exact: it reads and then writes, in two round trips; no waiting",
+        lacks: "not exact: it reads and then writes, in two round trips; no waiting (its \
+                source is changed so that it compiles without RocksDB)",
     },
     Subject {
         id: "limitador-cached",
@@ -148,7 +149,8 @@ const OTHERS: &[Subject] = &[
         program: Program::Rust("trypema"),
         variant: "redis",
         algorithm: "sliding window",
-        lacks: "no Tower layer, no waiting; the limit of a key is that of its first request",
+        lacks: "may exceed the limit for a time, by its documentation; the limit of a key is that \
+                of its first request; no Tower layer, no waiting",
     },
     Subject {
         id: "trypema-hybrid",
@@ -157,7 +159,8 @@ const OTHERS: &[Subject] = &[
         program: Program::Rust("trypema"),
         variant: "hybrid",
         algorithm: "sliding window",
-        lacks: "not exact: processes count by themselves and write later; no Tower layer, no waiting",
+        lacks: "processes count by themselves and write later, so they may exceed the limit \
+                together; no Tower layer, no waiting",
     },
     Subject {
         id: "bucket4j",
