@@ -104,15 +104,11 @@ pub(crate) struct CheckEach {
 impl CheckEach {
     pub(crate) fn new<'a>(checks: impl ExactSizeIterator<Item = &'a Limit> + Clone) -> Self {
         let params = &checks.clone().next().expect("a call has a check").params;
-        let source = &SOURCES[params.index()];
         let mut index_of = HashMap::with_capacity_and_hasher(checks.len(), RandomState::default());
         let mut keys: Vec<(&str, Runs)> = vec![];
         let states = checks.map(|check| {
             let new = keys.len();
-            let index = match source.is_whole {
-                true => *index_of.entry(&*check.key).or_insert(new),
-                false => new,
-            };
+            let index = *index_of.entry(&*check.key).or_insert(new);
             match keys.get_mut(index) {
                 Some((_, runs)) => runs.push(check),
                 None => keys.push((&check.key, Runs::of(check))),
@@ -188,9 +184,9 @@ impl Runs {
     const SIZE: usize = 16;
 }
 
-/// Returns true if the script decides about equal checks of a key without a step for each.
-pub(crate) fn has_fast_path(params: &Params) -> bool {
-    SOURCES[params.index()].has_fast_path
+/// Returns true if the fast path of the script decides about requests that wait, too.
+pub(crate) fn reserves_fast(params: &Params) -> bool {
+    matches!(params, Params::LeakyBucket(_))
 }
 
 fn item(limit: &Limit) -> [u8; 16] {
