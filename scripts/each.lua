@@ -1,39 +1,53 @@
--- Each: decides about requests to keys of one limiter, each by itself, in their order. The text of
--- the algorithm, model to finish, replaces BODY. FAST is replaced by its fast path, a function that
--- decides about the most common checks of a key, and returns the state that it has found; nothing,
--- and it has stored nothing, if the engine must decide.
+-- Each: decides about requests to keys of one limiter, each by itself, in their order. Texts of the
+-- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path: a function
+-- that decides about the most common checks of a key, and returns the state that it has found;
+-- nothing, and it has stored nothing, if the engine must decide.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
 --        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row
 -- Of several keys, one that the script cannot decide about has `false` instead of a state: none of
 -- its requests was counted. A single one is an error.
 local params = ARGV[2]
-local key, cost, max_wait -- of the request about which the engine decides
--- BODY
-local function decide()
-  plan()
-  return finish(too_long == 0 or not can_be_denied, wait)
+local key -- about which the engine decides
+-- STATE
+
+-- Creates the functions of the engine, which takes more time than most calls need.
+local function create_engine()
+  local cost, max_wait
+-- MODEL
+  local function decide()
+    plan()
+    return finish(too_long == 0 or not can_be_denied, wait)
+  end
+
+  -- Decides about the requests one after the other. Returns the state that they have found.
+  local function decide_all(runs)
+    forget()
+    local state
+    for _, run in ipairs(runs) do
+      cost, max_wait = run.cost, run.max_wait
+      for _ = 1, run.count do
+        state = decide()
+        if too_long > 0 then -- so it is for the others
+          break
+        end
+      end
+    end
+    return state
+  end
+
+  return {decide_all = decide_all, reserve_all = reserve_all}
+end
+
+local created
+local function engine()
+  created = created or create_engine()
+  return created
 end
 
 if action == 'release' then
   key = KEYS[1]
-  decide()
+  engine().decide_all({{count = 1}})
   return {now}
-end
-
--- Decides about the requests one after the other. Returns the state that they have found.
-local function decide_all(runs)
-  forget()
-  local state
-  for _, run in ipairs(runs) do
-    cost, max_wait = run.cost, run.max_wait
-    for _ = 1, run.count do
-      state = decide()
-      if too_long > 0 then -- so it is for the others
-        break
-      end
-    end
-  end
-  return state
 end
 
 -- Returns true for an error that concerns one key.
@@ -84,9 +98,9 @@ for i = 1, #KEYS do
   if found then
     reply[i + 1], written = found, true
   elseif #KEYS == 1 then
-    reply[2] = decide_all(runs)
+    reply[2] = engine().decide_all(runs)
   else
-    local ok, state = pcall(decide_all, runs)
+    local ok, state = pcall(engine().decide_all, runs)
     if not ok and not written and not is_of_key(state) then
       error(state, 0)
     end

@@ -1,6 +1,6 @@
 //! The sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of
 //! the one before them, which is weighted by its overlap with the window. Its Lua twin is
-//! `scripts/sliding_window.lua`.
+//! `scripts/sliding_window/model.lua`.
 //!
 //! Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
 //! rounded up to `grain` parts.

@@ -46,8 +46,8 @@ impl Script {
 
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
-    let Source { body, fast, .. } = SOURCES[index];
-    [PRELUDE, &EACH.replace("-- BODY\n", body).replace("-- FAST\n", fast)].concat()
+    let source = &SOURCES[index];
+    [PRELUDE, &compose(EACH, source).replace("-- FAST\n", source.fast)].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -55,11 +55,14 @@ fn combined(set: usize) -> String {
     let used = SOURCES.iter().enumerate().filter(|(index, _)| set & 1 << index != 0);
     let (mut functions, mut table) = (String::new(), String::new());
     for (_, source) in used {
-        functions
-            .push_str(&ALGORITHM.replace("-- BODY\n", source.body).replace("NAME", source.name));
+        functions.push_str(&compose(ALGORITHM, source).replace("NAME", source.name));
         table.push_str(&format!("[{}] = {}, ", source.form, source.name));
     }
     [PRELUDE, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
+}
+
+fn compose(text: &str, source: &Source) -> String {
+    text.replace("-- STATE\n", source.state).replace("-- MODEL\n", source.model)
 }
 
 /// A limit of a call: its key in Redis, its parameters, and its part of the request.

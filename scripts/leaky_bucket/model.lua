@@ -1,15 +1,4 @@
--- Leaky bucket: a queue with a constant outflow. A request leaves when those before it have left; a
--- request that would not fit into the bucket is denied.
--- state   'L', then integers of 7, 7, 6, 4, 3 and 1 bytes: {at, debt, unit, tick, excess, grain}:
---         the content of the bucket at `at`, the rate that this was counted at, and by how many
---         2^-24 parts the content was rounded up when the quota was changed. The key expires when
---         the bucket is empty, rounded up to a multiple of 2^grain us.
--- params  'L', then doubles: {burst, unit, tick, max_debt}
--- `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
--- microsecond.
-local STATE, size, size_text = '<BI7I7I6I4I3B', 29, '29'
-local burst, new_unit, new_tick, max_debt = struct.unpack('<dddd', params, 2)
-local at, debt, excess, unit, tick
+-- Model of the leaky bucket: the functions of the engine. state.lua stands before this text.
 
 local function is_foreign()
   return unit ~= new_unit or tick ~= new_tick
@@ -39,16 +28,6 @@ local function decode(state)
     fail(key)
   end
   return state
-end
-
--- The exponent of two whose power is at most the time in which a full bucket drains.
-local function grain_of()
-  local _, exponent = math.frexp(math.max(burst * unit / tick, 1))
-  return exponent - 1
-end
-
-local function encode()
-  return struct.pack(STATE, 76, at, debt, unit, tick, excess, grain_of())
 end
 
 local function step_back()
@@ -108,9 +87,7 @@ local function reset_after()
   return time_until(debt)
 end
 
--- The instant at which the key may expire.
-local function expiry(reset)
-  local grain = 2 ^ grain_of()
-  return math.ceil((now + reset) / grain) * grain
+local function expiry()
+  return expiry_of(at, debt, grain_of())
 end
 

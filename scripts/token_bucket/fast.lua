@@ -1,6 +1,6 @@
 -- Fast path of the token bucket: a bucket that refills continuously and has no overdraft, checks
 -- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
--- The model stands before this text.
+-- state.lua stands before this text.
 local unit, lump, full = new_unit, new_lump, burst * new_unit
 local exponent = grain_of(full, lump)
 

@@ -1,29 +1,15 @@
--- Log: loads and stores the state that is a list of entries, and releases reservations, which are
--- entries of it. Stands between sliding_log.lua and engine.lua, as reservations.lua does for the
--- other models.
-local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4B', 41
-local NEWEST = '<I7I4I7I7I7I7I4I4I4B' -- an entry and the foot
-local PAGE, TAIL_SIZE, tail_text = 20, 261, '-261' -- the last entries that are read with the foot
+-- Log: loads and stores a log, and releases reservations, which are entries of it. Stands between
+-- the model and engine.lua, as reservations.lua does for the other models.
 local found, stale
+local reserve_all -- none: an entry is a reservation
 
 -- Forgets what requests to another key have found.
 local function forget()
   found_last, found_live, cuts = nil, nil, {}
 end
 
--- Reads the foot from the end of a value. Returns false if it is none.
-local function read_foot(tail)
-  local form
-  if #tail > FOOT_SIZE then
-    at, skew, window, sum, dead, gone, length, form =
-      struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
-  end
-  local size = form == 83 and gone < length and ENTRY_SIZE * length + FOOT_SIZE
-  return size and #tail == math.min(size, TAIL_SIZE)
-end
-
 local function load()
-  local tail = call('GETRANGE', key, tail_text, '-1')
+  tail = call('GETRANGE', key, tail_text, '-1')
   found, stale, committed, merges = tail ~= '', false, false, false
   first, live, live_dead, last, last_cost, instants, costs = 0, 0, 0, 0, 0, {}, {}
   if not found then
@@ -31,33 +17,12 @@ local function load()
   elseif not read_foot(tail) then
     fail(key)
   end
-  for i = math.max(length - PAGE, 0), length - 1 do
-    local position = #tail - FOOT_SIZE - ENTRY_SIZE * (length - i) + 1
-    instants[i], costs[i] = struct.unpack(ENTRY, tail, position)
-  end
-  last, last_cost = instants[length - 1], costs[length - 1]
+  first_read = math.max(length - PAGE, 0)
+  last = instant_of(length - 1)
+  last_cost = costs[length - 1]
   if not found_last then
     found_last, found_at, found_skew, found_window = last, at, skew, window
   end
-end
-
--- Returns the log as the first request has found it, with a few entries that represent all that
--- count: the replies to the requests are the same. 'S', then doubles: {at, skew, window}, then for
--- each entry {instant, cost}.
-local function condensed(cuts)
-  local head = struct.pack('<Bddd', 83, found_at, found_skew, found_window)
-  local parts, before = {head}, 0
-  for _, cut in ipairs(cuts) do
-    local instant, total = unpack(cut)
-    if total > before then
-      parts[#parts + 1] = struct.pack('<dd', instant, total - before)
-      before = total
-    end
-  end
-  if found_live > before then
-    parts[#parts + 1] = struct.pack('<dd', found_last, found_live - before)
-  end
-  return table.concat(parts)
 end
 
 local function found_state()
@@ -72,45 +37,12 @@ local function found_state()
   return condensed(cuts)
 end
 
-local function foot()
-  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, 83)
-end
-
--- The instant at which a key expires: when no entry counts any more, rounded up to a power of two
--- of microseconds of at most the window.
-local function expiry_of(last, skew, window)
-  local _, exponent = math.frexp(window)
-  local grain = 2 ^ (exponent - 1)
-  return math.ceil((last + window - skew) / grain) * grain
-end
-
--- Stores the newest entry, and drops those that do not count from time to time.
-local function put_newest(cost)
-  sum, dead, gone = live, live_dead, first
-  local expires, is_alone = expiry_of(last, skew, window), length - first == 1
-  if is_alone or first > PAGE and first > length - first then
-    local rest = ''
-    if not is_alone then
-      rest = packed_entries(first, length - 2)
-    end
-    gone, length = 0, length - first
-    local value = rest .. struct.pack(ENTRY, last, cost) .. foot()
-    call('SET', key, value, 'PXAT', expire_at(expires))
-    return
-  end
-  call('SETRANGE', key, string.format('%d', ENTRY_SIZE * (length - 1)),
-    struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, 83))
-  if stale or expires > expiry_of(found_last, found_skew, found_window) then
-    call('PEXPIREAT', key, expire_at(expires))
-  end
-end
-
 -- Stores the state after a decision.
 local function store()
   if reset_after() == 0 then
     call('DEL', key)
   elseif committed then
-    put_newest(costs[length - 1])
+    put_newest(costs[length - 1], stale)
   else
     call('SETRANGE', key, ENTRY_SIZE * length, foot())
     call('PEXPIREAT', key, expire_at(expiry_of(last, skew, window)))

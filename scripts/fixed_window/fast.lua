@@ -1,5 +1,5 @@
 -- Fast path of the fixed window: checks that do not wait, and a state with the same window and
--- without reservations. It decides as the engine does. The model stands before this text.
+-- without reservations. It decides as the engine does. state.lua stands before this text.
 
 -- Returns the count, and whether the window is open; none if the engine must decide.
 local function read(found)

@@ -1,5 +1,5 @@
 -- Fast path of the sliding window: checks that do not wait, and a state with the same sub-windows
--- and without reservations. It decides as the engine does. The model stands before this text.
+-- and without reservations. It decides as the engine does. state.lua stands before this text.
 local states = read_all()
 
 local function count_at(found, i)

@@ -1,14 +1,13 @@
--- Fast path of the sliding log: checks that do not wait, and a log with the same window, by the same
--- clock, and without reservations. It decides as the engine does, from the newest and the oldest
--- entries. The model stands before this text.
+-- Fast path of the sliding log: checks that do not wait, and a log with the same window, by the
+-- same clock, and without reservations. It decides as the engine does, from the newest and the
+-- oldest entries. state.lua stands before this text.
 
 -- Reads the foot, and the newest entries. Returns the value from its first entry in it on; none if
 -- the engine must decide.
 local function read()
   local tail = redis.pcall('GETRANGE', key, tail_text, '-1')
   if tail == '' then
-    initial()
-    found_last, last = nil, 0
+    found_last, window, length, last = nil, new_window, 0, 0
     return tail
   elseif type(tail) == 'table' or not read_foot(tail) then
     return
@@ -100,11 +99,11 @@ local function fast(_, _, runs)
   local excess, granted = grant(runs)
   local state = excess and found_until(excess, page, position, entries)
   if state and granted > 0 then
-    at, live, stale = now, live + granted, false
+    at, skew, live = now, 0, live + granted
     if length == 0 or last < now or last_cost + granted > MAX_COST then
       last, last_cost, length = now, 0, length + 1
     end
-    put_newest(last_cost + granted)
+    put_newest(last_cost + granted, false)
   end
   return state
 end

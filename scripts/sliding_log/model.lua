@@ -1,40 +1,17 @@
--- Sliding log: at most `limit` in any interval of length `window`, open at its old end.
--- state   for each admitted request, oldest first, {instant, cost}, integers of 7 and 4 bytes; then
---         the foot: integers of 7, 7, 7, 7, 4, 4 and 4 bytes, and 'S': {at, skew, window, sum, dead,
---         gone, length}: `length` entries, of which the first `gone` do not count any more; `sum` is
---         that of the costs of the others, and `dead` the number of those whose cost is 0, as they
---         were released
--- params  'S', then doubles: {limit, window}
--- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
--- that stepped back.
-local limit, new_window = struct.unpack('<dd', params, 2)
-local MAX_SUM, MAX_COST, ENTRY, ENTRY_SIZE = 2 ^ 52, 2 ^ 32 - 1, '<I7I4', 11
-local at, skew, window, sum, dead, gone, length
-local last, last_cost
--- `first`: the number of leading entries that do not count now; `live`: the sum of the others.
-local first, live, live_dead
-local instants, costs
--- What was found: the foot, the sum of the entries that count, the newest one. `cuts` are the
--- instants of entries that must leave for a request, and the sums up to them.
-local found_at, found_skew, found_window, found_live, found_last
-local cuts = {}
-local committed, merges
+-- Model of the sliding log: the functions of the engine. state.lua stands before this text.
+local tail, first_read -- the end of the value, and the index of the first entry in it
 
 -- Returns nothing: a log contains its reservations.
 local function encode() end
 
--- Returns the entries from one to another, packed.
-local function packed_entries(from, to)
-  -- Numbers as arguments would be printed with more digits, which takes longer.
-  local start, stop = ENTRY_SIZE * from, ENTRY_SIZE * (to + 1) - 1
-  return call('GETRANGE', key, string.format('%d', start), string.format('%d', stop))
-end
-
 local function read_entries(from, to)
-  local bytes = packed_entries(from, to)
+  local bytes, before = tail, first_read
+  if from < first_read then
+    bytes, before = packed_entries(from, to), from
+  end
   for i = from, to do
     if not costs[i] then -- an entry that was added is not stored yet
-      instants[i], costs[i] = struct.unpack(ENTRY, bytes, ENTRY_SIZE * (i - from) + 1)
+      instants[i], costs[i] = struct.unpack(ENTRY, bytes, ENTRY_SIZE * (i - before) + 1)
     end
   end
 end
