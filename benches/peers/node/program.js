@@ -51,7 +51,7 @@ async function execute([command, ...words]) {
       return round(words[0], Number(words[1]), Number(words[2]));
     case 'fill': {
       let index = 0;
-      await requests(plenty, () => keys[index++ % KEYS], KEYS);
+      await requests(exact, () => keys[index++ % KEYS], KEYS);
       return '';
     }
     case 'exact':

@@ -47,6 +47,9 @@ const IN_FLIGHT: u64 = 256;
 /// One of so many requests is timed.
 const SAMPLED: u64 = 16;
 
+/// For replies of Redis. A slow machine shows in the figures, and does not end the measurement.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+
 pub type Error = Box<dyn StdError + Send + Sync>;
 
 /// A rate limiter that is measured.
@@ -143,7 +146,7 @@ impl<S: Subject> Program<S> {
             ["fill"] => {
                 let keys = Keys::Each(self.keys.clone(), Arc::default());
                 runtime.block_on(async {
-                    requests(&self.plenty, &keys, KEYS).await?;
+                    requests(&self.exact, &keys, KEYS).await?;
                     // Some limiters write their counts to Redis after the decision.
                     tokio::time::sleep(Duration::from_millis(1_200)).await;
                     Ok::<(), Error>(())

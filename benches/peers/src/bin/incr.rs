@@ -3,8 +3,11 @@
 
 use std::process::ExitCode;
 
-use peers::{Error, Limiter, Quota, Subject, run};
-use redis::{AsyncCommands, Client, aio::ConnectionManager};
+use peers::{Error, Limiter, Quota, Subject, TIMEOUT, run};
+use redis::{
+    AsyncCommands, Client,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
 
 fn main() -> ExitCode {
     run::<Incr>()
@@ -20,7 +23,8 @@ impl Subject for Incr {
     type Limiter = Self;
 
     async fn connect(_: &str, url: &str) -> Result<Self, Error> {
-        let connection = Client::open(url)?.get_connection_manager().await?;
+        let config = ConnectionManagerConfig::new().set_response_timeout(Some(TIMEOUT));
+        let connection = Client::open(url)?.get_connection_manager_with_config(config).await?;
         Ok(Self { connection, prefix: "" })
     }
 

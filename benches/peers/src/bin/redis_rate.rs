@@ -3,8 +3,11 @@
 
 use std::{fs, path::PathBuf, process::Command, process::ExitCode, sync::Arc};
 
-use peers::{Error, Limiter, Quota, Subject, run};
-use redis::{Client, Script, aio::ConnectionManager};
+use peers::{Error, Limiter, Quota, Subject, TIMEOUT, run};
+use redis::{
+    Client, Script,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
 
 const MODULE: &str = "github.com/go-redis/redis_rate/v10@v10.0.1";
 
@@ -23,7 +26,8 @@ impl Subject for RedisRate {
     type Limiter = Self;
 
     async fn connect(_: &str, url: &str) -> Result<Self, Error> {
-        let connection = Client::open(url)?.get_connection_manager().await?;
+        let config = ConnectionManagerConfig::new().set_response_timeout(Some(TIMEOUT));
+        let connection = Client::open(url)?.get_connection_manager_with_config(config).await?;
         Ok(Self { connection, script: Arc::new(Script::new(&script()?)), quota: None })
     }
 

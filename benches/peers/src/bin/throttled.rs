@@ -2,8 +2,11 @@
 
 use std::{num::NonZeroU32, process::ExitCode, sync::Arc};
 
-use peers::{Error, Limiter, Quota, Subject, run};
-use redis::{Client, aio::ConnectionManager};
+use peers::{Error, Limiter, Quota, Subject, TIMEOUT, run};
+use redis::{
+    Client,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
 use throttled::{RateLimiter, RedisRateLimiter};
 
 fn main() -> ExitCode {
@@ -18,7 +21,9 @@ impl Subject for Throttled {
     type Limiter = KeyedLimiter;
 
     async fn connect(_: &str, url: &str) -> Result<Self, Error> {
-        Ok(Self { connection: Client::open(url)?.get_connection_manager().await? })
+        let config = ConnectionManagerConfig::new().set_response_timeout(Some(TIMEOUT));
+        let connection = Client::open(url)?.get_connection_manager_with_config(config).await?;
+        Ok(Self { connection })
     }
 
     fn limiter(&self, quota: Quota) -> Result<KeyedLimiter, Error> {

@@ -4,8 +4,8 @@
 use std::{convert::Infallible, process::ExitCode};
 
 use http::{Request, Response, StatusCode};
-use peers::{Error, Limiter, Quota, Subject, run};
-use redis_0_32::{Client, aio::MultiplexedConnection};
+use peers::{Error, Limiter, Quota, Subject, TIMEOUT, run};
+use redis_0_32::{AsyncConnectionConfig, Client, aio::MultiplexedConnection};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_rate_limit_redis::{KeyResolver, RateLimitLayer};
 
@@ -21,7 +21,10 @@ impl Subject for TowerRateLimitRedis {
     type Limiter = KeyedLimiter;
 
     async fn connect(_: &str, url: &str) -> Result<Self, Error> {
-        Ok(Self { connection: Client::open(url)?.get_multiplexed_async_connection().await? })
+        let config = AsyncConnectionConfig::new().set_response_timeout(TIMEOUT);
+        let client = Client::open(url)?;
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        Ok(Self { connection })
     }
 
     fn limiter(&self, quota: Quota) -> Result<KeyedLimiter, Error> {

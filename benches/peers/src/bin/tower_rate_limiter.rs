@@ -3,8 +3,8 @@
 
 use std::process::ExitCode;
 
-use peers::{Error, Limiter, Quota, Subject, run};
-use redis::Client;
+use peers::{Error, Limiter, Quota, Subject, TIMEOUT, run};
+use redis::{AsyncConnectionConfig, Client};
 use tower_rate_limiter::{RedisStore, Store};
 
 fn main() -> ExitCode {
@@ -19,7 +19,9 @@ impl Subject for TowerRateLimiter {
     type Limiter = FixedWindow;
 
     async fn connect(_: &str, url: &str) -> Result<Self, Error> {
-        let connection = Client::open(url)?.get_multiplexed_async_connection().await?;
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(TIMEOUT));
+        let client = Client::open(url)?;
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         Ok(Self { store: RedisStore::new(connection) })
     }
 

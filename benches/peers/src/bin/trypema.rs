@@ -3,8 +3,8 @@
 
 use std::{process::ExitCode, sync::Arc};
 
-use peers::{Error, Limiter, Quota, Subject, run};
-use redis::Client;
+use peers::{Error, Limiter, Quota, Subject, TIMEOUT, run};
+use redis::{Client, aio::ConnectionManagerConfig};
 use trypema::{
     BucketSize, RateLimit, RateLimitDecision, RateLimiterBuilder, WindowSize,
     hybrid::HybridRateLimiterProvider,
@@ -25,7 +25,8 @@ impl Subject for Trypema {
     type Limiter = RateLimiter;
 
     async fn connect(variant: &str, url: &str) -> Result<Self, Error> {
-        let connection = Client::open(url)?.get_connection_manager().await?;
+        let config = ConnectionManagerConfig::new().set_response_timeout(Some(TIMEOUT));
+        let connection = Client::open(url)?.get_connection_manager_with_config(config).await?;
         let (window, bucket) = (WindowSize::days(1)?, BucketSize::minutes(1)?);
         let prefix = RedisKey::try_from(format!("trypema-{variant}"))?;
         Ok(match variant {

@@ -53,8 +53,8 @@ fn run(args: Vec<String>) -> Result<(), String> {
         return Ok(());
     }
     let lengths = if options.contains(&"--quick") { QUICK } else { WHOLE };
-    let mut entries = Bench::entries(&subjects);
     let load_before = machine::load();
+    let mut entries = Bench::entries(&subjects);
     Bench::start(lengths)?.run(&mut entries);
     let conditions = format!(
         "Commit `{}`, {}: {}.\nLoad of the machine {load_before} at the start and {} at the end. \

@@ -1,7 +1,7 @@
 //! The workloads, and the rounds in which the subjects take turns.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     ffi::OsString,
     fs,
     net::{SocketAddr, TcpListener},
@@ -25,6 +25,9 @@ const KEYS: f64 = 10_000.0;
 /// more: those that count by themselves know the key by then.
 const EXACT_LIMIT: i64 = 1_000;
 const EXACT_REQUESTS: [u64; 2] = [100, 1_400];
+
+/// The rounds of a workload in which a subject may fail.
+const FAILURES: usize = 2;
 
 /// Half of the round-trip time to a far Redis.
 const DELAY: Duration = Duration::from_micros(250);
@@ -116,11 +119,12 @@ impl Round {
     }
 }
 
-/// The rounds of a subject, and why there are no more.
+/// The rounds of a subject.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    pub rounds: Vec<Round>,
-    pub failed: Option<String>,
+    pub rounds: BTreeMap<usize, Round>,
+    /// Why rounds are missing. After `FAILURES` the workload is over for the subject.
+    pub failures: Vec<String>,
 }
 
 /// Everything that was measured of a subject.
@@ -250,8 +254,9 @@ impl Bench {
 
     fn take_turn(&mut self, entry: &mut Entry, workload: Workload, round: usize) {
         let (subject, results) = (entry.subject, &entry.results);
-        let failed = results.outcomes.get(&workload).is_some_and(|past| past.failed.is_some());
-        if results.not_run.is_some() || failed || !workload.includes(subject) {
+        let past = results.outcomes.get(&workload);
+        let is_over = past.is_some_and(|past| past.failures.len() == FAILURES);
+        if results.not_run.is_some() || is_over || !workload.includes(subject) {
             return;
         }
         let measured = self.measure(entry, workload, round == 0);
@@ -260,12 +265,13 @@ impl Bench {
             Ok(_) if round == 0 => {}
             Ok(measured) => {
                 print(subject, round, &measured);
-                outcome.rounds.push(measured);
+                outcome.rounds.insert(round, measured);
             }
             Err(reason) => {
                 println!("  {round} {:<32} failed: {reason}", subject.id);
-                // The next workload starts the program again.
-                (outcome.failed, entry.running) = (Some(reason), None);
+                outcome.failures.push(reason);
+                // The next turn starts the program again.
+                entry.running = None;
             }
         }
     }

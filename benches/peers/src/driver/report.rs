@@ -77,9 +77,9 @@ impl Run<'_> {
 
     fn row(&self, entry: &Entry, workload: Workload, outcome: &Outcome) -> String {
         let rates = values(entry, workload, |round| round.per_second);
-        let best = rates.iter().copied().fold(0.0, f64::max);
+        let best = rates.into_values().fold(0.0, f64::max);
         let Some(middle) = median(entry, workload, |round| round.per_second) else {
-            let reason = outcome.failed.as_deref().unwrap_or("no round");
+            let reason = outcome.failures.last().map_or("no round", String::as_str);
             return format!("| {} | not run: {} | | | | | |", entry.subject.label, quoted(reason));
         };
         let to_ours = |round: &Round| round.per_second;
@@ -103,8 +103,7 @@ impl Run<'_> {
     fn write_differences(&self, text: &mut String) {
         text.push_str("## Peers: promises and differences\n\n");
         text.push_str(
-            "Over the limit: the requests of two processes that were admitted over a limit of \
-             1,000.\n\n| limiter | algorithm | bytes per key | over the limit | what it does not \
+            "| limiter | algorithm | bytes per key | over the limit | what it does not \
              do |\n|---|---|---|---|---|\n",
         );
         for entry in self.entries {
@@ -149,7 +148,7 @@ impl Run<'_> {
         let better = COMPARED.iter().filter_map(|(name, metric, more_is_better)| {
             let ratio = ratio(self.entries, workload, *metric, (entry.subject.id, rival))?;
             let gain = if *more_is_better { ratio } else { ratio.recip() };
-            (gain > 1.0 + NOISE).then(|| format!("{name} {ratio:.2} x"))
+            (gain > 1.0 + NOISE).then(|| format!("{name} {}", times(ratio)))
         });
         let better: Vec<String> = better.collect();
         let (label, workload) = (entry.subject.label, workload.label());
@@ -172,11 +171,14 @@ fn note(entry: &Entry, workload: Workload, outcome: &Outcome) -> String {
     if is_limiter && (admitted - workload.admits()).abs() > 0.001 {
         notes.push(format!("{:.0} % admitted", admitted * 100.0));
     }
-    if let Some(reason) = &outcome.failed {
-        let rounds = outcome.rounds.len();
-        notes.push(format!("failed after {rounds} rounds: {}", quoted(reason)));
+    if let Some(reason) = outcome.failures.last() {
+        notes.push(format!("{} rounds, and {}", outcome.rounds.len(), quoted(reason)));
     }
     if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
+}
+
+fn times(ratio: f64) -> String {
+    if ratio < 0.01 { "below 0.01 x".to_owned() } else { format!("{ratio:.2} x") }
 }
 
 /// A text of another program, for a cell of a table.

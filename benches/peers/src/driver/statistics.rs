@@ -1,5 +1,7 @@
 //! Medians and ratios of rounds.
 
+use std::collections::BTreeMap;
+
 use crate::measure::{Entry, Round, Workload};
 
 /// A value of a round.
@@ -9,14 +11,14 @@ pub fn find<'a>(entries: &'a [Entry], id: &str) -> Option<&'a Entry> {
     entries.iter().find(|entry| entry.subject.id == id)
 }
 
-/// The values of all rounds.
-pub fn values(entry: &Entry, workload: Workload, metric: Metric) -> Vec<f64> {
-    let outcome = entry.results.outcomes.get(&workload);
-    outcome.map(|outcome| outcome.rounds.iter().map(metric).collect()).unwrap_or_default()
+/// The values of all rounds, by round.
+pub fn values(entry: &Entry, workload: Workload, metric: Metric) -> BTreeMap<usize, f64> {
+    let rounds = entry.results.outcomes.get(&workload).map(|outcome| &outcome.rounds);
+    rounds.into_iter().flatten().map(|(&round, values)| (round, metric(values))).collect()
 }
 
 pub fn median(entry: &Entry, workload: Workload, metric: Metric) -> Option<f64> {
-    middle(values(entry, workload, metric))
+    middle(values(entry, workload, metric).into_values().collect())
 }
 
 /// The median of the ratios within each round of one subject to another.
@@ -28,7 +30,7 @@ pub fn ratio(
 ) -> Option<f64> {
     let of = values(find(entries, of)?, workload, metric);
     let to = values(find(entries, to)?, workload, metric);
-    middle(of.iter().zip(&to).map(|(of, to)| of / to).collect())
+    middle(of.iter().filter_map(|(round, of)| Some(of / to.get(round)?)).collect())
 }
 
 fn middle(mut values: Vec<f64>) -> Option<f64> {

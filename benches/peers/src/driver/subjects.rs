@@ -191,12 +191,13 @@ const OTHERS: &[Subject] = &[
     },
     Subject {
         id: "rate-limiter-flexible-blocking",
-        label: "the same with `inMemoryBlockOnConsumed`",
+        label: "rate-limiter-flexible with `inMemoryBlockOnConsumed`",
         kind: FIXED_WINDOW,
         program: Program::Node,
         variant: "blocking",
         algorithm: "fixed window",
-        lacks: "the same; a refund or reset by another process is not seen before the window ends",
+        lacks: "denied requests count; whole seconds; a refund or reset by another process does not \
+                end a block",
     },
 ];
 

@@ -115,7 +115,7 @@ public final class Program {
 
     private String fill() throws Exception {
         var index = new AtomicLong();
-        requests(plenty, () -> keys[(int) (index.getAndIncrement() % KEYS)], KEYS);
+        requests(exact, () -> keys[(int) (index.getAndIncrement() % KEYS)], KEYS);
         return "";
     }
 
