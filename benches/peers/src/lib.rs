@@ -148,7 +148,7 @@ impl<S: Subject> Program<S> {
                 runtime.block_on(async {
                     requests(&self.exact, &keys, KEYS).await?;
                     // Some limiters write their counts to Redis after the decision.
-                    tokio::time::sleep(Duration::from_millis(1_200)).await;
+                    tokio::time::sleep(Duration::from_secs(3)).await;
                     Ok::<(), Error>(())
                 })?;
                 Ok(String::new())
