@@ -12,10 +12,22 @@ local function releases()
   return all
 end
 
--- Takes whether the request is admitted, and its wait. Returns the state that was found.
+-- Returns the state that a refund has left.
+local function observe()
+  returns = false
+  plan()
+  returns = true
+  return condense and condense() or found or ''
+end
+
+-- Takes whether the request is admitted, and its wait. Returns the state that was found or, for a
+-- refund, the one that it has left.
 local function finish(admitted, wait)
   if returns then
-    return found and release(step_back(), releases())
+    if found then
+      release(step_back(), releases())
+    end
+    return action == 'refund' and observe()
   end
   local before
   if commits and admitted then
