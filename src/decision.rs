@@ -1,7 +1,7 @@
 //! `Decision`: the result of a check, and the receipt by which a store finds the spent units. It
 //! knows no store.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Action, EngineReply},
@@ -50,6 +50,44 @@ pub struct Decision {
     receipt: Receipt,
     /// The time since the store decided, in microseconds.
     age: f64,
+}
+
+/// A [`Decision`] that is always allowed: the result of [`Limiter::acquire`],
+/// [`Limiter::spend`] and [`Limiter::refund`]. It has the methods of the decision, and can be
+/// ignored.
+///
+/// [`Limiter::acquire`]: crate::Limiter::acquire
+/// [`Limiter::spend`]: crate::Limiter::spend
+/// [`Limiter::refund`]: crate::Limiter::refund
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), Quota::per_hour(9));
+/// limiter.acquire("vendor", 1).await?;
+/// assert_eq!(limiter.spend("vendor", 5).await?.remaining(), 3);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Allowed(pub(crate) Decision);
+
+impl Deref for Allowed {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        &self.0
+    }
+}
+
+impl From<Allowed> for Decision {
+    fn from(allowed: Allowed) -> Self {
+        allowed.0
+    }
 }
 
 /// The evidence by which a store finds the units that a request has spent.
@@ -142,6 +180,11 @@ impl Decision {
     pub(crate) fn uncounted(limit: Policy) -> Self {
         let limit = Policy { source: Source::Open, ..limit };
         Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
+    }
+
+    /// Makes an allowed decision of a cost of 0 out of a peek.
+    pub(crate) fn into_report(self) -> Allowed {
+        Allowed(Self { admitted: true, wait: 0.0, cost: 0, ..self })
     }
 
     /// Returns this denial as it is after `age`, for a request of this cost.

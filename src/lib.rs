@@ -17,8 +17,8 @@
 //! | group | items |
 //! |---|---|
 //! | start here | [`RateLimitLayer`], [`Limiter`], [`Quota`], [`Algorithm`], [`MemoryStore`], [`key`] |
-//! | limits | [`Limiter`], [`Decision`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
-//! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
+//! | limits | [`Limiter`], [`Decision`], [`Allowed`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
+//! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`RequestError`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
 //! | other requests | [`RateLimitLayer::custom`], [`Custom`] |
 //! | stores | [`MemoryStore`], [`WhenFull`], [`RedisStore`], [`RedisConfig`], [`Health`], [`StoreError`] |
 //! | configuration | [`Limits`], [`Limit`], [`ConfigError`] |
@@ -60,6 +60,7 @@
 //! | `serde` | [`Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
 //! | `tls-rustls`, `tls-rustls-webpki-roots` | `rediss://` URLs; imply `redis` |
 //! | `tracing` | events when Redis stops answering, and when it answers again |
+//! | `uuid` | `Uuid` as a key |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The crate docs link to items of all features.
@@ -104,14 +105,14 @@ pub use store::Tls;
 pub use store::{Health, RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
-    decision::{Decision, Source},
+    decision::{Allowed, Decision, Source},
     error::{ConfigError, Error, StoreError},
     keys::Key,
     limiter::{AnyLimiter, Charge, Limiter},
     middleware::{
-        Custom, FailurePolicy, Headers, Http, IntoCharge, IntoCost, KeyExtractor, MissingKey,
-        Protocol, RateLimit, RateLimitLayer, Rejection, RequestError, Reset, ResponseBody,
-        ResponseFuture, Rule,
+        Custom, FailurePolicy, Headers, Http, IntoCharge, IntoCost, IntoMatch, KeyExtractor,
+        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, RequestError, Reset,
+        ResponseBody, ResponseFuture, Rule,
     },
     quota::{Quota, QuotaError},
     store::{MemoryStore, Store, WhenFull},

@@ -30,7 +30,7 @@ pub use self::{
     future::ResponseFuture,
     http::{Headers, Http, Reset, ResponseBody},
     layer::RateLimitLayer,
-    pricing::IntoCost,
+    pricing::{IntoCost, IntoMatch},
     protocol::Protocol,
     rejection::{MissingKey, Rejection, RequestError},
     rule::{IntoCharge, Rule},

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, micros},
-    decision::Decision,
+    decision::{Allowed, Decision},
     error::Error,
     keys::Key,
     store::StoreFuture,
@@ -108,7 +108,7 @@ impl Limiter {
     /// Spends `cost` units of the quota of `key`, and waits as long as necessary until the request
     /// may proceed.
     ///
-    /// The decision is always an allowed one. Service is first come, first served, with two
+    /// Service is first come, first served, with two
     /// exceptions for which no instant can be reserved:
     ///
     /// - a leaky bucket that is full
@@ -134,7 +134,7 @@ impl Limiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](Limiter::try_acquire).
-    pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+    pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
         Charge::new(self, key).cost(cost).acquire().await
     }
 
@@ -184,13 +184,13 @@ impl Charge {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn acquire(&self) -> Result<Decision, Error> {
+    pub async fn acquire(&self) -> Result<Allowed, Error> {
         yield_to_queue(self).await;
         let max_wait = MaxWait::LONGEST;
         let answer = self.decide(Action::Check, max_wait)?;
         let mut acquire = Acquire::new(self.clone(), answer, max_wait);
         acquire.retries = true;
-        acquire.wait().await
+        acquire.wait().await.map(Allowed)
     }
 
     /// Returns the units that `answer` spends or reserves, in the background, and then drops

@@ -9,7 +9,7 @@ use std::{
 use super::{max_wait::MaxWait, retry_queue::RetryQueues};
 use crate::{
     algorithm::{Action, Algorithm, Params, Release, micros},
-    decision::{Decision, Policy, Receipt, Source},
+    decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
     quota::Quota,
@@ -286,7 +286,36 @@ impl Limiter {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.decide(Action::Peek, &key.into(), 1, MaxWait::DEFAULT)?.await
+        self.peek_n(key, 1).await
+    }
+
+    /// Returns the decision that [`check_n`](Limiter::check_n) would make now, and spends nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(10));
+    /// limiter.spend("alice", 7).await?;
+    /// assert!(limiter.peek_n("alice", 3).await?.is_allowed());
+    /// assert!(!limiter.peek_n("alice", 4).await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn peek_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+        self.decide(Action::Peek, &key.into(), cost, MaxWait::DEFAULT)?.await
     }
 
     /// Spends `cost` units of the quota of `key`, even if fewer are left: for a cost that is known
@@ -296,9 +325,12 @@ impl Limiter {
     /// fixed window forgets the debt when it ends. Waiting requests keep their reservations. To
     /// adjust the cost of a request that was checked, call [`settle`](Limiter::settle).
     ///
+    /// The decision describes the key afterwards. A cost of 0 spends nothing: the decision describes
+    /// the key as it is.
+    ///
     /// # Errors
     ///
-    /// [`Error::ZeroCost`] if the cost is 0; [`Error::Store`] if the store fails.
+    /// [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
     ///
@@ -321,9 +353,8 @@ impl Limiter {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.decide(Action::Spend, &key.into(), cost, MaxWait::DEFAULT)?.await?;
-        Ok(())
+    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
+        self.change(Action::Spend, &key.into(), cost).await
     }
 
     /// Grants `cost` units to `key`, up to the units that were spent.
@@ -336,19 +367,51 @@ impl Limiter {
     /// count for their full time. A fixed window returns units of the current window. Reservations
     /// of waiting requests are not returned.
     ///
+    /// The decision describes the key afterwards. A cost of 0 grants nothing: the decision describes
+    /// the key as it is.
+    ///
     /// # Errors
     ///
-    /// [`Error::ZeroCost`] if the cost is 0; [`Error::Store`] if the store fails.
+    /// [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
-    pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.decide(Action::Refund, &key.into(), cost, MaxWait::DEFAULT)?.await?;
-        Ok(())
+    pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
+        self.change(Action::Refund, &key.into(), cost).await
+    }
+
+    /// Spends or grants units, whatever is left.
+    async fn change(&self, action: Action, key: &Key<'_>, cost: u32) -> Result<Allowed, Error> {
+        match cost {
+            0 => Ok(self.decide(Action::Peek, key, 1, MaxWait::DEFAULT)?.await?.into_report()),
+            cost => Ok(Allowed(self.decide(action, key, cost, MaxWait::DEFAULT)?.await?)),
+        }
     }
 
     /// Deletes the state of `key`: its next request counts as its first.
+    ///
+    /// Requests that are waiting keep their instants. For a key that a layer counts, pass the key
+    /// that its extractor makes: each has a method `key`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    /// let api_key = key::Header::new("x-api-key");
+    /// let layer = RateLimitLayer::new(&limiter, (api_key.clone(), key::PeerIp));
+    /// # let _ = layer;
+    ///
+    /// let address: std::net::IpAddr = "2001:db8::7".parse()?; // the layer counts 2001:db8::/64
+    /// limiter.reset((api_key.key("k1"), key::PeerIp.key(address))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

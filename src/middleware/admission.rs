@@ -75,6 +75,7 @@ impl<P: ProtocolBase> Shared<P> {
             }
         };
         let cost = match pricing.cost(head) {
+            Ok(0) => return Next::Proceed(None),
             Ok(cost) => cost,
             Err(error) => return self.reject(Rejection::Request(error), state),
         };

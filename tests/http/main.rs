@@ -8,6 +8,7 @@ mod client_ip;
 mod config;
 mod failover;
 mod grpc;
+mod keys;
 mod layer;
 mod outbound;
 mod rule;

@@ -4,10 +4,7 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 
-use crate::middleware::{
-    http::headers::whole_seconds,
-    rejection::{Rejection, RequestError},
-};
+use crate::middleware::{http::headers::whole_seconds, rejection::Rejection};
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -57,10 +54,7 @@ impl Problem {
                 violated_policy: None,
             },
             Rejection::Request(error) => {
-                let status = match error {
-                    RequestError::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
-                    _ => StatusCode::BAD_REQUEST,
-                };
+                let status = error.status();
                 Self {
                     status,
                     kind: NO_TYPE,
