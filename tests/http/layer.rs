@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
-    RedisStore, Rejection, RequestError, Reset, ResponseBody, key,
+    RedisStore, Refill, Rejection, RequestError, Reset, ResponseBody, key,
 };
 
 use crate::support::{
@@ -274,6 +274,23 @@ async fn an_ip_and_an_api_key_never_collide() {
 }
 
 #[tokio::test]
+async fn a_limit_per_address_is_one_call() {
+    let layer = RateLimitLayer::per_ip(Quota::per_hour(1).burst(2));
+    let from = |address: &str| {
+        let mut request = get(&[]);
+        request.extensions_mut().insert(address.parse::<SocketAddr>().unwrap());
+        request
+    };
+    for (address, status) in
+        [("192.0.2.1:1", 200), ("192.0.2.1:2", 200), ("192.0.2.1:3", 429), ("192.0.2.2:1", 200)]
+    {
+        assert_eq!(send(&layer, from(address)).await.status(), status);
+    }
+    let other = RateLimitLayer::per_ip(Quota::per_hour(1));
+    assert_eq!(send(&other, from("192.0.2.1:1")).await.status(), 200, "each call counts apart");
+}
+
+#[tokio::test]
 async fn a_pair_is_one_key_of_both() {
     let app = Router::new()
         .route("/a/{id}", routing::get(async || ()))
@@ -376,6 +393,24 @@ async fn the_older_headers_can_be_chosen() {
         assert!((before + reset..before + reset + 60).contains(&epoch), "{epoch}");
         let retry_after = if status == 429 { vec!["10"] } else { vec![] };
         assert_eq!(header(&response, "retry-after"), retry_after);
+    }
+
+    // The limit is never below what remains.
+    let in_advance = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
+    for (algorithm, quota, limit, remaining) in [
+        (Algorithm::token_bucket(), Quota::per_minute(6).burst(20), "20", "19"),
+        (in_advance, Quota::per_minute(6).burst(20), "20", "20"),
+        (Algorithm::leaky_bucket(), Quota::per_minute(6).burst(20), "20", "19"),
+        (Algorithm::sliding_log(), Quota::per_minute(6), "6", "5"),
+        (Algorithm::fixed_window(), Quota::per_minute(6), "6", "5"),
+    ] {
+        let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
+        let layer = RateLimitLayer::new(limiter, key::Global).headers(both);
+        let response = send(&layer, get(&[])).await;
+        for prefix in ["ratelimit", "x-ratelimit"] {
+            assert_eq!(header(&response, &format!("{prefix}-limit")), [limit], "{algorithm:?}");
+            assert_eq!(header(&response, &format!("{prefix}-remaining")), [remaining]);
+        }
     }
 
     // Of stacked layers, the one with fewer remaining units reports.
