@@ -237,6 +237,16 @@ impl Decision {
         if self.is_allowed() { None } else { Some(micros(self.wait)) }
     }
 
+    /// Returns [`retry_after`](Decision::retry_after) in whole seconds, as the header `Retry-After`
+    /// contains it: rounded up, and at least 1.
+    #[must_use]
+    pub const fn retry_after_secs(&self) -> Option<u64> {
+        match self.retry_after() {
+            Some(time) => Some(whole_seconds(time)),
+            None => None,
+        }
+    }
+
     /// Returns the number of requests of cost 1 that would be allowed now, after this decision.
     #[must_use]
     pub const fn remaining(&self) -> u64 {
@@ -317,4 +327,10 @@ impl fmt::Debug for Decision {
 
 const fn micros(time: f64) -> Duration {
     Duration::from_micros(time as u64)
+}
+
+/// Rounds up, to at least 1: a client that retries immediately would be denied again.
+pub(crate) const fn whole_seconds(time: Duration) -> u64 {
+    let seconds = time.as_secs() + (time.subsec_nanos() > 0) as u64;
+    if seconds == 0 { 1 } else { seconds }
 }

@@ -54,7 +54,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and [`key::Route`] is its `MatchedPath` |
+//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`Rejection`] is a response |
 //! | `redis` | [`RedisStore`] |
 //! | `redisson` | [`redisson`]: a limiter that Java services share; implies `redis` |
 //! | `serde` | [`Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
@@ -108,11 +108,11 @@ pub use {
     decision::{Allowed, Decision, Source},
     error::{ConfigError, Error, StoreError},
     keys::Key,
-    limiter::{AnyLimiter, Charge, Limiter},
+    limiter::{AnyLimiter, Charge, FailurePolicy, Limiter},
     middleware::{
-        Custom, FailurePolicy, Headers, Http, IntoCharge, IntoCost, IntoMatch, KeyExtractor,
-        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, RequestError, Reset,
-        ResponseBody, ResponseFuture, Rule,
+        Custom, Headers, Http, IntoCharge, IntoCost, IntoMatch, IntoRejection, KeyExtractor,
+        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, RejectionBody, RequestError,
+        Reset, ResponseBody, ResponseFuture, Rule,
     },
     quota::{Quota, QuotaError},
     store::{MemoryStore, Store, WhenFull},

@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{
     charge::Charge,
     core::Limiter,
+    failure_policy::Recovered,
     max_wait::MaxWait,
     retry::{Retry, yield_to_queue},
     wait_queue::WaitSlot,
@@ -135,7 +136,14 @@ impl Limiter {
     ///
     /// As for [`try_acquire`](Limiter::try_acquire).
     pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
-        Charge::new(self, key).cost(cost).acquire().await
+        let key = &key.into();
+        match Charge::new(self, key).cost(cost).acquire().await {
+            Err(error) => match self.recover(error, key, cost)? {
+                Recovered::Uncounted(decision) => Ok(Allowed(decision)),
+                Recovered::Fallback(charge) => charge.acquire().await,
+            },
+            allowed => allowed,
+        }
     }
 
     async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
@@ -143,7 +151,20 @@ impl Limiter {
         if let Some(decision) = answer.now().filter(|decision| decision.delay().is_zero()) {
             return Ok(decision.clone());
         }
-        Acquire::new(Charge::new(self, key).cost(cost), answer, max_wait).wait().await
+        let mut acquire = Acquire::new(Charge::new(self, key).cost(cost), answer, max_wait);
+        let result = poll_fn(|cx| acquire.poll(cx)).await;
+        let rest = max_wait.at_most(acquire.remaining_wait());
+        drop(acquire.disarm());
+        match result {
+            Err(error) => match self.recover(error, key, cost)? {
+                Recovered::Uncounted(decision) => Ok(decision),
+                Recovered::Fallback(charge) => {
+                    let answer = charge.decide(Action::Check, rest)?;
+                    Acquire::new(charge, answer, rest).wait().await
+                }
+            },
+            decided => decided,
+        }
     }
 }
 

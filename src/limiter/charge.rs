@@ -393,6 +393,11 @@ impl Charge {
         Some(Self::of_parts(parts.into_iter(), self.one_key))
     }
 
+    /// Returns whether no cost is above what its limit can ever grant.
+    pub(super) fn can_be_granted(&self) -> bool {
+        self.own_parts().all(|(limiter, _, cost)| cost <= limiter.max_cost())
+    }
+
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let part = self.first.as_ref()?;

@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use super::{max_wait::MaxWait, retry_queue::RetryQueues};
+use super::{
+    failure_policy::{FailurePolicy, Recovered},
+    max_wait::MaxWait,
+    retry_queue::RetryQueues,
+};
 use crate::{
     algorithm::{Action, Algorithm, Params, Release, micros},
     decision::{Allowed, Decision, Policy, Receipt, Source},
@@ -48,7 +52,7 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     store: AnyStore,
     taken: Arc<Name>,
@@ -57,6 +61,7 @@ struct Inner {
     default_wait: f64,
     max_reservable: f64,
     max_cost: u32,
+    on_failure: FailurePolicy,
     /// The last fallback, and its fraction of the quota.
     fallback: OnceLock<(f64, Limiter)>,
 }
@@ -131,7 +136,48 @@ impl Limiter {
         let Inner { store, taken, settings, .. } = &*self.0;
         let params = Params::new(settings.algorithm, quota)?;
         let settings = Settings { quota, params, ..**settings };
-        Ok(Self::assemble(store.clone(), taken.clone(), settings))
+        let limiter = Self::assemble(store.clone(), taken.clone(), settings);
+        Ok(limiter.on_failure(self.0.on_failure))
+    }
+
+    /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
+    /// The default is [`FailurePolicy::Closed`]: an error of the store is returned.
+    ///
+    /// The policy applies to [`check`](Limiter::check), [`check_n`](Limiter::check_n),
+    /// [`check_within`](Limiter::check_within), [`try_acquire`](Limiter::try_acquire) and
+    /// [`acquire`](Limiter::acquire). A layer has a [policy of its
+    /// own](crate::RateLimitLayer::on_failure), and a [`Charge`](crate::Charge) has none.
+    ///
+    /// Do not [cancel](Limiter::cancel) or [settle](Limiter::settle) a decision whose
+    /// [source](Decision::source) is [`Source::Local`]: its units were spent in the memory of the
+    /// process.
+    ///
+    /// # Panics
+    ///
+    /// If a [share](FailurePolicy::Local) is not above 0 and at most 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, FailurePolicy, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// // A `RedisStore` fails more often.
+    /// let store = MemoryStore::with_max_keys(1);
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1))
+    ///     .on_failure(FailurePolicy::Open);
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// assert!(limiter.check("ben").await?.is_allowed()); // the store is full
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn on_failure(self, policy: FailurePolicy) -> Self {
+        let mut inner = Arc::unwrap_or_clone(self.0);
+        inner.on_failure = policy.validated();
+        Self(Arc::new(inner))
     }
 
     /// Returns the limiter with a fraction of the quota over a store in memory. Calls with the same
@@ -174,6 +220,7 @@ impl Limiter {
             default_wait,
             max_reservable,
             max_cost,
+            on_failure: FailurePolicy::Closed,
             fallback: OnceLock::new(),
         }))
     }
@@ -451,6 +498,10 @@ impl Limiter {
         }
     }
 
+    pub(super) fn failure_policy(&self) -> FailurePolicy {
+        self.0.on_failure
+    }
+
     pub(super) fn policy(&self, cost: u32) -> Policy {
         self.0.settings.policy(cost)
     }
@@ -493,9 +544,16 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let limits = &[self.request(Action::Check, key, cost, max_wait)?];
         let request = StoreRequest { action: Action::Check, limits };
-        match &self.0.store {
+        let result = match &self.0.store {
             AnyStore::Memory(store) => store.decide_now(&request),
             AnyStore::Dyn(store) => store.decide(&request).await,
+        };
+        match result {
+            Err(error) => match self.recover(error, key, cost)? {
+                Recovered::Uncounted(decision) => Ok(decision),
+                Recovered::Fallback(charge) => charge.decide(Action::Check, max_wait)?.await,
+            },
+            result => result,
         }
     }
 

@@ -2,19 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use http::{Response, request::Parts, response};
 use tower_layer::Layer;
 
 use crate::{
     algorithm::{Algorithm, micros},
-    limiter::{AnyLimiter, Limiter, MaxWait},
+    limiter::{AnyLimiter, FailurePolicy, Limiter, MaxWait},
     middleware::{
         admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
-        failure_policy::FailurePolicy,
-        http::{Headers, Http},
+        http::{Headers, Http, IntoRejection, MapRejection, RejectionBody},
         pricing::{IntoCost, IntoMatch},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
@@ -93,7 +91,6 @@ use crate::{
 /// # Example: a custom error body
 ///
 /// ```
-/// use axum::body::Bytes; // or `bytes::Bytes`, which is the same
 /// use http::header::CONTENT_TYPE;
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Rejection, key};
 ///
@@ -103,7 +100,7 @@ use crate::{
 ///     |rejection, head, mut response| match rejection {
 ///         Rejection::Denied(_) => {
 ///             response.headers_mut().remove(CONTENT_TYPE);
-///             response.map(|_| Bytes::from(format!("{} is busy", head.uri)))
+///             response.map(|_| format!("{} is busy", head.uri).into())
 ///         }
 ///         _ => response,
 ///     },
@@ -299,15 +296,38 @@ impl RateLimitLayer {
     }
 
     /// Sets a closure that can change every rejection. It receives the reason of the rejection, the
-    /// head of the request and the default response, and returns the response to send.
+    /// head of the request and the default response, and returns the response to send: that one,
+    /// changed, or another one.
     ///
-    /// The bodies are complete, as [`Bytes`]. The body of a gRPC rejection is empty and must stay
-    /// empty. A response without `Cache-Control` gets `no-store`.
-    pub fn map_rejection(
+    /// A body that is not complete immediately is collected, up to 64 KiB. If it is longer or fails,
+    /// the response is 500, and its body describes the mistake. The body of a gRPC rejection is
+    /// empty and must stay empty.
+    ///
+    /// The layer adds the headers of the limit that the response lacks: `Retry-After`,
+    /// `Cache-Control: no-store`, and those of [`headers`](RateLimitLayer::headers).
+    ///
+    /// # Examples
+    ///
+    /// A body in JSON, by axum:
+    ///
+    /// ```
+    /// use axum::{Json, response::IntoResponse};
+    /// use serde_json::json;
+    /// use tower_ratelimit::{Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .map_rejection(|rejection, _head, response| {
+    ///         let retry = rejection.retry_after_secs();
+    ///         let error = json!({"error": rejection.to_string(), "retry": retry});
+    ///         (response.status(), Json(error)).into_response()
+    ///     });
+    /// # let _ = layer;
+    /// ```
+    pub fn map_rejection<R: IntoRejection>(
         self,
-        map: impl Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
+        map: impl Fn(&Rejection, &Parts, Response<RejectionBody>) -> R + Send + Sync + 'static,
     ) -> Self {
-        self.with(|http| http.map_rejection = Some(Arc::new(map)))
+        self.with(|http| http.map_rejection = Some(MapRejection::new(map)))
     }
 }
 
@@ -340,7 +360,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     pub fn custom(
         limiter: impl Into<AnyLimiter>,
         key: impl KeyExtractor<Req>,
-        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(Shared::new(Custom::by_key(limiter.into(), key, reject))))
     }
@@ -348,7 +368,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// Limits requests of any type by a [`Rule`].
     pub fn custom_by_rule(
         rule: impl Rule<Req>,
-        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self
     where
         Req: Send + Sync,
@@ -556,13 +576,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// ```
     #[track_caller]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
-        if let FailurePolicy::Local { share } = policy {
-            assert!(
-                share > 0.0 && share <= 1.0,
-                "a share must be above 0 and at most 1, not {share}"
-            );
-        }
-        Arc::make_mut(&mut self.0).on_failure = policy;
+        Arc::make_mut(&mut self.0).on_failure = policy.validated();
         self
     }
 

@@ -6,7 +6,7 @@ use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 use http::StatusCode;
 
 use crate::{
-    decision::Decision,
+    decision::{Decision, whole_seconds},
     error::{Error, StoreError},
 };
 
@@ -15,7 +15,31 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The reason for a rejection: the layer responds instead of the service.
 ///
-/// The extensions of the response contain it.
+/// The extensions of the response contain it. A handler that checks a limiter itself can return it:
+/// with the feature `axum`, it implements `IntoResponse`; for other servers, call
+/// [`to_response`](Rejection::to_response).
+///
+/// # Examples
+///
+/// ```
+/// use axum::{Router, extract::{Path, State}, routing::get};
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, Rejection};
+///
+/// async fn report(
+///     State(limiter): State<Limiter>,
+///     Path(user): Path<u64>,
+/// ) -> Result<String, Rejection> {
+///     let decision = limiter.check_n(user, 10).await?; // an error of the store is a 503
+///     if !decision.is_allowed() {
+///         return Err(Rejection::Denied(decision)); // a 429
+///     }
+///     Ok(format!("the report of user {user}"))
+/// }
+///
+/// let quota = Quota::per_hour(100);
+/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_window(), quota);
+/// let app: Router = Router::new().route("/report/{user}", get(report)).with_state(limiter);
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -39,13 +63,21 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the time after which a retry can succeed; `None` if a retry never succeeds.
-    pub(crate) fn retry_after(&self) -> Option<Duration> {
+    /// Returns the time after which a retry can succeed; `None` if a retry does not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Denied(decision) => decision.retry_after(),
             Self::Store(_) => Some(STORE_RETRY_AFTER),
             Self::CostAboveQuota { .. } | Self::Request(_) => None,
         }
+    }
+
+    /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header `Retry-After`
+    /// contains it: rounded up, and at least 1.
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.retry_after().map(whole_seconds)
     }
 }
 

@@ -8,13 +8,12 @@ use std::{
 };
 
 use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing};
-use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
-    RedisStore, Refill, Rejection, RequestError, Reset, ResponseBody, key,
+    RedisStore, Refill, Rejection, RejectionBody, RequestError, Reset, ResponseBody, key,
 };
 
 use crate::support::{
@@ -446,7 +445,7 @@ async fn a_closure_can_replace_the_rejection() {
         |rejection, head, response| {
             let Rejection::Denied(decision) = rejection else { panic!("{rejection:?}") };
             let text = format!("{} {} {}", head.method, head.uri, decision.remaining());
-            response.map(|_| Bytes::from(text))
+            response.map(|_| text)
         },
     );
     let _ = send(&layer, get(&[])).await;
@@ -484,7 +483,7 @@ async fn a_mapped_rejection_is_stored_only_if_the_closure_allows_it() {
         for as_grpc in [false, true] {
             let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
                 .map_rejection(move |_, _, _| {
-                    let mut response = Response::new(Bytes::new());
+                    let mut response = Response::new(RejectionBody::default());
                     if let Some(own) = own {
                         let own = HeaderValue::from_static(own);
                         response.headers_mut().insert("cache-control", own);

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod answers;
 mod client_ip;
 mod config;
 mod failover;

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
-use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER},
@@ -12,6 +11,7 @@ use http::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
+use super::body::RejectionBody;
 use crate::middleware::rejection::Rejection;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -71,9 +71,9 @@ pub(super) fn timeout(head: &Parts) -> Option<Duration> {
 }
 
 /// Makes the response to a gRPC request: trailers as headers, and no body.
-pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<Bytes> {
+pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<RejectionBody> {
     add_status(&mut headers, rejection);
-    let mut response = Response::new(Bytes::new());
+    let mut response = Response::new(RejectionBody::default());
     *response.headers_mut() = headers;
     response
 }

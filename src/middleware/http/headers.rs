@@ -10,7 +10,7 @@ use http::{
 };
 
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, Source, whole_seconds},
     limiter::{AnyLimiter, Charge},
     middleware::rejection::Rejection,
     quota::Quota,
@@ -108,6 +108,9 @@ impl Report<'_> {
         if let Some(policy) = self.policy.filter(|_| !is_local) {
             headers.append(RATELIMIT_POLICY, policy.clone());
             return;
+        }
+        if let Some(decision) = self.decision.filter(|_| self.charge.is_exempt()) {
+            headers.append(RATELIMIT_POLICY, policy(decision.limiter(), decision.quota()));
         }
         // The quota of some limiters is known only by the decision.
         let decided = self.decision.map(Decision::quota);
@@ -260,9 +263,4 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
 /// 10^15 s.
 fn remaining(decision: &Decision) -> u64 {
     decision.remaining().min(LARGEST_INTEGER)
-}
-
-/// Rounds up, to at least 1: a client that retries immediately would be denied again.
-pub(super) fn whole_seconds(time: Duration) -> u64 {
-    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
