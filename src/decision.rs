@@ -1,7 +1,7 @@
 //! `Decision`: the result of a check, and the receipt by which a store finds the spent units. It
 //! knows no store.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Action, EngineReply},
@@ -50,6 +50,44 @@ pub struct Decision {
     receipt: Receipt,
     /// The time since the store decided, in microseconds.
     age: f64,
+}
+
+/// A [`Decision`] that is always allowed: the result of [`Limiter::acquire`],
+/// [`Limiter::spend`] and [`Limiter::refund`]. It has the methods of the decision, and can be
+/// ignored.
+///
+/// [`Limiter::acquire`]: crate::Limiter::acquire
+/// [`Limiter::spend`]: crate::Limiter::spend
+/// [`Limiter::refund`]: crate::Limiter::refund
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), Quota::per_hour(9));
+/// limiter.acquire("vendor", 1).await?;
+/// assert_eq!(limiter.spend("vendor", 5).await?.remaining(), 3);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Allowed(pub(crate) Decision);
+
+impl Deref for Allowed {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        &self.0
+    }
+}
+
+impl From<Allowed> for Decision {
+    fn from(allowed: Allowed) -> Self {
+        allowed.0
+    }
 }
 
 /// The evidence by which a store finds the units that a request has spent.
@@ -144,6 +182,11 @@ impl Decision {
         Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
     }
 
+    /// Makes an allowed decision of a cost of 0 out of a peek.
+    pub(crate) fn into_report(self) -> Allowed {
+        Allowed(Self { admitted: true, wait: 0.0, cost: 0, ..self })
+    }
+
     /// Returns this denial as it is after `age`, for a request of this cost.
     #[cfg(feature = "redis")]
     pub(crate) fn aged(&self, age: Duration, cost: u32) -> Self {
@@ -192,6 +235,16 @@ impl Decision {
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         if self.is_allowed() { None } else { Some(micros(self.wait)) }
+    }
+
+    /// Returns [`retry_after`](Decision::retry_after) in whole seconds, as the header `Retry-After`
+    /// contains it: rounded up, and at least 1.
+    #[must_use]
+    pub const fn retry_after_secs(&self) -> Option<u64> {
+        match self.retry_after() {
+            Some(time) => Some(whole_seconds(time)),
+            None => None,
+        }
     }
 
     /// Returns the number of requests of cost 1 that would be allowed now, after this decision.
@@ -274,4 +327,10 @@ impl fmt::Debug for Decision {
 
 const fn micros(time: f64) -> Duration {
     Duration::from_micros(time as u64)
+}
+
+/// Rounds up, to at least 1: a client that retries immediately would be denied again.
+pub(crate) const fn whole_seconds(time: Duration) -> u64 {
+    let seconds = time.as_secs() + (time.subsec_nanos() > 0) as u64;
+    if seconds == 0 { 1 } else { seconds }
 }

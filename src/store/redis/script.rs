@@ -250,16 +250,18 @@ pub(crate) struct Decided {
     pub(crate) now: f64,
 }
 
-/// Computes the decision of the script from the states that it has found. A refund has no states,
-/// and is always admitted.
+/// Computes the decision of the script from the states that it has found, or has left after a
+/// refund.
 pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<Decided, RedisError> {
     let (now, found) = split(reply)?;
-    if action == Action::Refund {
-        return Ok(Decided { reply: EngineReply::uncounted(now), limit: 0, now });
-    }
     let states = limits.iter().zip(found).map(decode).collect::<Option<Vec<_>>>();
     let mut states = states.filter(|all| all.len() == limits.len()).ok_or_else(malformed)?;
-    let request = |limit: &Limit| limit.request(action, now);
+    let request = |limit: &Limit| {
+        let request = limit.request(action, now);
+        // The script has returned the units already.
+        let cost = if action == Action::Refund { 0.0 } else { request.cost };
+        EngineRequest { cost, ..request }
+    };
     let mut step = |limit: usize, request: &EngineRequest| {
         limits[limit].params.step(&mut states[limit], request)
     };
