@@ -1,5 +1,6 @@
 //! The store in Redis: keys, scripts and their replies. The transport below sends the commands.
 
+mod batch;
 mod call;
 mod cross_slot;
 mod front;
@@ -21,9 +22,9 @@ use self::transport::{
 };
 pub use self::transport::{Health, RedisConfig};
 use self::{
-    call::{Check, ScriptCall},
+    call::ScriptCall,
     cross_slot::CrossSlot,
-    front::Front,
+    front::{Front, Place},
     release::ReleaseFuture,
 };
 use super::{
@@ -345,11 +346,16 @@ impl RedisStore {
     }
 
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
-        let Settings { name, algorithm, .. } = settings;
-        // Empty braces would not determine the slot. No other key has this form.
-        let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
-        [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
+        name_of(&self.prefix, settings, key)
     }
+}
+
+/// Returns the name of a key in Redis.
+fn name_of(prefix: &str, settings: &Settings, key: &Key<'_>) -> String {
+    let Settings { name, algorithm, .. } = settings;
+    // Empty braces would not determine the slot. No other key has this form.
+    let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
+    [prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
 }
 
 impl fmt::Debug for RedisStore {
@@ -384,20 +390,23 @@ impl Store for RedisStore {
             Lookup::Undecided(undecided) => undecided,
         };
         let (client, deadline) = (self.client.clone(), self.start_deadline());
-        if let (Action::Check, [limit], false) =
-            (request.action, request.limits, client.is_cluster())
-        {
-            let (front, settings) = (self.front.clone(), limit.settings.clone());
-            let check = Check::new(self, limit);
-            return StoreFuture::pending(async move {
-                let decision = front.check(settings, check, deadline).await;
-                Ok(undecided.decided(decision.map_err(StoreError::from)?, Instant::now))
-            });
-        }
+        let turn = match (request.action, request.limits) {
+            (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
+                Place::Alone(turn) => turn,
+                Place::Queued(queued) => {
+                    return StoreFuture::pending(async move {
+                        let decision = queued.await.map_err(StoreError::from)?;
+                        Ok(undecided.decided(decision, Instant::now))
+                    });
+                }
+            },
+            _ => None,
+        };
         let first = request.limits[0].key;
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
+                let _turn = turn;
                 let decision = call.execute(&client, deadline).await.map_err(StoreError::from)?;
                 Ok(undecided.decided(decision, Instant::now))
             });
