@@ -62,12 +62,12 @@ use crate::{
 ///
 /// A check is sent immediately if no call of its limiter is under way. Otherwise it waits for the
 /// next call, which begins within a turn of the runtime while fewer than four are under way. A call
-/// has up to 64 checks, which are decided in the order of their arrival, each as if it had come
-/// alone. A check that is dropped before its call has spent nothing.
+/// has up to 64 keys, whose checks are decided in the order of their arrival, each as if it had
+/// come alone. A check that is dropped before its call has spent nothing.
 ///
 /// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
-/// error that concerns one key fails the checks of that key only. Several limits at once, and all
-/// requests to a cluster, have calls of their own.
+/// error that concerns one key fails the checks of that key only. Several limits at once have a
+/// call of their own. In a cluster, only checks of the same key share a call.
 ///
 /// # While Redis does not answer
 ///
@@ -299,9 +299,10 @@ impl RedisStore {
     /// After a denial, the process denies checks of the key without a command, as long as Redis
     /// would deny them: until [`retry_after`](Decision::retry_after), but at most for this time.
     /// Their [`source`](Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
-    /// is allowed without Redis. A remembered denial applies to a check
+    /// is allowed without Redis. A remembered denial applies to a check against the limit that has
+    /// denied, alone or together with other limits:
     ///
-    /// - against one limit, with the same quota
+    /// - with the same quota
     /// - with at least the cost of the denied check
     /// - with at most its longest wait
     ///
