@@ -6,5 +6,5 @@
 local function NAME(key, params, cost, max_wait)
 -- BODY
   plan()
-  return wait, excess, finish
+  return wait, too_long, finish
 end

@@ -12,7 +12,8 @@ local function releases()
   return all
 end
 
--- Takes whether the request is admitted, and its wait. Returns the state that was found.
+-- Takes whether the request is admitted, and its wait. Returns the state from which the replies to
+-- it, and to requests before it, are computed.
 local function finish(admitted, wait)
   if returns then
     return found and release(step_back(), releases())
@@ -22,7 +23,7 @@ local function finish(admitted, wait)
     before = wait > 0 and encode(true)
     commit(now + wait, cost)
   end
-  local state = condense and condense() or found or ''
+  local state = found_state()
   if commits and (admitted or stale) then
     store(before, now + wait)
   end

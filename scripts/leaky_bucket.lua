@@ -1,13 +1,13 @@
 -- Leaky bucket: a queue with a constant outflow. A request leaves when those before it have left; a
 -- request that would not fit into the bucket is denied.
--- state   'L', excess, an integer of three bytes, then doubles: {at, debt, unit, tick}: the content
---         of the bucket at `at`, by how many 2^-24 parts it was rounded up when the quota was
---         changed, and the rate that this was counted at
+-- state   'L', then integers of 7, 7, 6, 4, 3 and 1 bytes: {at, debt, unit, tick, excess, grain}:
+--         the content of the bucket at `at`, the rate that this was counted at, and by how many
+--         2^-24 parts the content was rounded up when the quota was changed. The key expires when
+--         the bucket is empty, rounded up to a multiple of 2^grain us.
 -- params  'L', then doubles: {burst, unit, tick, max_debt}
 -- `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
 -- microsecond.
-local size, size_text = 36, '36'
-local expiry -- none: a key expires when the bucket is empty
+local STATE, size, size_text = '<BI7I7I6I4I3B', 29, '29'
 local burst, new_unit, new_tick, max_debt = struct.unpack('<dddd', params, 2)
 local at, debt, excess, unit, tick
 
@@ -32,8 +32,8 @@ end
 
 local function decode(state)
   local form
-  if #state >= 36 then
-    form, excess, at, debt, unit, tick = struct.unpack('<BI3dddd', state)
+  if #state >= size then
+    form, at, debt, unit, tick, excess = struct.unpack(STATE, state)
   end
   if form ~= 76 then
     fail(key)
@@ -41,8 +41,14 @@ local function decode(state)
   return state
 end
 
+-- The exponent of two whose power is at most the time in which a full bucket drains.
+local function grain_of()
+  local _, exponent = math.frexp(math.max(burst * unit / tick, 1))
+  return exponent - 1
+end
+
 local function encode()
-  return struct.pack('<BI3dddd', 76, excess, at, debt, unit, tick)
+  return struct.pack(STATE, 76, at, debt, unit, tick, excess, grain_of())
 end
 
 local function step_back()
@@ -100,5 +106,11 @@ end
 
 local function reset_after()
   return time_until(debt)
+end
+
+-- The instant at which the key may expire.
+local function expiry(reset)
+  local grain = 2 ^ grain_of()
+  return math.ceil((now + reset) / grain) * grain
 end
 

@@ -1,87 +1,120 @@
--- Log: loads and stores the state that is a list, and releases reservations, which are entries of
--- it. Stands between sliding_log.lua and engine.lua, as reservations.lua does for the other models.
+-- Log: loads and stores the state that is a list of entries, and releases reservations, which are
+-- entries of it. Stands between sliding_log.lua and engine.lua, as reservations.lua does for the
+-- other models.
+local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4B', 41
+local NEWEST = '<I7I4I7I7I7I7I4I4I4B' -- an entry and the foot
+local PAGE, TAIL_SIZE, tail_text = 20, 261, '-261' -- the last entries that are read with the foot
 local found, stale
 
+-- Forgets what requests to another key have found.
+local function forget()
+  found_last, found_live, cuts = nil, nil, {}
+end
+
+-- Reads the foot from the end of a value. Returns false if it is none.
+local function read_foot(tail)
+  local form
+  if #tail > FOOT_SIZE then
+    at, skew, window, sum, dead, gone, length, form =
+      struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
+  end
+  local size = form == 83 and gone < length and ENTRY_SIZE * length + FOOT_SIZE
+  return size and #tail == math.min(size, TAIL_SIZE)
+end
+
 local function load()
-  forget()
-  found, stale = false, false
-  local tail = call('LRANGE', key, '-2', '-1')
-  if tail[1] then
-    local last_element = tail[2] or ''
-    if #last_element ~= 36 or string.byte(last_element) ~= 83 then
-      fail(key)
-    end
-    last, last_cost = struct.unpack(ENTRY, tail[1])
-    at, skew, window, sum, dead = struct.unpack('<I7I7I7I7I7', last_element, 2)
-    found, found_at, found_skew, found_window = true, at, skew, window
-  end
-end
-
--- The entries that must leave for this request, and for the next one after it, and the sums up to
--- them, in this order. The newest entry if there is none.
-local function marks()
-  local remaining = last <= at and math.max(limit - live, 0) or 0
-  local _, other, other_total = nil, mark, mark_total
-  if committed or asked ~= remaining + 1 then
-    _, other, other_total = first_instant(remaining + 1)
-  end
-  mark, other = mark or found_last, other or found_last
-  if other < mark then
-    return other, other_total, mark, mark_total
-  end
-  return mark, mark_total, other, other_total
-end
-
--- The log as it was found, with a few entries that represent all that count: the reply to this
--- request is the same. 'S', then doubles: {at, skew, window}, then for each entry {instant, cost}.
-local function condense()
+  local tail = call('GETRANGE', key, tail_text, '-1')
+  found, stale, committed, merges = tail ~= '', false, false, false
+  first, live, live_dead, last, last_cost, instants, costs = 0, 0, 0, 0, 0, {}, {}
   if not found then
+    return
+  elseif not read_foot(tail) then
+    fail(key)
+  end
+  for i = math.max(length - PAGE, 0), length - 1 do
+    local position = #tail - FOOT_SIZE - ENTRY_SIZE * (length - i) + 1
+    instants[i], costs[i] = struct.unpack(ENTRY, tail, position)
+  end
+  last, last_cost = instants[length - 1], costs[length - 1]
+  if not found_last then
+    found_last, found_at, found_skew, found_window = last, at, skew, window
+  end
+end
+
+-- Returns the log as the first request has found it, with a few entries that represent all that
+-- count: the replies to the requests are the same. 'S', then doubles: {at, skew, window}, then for
+-- each entry {instant, cost}.
+local function condensed(cuts)
+  local head = struct.pack('<Bddd', 83, found_at, found_skew, found_window)
+  local parts, before = {head}, 0
+  for _, cut in ipairs(cuts) do
+    local instant, total = unpack(cut)
+    if total > before then
+      parts[#parts + 1] = struct.pack('<dd', instant, total - before)
+      before = total
+    end
+  end
+  if found_live > before then
+    parts[#parts + 1] = struct.pack('<dd', found_last, found_live - before)
+  end
+  return table.concat(parts)
+end
+
+local function found_state()
+  if not found_last then
     return ''
-  elseif found_live == 0 then
-    return struct.pack('<Bddd', 83, found_at, found_skew, found_window)
   end
-  local early, early_total, late, late_total = marks()
-  if early >= found_last then
-    return struct.pack('<Bddddd', 83, found_at, found_skew, found_window, found_last, found_live)
-  elseif late >= found_last or late_total <= early_total then
-    return struct.pack('<Bddddddd', 83, found_at, found_skew, found_window, early, early_total,
-      found_last, found_live - early_total)
+  local remaining = last <= at and math.max(limit - live, 0) or 0
+  first_instant(remaining + 1) -- the reply needs that entry, too
+  table.sort(cuts, function(a, b)
+    return a[2] < b[2]
+  end)
+  return condensed(cuts)
+end
+
+local function foot()
+  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, 83)
+end
+
+-- The instant at which a key expires: when no entry counts any more, rounded up to a power of two
+-- of microseconds of at most the window.
+local function expiry_of(last, skew, window)
+  local _, exponent = math.frexp(window)
+  local grain = 2 ^ (exponent - 1)
+  return math.ceil((last + window - skew) / grain) * grain
+end
+
+-- Stores the newest entry, and drops those that do not count from time to time.
+local function put_newest(cost)
+  sum, dead, gone = live, live_dead, first
+  local expires, is_alone = expiry_of(last, skew, window), length - first == 1
+  if is_alone or first > PAGE and first > length - first then
+    local rest = ''
+    if not is_alone then
+      rest = packed_entries(first, length - 2)
+    end
+    gone, length = 0, length - first
+    local value = rest .. struct.pack(ENTRY, last, cost) .. foot()
+    call('SET', key, value, 'PXAT', expire_at(expires))
+    return
   end
-  return struct.pack('<Bddddddddd', 83, found_at, found_skew, found_window, early, early_total,
-    late, late_total - early_total, found_last, found_live - late_total)
+  call('SETRANGE', key, string.format('%d', ENTRY_SIZE * (length - 1)),
+    struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, 83))
+  if stale or expires > expiry_of(found_last, found_skew, found_window) then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
 end
 
 -- Stores the state after a decision.
 local function store()
-  local reset = reset_after()
-  if reset == 0 then
+  if reset_after() == 0 then
     call('DEL', key)
-    return
-  end
-  if not committed then
-    call('LSET', key, '-1', summary())
+  elseif committed then
+    put_newest(costs[length - 1])
   else
-    sum, dead = live, live_dead
-    local newest = struct.pack(ENTRY, last, costs[length - 1])
-    if length == 1 and not merges then
-      if found then -- Redis refuses an RPUSH that is the first write if its memory is full
-        call('DEL', key)
-      end
-      call('RPUSH', key, newest)
-    else
-      if first > 0 then
-        call('LTRIM', key, first, '-1')
-      end
-      if merges then
-        call('LSET', key, '-2', newest)
-        call('RPOP', key)
-      else
-        call('LSET', key, '-1', newest) -- replaces the summary
-      end
-    end
-    call('RPUSH', key, summary())
+    call('SETRANGE', key, ENTRY_SIZE * length, foot())
+    call('PEXPIREAT', key, expire_at(expiry_of(last, skew, window)))
   end
-  call('PEXPIREAT', key, expire_at(now + reset))
 end
 
 local release
@@ -91,7 +124,7 @@ if returns then
     if back > 0 then
       costs[i], sum = costs[i] - back, sum - back
       dead = dead + (costs[i] == 0 and 1 or 0)
-      call('LSET', key, i, struct.pack(ENTRY, instants[i], costs[i]))
+      call('SETRANGE', key, ENTRY_SIZE * i, struct.pack(ENTRY, instants[i], costs[i]))
     end
     return back
   end
@@ -108,7 +141,7 @@ if returns then
   -- Returns units of any requests, the oldest first: the units that stay are those that count
   -- longest. Requests that wait keep theirs.
   local function refund_any(units)
-    scan(0, length - 1, function(i)
+    scan(gone, length - 1, function(i)
       if instants[i] > at then
         return true
       end
@@ -117,61 +150,54 @@ if returns then
     end)
   end
 
-  -- Drops the newest entries while they are dead, so that later requests need not come after
-  -- them. Drops all dead entries once they are more than 64, and more than half as many as the
-  -- others.
-  local function drop_dead()
-    while length > 0 do
-      local _, units = struct.unpack(ENTRY, call('LINDEX', key, -1))
-      if units > 0 then
-        break
-      end
-      call('RPOP', key)
-      length, dead = length - 1, dead - 1
+  -- Gives the newest entries the instant of the newest one that is not dead, so that later requests
+  -- need not come after them.
+  local function move_dead()
+    local newest = scan(length - 1, gone, function(i)
+      return costs[i] > 0
+    end)
+    last = instants[newest]
+    local moved = string.rep(struct.pack(ENTRY, last, 0), length - 1 - newest)
+    if moved ~= '' then
+      call('SETRANGE', key, ENTRY_SIZE * (newest + 1), moved)
     end
-    if dead <= 64 or dead <= length / 3 then
-      return
-    end
+  end
+
+  -- Drops the dead entries, and those that do not count.
+  local function put_living()
     local kept = {}
-    for _, entry in ipairs(call('LRANGE', key, 0, -1)) do
-      local _, units = struct.unpack(ENTRY, entry)
-      if units > 0 then
-        kept[#kept + 1] = entry
+    scan(gone, length - 1, function(i)
+      if costs[i] > 0 then
+        kept[#kept + 1] = struct.pack(ENTRY, instants[i], costs[i])
       end
-    end
-    call('DEL', key)
-    for i = 1, #kept, 100 do
-      call('RPUSH', key, unpack(kept, i, math.min(i + 99, #kept)))
-    end
-    length, dead = #kept, 0
+    end)
+    dead, gone, length = 0, 0, #kept
+    local expires = expiry_of(last, skew, window)
+    call('SET', key, table.concat(kept) .. foot(), 'PXAT', expire_at(expires))
   end
 
   -- Returns units to the log.
   function release(_, releases)
     advance(now)
-    if length == 0 then
+    if length > 0 then
+      sum, dead, gone = live, live_dead, first
+      for _, release in ipairs(releases) do
+        if release[1] then
+          refund_at(release[1] + skew, release[2])
+        else
+          refund_any(release[2])
+        end
+      end
+    end
+    if sum == 0 then
       call('DEL', key) -- no entry counts any more
       return
     end
-    call('RPOP', key)
-    call('LTRIM', key, first, '-1')
-    length, instants, costs = length - first, {}, {}
-    first, sum, dead = 0, live, live_dead
-    for _, release in ipairs(releases) do
-      if release[1] then
-        refund_at(release[1] + skew, release[2])
-      else
-        refund_any(release[2])
-      end
-    end
-    drop_dead()
-    instants, costs, last = {}, {}, 0
-    if length > 0 then
-      last = instant_of(length - 1)
-      call('RPUSH', key, summary())
-      call('PEXPIREAT', key, expire_at(now + last + window - at))
+    move_dead()
+    if dead > 64 and dead > (length - gone) / 3 then
+      put_living()
     else
-      call('DEL', key)
+      store()
     end
   end
 end

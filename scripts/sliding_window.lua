@@ -1,13 +1,16 @@
 -- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one
 -- before them, which is weighted by its overlap with the window.
--- state   'W', parts, a byte, then doubles: {at, start, length, last}, then the counts of `parts +
---         1` sub-windows, of four bytes, newest first: the first one contains `last`, the instant
---         of the newest admitted request
+-- state   'W', then integers of 1, 7, 7, 7, 7 and 5 bytes: {parts, length, start, at, last, sum},
+--         then the counts of `parts + 1` sub-windows, of four bytes, newest first: the first one
+--         contains `last`, the instant of the newest admitted request; `sum` is that of all but the
+--         last one
 -- params  'W', then doubles: {limit, window, buckets, grain}
 -- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
 -- rounded up to `grain` parts.
 local limit, window, buckets, grain = struct.unpack('<dddd', params, 2)
-local size, size_text = 4 * buckets + 38, string.format('%d', 4 * buckets + 38)
+local STATE, STATE_SIZE = '<BBI7i7I7i7I5', 35
+local size = STATE_SIZE + 4 * buckets + 4
+local size_text = string.format('%d', size)
 local expiry -- none: a key expires when its counts have left the window
 local at, start, length, last -- `length` is that of a sub-window, in parts
 local index, parts, counts -- the number of the sub-window of `last`; parts of a microsecond
@@ -116,14 +119,14 @@ end
 local function decode(state, is_head)
   parts = string.byte(state, 2) or 0
   if is_head then
-    size = 4 * parts + 38
+    size = STATE_SIZE + 4 * parts + 4
     if parts ~= buckets then
       state = call('GETRANGE', key, '0', size)
     end
   end
-  local form, position
+  local form, position, _
   if #state >= size then
-    form, parts, at, start, length, last, position = struct.unpack('<BBdddd', state)
+    form, parts, length, start, at, last, _, position = struct.unpack(STATE, state)
   end
   if form ~= 87 or not is_sound() then
     fail(key)
@@ -135,8 +138,8 @@ local function decode(state, is_head)
 end
 
 local function encode()
-  local form = '<BBdddd' .. string.rep('I4', parts + 1)
-  return struct.pack(form, 87, parts, at, start, length, last, unpack(counts, 1, parts + 1))
+  local head = struct.pack(STATE, 87, parts, length, start, at, last, count_inside(index))
+  return head .. struct.pack('<' .. string.rep('I4', parts + 1), unpack(counts, 1, parts + 1))
 end
 
 local function step_back()

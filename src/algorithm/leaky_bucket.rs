@@ -97,8 +97,7 @@ impl Model for State {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'L')?;
-        let excess = reader.integer(3)?;
-        let [at, debt, unit, tick] = reader.doubles()?;
+        let [at, debt, unit, tick, excess] = reader.integers([7, 7, 6, 4, 3])?;
         Some(Self { at, debt, excess, unit, tick })
     }
 

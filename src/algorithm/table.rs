@@ -22,13 +22,10 @@ pub(crate) struct Source {
     pub(crate) body: &'static str,
     /// The fast path for the most common checks.
     pub(crate) fast: &'static str,
-    pub(crate) has_fast_path: bool,
-    /// True if the state that the first of several requests finds determines the replies to all.
-    pub(crate) is_whole: bool,
 }
 
 macro_rules! algorithms {
-    ($($variant:ident $module:ident $form:literal $storage:literal $fast:literal),* $(,)?) => {
+    ($($variant:ident $module:ident $form:literal $storage:literal),* $(,)?) => {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub(crate) enum State {
@@ -54,9 +51,7 @@ macro_rules! algorithms {
                 include_str!("../../scripts/engine.lua"),
                 include_str!("../../scripts/finish.lua"),
             ),
-            fast: include_str!(concat!("../../scripts/fast/", $fast, ".lua")),
-            has_fast_path: !matches!($fast.as_bytes(), b"none"),
-            is_whole: <$module::State as Model>::RESERVES,
+            fast: include_str!(concat!("../../scripts/fast/", stringify!($module), ".lua")),
         },)*];
 
         impl State {
@@ -210,11 +205,11 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    FixedWindow fixed_window b'F' "reservations" "fixed_window",
-    SlidingLog sliding_log b'S' "log" "none",
-    SlidingWindow sliding_window b'W' "reservations" "none",
-    TokenBucket token_bucket b'T' "reservations" "token_bucket",
-    LeakyBucket leaky_bucket b'L' "reservations" "none",
+    FixedWindow fixed_window b'F' "reservations",
+    SlidingLog sliding_log b'S' "log",
+    SlidingWindow sliding_window b'W' "reservations",
+    TokenBucket token_bucket b'T' "reservations",
+    LeakyBucket leaky_bucket b'L' "reservations",
 }
 
 impl Params {

@@ -18,7 +18,7 @@ use redis::ServerErrorKind;
 use super::{
     call::{EachReply, ScriptCall, execute_each},
     name_of,
-    script::{CheckEach, has_fast_path},
+    script::{CheckEach, reserves_fast},
     transport::{Client, Deadline, TransportError},
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
 
 /// The number of keys in a batch, which must not block Redis for long.
 const MAX_KEYS: usize = 64;
-/// The number of checks in a batch, if checks of the same key are decided together.
+/// The number of checks in a batch, if those of the same key take little more time than one.
 const MAX_CHECKS: usize = 512;
 /// The delay up to which a caller gets its error from the call and not at its own deadline.
 const MAX_DELAY: Duration = Duration::from_millis(1);
@@ -106,9 +106,10 @@ impl Batch {
     ) -> Option<Queued> {
         let LimitRequest { settings, key, cost, max_wait } = *request;
         let Contents { keys, index_of, callers } = &mut *self.contents();
-        let max = if has_fast_path(&settings.params) { MAX_CHECKS } else { MAX_KEYS };
+        let is_fast = max_wait == 0.0 || reserves_fast(&settings.params);
+        let max = if is_fast { MAX_CHECKS } else { MAX_KEYS };
         let known = index_of.find(hash, |index| keys[*index].1 == *key).copied();
-        if callers.len() == max || known.is_none() && keys.len() == MAX_KEYS {
+        if callers.len() >= max || known.is_none() && keys.len() == MAX_KEYS {
             return None;
         }
         let key = known.unwrap_or_else(|| {

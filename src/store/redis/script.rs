@@ -1,7 +1,7 @@
 //! The script interface: texts, arguments and replies. `scripts/prelude.lua` describes its other
 //! side. No other module knows either side.
 
-use std::{iter, sync::OnceLock};
+use std::sync::OnceLock;
 
 use redis::{Cmd, ErrorKind, RedisError};
 
@@ -125,16 +125,12 @@ impl CheckEach {
 
     /// Adds a key, and all checks of it in their order, each with its cost and its longest wait. A
     /// key must be added only once.
-    pub(crate) fn add(&mut self, key: String, checks: impl ExactSizeIterator<Item = (u32, f64)>) {
-        let is_whole = SOURCES[self.params.index()].is_whole;
-        let (first, states) = (self.keys.len(), if is_whole { 1 } else { checks.len() });
-        self.keys.extend(iter::repeat_n(key, states));
-        for (index, (cost, max_wait)) in checks.enumerate() {
-            if index < states {
-                self.items.begin_key();
-            }
+    pub(crate) fn add(&mut self, key: String, checks: impl Iterator<Item = (u32, f64)>) {
+        let state = self.keys.len();
+        self.keys.push(key);
+        self.items.begin_key();
+        for (cost, max_wait) in checks {
             self.items.push(cost, max_wait);
-            let state = first + index.min(states - 1);
             self.checks.push(CheckOfKey { state, cost, max_wait });
         }
     }
@@ -215,9 +211,9 @@ impl Items {
     const SIZE: usize = 16;
 }
 
-/// Returns true if the script decides about equal checks of a key without a step for each.
-pub(crate) fn has_fast_path(params: &Params) -> bool {
-    SOURCES[params.index()].has_fast_path
+/// Returns true if the fast path of the script decides about requests that wait, too.
+pub(crate) fn reserves_fast(params: &Params) -> bool {
+    matches!(params, Params::LeakyBucket(_))
 }
 
 fn item(limit: &Limit) -> [u8; 16] {
