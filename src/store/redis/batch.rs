@@ -35,7 +35,7 @@ const MAX_CHECKS: usize = 512;
 /// The delay up to which a caller gets its error from the call and not at its own deadline.
 const MAX_DELAY: Duration = Duration::from_millis(1);
 
-pub(super) struct Batch {
+pub(super) struct CheckBatch {
     settings: Arc<Settings>,
     /// The prefix of all keys in Redis.
     prefix: Arc<str>,
@@ -88,7 +88,7 @@ struct BatchCall {
     has_one_key: bool,
 }
 
-impl Batch {
+impl CheckBatch {
     pub(super) fn new(settings: Arc<Settings>, prefix: Arc<str>) -> Arc<Self> {
         Arc::new(Self { settings, prefix, contents: Mutex::default() })
     }
@@ -287,7 +287,7 @@ impl Caller {
 
 /// A check with a call of its own, whose caller fails if the runtime of the call ends.
 struct Alone {
-    batch: Arc<Batch>,
+    batch: Arc<CheckBatch>,
     index: usize,
 }
 
@@ -301,7 +301,7 @@ impl Drop for Alone {
 
 /// A check in a batch. If it is dropped before the call of the batch, it is not counted.
 pub(super) struct Queued {
-    batch: Arc<Batch>,
+    batch: Arc<CheckBatch>,
     index: usize,
     is_done: bool,
 }

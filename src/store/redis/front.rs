@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    batch::{Batch, Queued},
+    batch::{CheckBatch, Queued},
     name_of,
     transport::{Client, Deadline, TransportError},
 };
@@ -71,9 +71,9 @@ struct Lane {
     /// True while a task watches the deadlines.
     is_watched: bool,
     /// Checks are added to the last batch.
-    queue: VecDeque<Arc<Batch>>,
+    queue: VecDeque<Arc<CheckBatch>>,
     /// The batches of the calls under way.
-    sent: Vec<Arc<Batch>>,
+    sent: Vec<Arc<CheckBatch>>,
 }
 
 /// How a check is decided.
@@ -141,7 +141,7 @@ impl Front {
     }
 
     /// Takes a batch out of the queue for a call that begins.
-    fn take(&self, id: LaneId) -> Option<Arc<Batch>> {
+    fn take(&self, id: LaneId) -> Option<Arc<CheckBatch>> {
         let mut lanes = lock(&self.0.lanes);
         let lane = lanes.get_mut(&id).expect("a lane with a call exists");
         lane.is_scheduled = false;
@@ -197,7 +197,7 @@ impl Watch {
     }
 
     /// Returns the batches of the lane, and whether they were sent.
-    fn batches(&self) -> Vec<(Arc<Batch>, bool)> {
+    fn batches(&self) -> Vec<(Arc<CheckBatch>, bool)> {
         let lanes = &*lock(&self.front.0.lanes);
         let Some(lane) = lanes.get(&self.id) else { return vec![] };
         let sent = lane.sent.iter().map(|batch| (batch.clone(), true));
@@ -254,7 +254,7 @@ impl Lane {
         {
             return queued;
         }
-        let batch = Batch::new(self.settings.clone(), prefix.clone());
+        let batch = CheckBatch::new(self.settings.clone(), prefix.clone());
         let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
         self.queue.push_back(batch);
         queued
@@ -277,7 +277,7 @@ pub(super) struct Turn {
     id: LaneId,
     /// True if the call has not begun.
     is_scheduled: bool,
-    batch: Option<Arc<Batch>>,
+    batch: Option<Arc<CheckBatch>>,
 }
 
 impl Turn {
