@@ -24,6 +24,7 @@ lint:
 	cargo clippy --lib --features redisson -- -D warnings
 	cargo clippy --lib --features serde -- -D warnings
 	cargo clippy --lib --features tracing -- -D warnings
+	cargo clippy --lib --features uuid -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --all-features --no-deps
 
 bench: redis-server

@@ -13,7 +13,7 @@ mod support;
 
 use std::{net::SocketAddr, process::ExitCode, str::FromStr, time::Duration};
 
-use axum::{Extension, Router, body::Bytes, routing::get};
+use axum::{Extension, Router, routing::get};
 use clap::Parser;
 use http::{HeaderValue, header::CONTENT_TYPE};
 use redis::{Client, ConnectionAddr};
@@ -93,7 +93,7 @@ fn app(store: RedisStore, quota: Quota, policy: FailurePolicy) -> Router {
     let layer = RateLimitLayer::new(limiter, key::PeerIp).on_failure(policy).map_rejection(
         |rejection, _head, mut response| {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
-            response.map(|_| Bytes::from(explain(rejection)))
+            response.map(|_| explain(rejection))
         },
     );
     Router::new()

@@ -12,11 +12,23 @@ local function releases()
   return all
 end
 
+-- Returns the state that a refund has left.
+local function observe()
+  forget()
+  returns = false
+  plan()
+  returns = true
+  return found_state()
+end
+
 -- Takes whether the request is admitted, and its wait. Returns the state from which the replies to
--- it, and to requests before it, are computed.
+-- it, and to requests before it, are computed; for a refund, the state that it has left.
 local function finish(admitted, wait)
   if returns then
-    return found and release(step_back(), releases())
+    if found then
+      release(step_back(), releases())
+    end
+    return action == 'refund' and observe()
   end
   local before
   if commits and admitted then

@@ -8,8 +8,8 @@
 --          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
 --          release, for each request of the one key {instant, units, kept}, doubles: the units to
 --          return, and those that it has used
--- Returns  {now}, then for each key the state that was found, from which the reply is computed; no
---          states for refund and release
+-- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
+--          a refund the state that it has left, and none to release
 -- Times are in microseconds; all numbers are integers below 2^53.
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'

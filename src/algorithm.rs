@@ -162,16 +162,34 @@ pub enum Refill {
 }
 
 impl Algorithm {
-    /// Returns a token bucket with continuous refill and no overdraft.
+    /// Returns a [fixed window](Algorithm::FixedWindow).
     #[must_use]
-    pub const fn token_bucket() -> Self {
-        Self::TokenBucket { refill: Refill::Continuous, overdraft: 0 }
+    pub const fn fixed_window() -> Self {
+        Self::FixedWindow
+    }
+
+    /// Returns a [sliding log](Algorithm::SlidingLog).
+    #[must_use]
+    pub const fn sliding_log() -> Self {
+        Self::SlidingLog
     }
 
     /// Returns a sliding window in its well-known form, with two counters.
     #[must_use]
     pub const fn sliding_window() -> Self {
         Self::SlidingWindow { buckets: 1 }
+    }
+
+    /// Returns a token bucket with continuous refill and no overdraft.
+    #[must_use]
+    pub const fn token_bucket() -> Self {
+        Self::TokenBucket { refill: Refill::Continuous, overdraft: 0 }
+    }
+
+    /// Returns a [leaky bucket](Algorithm::LeakyBucket).
+    #[must_use]
+    pub const fn leaky_bucket() -> Self {
+        Self::LeakyBucket
     }
 
     /// Returns the name, as it is printed, read and used in the keys of a store.

@@ -96,7 +96,7 @@ use crate::{
 ///   |
 /// 4 | quota = "10/fortnight"
 ///   |         ^^^^^^^^^^^^^^
-/// quota "10/fortnight": the window must be in whole us, ms, s, min, h or day, such as 1500ms
+/// quota "10/fortnight": the unit "fortnight" is unknown; use us, ms, s, min, h, day or week
 /// "#);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

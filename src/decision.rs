@@ -1,7 +1,7 @@
 //! `Decision`: the result of a check, and the receipt by which a store finds the spent units. It
 //! knows no store.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Action, EngineReply},
@@ -52,6 +52,44 @@ pub struct Decision {
     age: f64,
 }
 
+/// A [`Decision`] that is always allowed: the result of [`Limiter::acquire`],
+/// [`Limiter::spend`] and [`Limiter::refund`]. It has the methods of the decision, and can be
+/// ignored.
+///
+/// [`Limiter::acquire`]: crate::Limiter::acquire
+/// [`Limiter::spend`]: crate::Limiter::spend
+/// [`Limiter::refund`]: crate::Limiter::refund
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), Quota::per_hour(9));
+/// limiter.acquire("vendor", 1).await?;
+/// assert_eq!(limiter.spend("vendor", 5).await?.remaining(), 3);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Allowed(pub(crate) Decision);
+
+impl Deref for Allowed {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        &self.0
+    }
+}
+
+impl From<Allowed> for Decision {
+    fn from(allowed: Allowed) -> Self {
+        allowed.0
+    }
+}
+
 /// The evidence by which a store finds the units that a request has spent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Receipt {
@@ -95,7 +133,7 @@ pub enum Source {
     /// A denial by the limiter's store that the process remembers: see
     /// [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl). Its times are reduced by the time
     /// since the denial, and [`remaining`](Decision::remaining) is that of the denial. If the
-    /// denied check had a smaller cost or a longer wait,
+    /// denied check had a smaller cost, a longer wait or other limits,
     /// [`retry_after`](Decision::retry_after) is a lower bound.
     Cached,
     /// A store in memory with a fraction of the quota, because the limiter's store failed:
@@ -142,6 +180,11 @@ impl Decision {
     pub(crate) fn uncounted(limit: Policy) -> Self {
         let limit = Policy { source: Source::Open, ..limit };
         Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
+    }
+
+    /// Makes an allowed decision of a cost of 0 out of a peek.
+    pub(crate) fn into_report(self) -> Allowed {
+        Allowed(Self { admitted: true, wait: 0.0, cost: 0, ..self })
     }
 
     /// Returns this denial as it is after `age`, for a request of this cost.
@@ -192,6 +235,16 @@ impl Decision {
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         if self.is_allowed() { None } else { Some(micros(self.wait)) }
+    }
+
+    /// Returns [`retry_after`](Decision::retry_after) in whole seconds, as the header `Retry-After`
+    /// contains it: rounded up, and at least 1.
+    #[must_use]
+    pub const fn retry_after_secs(&self) -> Option<u64> {
+        match self.retry_after() {
+            Some(time) => Some(whole_seconds(time)),
+            None => None,
+        }
     }
 
     /// Returns the number of requests of cost 1 that would be allowed now, after this decision.
@@ -274,4 +327,10 @@ impl fmt::Debug for Decision {
 
 const fn micros(time: f64) -> Duration {
     Duration::from_micros(time as u64)
+}
+
+/// Rounds up, to at least 1: a client that retries immediately would be denied again.
+pub(crate) const fn whole_seconds(time: Duration) -> u64 {
+    let seconds = time.as_secs() + (time.subsec_nanos() > 0) as u64;
+    if seconds == 0 { 1 } else { seconds }
 }

@@ -112,6 +112,35 @@ impl fmt::Display for Error {
     }
 }
 
+impl Error {
+    /// Returns whether the store failed. The other errors are mistakes in the call or in the
+    /// settings, and occur again if the call is repeated: so only a failure of the store is a
+    /// reason to let a request through.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Error, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Error> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    /// let is_allowed = match limiter.check_n("alice", 5).await {
+    ///     Ok(decision) => decision.is_allowed(),
+    ///     Err(error) if error.is_store() => true,
+    ///     Err(error) => return Err(error),
+    /// };
+    /// assert!(is_allowed);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_store(&self) -> bool {
+        matches!(self, Self::Store(_))
+    }
+}
+
 fn store_failure(error: &StoreError) -> &'static str {
     match error.is_full() {
         true => "the store of the rate limiter has no room for the key",
@@ -177,7 +206,7 @@ pub enum ConfigError {
         /// The number of buckets.
         buckets: u32,
     },
-    /// The trusted network is not an address, with or without a prefix length: `10.0.0.0/8`.
+    /// A network is not an address, with or without a prefix length: `10.0.0.0/8`.
     #[non_exhaustive]
     Network {
         /// The text that was given.

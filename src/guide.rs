@@ -4,8 +4,10 @@
 /// at the end of a page, which lead to files.
 macro_rules! pages {
     ($($name:ident $file:literal)*) => {$(
+        #[doc = "[algorithms]: crate::guide::algorithms"]
         #[doc = "[benchmarks]: crate::guide::benchmarks"]
         #[doc = "[http]: crate::guide::http"]
+        #[doc = "[keys]: crate::guide::keys"]
         #[doc = "[operation]: crate::guide::operation"]
         #[doc = "[several-limits]: crate::guide::several_limits"]
         #[doc = "[waiting]: crate::guide::waiting"]

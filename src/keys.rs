@@ -1,25 +1,27 @@
-//! `Key`: escaped text of bounded length, which identifies a count in a store. Extractors are in
-//! `middleware`.
+//! `Key`: escaped text of bounded length, which identifies a count in a store. Conversions are in
+//! `keys/convert.rs`, and extractors in `middleware`.
 
+mod convert;
+mod secret;
 mod text;
 
 use std::{
     fmt,
     hash::{Hash, Hasher},
     io::Write,
-    net::IpAddr,
     str,
 };
 
 use sha2::{Digest, Sha256};
 
-pub(crate) use text::Text;
+use self::secret::Secret;
+pub(crate) use self::text::Text;
 
 /// Longer keys are replaced by their hash, so that a client cannot fill the store with a few keys.
 const LONGEST: usize = 128;
 
-/// The prefix of a hash. No scoped key begins with it: a scope and a value have one `=` between
-/// them, and their own are escaped.
+/// The prefix of the hash of a long key. A hashed value has `==` behind its scope, too, but fewer
+/// digits.
 const HASHED: &str = "sha256==";
 
 /// The key that a request is charged to, such as a user or an address.
@@ -61,7 +63,34 @@ impl<'a> Key<'a> {
         Scope::new(scope).key(value.as_ref())
     }
 
-    /// Combines two keys into one: `this|other`.
+    /// Makes a scoped key that does not contain the value, such as an API key: `scope==` and half
+    /// of the HMAC-SHA-256 of the value, as 32 hexadecimal digits.
+    ///
+    /// Who can read the keys of Redis, or its slow log, cannot find the value without the `secret`.
+    /// All replicas need the same secret. With another secret, all counts begin anew.
+    ///
+    /// # Panics
+    ///
+    /// If the secret is empty.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Key;
+    ///
+    /// let key = Key::hashed("api-key", "k1", "a long random text");
+    /// assert_eq!(key.as_str(), "api-key==071dd2bb1e73fdc6805dfe7e37c0f6d9");
+    /// ```
+    ///
+    /// A shell computes the same digits:
+    /// `printf k1 | openssl dgst -sha256 -hmac "$SECRET" -r | cut -c 1-32`.
+    #[must_use]
+    #[track_caller]
+    pub fn hashed(scope: &str, value: impl AsRef<[u8]>, secret: impl AsRef<[u8]>) -> Key<'static> {
+        Scope::new(scope).hashed(secret.as_ref()).key(value.as_ref())
+    }
+
+    /// Combines two keys into one: `this|other`. A tuple of keys does the same.
     #[must_use]
     pub fn and(self, other: &Key<'_>) -> Key<'static> {
         bounded([self.as_bytes(), b"|", other.as_bytes()].concat())
@@ -94,16 +123,30 @@ impl<'a> Key<'a> {
 
 /// A scope, escaped, as the prefix of keys.
 #[derive(Clone, Debug)]
-pub(crate) struct Scope(Box<str>);
+pub(crate) struct Scope {
+    prefix: Box<str>,
+    /// Hashes the values, if there is one.
+    secret: Option<Box<Secret>>,
+}
 
 impl Scope {
     pub(crate) fn new(scope: &str) -> Self {
-        Self((escaped(scope.as_bytes()) + "=").into())
+        Self { prefix: (escaped(scope.as_bytes()) + "=").into(), secret: None }
+    }
+
+    /// Sets that keys contain a hash instead of the value.
+    #[track_caller]
+    pub(crate) fn hashed(self, secret: &[u8]) -> Self {
+        Self { secret: Some(Box::new(Secret::new(secret))), ..self }
     }
 
     #[inline]
     pub(crate) fn key(&self, value: &[u8]) -> Key<'static> {
-        behind(&self.0, value)
+        match &self.secret {
+            // A value has no `=`, so no other key begins in this way.
+            Some(secret) => bounded([&*self.prefix, "=", &secret.hash(value)].concat()),
+            None => behind(&self.prefix, value),
+        }
     }
 }
 
@@ -174,56 +217,6 @@ fn bounded(text: impl Into<Vec<u8>>) -> Key<'static> {
         text = [HASHED, &digits].concat().into();
     }
     Key(Repr::Owned(text.into()))
-}
-
-impl<'a> From<&'a str> for Key<'a> {
-    #[inline]
-    fn from(text: &'a str) -> Self {
-        if text.len() <= LONGEST && all_plain(text.as_bytes()) {
-            Key(Repr::Borrowed(text.as_bytes()))
-        } else {
-            Key::from(text.as_bytes())
-        }
-    }
-}
-
-impl From<&[u8]> for Key<'static> {
-    fn from(bytes: &[u8]) -> Self {
-        behind("", bytes)
-    }
-}
-
-impl<'a> From<&'a String> for Key<'a> {
-    #[inline]
-    fn from(text: &'a String) -> Self {
-        Key::from(text.as_str())
-    }
-}
-
-impl From<String> for Key<'static> {
-    fn from(text: String) -> Self {
-        if all_plain(text.as_bytes()) { bounded(text) } else { Key::from(text.as_bytes()) }
-    }
-}
-
-impl From<IpAddr> for Key<'static> {
-    /// Makes the same key of an IPv4 address and of the IPv6 address that it is mapped to.
-    fn from(address: IpAddr) -> Self {
-        written(format_args!("ip={}", address.to_canonical()))
-    }
-}
-
-impl From<u64> for Key<'static> {
-    fn from(number: u64) -> Self {
-        written(format_args!("{number}"))
-    }
-}
-
-impl<'a> From<&'a Key<'_>> for Key<'a> {
-    #[inline]
-    fn from(key: &'a Key<'_>) -> Self {
-        Key(Repr::Borrowed(key.as_bytes()))
-    }
 }
 
 impl PartialEq for Key<'_> {

@@ -17,8 +17,8 @@
 //! | group | items |
 //! |---|---|
 //! | start here | [`RateLimitLayer`], [`Limiter`], [`Quota`], [`Algorithm`], [`MemoryStore`], [`key`] |
-//! | limits | [`Limiter`], [`Decision`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
-//! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
+//! | limits | [`Limiter`], [`Decision`], [`Allowed`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
+//! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`RequestError`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
 //! | other requests | [`RateLimitLayer::custom`], [`Custom`] |
 //! | stores | [`MemoryStore`], [`WhenFull`], [`RedisStore`], [`RedisConfig`], [`Health`], [`StoreError`] |
 //! | configuration | [`Limits`], [`Limit`], [`ConfigError`] |
@@ -54,12 +54,13 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, and [`key::Route`] is its `MatchedPath` |
+//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`Rejection`] is a response |
 //! | `redis` | [`RedisStore`] |
 //! | `redisson` | [`redisson`]: a limiter that Java services share; implies `redis` |
 //! | `serde` | [`Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
 //! | `tls-rustls`, `tls-rustls-webpki-roots` | `rediss://` URLs; imply `redis` |
 //! | `tracing` | events when Redis stops answering, and when it answers again |
+//! | `uuid` | `Uuid` as a key |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The crate docs link to items of all features.
@@ -104,14 +105,14 @@ pub use store::Tls;
 pub use store::{Health, RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
-    decision::{Decision, Source},
+    decision::{Allowed, Decision, Source},
     error::{ConfigError, Error, StoreError},
     keys::Key,
-    limiter::{AnyLimiter, Charge, Limiter},
+    limiter::{AnyLimiter, Charge, FailurePolicy, Limiter},
     middleware::{
-        Custom, FailurePolicy, Headers, Http, IntoCharge, IntoCost, KeyExtractor, MissingKey,
-        Protocol, RateLimit, RateLimitLayer, Rejection, RequestError, Reset, ResponseBody,
-        ResponseFuture, Rule,
+        Custom, Headers, Http, IntoCharge, IntoCost, IntoMatch, IntoRejection, KeyExtractor,
+        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, RejectionBody, RequestError,
+        Reset, ResponseBody, ResponseFuture, Rule,
     },
     quota::{Quota, QuotaError},
     store::{MemoryStore, Store, WhenFull},

@@ -4,6 +4,7 @@
 mod acquire;
 mod charge;
 mod core;
+mod failure_policy;
 mod max_wait;
 mod retry;
 mod retry_queue;
@@ -12,10 +13,11 @@ mod wait_queue;
 
 pub(crate) use self::{
     acquire::{Acquire, DEFAULT_MAX_LATENESS},
+    failure_policy::Recovery,
     max_wait::MaxWait,
     wait_queue::{WaitQueue, WaitSlot},
 };
-pub use self::{charge::Charge, core::Limiter, target::AnyLimiter};
+pub use self::{charge::Charge, core::Limiter, failure_policy::FailurePolicy, target::AnyLimiter};
 #[allow(unused_imports, reason = "only optional features use them")]
 pub(crate) use self::{
     core::{check_name, retry_queues},

@@ -13,7 +13,6 @@
 mod admission;
 mod custom;
 pub mod extractor;
-mod failure_policy;
 mod future;
 mod http;
 mod layer;
@@ -26,11 +25,10 @@ mod service;
 pub use self::{
     custom::Custom,
     extractor::KeyExtractor,
-    failure_policy::FailurePolicy,
     future::ResponseFuture,
-    http::{Headers, Http, Reset, ResponseBody},
+    http::{Headers, Http, IntoRejection, RejectionBody, Reset, ResponseBody},
     layer::RateLimitLayer,
-    pricing::IntoCost,
+    pricing::{IntoCost, IntoMatch},
     protocol::Protocol,
     rejection::{MissingKey, Rejection, RequestError},
     rule::{IntoCharge, Rule},

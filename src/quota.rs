@@ -1,6 +1,9 @@
-//! `Quota`: the units that a window allows, and the burst; also as text. It knows no algorithm.
+//! `Quota`: the units that a window allows, and the burst. It knows no algorithm. Its text form is
+//! in `quota/text.rs`.
 
-use std::{fmt, str::FromStr, time::Duration};
+mod text;
+
+use std::{fmt, time::Duration};
 
 const MICROS_PER_DAY: u64 = 86_400_000_000;
 const SHORTEST_WINDOW: u64 = 1_000;
@@ -51,6 +54,7 @@ pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
 ///
 /// let quota: Quota = "100/min burst 20".parse()?;
 /// assert_eq!(quota, Quota::per_minute(100).burst(20));
+/// assert_eq!("1_000 per day".parse(), Ok(Quota::per_day(1_000)));
 ///
 /// let error = "0/s".parse::<Quota>().unwrap_err();
 /// assert_eq!(error.to_string(), "quota \"0/s\": the limit is 0, but must be at least 1");
@@ -235,85 +239,9 @@ impl Quota {
     }
 }
 
-/// Writes the quota as [`FromStr`] reads it: `10/s`, `100/min burst 20`, `5/10s`.
-impl fmt::Display for Quota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, length) = UNITS
-            .iter()
-            .find(|(_, length)| self.window_us.is_multiple_of(*length))
-            .expect("1 us divides");
-        write!(f, "{}/", self.limit)?;
-        if self.window_us != *length {
-            write!(f, "{}", self.window_us / length)?;
-        }
-        f.write_str(unit)?;
-        if self.burst != self.limit {
-            write!(f, " burst {}", self.burst)?;
-        }
-        Ok(())
-    }
-}
-
 impl fmt::Debug for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Quota({self})")
-    }
-}
-
-/// The units of time as they are printed, longest first, with their length in microseconds.
-const UNITS: [(&str, u64); 6] = [
-    ("day", MICROS_PER_DAY),
-    ("h", 3_600_000_000),
-    ("min", 60_000_000),
-    ("s", 1_000_000),
-    ("ms", 1_000),
-    ("us", 1),
-];
-
-fn unit_us(name: &str) -> Option<u64> {
-    let printed = match name {
-        "d" | "days" => "day",
-        "hour" | "hours" => "h",
-        "m" | "minute" | "minutes" => "min",
-        "sec" | "second" | "seconds" => "s",
-        name => name,
-    };
-    UNITS.iter().find(|(unit, _)| *unit == printed).map(|(_, length)| *length)
-}
-
-/// Reads `LIMIT/[N]UNIT [burst BURST]`: `10/s`, `100/min burst 20`, `5/10s`.
-///
-/// The units are `us`, `ms`, `s`, `min` (`m`), `h` and `day` (`d`). `sec`, `second`, `minute`,
-/// `hour` and the plurals of words are also read.
-impl FromStr for Quota {
-    type Err = QuotaError;
-
-    fn from_str(text: &str) -> Result<Self, QuotaError> {
-        parse(text).map_err(|problem| QuotaError { input: Some(text.to_owned()), problem })
-    }
-}
-
-fn parse(text: &str) -> Result<Quota, Problem> {
-    let (limit, rest) = text.split_once('/').ok_or(Problem::Form)?;
-    let mut words = rest.split_whitespace();
-    let window = words.next().ok_or(Problem::Form)?;
-    let digits = window.len() - window.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (count, unit) = window.split_at(digits);
-    let length = unit_us(unit).ok_or(Problem::Unit)?;
-    let count = if count.is_empty() { 1 } else { count.parse().map_err(|_| Problem::Number)? };
-    let window_us = length.checked_mul(count).ok_or(Problem::Number)?;
-    let quota = Quota::checked(number(limit.trim())?, Duration::from_micros(window_us))?;
-    match (words.next(), words.next(), words.next()) {
-        (None, ..) => Ok(quota),
-        (Some("burst"), Some(burst), None) => quota.with_burst(number(burst)?),
-        _ => Err(Problem::Form),
-    }
-}
-
-fn number(digits: &str) -> Result<u32, Problem> {
-    match digits.bytes().all(|b| b.is_ascii_digit()) && !digits.is_empty() {
-        true => digits.parse().map_err(|_| Problem::Number),
-        false => Err(Problem::Form),
     }
 }
 
@@ -321,14 +249,12 @@ fn number(digits: &str) -> Result<u32, Problem> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaError {
     input: Option<String>,
-    problem: Problem,
+    problem: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The problem of a value: `const`, unlike a [`QuotaError`].
+#[derive(Clone, Copy)]
 enum Problem {
-    Form,
-    Unit,
-    Number,
     ZeroLimit,
     ZeroBurst,
     Window(Duration),
@@ -337,32 +263,28 @@ enum Problem {
 
 impl From<Problem> for QuotaError {
     fn from(problem: Problem) -> Self {
-        Self { input: None, problem }
+        Self { input: None, problem: problem.to_string() }
     }
 }
 
 impl fmt::Display for QuotaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("quota")?;
-        if let Some(input) = &self.input {
-            write!(f, " {input:?}")?;
+        match &self.input {
+            Some(input) => write!(f, "quota {input:?}: {}", self.problem),
+            None => write!(f, "quota: {}", self.problem),
         }
-        f.write_str(": ")?;
-        match self.problem {
-            Problem::Form => f.write_str(
-                "write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s, 5/10s or 100/min \
-                 burst 20",
-            ),
-            Problem::Unit => {
-                f.write_str("the window must be in whole us, ms, s, min, h or day, such as 1500ms")
-            }
-            Problem::Number => write!(f, "a number is too large; the maximum is {}", u32::MAX),
-            Problem::ZeroLimit => f.write_str("the limit is 0, but must be at least 1"),
-            Problem::ZeroBurst => f.write_str("the burst is 0, but must be at least 1"),
-            Problem::Window(window) => {
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ZeroLimit => f.write_str("the limit is 0, but must be at least 1"),
+            Self::ZeroBurst => f.write_str("the burst is 0, but must be at least 1"),
+            Self::Window(window) => {
                 write!(f, "the window is {window:?}, but must be 1 ms to 366 days")
             }
-            Problem::Refill(burst) => {
+            Self::Refill(burst) => {
                 write!(f, "a burst of {burst} would take more than 100 years to refill")
             }
         }

@@ -15,13 +15,14 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{
     charge::Charge,
     core::Limiter,
+    failure_policy::Recovered,
     max_wait::MaxWait,
     retry::{Retry, yield_to_queue},
     wait_queue::WaitSlot,
 };
 use crate::{
     algorithm::{Action, micros},
-    decision::Decision,
+    decision::{Allowed, Decision},
     error::Error,
     keys::Key,
     store::StoreFuture,
@@ -108,7 +109,7 @@ impl Limiter {
     /// Spends `cost` units of the quota of `key`, and waits as long as necessary until the request
     /// may proceed.
     ///
-    /// The decision is always an allowed one. Service is first come, first served, with two
+    /// Service is first come, first served, with two
     /// exceptions for which no instant can be reserved:
     ///
     /// - a leaky bucket that is full
@@ -134,8 +135,15 @@ impl Limiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](Limiter::try_acquire).
-    pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        Charge::new(self, key).cost(cost).acquire().await
+    pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
+        let key = &key.into();
+        match Charge::new(self, key).cost(cost).acquire().await {
+            Err(error) => match self.recover(error, key, cost)? {
+                Recovered::Uncounted(decision) => Ok(Allowed(decision)),
+                Recovered::Fallback(charge) => charge.acquire().await,
+            },
+            allowed => allowed,
+        }
     }
 
     async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
@@ -143,7 +151,20 @@ impl Limiter {
         if let Some(decision) = answer.now().filter(|decision| decision.delay().is_zero()) {
             return Ok(decision.clone());
         }
-        Acquire::new(Charge::new(self, key).cost(cost), answer, max_wait).wait().await
+        let mut acquire = Acquire::new(Charge::new(self, key).cost(cost), answer, max_wait);
+        let result = poll_fn(|cx| acquire.poll(cx)).await;
+        let rest = max_wait.at_most(acquire.remaining_wait());
+        drop(acquire.disarm());
+        match result {
+            Err(error) => match self.recover(error, key, cost)? {
+                Recovered::Uncounted(decision) => Ok(decision),
+                Recovered::Fallback(charge) => {
+                    let answer = charge.decide(Action::Check, rest)?;
+                    Acquire::new(charge, answer, rest).wait().await
+                }
+            },
+            decided => decided,
+        }
     }
 }
 
@@ -184,13 +205,13 @@ impl Charge {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn acquire(&self) -> Result<Decision, Error> {
+    pub async fn acquire(&self) -> Result<Allowed, Error> {
         yield_to_queue(self).await;
         let max_wait = MaxWait::LONGEST;
         let answer = self.decide(Action::Check, max_wait)?;
         let mut acquire = Acquire::new(self.clone(), answer, max_wait);
         acquire.retries = true;
-        acquire.wait().await
+        acquire.wait().await.map(Allowed)
     }
 
     /// Returns the units that `answer` spends or reserves, in the background, and then drops

@@ -11,7 +11,7 @@ use self::record::{Record, Return, Spent};
 use super::{core::Limiter, max_wait::MaxWait, target::AnyLimiter};
 use crate::{
     algorithm::Action,
-    decision::Decision,
+    decision::{Allowed, Decision},
     error::Error,
     keys::Key,
     store::{LimitRequest, StoreFuture, StoreRequest},
@@ -208,21 +208,23 @@ impl Charge {
     }
 
     /// Spends the costs, even if fewer units are left. See [`Limiter::spend`]. An exempt charge
-    /// spends nothing.
+    /// spends nothing, and has no decision.
+    ///
+    /// A limit with a cost of 0 is left out. If all costs are 0, nothing is spent, and the decision
+    /// describes the keys as they are.
     ///
     /// # Errors
     ///
-    /// As for [`check`](Charge::check), without [`Error::NoLimits`] and [`Error::CostAboveQuota`];
-    /// [`Error::Unsupported`] if Redisson shares the limiter.
+    /// - [`Error::SameLimitTwice`] and [`Error::DifferentStores`] for an invalid charge, immediately
+    ///   and without spending.
+    /// - [`Error::Unsupported`] if Redisson shares the limiter.
+    /// - [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
-    pub async fn spend(&self) -> Result<(), Error> {
-        if !self.is_exempt() {
-            let _ = self.decide(Action::Spend, MaxWait::NONE)?.await?;
-        }
-        Ok(())
+    pub async fn spend(&self) -> Result<Option<Allowed>, Error> {
+        self.change(Action::Spend).await
     }
 
     /// Grants the costs to their keys, up to the units that were spent. See [`Limiter::refund`]. An
@@ -232,6 +234,9 @@ impl Charge {
     /// the unused units of one request, call [`settle`](Charge::settle) or
     /// [`cancel`](Charge::cancel).
     ///
+    /// There is no decision if the charge is exempt, or if Redisson shares the limiter. Costs of 0
+    /// count as for [`spend`](Charge::spend).
+    ///
     /// # Errors
     ///
     /// As for [`spend`](Charge::spend), without [`Error::Unsupported`].
@@ -239,14 +244,30 @@ impl Charge {
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
-    pub async fn refund(&self) -> Result<(), Error> {
+    pub async fn refund(&self) -> Result<Option<Allowed>, Error> {
         match (&self.first, &*self.rest) {
-            (None, _) => Ok(()),
             (Some(part), []) if let Some(target) = part.limiter.as_foreign() => {
-                target.refund(&part.key, part.cost()).await
+                if part.cost() > 0 {
+                    target.refund(&part.key, part.cost()).await?;
+                }
+                Ok(None)
             }
-            _ => self.decide(Action::Refund, MaxWait::NONE)?.await.map(drop),
+            _ => self.change(Action::Refund).await,
         }
+    }
+
+    /// Spends or grants units, whatever is left.
+    async fn change(&self, action: Action) -> Result<Option<Allowed>, Error> {
+        if self.is_exempt() {
+            return Ok(None);
+        }
+        let mut charge = self.clone().without_free_limits();
+        if !charge.is_exempt() {
+            return Ok(Some(Allowed(charge.decide(action, MaxWait::NONE)?.await?)));
+        }
+        charge = self.clone();
+        charge.parts_mut().for_each(|part| part.cost = None);
+        Ok(Some(charge.decide(Action::Peek, MaxWait::NONE)?.await?.into_report()))
     }
 
     /// Binds the charge to the `decision` that was made about it. A bound charge records the units
@@ -372,6 +393,11 @@ impl Charge {
         Some(Self::of_parts(parts.into_iter(), self.one_key))
     }
 
+    /// Returns whether no cost is above what its limit can ever grant.
+    pub(super) fn can_be_granted(&self) -> bool {
+        self.own_parts().all(|(limiter, _, cost)| cost <= limiter.max_cost())
+    }
+
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let part = self.first.as_ref()?;
@@ -424,6 +450,16 @@ impl Charge {
             part.cost.get_or_insert(cost);
         }
         self
+    }
+
+    /// Removes the limits with a cost of 0.
+    pub(crate) fn without_free_limits(self) -> Self {
+        if self.parts().all(|part| part.cost != Some(0)) {
+            return self;
+        }
+        let one_key = self.one_key;
+        let parts = self.first.into_iter().chain(self.rest);
+        Self::of_parts(parts.filter(|part| part.cost != Some(0)), one_key)
     }
 
     /// Returns whether instants can be reserved.

@@ -6,10 +6,14 @@ use std::{
     time::Duration,
 };
 
-use super::{max_wait::MaxWait, retry_queue::RetryQueues};
+use super::{
+    failure_policy::{FailurePolicy, Recovered},
+    max_wait::MaxWait,
+    retry_queue::RetryQueues,
+};
 use crate::{
     algorithm::{Action, Algorithm, Params, Release, micros},
-    decision::{Decision, Policy, Receipt, Source},
+    decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
     quota::Quota,
@@ -48,7 +52,7 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     store: AnyStore,
     taken: Arc<Name>,
@@ -57,6 +61,7 @@ struct Inner {
     default_wait: f64,
     max_reservable: f64,
     max_cost: u32,
+    on_failure: FailurePolicy,
     /// The last fallback, and its fraction of the quota.
     fallback: OnceLock<(f64, Limiter)>,
 }
@@ -131,7 +136,48 @@ impl Limiter {
         let Inner { store, taken, settings, .. } = &*self.0;
         let params = Params::new(settings.algorithm, quota)?;
         let settings = Settings { quota, params, ..**settings };
-        Ok(Self::assemble(store.clone(), taken.clone(), settings))
+        let limiter = Self::assemble(store.clone(), taken.clone(), settings);
+        Ok(limiter.on_failure(self.0.on_failure))
+    }
+
+    /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
+    /// The default is [`FailurePolicy::Closed`]: an error of the store is returned.
+    ///
+    /// The policy applies to [`check`](Limiter::check), [`check_n`](Limiter::check_n),
+    /// [`check_within`](Limiter::check_within), [`try_acquire`](Limiter::try_acquire) and
+    /// [`acquire`](Limiter::acquire). A layer has a [policy of its
+    /// own](crate::RateLimitLayer::on_failure), and a [`Charge`](crate::Charge) has none.
+    ///
+    /// Do not [cancel](Limiter::cancel) or [settle](Limiter::settle) a decision whose
+    /// [source](Decision::source) is [`Source::Local`]: its units were spent in the memory of the
+    /// process.
+    ///
+    /// # Panics
+    ///
+    /// If a [share](FailurePolicy::Local) is not above 0 and at most 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, FailurePolicy, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// // A `RedisStore` fails more often.
+    /// let store = MemoryStore::with_max_keys(1);
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1))
+    ///     .on_failure(FailurePolicy::Open);
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// assert!(limiter.check("ben").await?.is_allowed()); // the store is full
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn on_failure(self, policy: FailurePolicy) -> Self {
+        let mut inner = Arc::unwrap_or_clone(self.0);
+        inner.on_failure = policy.validated();
+        Self(Arc::new(inner))
     }
 
     /// Returns the limiter with a fraction of the quota over a store in memory. Calls with the same
@@ -174,6 +220,7 @@ impl Limiter {
             default_wait,
             max_reservable,
             max_cost,
+            on_failure: FailurePolicy::Closed,
             fallback: OnceLock::new(),
         }))
     }
@@ -286,7 +333,36 @@ impl Limiter {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.decide(Action::Peek, &key.into(), 1, MaxWait::DEFAULT)?.await
+        self.peek_n(key, 1).await
+    }
+
+    /// Returns the decision that [`check_n`](Limiter::check_n) would make now, and spends nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(10));
+    /// limiter.spend("alice", 7).await?;
+    /// assert!(limiter.peek_n("alice", 3).await?.is_allowed());
+    /// assert!(!limiter.peek_n("alice", 4).await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn peek_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+        self.decide(Action::Peek, &key.into(), cost, MaxWait::DEFAULT)?.await
     }
 
     /// Spends `cost` units of the quota of `key`, even if fewer are left: for a cost that is known
@@ -296,9 +372,12 @@ impl Limiter {
     /// fixed window forgets the debt when it ends. Waiting requests keep their reservations. To
     /// adjust the cost of a request that was checked, call [`settle`](Limiter::settle).
     ///
+    /// The decision describes the key afterwards. A cost of 0 spends nothing: the decision describes
+    /// the key as it is.
+    ///
     /// # Errors
     ///
-    /// [`Error::ZeroCost`] if the cost is 0; [`Error::Store`] if the store fails.
+    /// [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
     ///
@@ -321,9 +400,8 @@ impl Limiter {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.decide(Action::Spend, &key.into(), cost, MaxWait::DEFAULT)?.await?;
-        Ok(())
+    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
+        self.change(Action::Spend, &key.into(), cost).await
     }
 
     /// Grants `cost` units to `key`, up to the units that were spent.
@@ -336,19 +414,51 @@ impl Limiter {
     /// count for their full time. A fixed window returns units of the current window. Reservations
     /// of waiting requests are not returned.
     ///
+    /// The decision describes the key afterwards. A cost of 0 grants nothing: the decision describes
+    /// the key as it is.
+    ///
     /// # Errors
     ///
-    /// [`Error::ZeroCost`] if the cost is 0; [`Error::Store`] if the store fails.
+    /// [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
-    pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<(), Error> {
-        let _ = self.decide(Action::Refund, &key.into(), cost, MaxWait::DEFAULT)?.await?;
-        Ok(())
+    pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
+        self.change(Action::Refund, &key.into(), cost).await
+    }
+
+    /// Spends or grants units, whatever is left.
+    async fn change(&self, action: Action, key: &Key<'_>, cost: u32) -> Result<Allowed, Error> {
+        match cost {
+            0 => Ok(self.decide(Action::Peek, key, 1, MaxWait::DEFAULT)?.await?.into_report()),
+            cost => Ok(Allowed(self.decide(action, key, cost, MaxWait::DEFAULT)?.await?)),
+        }
     }
 
     /// Deletes the state of `key`: its next request counts as its first.
+    ///
+    /// Requests that are waiting keep their instants. For a key that a layer counts, pass the key
+    /// that its extractor makes: each has a method `key`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    /// let api_key = key::Header::new("x-api-key");
+    /// let layer = RateLimitLayer::new(&limiter, (api_key.clone(), key::PeerIp));
+    /// # let _ = layer;
+    ///
+    /// let address: std::net::IpAddr = "2001:db8::7".parse()?; // the layer counts 2001:db8::/64
+    /// limiter.reset((api_key.key("k1"), key::PeerIp.key(address))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -386,6 +496,10 @@ impl Limiter {
             Algorithm::LeakyBucket => self.quota().burst_size() as usize,
             _ => DEFAULT_MAX_PER_KEY,
         }
+    }
+
+    pub(super) fn failure_policy(&self) -> FailurePolicy {
+        self.0.on_failure
     }
 
     pub(super) fn policy(&self, cost: u32) -> Policy {
@@ -430,9 +544,16 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let limits = &[self.request(Action::Check, key, cost, max_wait)?];
         let request = StoreRequest { action: Action::Check, limits };
-        match &self.0.store {
+        let result = match &self.0.store {
             AnyStore::Memory(store) => store.decide_now(&request),
             AnyStore::Dyn(store) => store.decide(&request).await,
+        };
+        match result {
+            Err(error) => match self.recover(error, key, cost)? {
+                Recovered::Uncounted(decision) => Ok(decision),
+                Recovered::Fallback(charge) => charge.decide(Action::Check, max_wait)?.await,
+            },
+            result => result,
         }
     }
 

@@ -7,10 +7,12 @@ use crate::{
     algorithm::{Action, micros},
     decision::Decision,
     error::Error,
-    limiter::{Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, MaxWait, WaitQueue, WaitSlot},
+    limiter::{
+        Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, Recovery,
+        WaitQueue, WaitSlot,
+    },
     middleware::{
         extractor::KeyExtractor,
-        failure_policy::FailurePolicy,
         pricing::ChargeState,
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
@@ -75,6 +77,7 @@ impl<P: ProtocolBase> Shared<P> {
             }
         };
         let cost = match pricing.cost(head) {
+            Ok(0) => return Next::Proceed(None),
             Ok(cost) => cost,
             Err(error) => return self.reject(Rejection::Request(error), state),
         };
@@ -171,24 +174,22 @@ impl<P: ProtocolBase> Shared<P> {
         state: &mut ChargeState,
     ) -> Next {
         let Error::Store(error) = error else { return self.reject(error.into(), state) };
-        let fallback = match self.on_failure {
-            FailurePolicy::Open => {
-                state.decision = state.take_charge().uncounted_decision();
+        let fallback = match state.charge.recover(self.on_failure, &error) {
+            Recovery::Uncounted(decision) => {
+                drop(state.take_charge());
+                state.decision = decision;
                 return Next::Proceed(None);
             }
-            // The fallback is a store in memory, too: it would be no better than the full one.
-            FailurePolicy::Local { share } if !error.is_full() => state.charge.fallback(share),
-            _ => None,
+            Recovery::Fallback(fallback) => fallback,
+            Recovery::Fail => return self.reject(Rejection::Store(error), state),
         };
-        let Some(fallback) = fallback else { return self.reject(Rejection::Store(error), state) };
         let (max_wait, slot) = self.wait_budget(head, &fallback, self.max_wait.at_most(budget));
         match fallback.decide(Action::Check, max_wait) {
             Ok(answer) => {
                 drop(state.take_charge());
                 Next::Wait(self.acquire(fallback, answer, max_wait, slot))
             }
-            // The cost is above the fraction of the quota, but may be within the quota.
-            Err(_) => self.reject(Rejection::Store(error), state),
+            Err(error) => self.reject(error.into(), state),
         }
     }
 

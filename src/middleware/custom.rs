@@ -1,19 +1,19 @@
 //! Requests and responses of any type, rejected by a closure.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, future::Ready, sync::Arc};
 
 use crate::{
     limiter::{AnyLimiter, Charge},
     middleware::{
         extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
-        protocol::{Protocol, ProtocolBase},
+        protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
         rule::Rule,
     },
 };
 
-type Reject<Req, Res> = Arc<dyn Fn(Rejection, &Req) -> Res + Send + Sync>;
+type Reject<Req, Res> = Arc<dyn Fn(&Rejection, &Req) -> Res + Send + Sync>;
 
 /// Requests of any type, rejected by a closure. See
 /// [`RateLimitLayer::custom`](crate::RateLimitLayer::custom).
@@ -26,14 +26,14 @@ impl<Req: 'static, Res: 'static> Custom<Req, Res> {
     pub(crate) fn by_key(
         limiter: AnyLimiter,
         key: impl KeyExtractor<Req>,
-        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
         Self { pricing: Pricing::by_key(limiter, key), reject: Arc::new(reject) }
     }
 
     pub(crate) fn by_rule(
         rule: impl Rule<Req>,
-        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self
     where
         Req: Send + Sync,
@@ -69,6 +69,7 @@ impl<Req: 'static, Res> ProtocolBase for Custom<Req, Res> {
 impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
     type Response = Res;
     type Rest = ();
+    type Rejecting = Ready<Res>;
 
     fn split(request: Req) -> (Req, ()) {
         (request, ())
@@ -84,7 +85,7 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
         response
     }
 
-    fn reject(&self, rejection: Rejection, head: &Req, _: &Charge) -> Res {
-        (self.reject)(rejection, head)
+    fn reject(&self, rejection: Rejection, head: &Req, _: &Charge) -> Rejected<Res, Ready<Res>> {
+        Rejected::Now((self.reject)(&rejection, head))
     }
 }

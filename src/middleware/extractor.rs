@@ -2,31 +2,39 @@
 //!
 //! The key itself, [`Key`], and its escaping are below the middleware, in `keys.rs`.
 
+mod bearer;
 mod client_ip;
+mod cookie;
 mod forwarded;
 mod global;
 mod header;
+mod into_key;
+mod networks;
 mod peer_ip;
+mod query;
 #[cfg(feature = "axum")]
 mod route;
-
-use std::net::IpAddr;
+mod value;
 
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
+    bearer::Bearer,
     client_ip::{ClientIp, ProxyHeader},
+    cookie::Cookie,
     global::Global,
     header::Header,
+    into_key::IntoKey,
     peer_ip::{PeerIp, PeerIpFrom},
+    query::Query,
 };
 pub use crate::keys::Key;
 use crate::middleware::rejection::RequestError;
 
 /// An extractor of the key from the head of a request (`H`, for HTTP [`http::request::Parts`]).
 ///
-/// The module [`key`](crate::key) contains extractors, and closures are extractors, too. A pair of
-/// extractors combines both keys into one: `(key::PeerIp, key::Route)`.
+/// The module [`key`](crate::key) contains extractors, and closures are extractors, too. A tuple of
+/// up to four extractors combines their keys into one: `(key::PeerIp, key::Route)`.
 ///
 /// # Examples
 ///
@@ -47,9 +55,10 @@ use crate::middleware::rejection::RequestError;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not extract a key from the head `{H}`",
-    note = "use an extractor of the module `key`, a pair of extractors, or a closure from `&{H}` \
-            to `Key`, `String`, `&'static str`, `IpAddr`, `u64`, or an `Option` or `Result` of \
-            them",
+    label = "not a key extractor",
+    note = "use an extractor of the module `key`, a tuple of up to four extractors, or a closure \
+            from `&{H}` to text, bytes, an integer, an address, a tuple of them, or an `Option` or \
+            `Result` of one",
     note = "write the type of the closure's parameter: `|head: &{H}| ..`"
 )]
 pub trait KeyExtractor<H>: Send + Sync + 'static {
@@ -72,57 +81,19 @@ where
     }
 }
 
-impl<H, A: KeyExtractor<H>, B: KeyExtractor<H>> KeyExtractor<H> for (A, B) {
-    fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
-        Ok(self.0.extract(head)?.and(&self.1.extract(head)?))
-    }
-}
-
-fn missing() -> RequestError {
-    RequestError::missing_key("the request has no rate limit key")
-}
-
-/// A type that a closure can return as a key; `None` or empty text means that the key is missing.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be used as a key",
-    note = "return a `Key`, `String`, `&'static str`, `IpAddr`, `u64`, or an `Option` or `Result` \
-            of them; `Key::from` converts other text and bytes"
-)]
-pub trait IntoKey {
-    /// Converts the value into a key.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`KeyExtractor::extract`].
-    fn into_key(self) -> Result<Key<'static>, RequestError>;
-}
-
-impl IntoKey for Key<'static> {
-    fn into_key(self) -> Result<Key<'static>, RequestError> {
-        if self.as_bytes().is_empty() { Err(missing()) } else { Ok(self) }
-    }
-}
-
-macro_rules! into_key {
-    ($($type:ty),*) => {$(
-        impl IntoKey for $type {
-            fn into_key(self) -> Result<Key<'static>, RequestError> {
-                Key::from(self).into_key()
+/// One key of all: `a|b|c`.
+macro_rules! tuple {
+    ($($first:ident $($rest:ident)*),*) => {$(
+        impl<H, $first: KeyExtractor<H>, $($rest: KeyExtractor<H>),*> KeyExtractor<H>
+            for ($first, $($rest),*)
+        {
+            #[allow(non_snake_case)]
+            fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
+                let ($first, $($rest),*) = self;
+                Ok($first.extract(head)?$(.and(&$rest.extract(head)?))*)
             }
         }
     )*};
 }
 
-into_key!(String, &'static str, IpAddr, u64);
-
-impl<T: IntoKey> IntoKey for Option<T> {
-    fn into_key(self) -> Result<Key<'static>, RequestError> {
-        self.ok_or_else(missing)?.into_key()
-    }
-}
-
-impl<T: IntoKey> IntoKey for Result<T, RequestError> {
-    fn into_key(self) -> Result<Key<'static>, RequestError> {
-        self?.into_key()
-    }
-}
+tuple!(A B, A B C, A B C D);

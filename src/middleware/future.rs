@@ -18,7 +18,7 @@ use crate::{
     middleware::{
         admission::{Next, Shared},
         pricing::{ChargeState, Resolved},
-        protocol::{Protocol, ProtocolBase},
+        protocol::{Protocol, ProtocolBase, Rejected},
         rejection::RequestError,
         rule::{DynRule, Lookup},
     },
@@ -45,7 +45,7 @@ pin_project! {
     {
         call: Call<S, P>,
         #[pin]
-        state: State<Req, S::Future, P::Head, P::Rest>,
+        state: State<Req, S::Future, P::Head, P::Rest, P::Rejecting>,
     }
 }
 
@@ -53,12 +53,13 @@ pin_project! {
     // An `Acquire` is boxed, because most requests to a store in memory have none, and a small
     // future is moved faster.
     #[project = StateProj]
-    enum State<Req, F, H, R> {
+    enum State<Req, F, H, R, J> {
         Starting { request: Option<Req> },
         Resolving { lookup: Lookup<H>, rest: Option<R> },
         Waiting { waiting: Option<(Box<Acquire>, Req)> },
         Readying { admitted: Option<(Option<Box<Acquire>>, Req)> },
         Calling { #[pin] future: F },
+        Rejecting { rejecting: J },
     }
 }
 
@@ -70,13 +71,14 @@ struct Call<S, P> {
 }
 
 /// The step from one state to the next.
-enum Step<H, T, E> {
+enum Step<H, T, E, J> {
     Resolve(Arc<dyn DynRule<H>>),
     Wait(Box<Acquire>),
     /// The service is not ready. An `Acquire`, if there is one, releases the charge if it
     /// is dropped.
     AwaitReadiness(Option<Box<Acquire>>),
     Call,
+    Reject(J),
     Return(Result<T, E>),
 }
 
@@ -84,6 +86,7 @@ type StepOf<S, P, Req> = Step<
     <P as ProtocolBase>::Head,
     <P as Protocol<Req, <S as Service<Req>>::Response>>::Response,
     <S as Service<Req>>::Error,
+    <P as Protocol<Req, <S as Service<Req>>::Response>>::Rejecting,
 >;
 
 impl<S, P, Req> ResponseFuture<S, P, Req>
@@ -146,6 +149,9 @@ where
                     let protocol = &call.shared.protocol;
                     return Poll::Ready(Ok(protocol.respond(response, &mut call.charge)));
                 }
+                StateProj::Rejecting { rejecting } => {
+                    return Poll::Ready(Ok(ready!(Pin::new(rejecting).poll(cx))));
+                }
             };
             match step {
                 Step::Resolve(rule) => {
@@ -166,6 +172,7 @@ where
                     let future = call.inner.call(P::join(head, rest));
                     state.set(State::Calling { future });
                 }
+                Step::Reject(rejecting) => state.set(State::Rejecting { rejecting }),
                 Step::Return(result) => return Poll::Ready(result),
             }
         }
@@ -246,7 +253,10 @@ impl<S, P> Call<S, P> {
             Next::Wait(acquire) => Step::Wait(acquire),
             Next::Reject(rejection) => {
                 let charge = &self.charge.charge;
-                Step::Return(Ok(self.shared.protocol.reject(rejection, head, charge)))
+                match self.shared.protocol.reject(rejection, head, charge) {
+                    Rejected::Now(response) => Step::Return(Ok(response)),
+                    Rejected::Later(rejecting) => Step::Reject(rejecting),
+                }
             }
         }
     }

@@ -1,35 +1,36 @@
 //! `Http`: HTTP and gRPC requests, what the layer adds to them and to their responses, and their
 //! rejections.
 
+mod answer;
 mod body;
 mod grpc;
 mod headers;
+mod mapped;
 mod problem;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{Request, Response, request::Parts, response};
+use http::{Extensions, HeaderMap, Request, Response, request::Parts, response};
 
-use self::headers::{HeaderWriter, forbid_storing};
+pub(crate) use self::mapped::MapRejection;
 pub use self::{
-    body::ResponseBody,
+    body::{RejectionBody, ResponseBody},
     headers::{Headers, Reset},
+    mapped::IntoRejection,
 };
+use self::{headers::HeaderWriter, mapped::Mapped};
 use crate::{
     limiter::{AnyLimiter, Charge},
     middleware::{
         extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
-        protocol::{Protocol, ProtocolBase},
+        protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
         rule::Rule,
     },
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
-type MapRejection =
-    Arc<dyn Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
 /// HTTP requests. They are rejected with 429 and problem details, or for gRPC with the status
 /// `RESOURCE_EXHAUSTED`.
@@ -98,6 +99,7 @@ impl ProtocolBase for Http {
 impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     type Response = Response<ResponseBody<ResBody>>;
     type Rest = ReqBody;
+    type Rejecting = Mapped<ResBody>;
 
     fn split(request: Request<ReqBody>) -> (Parts, ReqBody) {
         request.into_parts()
@@ -144,23 +146,36 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         response.map(ResponseBody::service)
     }
 
-    fn reject(&self, rejection: Rejection, head: &Parts, charge: &Charge) -> Self::Response {
+    fn reject(
+        &self,
+        rejection: Rejection,
+        head: &Parts,
+        charge: &Charge,
+    ) -> Rejected<Self::Response, Self::Rejecting> {
         let headers = self.headers.for_rejection(&rejection, charge);
-        let mut response = if grpc::is_grpc(head) {
-            grpc::response(headers, &rejection)
-        } else {
-            problem::response(headers, &rejection)
+        let is_grpc = grpc::is_grpc(head);
+        let respond = if is_grpc { grpc::response } else { problem::response };
+        let Some(map) = &self.map_rejection else {
+            let mut response = respond(headers, &rejection);
+            self.annotate_rejection(response.extensions_mut(), rejection);
+            return Rejected::Now(response.map(ResponseBody::rejection));
         };
-        if let Some(map) = &self.map_rejection {
-            response = map(&rejection, head, response);
-            forbid_storing(response.headers_mut()); // the closure can return another response
+        // The status of a gRPC response is in other headers.
+        let missing = if is_grpc { HeaderMap::new() } else { headers.clone() };
+        let mut mapped = map.call(&rejection, head, respond(headers, &rejection), missing);
+        self.annotate_rejection(mapped.extensions_mut(), rejection);
+        Rejected::Later(mapped)
+    }
+}
+
+impl Http {
+    fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {
+        if !self.extensions {
+            return;
         }
-        if self.extensions {
-            if let Rejection::Denied(decision) = &rejection {
-                response.extensions_mut().insert(decision.clone());
-            }
-            response.extensions_mut().insert(rejection);
+        if let Rejection::Denied(decision) = &rejection {
+            extensions.insert(decision.clone());
         }
-        response.map(ResponseBody::rejection)
+        extensions.insert(rejection);
     }
 }

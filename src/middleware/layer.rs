@@ -2,25 +2,25 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use http::{Response, request::Parts, response};
 use tower_layer::Layer;
 
 use crate::{
-    algorithm::micros,
-    limiter::{AnyLimiter, MaxWait},
+    algorithm::{Algorithm, micros},
+    limiter::{AnyLimiter, FailurePolicy, Limiter, MaxWait},
     middleware::{
         admission::Shared,
         custom::Custom,
-        extractor::KeyExtractor,
-        failure_policy::FailurePolicy,
-        http::{Headers, Http},
-        pricing::IntoCost,
+        extractor::{KeyExtractor, PeerIp},
+        http::{Headers, Http, IntoRejection, MapRejection, RejectionBody},
+        pricing::{IntoCost, IntoMatch},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
         rule::Rule,
         service::RateLimit,
     },
+    quota::Quota,
+    store::MemoryStore,
 };
 
 /// A layer that limits the requests to a service, per key.
@@ -57,6 +57,7 @@ use crate::{
 /// | the quota is used up | 429, `quota-exceeded` | whole seconds, at least 1 | `RESOURCE_EXHAUSTED`, with `RetryInfo` |
 /// | the cost is above what the quota can ever grant | 429, `quota-exceeded` | none | `RESOURCE_EXHAUSTED`, not to be retried |
 /// | the request has no key, or is invalid | 400 | none | `INVALID_ARGUMENT` |
+/// | the client is [denied](RateLimitLayer::deny) | 403 | none | `PERMISSION_DENIED` |
 /// | the service is misconfigured | 500 | none | `INTERNAL` |
 /// | the store does not decide, and the [policy](RateLimitLayer::on_failure) is `Closed` | 503, `temporary-reduced-capacity` | 1 | `UNAVAILABLE`, with `RetryInfo` |
 ///
@@ -90,7 +91,6 @@ use crate::{
 /// # Example: a custom error body
 ///
 /// ```
-/// use axum::body::Bytes; // or `bytes::Bytes`, which is the same
 /// use http::header::CONTENT_TYPE;
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Rejection, key};
 ///
@@ -100,7 +100,7 @@ use crate::{
 ///     |rejection, head, mut response| match rejection {
 ///         Rejection::Denied(_) => {
 ///             response.headers_mut().remove(CONTENT_TYPE);
-///             response.map(|_| Bytes::from(format!("{} is busy", head.uri)))
+///             response.map(|_| format!("{} is busy", head.uri).into())
 ///         }
 ///         _ => response,
 ///     },
@@ -116,9 +116,30 @@ impl RateLimitLayer {
     ///
     /// The key extractor is, for example, [`key::Header`](crate::key::Header),
     /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](crate::key::Global), a closure over the
-    /// head of the request, or a pair of extractors.
+    /// head of the request, or a tuple of extractors.
     pub fn new(limiter: impl Into<AnyLimiter>, key: impl KeyExtractor<Parts>) -> Self {
         Self(Arc::new(Shared::new(Http::by_key(limiter.into(), key))))
+    }
+
+    /// Limits the HTTP requests of each client address, with counts in the memory of the process.
+    ///
+    /// The limiter is a token bucket over a new [`MemoryStore`], and its key is
+    /// [`key::PeerIp`](crate::key::PeerIp), which needs the address of the peer: with axum, serve the
+    /// router with `into_make_service_with_connect_info::<SocketAddr>()`. Behind a proxy, or for
+    /// other settings, use [`new`](RateLimitLayer::new).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tower_ratelimit::{Quota, RateLimitLayer};
+    ///
+    /// let app: Router = Router::new()
+    ///     .route("/", get(|| async { "hello" }))
+    ///     .layer(RateLimitLayer::per_ip(Quota::per_second(10).burst(20)));
+    /// ```
+    pub fn per_ip(quota: Quota) -> Self {
+        Self::new(Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota), PeerIp)
     }
 
     /// Limits HTTP requests by a [`Rule`], which computes the limits, keys and costs of each
@@ -233,7 +254,7 @@ impl RateLimitLayer {
     ///
     /// The charge is exempt, and settling it does nothing, if the request was not counted, because:
     ///
-    /// * it is [exempt](RateLimitLayer::exempt)
+    /// * it is [exempt](RateLimitLayer::exempt), or its [cost](RateLimitLayer::cost) is 0
     /// * it was denied in a [dry run](RateLimitLayer::dry_run)
     /// * the store did not decide, and the policy is [`FailurePolicy::Open`]
     ///
@@ -275,15 +296,38 @@ impl RateLimitLayer {
     }
 
     /// Sets a closure that can change every rejection. It receives the reason of the rejection, the
-    /// head of the request and the default response, and returns the response to send.
+    /// head of the request and the default response, and returns the response to send: that one,
+    /// changed, or another one.
     ///
-    /// The bodies are complete, as [`Bytes`]. The body of a gRPC rejection is empty and must stay
-    /// empty. A response without `Cache-Control` gets `no-store`.
-    pub fn map_rejection(
+    /// A body that is not complete immediately is collected, up to 64 KiB. If it is longer or fails,
+    /// the response is 500, and its body describes the mistake. The body of a gRPC rejection is
+    /// empty and must stay empty.
+    ///
+    /// The layer adds the headers of the limit that the response lacks: `Retry-After`,
+    /// `Cache-Control: no-store`, and those of [`headers`](RateLimitLayer::headers).
+    ///
+    /// # Examples
+    ///
+    /// A body in JSON, by axum:
+    ///
+    /// ```
+    /// use axum::{Json, response::IntoResponse};
+    /// use serde_json::json;
+    /// use tower_ratelimit::{Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .map_rejection(|rejection, _head, response| {
+    ///         let retry = rejection.retry_after_secs();
+    ///         let error = json!({"error": rejection.to_string(), "retry": retry});
+    ///         (response.status(), Json(error)).into_response()
+    ///     });
+    /// # let _ = layer;
+    /// ```
+    pub fn map_rejection<R: IntoRejection>(
         self,
-        map: impl Fn(&Rejection, &Parts, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
+        map: impl Fn(&Rejection, &Parts, Response<RejectionBody>) -> R + Send + Sync + 'static,
     ) -> Self {
-        self.with(|http| http.map_rejection = Some(Arc::new(map)))
+        self.with(|http| http.map_rejection = Some(MapRejection::new(map)))
     }
 }
 
@@ -316,7 +360,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     pub fn custom(
         limiter: impl Into<AnyLimiter>,
         key: impl KeyExtractor<Req>,
-        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(Shared::new(Custom::by_key(limiter.into(), key, reject))))
     }
@@ -324,7 +368,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// Limits requests of any type by a [`Rule`].
     pub fn custom_by_rule(
         rule: impl Rule<Req>,
-        reject: impl Fn(Rejection, &Req) -> Res + Send + Sync + 'static,
+        reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self
     where
         Req: Send + Sync,
@@ -336,6 +380,9 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
 impl<P: ProtocolBase> RateLimitLayer<P> {
     /// Sets the cost of requests. The default is 1. The closure returns a `u32`, or a
     /// `Result<u32, RequestError>`. A [`Rule`] can set other costs.
+    ///
+    /// A request with a cost of 0 proceeds without being counted. If a rule sets a cost of 0 for
+    /// one of several limits, the others are charged.
     pub fn cost<C: IntoCost>(self, cost: impl Fn(&P::Head) -> C + Send + Sync + 'static) -> Self {
         self.with(|protocol| protocol.pricing_mut().set_cost(cost))
     }
@@ -439,7 +486,38 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self
     }
 
-    /// Sets which requests proceed without being counted.
+    /// Sets which requests are rejected with 403, before they are counted. The closure returns a
+    /// `bool`, or a `Result<bool, RequestError>`. If it is called several times, each closure
+    /// denies requests.
+    ///
+    /// For another status, use a [`Rule`] that returns
+    /// [`RequestError::denied`](crate::RequestError::denied).
+    ///
+    /// # Examples
+    ///
+    /// Denies the clients of two networks and an API key, and exempts the own network:
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # let quota = Quota::per_second(10);
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
+    ///     .deny(key::PeerIp.within(["203.0.113.0/24", "2001:db8::/32"]))
+    ///     .deny(key::Header::new("x-api-key").one_of(["a leaked key"]))
+    ///     .exempt(key::PeerIp.within(["10.0.0.0/8"]));
+    /// # let _ = layer;
+    /// ```
+    pub fn deny<M: IntoMatch>(
+        self,
+        matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|protocol| protocol.pricing_mut().deny(matches))
+    }
+
+    /// Sets which requests proceed without being counted, unless they are
+    /// [denied](RateLimitLayer::deny). The closure returns a `bool`, or a
+    /// `Result<bool, RequestError>`. If it is called several times, each closure exempts requests.
     ///
     /// # Examples
     ///
@@ -455,8 +533,11 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///     .exempt(|head: &Parts| head.method == Method::OPTIONS);
     /// # let _ = layer;
     /// ```
-    pub fn exempt(self, exempt: impl Fn(&P::Head) -> bool + Send + Sync + 'static) -> Self {
-        self.with(|protocol| protocol.pricing_mut().set_exempt(exempt))
+    pub fn exempt<M: IntoMatch>(
+        self,
+        matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|protocol| protocol.pricing_mut().exempt(matches))
     }
 
     /// Sets whether all requests proceed, even if they are denied. The default is `false`. Requests
@@ -495,13 +576,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// ```
     #[track_caller]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
-        if let FailurePolicy::Local { share } = policy {
-            assert!(
-                share > 0.0 && share <= 1.0,
-                "a share must be above 0 and at most 1, not {share}"
-            );
-        }
-        Arc::make_mut(&mut self.0).on_failure = policy;
+        Arc::make_mut(&mut self.0).on_failure = policy.validated();
         self
     }
 

@@ -3,6 +3,8 @@
 
 use std::{fmt, mem, sync::Arc};
 
+use http::StatusCode;
+
 use crate::{
     decision::Decision,
     keys::Key,
@@ -18,13 +20,14 @@ const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extr
      charge for requests without a key from the rule";
 
 type Cost<H> = Arc<dyn Fn(&H) -> Result<u32, RequestError> + Send + Sync>;
-type Exempt<H> = Arc<dyn Fn(&H) -> bool + Send + Sync>;
+type Matcher<H> = Arc<dyn Fn(&H) -> Result<bool, RequestError> + Send + Sync>;
 
 /// The key extractor or rule of a layer, and its other settings for charges.
 pub struct Pricing<H> {
     source: ChargeSource<H>,
     cost: Option<Cost<H>>,
-    exempt: Option<Exempt<H>>,
+    denied: Vec<Matcher<H>>,
+    exempt: Vec<Matcher<H>>,
     pub(crate) missing_key: MissingKey,
 }
 
@@ -56,11 +59,19 @@ impl<H: 'static> Pricing<H> {
     }
 
     fn new(source: ChargeSource<H>) -> Self {
-        Self { source, cost: None, exempt: None, missing_key: MissingKey::default() }
+        let missing_key = MissingKey::default();
+        Self { source, cost: None, denied: vec![], exempt: vec![], missing_key }
     }
 
-    pub(crate) fn set_exempt(&mut self, exempt: impl Fn(&H) -> bool + Send + Sync + 'static) {
-        self.exempt = Some(Arc::new(exempt));
+    pub(crate) fn deny<M: IntoMatch>(&mut self, matches: impl Fn(&H) -> M + Send + Sync + 'static) {
+        self.denied.push(Arc::new(move |head| matches(head).into_match()));
+    }
+
+    pub(crate) fn exempt<M: IntoMatch>(
+        &mut self,
+        matches: impl Fn(&H) -> M + Send + Sync + 'static,
+    ) {
+        self.exempt.push(Arc::new(move |head| matches(head).into_match()));
     }
 
     pub(crate) fn set_cost<C: IntoCost>(&mut self, cost: impl Fn(&H) -> C + Send + Sync + 'static) {
@@ -69,8 +80,8 @@ impl<H: 'static> Pricing<H> {
 
     #[inline]
     pub(crate) fn resolve(&self, head: &H) -> Resolved<'_, H> {
-        if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
-            return Resolved::Charge(Ok(Charge::exempt()));
+        if let Some(charge) = self.listed(head) {
+            return Resolved::Charge(charge);
         }
         match &self.source {
             ChargeSource::Key(limiter, extractor) => Resolved::Key(limiter, &**extractor),
@@ -79,6 +90,17 @@ impl<H: 'static> Pricing<H> {
                 None => Resolved::Lookup(rule.clone()),
             },
         }
+    }
+
+    /// Returns the result for a request that is on a list. The lists of denied requests come first.
+    fn listed(&self, head: &H) -> Option<Result<Charge, RequestError>> {
+        let find = |list: &[Matcher<H>]| {
+            list.iter().map(|matches| matches(head)).find(|it| *it != Ok(false))
+        };
+        let denied = find(&self.denied).map(|matched| {
+            matched.and(Err(RequestError::denied(StatusCode::FORBIDDEN, "the client is denied")))
+        });
+        denied.or_else(|| find(&self.exempt).map(|matched| matched.map(|_| Charge::exempt())))
     }
 
     /// Applies the settings for missing keys and for costs to the result of a key extractor or
@@ -93,15 +115,19 @@ impl<H: 'static> Pricing<H> {
             Err(error @ RequestError::MissingKey(_)) => self.charge_without_key(error)?,
             charge => charge?,
         };
-        match &self.cost {
-            Some(cost) if !charge.is_exempt() => Ok(charge.or_cost(cost(head)?)),
-            _ => Ok(charge),
+        Ok(match &self.cost {
+            Some(cost) if !charge.is_exempt() => charge.or_cost(cost(head)?),
+            _ => charge,
         }
+        .without_free_limits())
     }
 
     fn charge_without_key(&self, error: RequestError) -> Result<Charge, RequestError> {
         match (self.missing_key, &self.source) {
             (MissingKey::Reject, _) => Err(error),
+            (MissingKey::RejectWith(status), _) => {
+                Err(RequestError::denied(status, error.to_string()))
+            }
             (MissingKey::Exempt, _) => Ok(Charge::exempt()),
             (MissingKey::Share, ChargeSource::Key(limiter, _)) => {
                 Ok(Charge::new(limiter, Key::scoped("anonymous", "")))
@@ -129,10 +155,11 @@ impl<H> Clone for ChargeSource<H> {
 
 impl<H> Clone for Pricing<H> {
     fn clone(&self) -> Self {
-        let Self { source, cost, exempt, missing_key } = self;
+        let Self { source, cost, denied, exempt, missing_key } = self;
         Self {
             source: source.clone(),
             cost: cost.clone(),
+            denied: denied.clone(),
             exempt: exempt.clone(),
             missing_key: *missing_key,
         }
@@ -145,9 +172,37 @@ impl<H> fmt::Debug for Pricing<H> {
     }
 }
 
+/// A type by which a closure can report that a request matches.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not report whether a request matches",
+    label = "not a `bool`",
+    note = "return a `bool` or a `Result<bool, RequestError>` from the closure"
+)]
+pub trait IntoMatch {
+    /// Converts the value into `true` if the request matches.
+    ///
+    /// # Errors
+    ///
+    /// If the request is invalid, or the service is misconfigured.
+    fn into_match(self) -> Result<bool, RequestError>;
+}
+
+impl IntoMatch for bool {
+    fn into_match(self) -> Result<bool, RequestError> {
+        Ok(self)
+    }
+}
+
+impl IntoMatch for Result<bool, RequestError> {
+    fn into_match(self) -> Result<bool, RequestError> {
+        self
+    }
+}
+
 /// A type that a closure can return as a cost.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as a cost",
+    label = "not a cost",
     note = "return a `u32` or a `Result<u32, RequestError>` from the closure"
 )]
 pub trait IntoCost {

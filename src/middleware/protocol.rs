@@ -27,6 +27,10 @@ pub trait Protocol<Req, Res>: ProtocolBase {
     #[doc(hidden)]
     type Rest;
 
+    /// The response to a rejected request, once it is complete.
+    #[doc(hidden)]
+    type Rejecting: Future<Output = Self::Response> + Unpin;
+
     #[doc(hidden)]
     fn split(request: Req) -> (Self::Head, Self::Rest);
 
@@ -43,7 +47,21 @@ pub trait Protocol<Req, Res>: ProtocolBase {
     fn respond(&self, response: Res, state: &mut ChargeState) -> Self::Response;
 
     #[doc(hidden)]
-    fn reject(&self, rejection: Rejection, head: &Self::Head, charge: &Charge) -> Self::Response;
+    fn reject(
+        &self,
+        rejection: Rejection,
+        head: &Self::Head,
+        charge: &Charge,
+    ) -> Rejected<Self::Response, Self::Rejecting>;
+}
+
+/// The response to a rejected request.
+#[derive(Debug)]
+pub enum Rejected<R, F> {
+    /// The response.
+    Now(R),
+    /// The response, once its body is complete.
+    Later(F),
 }
 
 /// The part of [`Protocol`] that the settings of a layer need, which know only the head of a

@@ -3,8 +3,10 @@
 
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
+use http::StatusCode;
+
 use crate::{
-    decision::Decision,
+    decision::{Decision, whole_seconds},
     error::{Error, StoreError},
 };
 
@@ -13,7 +15,31 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The reason for a rejection: the layer responds instead of the service.
 ///
-/// The extensions of the response contain it.
+/// The extensions of the response contain it. A handler that checks a limiter itself can return it:
+/// with the feature `axum`, it implements `IntoResponse`; for other servers, call
+/// [`to_response`](Rejection::to_response).
+///
+/// # Examples
+///
+/// ```
+/// use axum::{Router, extract::{Path, State}, routing::get};
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, Rejection};
+///
+/// async fn report(
+///     State(limiter): State<Limiter>,
+///     Path(user): Path<u64>,
+/// ) -> Result<String, Rejection> {
+///     let decision = limiter.check_n(user, 10).await?; // an error of the store is a 503
+///     if !decision.is_allowed() {
+///         return Err(Rejection::Denied(decision)); // a 429
+///     }
+///     Ok(format!("the report of user {user}"))
+/// }
+///
+/// let quota = Quota::per_hour(100);
+/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_window(), quota);
+/// let app: Router = Router::new().route("/report/{user}", get(report)).with_state(limiter);
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -29,20 +55,29 @@ pub enum Rejection {
         /// The largest cost that the quota can grant to one request.
         max: u32,
     },
-    /// The request has no key or is invalid: 400. The service is misconfigured: 500.
+    /// The request has no key or is invalid: 400. The service is misconfigured: 500. A [rule or a
+    /// list](RequestError::Denied) denies the request: its status.
     Request(RequestError),
     /// The store did not decide, and the [policy](crate::FailurePolicy) rejects the request: 503.
     Store(StoreError),
 }
 
 impl Rejection {
-    /// Returns the time after which a retry can succeed; `None` if a retry never succeeds.
-    pub(crate) fn retry_after(&self) -> Option<Duration> {
+    /// Returns the time after which a retry can succeed; `None` if a retry does not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Denied(decision) => decision.retry_after(),
             Self::Store(_) => Some(STORE_RETRY_AFTER),
             Self::CostAboveQuota { .. } | Self::Request(_) => None,
         }
+    }
+
+    /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header `Retry-After`
+    /// contains it: rounded up, and at least 1.
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.retry_after().map(whole_seconds)
     }
 }
 
@@ -100,6 +135,14 @@ pub enum RequestError {
     /// developers: [`map_rejection`](crate::RateLimitLayer::map_rejection) can hide it from
     /// clients.
     Misconfigured(Cow<'static, str>),
+    /// The request is denied for another reason than its quota.
+    #[non_exhaustive]
+    Denied {
+        /// The status of the response.
+        status: StatusCode,
+        /// The detail of the response.
+        message: Cow<'static, str>,
+    },
 }
 
 impl RequestError {
@@ -117,14 +160,60 @@ impl RequestError {
     pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
         Self::Misconfigured(message.into())
     }
+
+    /// Makes an error for a request that is denied for another reason than its quota: the response
+    /// has this status, of 400 to 599, and this message.
+    ///
+    /// The status of a gRPC response is the one that corresponds: `UNAUTHENTICATED` for 401,
+    /// `PERMISSION_DENIED` for 403.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::{StatusCode, request::Parts};
+    /// use tower_ratelimit::{
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError,
+    /// };
+    ///
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     id: u64,
+    ///     is_suspended: bool,
+    /// }
+    ///
+    /// # let quota = Quota::per_second(10);
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let layer = RateLimitLayer::by_rule(move |head: &Parts| {
+    ///     let user = head.extensions.get::<User>();
+    ///     let user = user.ok_or(RequestError::denied(StatusCode::UNAUTHORIZED, "log in first"))?;
+    ///     if user.is_suspended {
+    ///         return Err(RequestError::denied(StatusCode::FORBIDDEN, "the account is suspended"));
+    ///     }
+    ///     Ok(Charge::new(&limiter, user.id))
+    /// });
+    /// # let _ = layer;
+    /// ```
+    pub fn denied(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::Denied { status, message: message.into() }
+    }
+
+    /// Returns the status of the response.
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::MissingKey(_) | Self::Invalid(_) => StatusCode::BAD_REQUEST,
+            Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Denied { status, .. } => *status,
+        }
+    }
 }
 
 impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::MissingKey(message) | Self::Invalid(message) | Self::Misconfigured(message) => {
-                f.write_str(message)
-            }
+            Self::MissingKey(message)
+            | Self::Invalid(message)
+            | Self::Misconfigured(message)
+            | Self::Denied { message, .. } => f.write_str(message),
         }
     }
 }
@@ -135,12 +224,17 @@ impl StdError for RequestError {}
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingKey {
-    /// The layer rejects the request, by default with 400.
+    /// The layer rejects the request with 400.
     #[default]
     Reject,
+    /// The layer rejects the request with this status, of 400 to 599, such as 401.
+    ///
+    /// [`map_rejection`](crate::RateLimitLayer::map_rejection) can add the header
+    /// `WWW-Authenticate`, which a 401 should have.
+    RejectWith(StatusCode),
     /// The request proceeds and is not counted.
     Exempt,
-    /// All requests without a key share one key. With [`by_rule`](crate::RateLimitLayer::by_rule)
+    /// All requests without a key share one key: `Key::scoped("anonymous", "")`. With [`by_rule`](crate::RateLimitLayer::by_rule)
     /// this is an error (500): there, the rule charges requests without a key.
     Share,
 }

@@ -47,6 +47,7 @@ use crate::{limiter::Charge, middleware::rejection::RequestError};
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rule for requests with the head `{H}`",
+    label = "not a rule",
     note = "a rule is a closure from `&{H}` to `Charge` or `Result<Charge, RequestError>`",
     note = "write the type of the closure's parameter: `|head: &{H}| ..`"
 )]
@@ -83,6 +84,7 @@ where
 /// A type that a closure can return as a charge.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as a charge",
+    label = "not a charge",
     note = "return a `Charge` or a `Result<Charge, RequestError>` from the closure",
     note = "an async closure is not a rule: implement `Rule` for a type"
 )]

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     algorithm::EngineReply,
-    decision::{Decision, Policy, Receipt, Source},
+    decision::{Allowed, Decision, Policy, Receipt, Source},
     error::Error,
     limiter::{Charge, MAX_STALL, Retry, visit_queue, yield_to_queue},
     quota::Quota,
@@ -99,7 +99,7 @@ impl RateLimiter {
 
     /// Takes `permits`, and waits for them without a timeout.
     ///
-    /// The decision is always an allowed one. The order of service is that of
+    /// The order of service is that of
     /// [`try_acquire`](RateLimiter::try_acquire).
     ///
     /// # Errors
@@ -113,8 +113,8 @@ impl RateLimiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](RateLimiter::try_acquire).
-    pub async fn acquire(&self, permits: u32) -> Result<Decision, Error> {
-        self.try_acquire(permits, Duration::MAX).await
+    pub async fn acquire(&self, permits: u32) -> Result<Allowed, Error> {
+        self.try_acquire(permits, Duration::MAX).await.map(Allowed)
     }
 
     pub(super) async fn attempt(

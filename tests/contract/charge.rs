@@ -148,7 +148,7 @@ async fn requests_that_race_are_admitted_exactly_as_often_as_all_limits_allow() 
 #[tokio::test]
 async fn a_decision_about_several_limits_is_one_round_trip() {
     let server = RedisServer::start();
-    let store = over_redis(&server).await;
+    let store = over_redis(&server).await.denial_ttl(Duration::ZERO); // each denial is a call, too
     let limiters =
         user_and_all(&store, Algorithm::token_bucket(), Quota::per_hour(3), Quota::per_hour(9));
     let charge = for_user(&limiters, "alice");
@@ -433,9 +433,40 @@ async fn settling_adjusts_a_charge_to_the_used_units() {
     assert!(matches!(error, Error::NotCharged { .. }), "{error}");
     for exempt in [Charge::exempt(), charge.of("other")] {
         exempt.settle("tokens", 9).await.unwrap();
-        exempt.spend().await.unwrap();
-        exempt.refund().await.unwrap();
+        assert_eq!(exempt.spend().await.unwrap(), None);
+        assert_eq!(exempt.refund().await.unwrap(), None);
     }
+}
+
+#[tokio::test]
+async fn spending_and_refunding_return_the_decision_of_the_limit_that_binds() {
+    let server = RedisServer::start();
+    let in_redis = support::redis_store(&server).await;
+    async fn check(store: impl Store + Clone) {
+        let limiter = |name, limit| {
+            let quota = Quota::per_hour(limit);
+            Limiter::named(name, store.clone(), Algorithm::sliding_log(), quota)
+        };
+        let (few, many) = (limiter("few", 10), limiter("many", 20));
+        let charge = Charge::new(&few, "alice").cost(3).and(Charge::new(&many, "all").cost(15));
+        let spent = charge.spend().await.unwrap().unwrap();
+        assert_eq!((spent.limiter(), spent.remaining(), spent.is_allowed()), ("many", 5, true));
+        let refund = Charge::new(&few, "alice").cost(0).and(Charge::new(&many, "all").cost(9));
+        let refunded = refund.refund().await.unwrap().unwrap();
+        assert_eq!((refunded.limiter(), refunded.remaining()), ("many", 14));
+        assert_eq!(few.peek("alice").await.unwrap().remaining(), 7, "a cost of 0 refunds nothing");
+        let nothing = Charge::new(&few, "alice").cost(0).and(Charge::new(&many, "all").cost(0));
+        for state in [nothing.spend().await, nothing.refund().await] {
+            let state = state.unwrap().unwrap();
+            assert_eq!((state.limiter(), state.remaining(), state.cost()), ("few", 7, 0));
+        }
+        assert!(matches!(nothing.check().await, Err(Error::ZeroCost)));
+        let refunded = charge.refund().await.unwrap().unwrap();
+        assert_eq!((refunded.limiter(), refunded.remaining()), ("few", 10));
+        assert_eq!(many.peek("all").await.unwrap().remaining(), 20);
+    }
+    check(MemoryStore::new()).await;
+    check(in_redis).await;
 }
 
 #[tokio::test]

@@ -48,6 +48,12 @@ async fn tasks_that_race_for_a_key_are_admitted_exactly_as_often_as_allowed() {
 
 #[tokio::test]
 async fn peek_spends_nothing_and_refund_and_reset_return_units() {
+    let of_zero = async |limiter: &Limiter, remaining| {
+        let states = [limiter.spend("key", 0).await, limiter.refund("key", 0).await];
+        for state in states.map(Result::unwrap) {
+            assert_eq!((state.remaining(), state.cost(), state.is_allowed()), (remaining, 0, true));
+        }
+    };
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
@@ -58,10 +64,23 @@ async fn peek_spends_nothing_and_refund_and_reset_return_units() {
             assert_eq!((remaining().await, remaining().await), (2, 2), "{algorithm}");
             assert!(!limiter.check_n("key", 3).await.unwrap().is_allowed());
             assert_eq!(remaining().await, 2, "{algorithm}: a denied request spent something");
-            limiter.refund("key", 5).await.unwrap();
-            assert_eq!(remaining().await, 7, "{algorithm}");
-            limiter.refund("key", 10).await.unwrap();
+            assert!(limiter.peek_n("key", 2).await.unwrap().is_allowed(), "{algorithm}");
+            assert!(!limiter.peek_n("key", 3).await.unwrap().is_allowed(), "{algorithm}");
+            of_zero(limiter, 2).await;
+            let refunded = limiter.refund("key", 5).await.unwrap();
+            assert_eq!((remaining().await, refunded.remaining()), (7, 7), "{algorithm}");
+            assert!(refunded.is_allowed() && refunded.cost() == 5, "{algorithm}");
+            let refunded = limiter.refund("key", 10).await.unwrap();
             assert_eq!(remaining().await, 10, "{algorithm}: more was returned than spent");
+            assert_eq!((refunded.remaining(), refunded.reset_after()), (10, Duration::ZERO));
+            let spent = limiter.spend("key", 4).await.unwrap();
+            assert_eq!((remaining().await, spent.remaining()), (6, 6), "{algorithm}");
+            let spent = limiter.spend("key", 9).await.unwrap();
+            assert_eq!((remaining().await, spent.remaining()), (0, 0), "{algorithm}");
+            assert!(spent.is_allowed() && spent.reset_after() > Duration::ZERO, "{algorithm}");
+            of_zero(limiter, 0).await;
+            limiter.reset("key").await.unwrap();
+            of_zero(limiter, 10).await;
             let _ = limiter.check_n("key", 10).await.unwrap();
             limiter.reset("key").await.unwrap();
             assert_eq!(remaining().await, 10, "{algorithm}");
@@ -80,7 +99,12 @@ async fn a_cost_that_can_never_be_granted_is_an_error() {
             assert!(matches!(error, Error::CostAboveQuota { cost: 11, max: 10, .. }));
             let error = limiter.check_within("key", 11, Duration::MAX).await.unwrap_err();
             assert!(matches!(error, Error::CostAboveQuota { .. }));
-            assert!(matches!(limiter.check_n("key", 0).await, Err(Error::ZeroCost)));
+            assert!(!error.is_store());
+            for error in [limiter.check_n("key", 0).await, limiter.peek_n("key", 0).await] {
+                assert!(matches!(error, Err(Error::ZeroCost)));
+            }
+            let error = limiter.peek_n("key", 11).await.unwrap_err();
+            assert!(matches!(error, Error::CostAboveQuota { cost: 11, .. }));
             assert_eq!(limiter.peek("key").await.unwrap().remaining(), 10, "{algorithm}");
         }
     }
@@ -142,6 +166,7 @@ fn a_quota_prints_as_it_reads() {
         ("7/90min", Quota::new(7, Duration::from_secs(5_400))),
         ("3/1500us", Quota::new(3, Duration::from_micros(1_500))),
         ("4294967295/ms", Quota::new(u32::MAX, Duration::from_millis(1))),
+        ("5/2week", Quota::new(5, Duration::from_secs(14 * 86_400))),
     ] {
         assert_eq!(text.parse(), Ok(quota));
         assert_eq!(quota.to_string(), text);
@@ -152,8 +177,34 @@ fn a_quota_prints_as_it_reads() {
         ("2/2hours burst 2", "2/2h"),
         ("1/24h", "1/day"),
         ("9/m", "9/min"),
+        ("1000/day", "1000/day"),
+        ("1_000_000/3 days", "1000000/3day"),
+        ("10/s, burst 20", "10/s burst 20"),
+        ("10/s,burst=2_0", "10/s burst 20"),
+        ("10 per second burst: 20", "10/s burst 20"),
+        ("5 per 10 seconds", "5/10s"),
+        ("5/10 s burst 2", "5/10s burst 2"),
+        ("7 PER Week", "7/week"),
+        ("7/w", "7/week"),
+        ("1/7d", "1/week"),
+        ("9/2hrs", "9/2h"),
     ] {
-        assert_eq!(text.parse::<Quota>().unwrap().to_string(), same);
+        let quota = text.parse::<Quota>();
+        assert_eq!(quota.expect(text).to_string(), same);
+    }
+    for (names, one) in [
+        (["us", "µs", "usec", "usecs", "microsecond", "microseconds"], "1/5001us"),
+        (["ms", "ms", "msec", "msecs", "millisecond", "milliseconds"], "1/5ms"),
+        (["s", "S", "sec", "secs", "second", "seconds"], "1/5s"),
+        (["m", "Min", "min", "mins", "minute", "minutes"], "1/5min"),
+        (["h", "H", "hr", "hrs", "hour", "hours"], "1/5h"),
+        (["d", "D", "day", "Day", "DAY", "days"], "1/5day"),
+        (["w", "W", "week", "Week", "weeks", "Weeks"], "1/5week"),
+    ] {
+        for name in names {
+            let text = one.replace(char::is_alphabetic, "") + name;
+            assert_eq!(text.parse::<Quota>().expect(name).to_string(), one);
+        }
     }
     let quotas = (1_u32.., 1_000_u64..31_622_400_000_000, any::<u32>());
     TestRunner::default()
@@ -172,21 +223,38 @@ fn invalid_text_is_no_quota() {
         ("", "write LIMIT/WINDOW"),
         ("10", "write LIMIT/WINDOW"),
         ("/s", "write LIMIT/WINDOW"),
-        ("ten/s", "write LIMIT/WINDOW"),
-        ("-1/s", "write LIMIT/WINDOW"),
-        ("1.5/s", "write LIMIT/WINDOW"),
-        ("10/s burst", "write LIMIT/WINDOW"),
-        ("10/s bust 5", "write LIMIT/WINDOW"),
-        ("10/s burst 5 5", "write LIMIT/WINDOW"),
         ("10/", "write LIMIT/WINDOW"),
-        ("10/fortnight", "in whole us, ms"),
-        ("10/5", "in whole us, ms"),
-        ("5/1.5s", "in whole us, ms"),
+        ("10 a day", "write LIMIT/WINDOW"),
+        ("per second", "write LIMIT/WINDOW"),
+        ("ten/s", "the limit \"ten\" is not a whole number; use digits"),
+        ("-1/s", "the limit \"-1\" is not a whole number"),
+        ("1.5/s", "the limit \"1.5\" is not a whole number"),
+        ("1,000/s", "the limit \"1,000\" is not a whole number; use digits, such as 10 or 1_000"),
+        ("_1/s", "the limit \"_1\" is not a whole number"),
+        ("1__0/s", "the limit \"1__0\" is not a whole number"),
+        ("10 requests/s", "the limit \"10 requests\" is not a whole number"),
+        ("10/s burst", "the burst has no number"),
+        ("10/s, burst", "the burst has no number"),
+        ("10/s, burst many", "the burst \"many\" is not a whole number"),
+        ("10/s bust 5", "\"bust\" is unexpected behind the window"),
+        ("10/s, 5", "\"5\" is unexpected behind the window"),
+        ("10/s burst 5 5", "\"5\" is unexpected behind the window"),
+        ("10/s burst 5 per key", "\"per\" is unexpected behind the window"),
+        ("10/fortnight", "the unit \"fortnight\" is unknown; use us, ms, s, min, h, day or week"),
+        ("10/month, burst 20", "the unit \"month\" is unknown"),
+        ("10/5", "the window \"5\" has no unit; use us, ms"),
+        ("10/5 burst 20", "the window \"5\" has no unit"),
+        ("10/burst 20", "the window \"\" has no unit"),
+        ("10/ss", "the unit \"ss\" is unknown"),
+        ("10/mss", "the unit \"mss\" is unknown"),
+        ("5/1.5s", "the window \"1.5\" is not a whole number; use a smaller unit, such as 1500ms"),
+        ("5/-1s", "the window \"-1\" is not a whole number"),
         ("0/s", "the limit is 0"),
         ("10/s burst 0", "the burst is 0"),
-        ("4294967296/s", "too large"),
-        ("10/99999999999999999999s", "too large"),
-        ("10/9999999999999999d", "too large"),
+        ("4294967296/s", "the limit 4294967296 is too large; the maximum is 4294967295"),
+        ("10/s burst 4294967296", "the burst 4294967296 is too large"),
+        ("10/99999999999999999999s", "too large; it must be 1 ms to 366 days"),
+        ("10/9999999999999999d", "too large; it must be 1 ms to 366 days"),
         ("10/0s", "1 ms to 366 days"),
         ("10/999us", "1 ms to 366 days"),
         ("10/367d", "1 ms to 366 days"),

@@ -101,9 +101,14 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
         r#"quota "0/s": the limit is 0, but must be at least 1"#,
     ),
     (
-        &[BUCKET, ("quota", r#""10 per s""#)],
+        &[BUCKET, ("quota", r#""10 a s""#)],
         "quota",
-        r#"quota "10 per s": write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s"#,
+        r#"quota "10 a s": write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s"#,
+    ),
+    (
+        &[BUCKET, ("quota", r#""10/s, bust 20""#)],
+        "quota",
+        r#"quota "10/s, bust 20": "bust" is unexpected behind the window; write LIMIT/WINDOW or"#,
     ),
     (
         &[BUCKET, ("quota", "10")],
@@ -479,7 +484,7 @@ mod example {
         let unused = "[limits.sms]\nalgorithm = 'leaky-bucket'\nquota = '1/s'\n[limits.login]";
         for (from, to, complaint) in [
             ("buckets = 4", "buckets = 400", "| buckets = 400 "),
-            ("5/min", "5/minn", "quota \"5/minn\": the window must be"),
+            ("5/min", "5/minn", "quota \"5/minn\": the unit \"minn\" is unknown"),
             ("[limits.login]", "[limits.logins]", "there is no [limits.login]"),
             ("[limits.login]", unused, "[limits.sms] limits no route"),
             ("listen =", "adress = 1\nlisten =", "unknown field `adress`"),

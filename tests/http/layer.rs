@@ -8,13 +8,12 @@ use std::{
 };
 
 use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing};
-use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
-    RedisStore, Rejection, RequestError, Reset, ResponseBody, key,
+    RedisStore, Refill, Rejection, RejectionBody, RequestError, Reset, ResponseBody, key,
 };
 
 use crate::support::{
@@ -182,12 +181,6 @@ async fn a_cost_can_be_a_bad_request() {
 }
 
 #[tokio::test]
-async fn a_cost_of_zero_is_an_error_of_the_service() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_second(10)), key::Global).cost(|_: &_| 0);
-    assert_eq!(send(&layer, get(&[])).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
-}
-
-#[tokio::test]
 async fn a_request_without_a_key_is_rejected_exempt_or_shares_a_key() {
     let layer = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let without = || [get(&[]), get(&[("user", "")])];
@@ -277,6 +270,23 @@ async fn an_ip_and_an_api_key_never_collide() {
         let response = send(&layer, get(&[("ip", "192.0.2.1")])).await;
         assert_eq!(response.status(), StatusCode::OK);
     }
+}
+
+#[tokio::test]
+async fn a_limit_per_address_is_one_call() {
+    let layer = RateLimitLayer::per_ip(Quota::per_hour(1).burst(2));
+    let from = |address: &str| {
+        let mut request = get(&[]);
+        request.extensions_mut().insert(address.parse::<SocketAddr>().unwrap());
+        request
+    };
+    for (address, status) in
+        [("192.0.2.1:1", 200), ("192.0.2.1:2", 200), ("192.0.2.1:3", 429), ("192.0.2.2:1", 200)]
+    {
+        assert_eq!(send(&layer, from(address)).await.status(), status);
+    }
+    let other = RateLimitLayer::per_ip(Quota::per_hour(1));
+    assert_eq!(send(&other, from("192.0.2.1:1")).await.status(), 200, "each call counts apart");
 }
 
 #[tokio::test]
@@ -384,6 +394,24 @@ async fn the_older_headers_can_be_chosen() {
         assert_eq!(header(&response, "retry-after"), retry_after);
     }
 
+    // The limit is never below what remains.
+    let in_advance = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
+    for (algorithm, quota, limit, remaining) in [
+        (Algorithm::token_bucket(), Quota::per_minute(6).burst(20), "20", "19"),
+        (in_advance, Quota::per_minute(6).burst(20), "20", "20"),
+        (Algorithm::leaky_bucket(), Quota::per_minute(6).burst(20), "20", "19"),
+        (Algorithm::sliding_log(), Quota::per_minute(6), "6", "5"),
+        (Algorithm::fixed_window(), Quota::per_minute(6), "6", "5"),
+    ] {
+        let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
+        let layer = RateLimitLayer::new(limiter, key::Global).headers(both);
+        let response = send(&layer, get(&[])).await;
+        for prefix in ["ratelimit", "x-ratelimit"] {
+            assert_eq!(header(&response, &format!("{prefix}-limit")), [limit], "{algorithm:?}");
+            assert_eq!(header(&response, &format!("{prefix}-remaining")), [remaining]);
+        }
+    }
+
     // Of stacked layers, the one with fewer remaining units reports.
     let delta = [Headers::Draft11, Headers::XRateLimit { reset: Reset::Delta }];
     let outer = |quota| RateLimitLayer::new(in_memory(quota), key::Global).headers(delta);
@@ -417,7 +445,7 @@ async fn a_closure_can_replace_the_rejection() {
         |rejection, head, response| {
             let Rejection::Denied(decision) = rejection else { panic!("{rejection:?}") };
             let text = format!("{} {} {}", head.method, head.uri, decision.remaining());
-            response.map(|_| Bytes::from(text))
+            response.map(|_| text)
         },
     );
     let _ = send(&layer, get(&[])).await;
@@ -455,7 +483,7 @@ async fn a_mapped_rejection_is_stored_only_if_the_closure_allows_it() {
         for as_grpc in [false, true] {
             let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
                 .map_rejection(move |_, _, _| {
-                    let mut response = Response::new(Bytes::new());
+                    let mut response = Response::new(RejectionBody::default());
                     if let Some(own) = own {
                         let own = HeaderValue::from_static(own);
                         response.headers_mut().insert("cache-control", own);

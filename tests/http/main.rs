@@ -4,10 +4,12 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod answers;
 mod client_ip;
 mod config;
 mod failover;
 mod grpc;
+mod keys;
 mod layer;
 mod outbound;
 mod rule;

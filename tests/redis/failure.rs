@@ -12,7 +12,7 @@ use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
-    RedisStore, Refill, ResponseBody, Source, key, redisson,
+    RedisStore, Refill, Rejection, ResponseBody, Source, key, redisson,
 };
 
 use crate::support::{self, counting, header, item, items, json, log::Log, server::RedisServer};
@@ -281,7 +281,7 @@ async fn the_local_fallback_ends_when_redis_is_back() {
 
 #[tokio::test]
 async fn services_of_any_request_type_have_a_policy() {
-    let rejection = |_, _: &String| String::from("rejected");
+    let rejection = |_: &Rejection, _: &String| String::from("rejected");
     let limiter = hundred_per_hour(unreachable());
     let layer = RateLimitLayer::custom(limiter, |name: &String| name.clone(), rejection);
     let shout = service_fn(async |name: String| Ok::<_, std::io::Error>(name.to_uppercase()));

@@ -242,8 +242,7 @@ fn check_writes(
     }
 }
 
-/// Asserts that both replies are the same. The script returns nothing for a refund: a peek after it
-/// shows its effect.
+/// Asserts that both replies are the same. A peek after a refund shows its effect, too.
 fn both(
     scripted: &mut Scripted,
     twin: &mut State,
@@ -252,8 +251,8 @@ fn both(
 ) -> EngineReply {
     let before = twin.clone();
     if request.action == Action::Refund {
-        scripted.decide(params, request);
-        let _ = twin.decide(params, request);
+        let reply = twin.decide(params, request);
+        assert_eq!(scripted.decide(params, request), reply, "{params:?} {request:?} {before:?}");
         request.action = Action::Peek;
     }
     let reply = twin.decide(params, request);

@@ -72,7 +72,8 @@ fn the_script_and_the_twin_agree() {
                 let mut twin = decide(&limits, &mut states, request);
                 let mut script = eval(&mut scripted[0].connection, &keys, &limits, request);
                 if request.action == Action::Refund {
-                    // The script returns nothing: a peek shows its effect.
+                    prop_assert_eq!(script, twin, "{:?} {:?}", limits, request);
+                    // A peek shows the effect.
                     request.action = Action::Peek;
                     twin = decide(&limits, &mut states, request);
                     script = eval(&mut scripted[0].connection, &keys, &limits, request);

@@ -1,16 +1,13 @@
 //! The address of the client as a key, behind trusted proxies.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use http::{Extensions, HeaderMap, HeaderName, header::FORWARDED, request::Parts};
-use ipnet::IpNet;
 
 use super::{
     Key, KeyExtractor, forwarded,
-    peer_ip::{self, PeerAddr},
+    networks::Networks,
+    peer_ip::{self, PeerAddr, address_methods},
 };
 use crate::{error::ConfigError, middleware::rejection::RequestError};
 
@@ -67,7 +64,7 @@ pub enum ProxyHeader {
 #[derive(Clone, Debug)]
 pub struct ClientIp {
     header: ProxyHeader,
-    trusted: Arc<[IpNet]>,
+    trusted: Networks,
     ipv6_prefix: u8,
     peer_addr: Option<PeerAddr>,
 }
@@ -83,10 +80,7 @@ impl ClientIp {
     #[must_use]
     #[track_caller]
     pub fn new<T: AsRef<str>>(header: ProxyHeader, trusted: impl IntoIterator<Item = T>) -> Self {
-        match Self::try_new(header, trusted) {
-            Ok(key) => key,
-            Err(error) => panic!("{error}"),
-        }
+        Self::with(header, Networks::literal(trusted))
     }
 
     /// Does the same as [`new`](ClientIp::new), for networks that are not literals.
@@ -98,9 +92,11 @@ impl ClientIp {
         header: ProxyHeader,
         trusted: impl IntoIterator<Item = T>,
     ) -> Result<Self, ConfigError> {
-        let trusted =
-            trusted.into_iter().map(|it| network(it.as_ref())).collect::<Result<_, _>>()?;
-        Ok(Self { header, trusted, ipv6_prefix: peer_ip::IPV6_PREFIX, peer_addr: None })
+        Ok(Self::with(header, Networks::new(trusted)?))
+    }
+
+    fn with(header: ProxyHeader, trusted: Networks) -> Self {
+        Self { header, trusted, ipv6_prefix: peer_ip::IPV6_PREFIX, peer_addr: None }
     }
 
     /// Sets how many bits of an IPv6 address identify a client. The default is 64, the smallest
@@ -134,13 +130,17 @@ impl ClientIp {
         Self { peer_addr: Some(peer_addr), ..self }
     }
 
-    fn trusts(&self, address: IpAddr) -> bool {
-        self.trusted.iter().any(|network| network.contains(&address))
+    fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
+        self.client(peer_ip::address(head, self.peer_addr)?, &head.headers)
+    }
+
+    fn key_of(&self, address: IpAddr) -> Key<'static> {
+        peer_ip::network(address, self.ipv6_prefix)
     }
 
     fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Result<IpAddr, RequestError> {
         let peer = peer.to_canonical();
-        if !self.trusts(peer) {
+        if !self.trusted.contains(peer) {
             return Ok(peer);
         }
         match &self.header {
@@ -173,7 +173,7 @@ impl ClientIp {
         let mut last = peer;
         for entry in entries {
             match entry {
-                Some(address) if self.trusts(address) => last = address,
+                Some(address) if self.trusted.contains(address) => last = address,
                 Some(address) => return address,
                 None => return last,
             }
@@ -182,25 +182,7 @@ impl ClientIp {
     }
 }
 
-impl KeyExtractor<Parts> for ClientIp {
-    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        let client = self.client(peer_ip::address(head, self.peer_addr)?, &head.headers)?;
-        Ok(peer_ip::network(client, self.ipv6_prefix))
-    }
-}
-
-fn network(text: &str) -> Result<IpNet, ConfigError> {
-    let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-    let network = network.map_err(|_| ConfigError::Network { network: text.to_owned() })?;
-    Ok(match network {
-        // A prefix of 96 bits covers only mapped IPv4 addresses.
-        IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_ipv4_mapped() {
-            Some(address) => IpNet::new_assert(address.into(), mapped.prefix_len() - 96),
-            None => network,
-        },
-        _ => network,
-    })
-}
+address_methods!(ClientIp);
 
 /// Parses a node of RFC 7239: an address, optionally with brackets and a port.
 fn node(text: &[u8]) -> Option<IpAddr> {

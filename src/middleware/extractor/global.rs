@@ -7,8 +7,17 @@ use crate::middleware::rejection::RequestError;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Global;
 
+impl Global {
+    /// Returns the key, for [`Limiter::peek`](crate::Limiter::peek),
+    /// [`reset`](crate::Limiter::reset) and other calls.
+    #[must_use]
+    pub fn key(&self) -> Key<'static> {
+        Key::from("global")
+    }
+}
+
 impl<H> KeyExtractor<H> for Global {
     fn extract(&self, _: &H) -> Result<Key<'static>, RequestError> {
-        Ok(Key::from("global"))
+        Ok(self.key())
     }
 }

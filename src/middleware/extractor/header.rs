@@ -2,8 +2,11 @@
 
 use http::{HeaderName, request::Parts};
 
-use super::{Key, KeyExtractor};
-use crate::{keys::Scope, middleware::rejection::RequestError};
+use super::{
+    Key, KeyExtractor,
+    value::{ValueKey, value_methods},
+};
+use crate::middleware::rejection::RequestError;
 
 /// The value of a header, such as an API key.
 ///
@@ -11,7 +14,8 @@ use crate::{keys::Scope, middleware::rejection::RequestError};
 /// is `header:name=value`, so services that read different headers never share a key.
 ///
 /// Clients can forge headers: use one as a key only if it is authenticated first. Otherwise every
-/// forged value gets a full quota.
+/// forged value gets a full quota. If the value is a secret, such as an API key, keep it out of the
+/// store with [`hashed`](Header::hashed).
 ///
 /// # Examples
 ///
@@ -24,7 +28,7 @@ use crate::{keys::Scope, middleware::rejection::RequestError};
 #[derive(Clone, Debug)]
 pub struct Header {
     name: HeaderName,
-    scope: Scope,
+    value: ValueKey,
 }
 
 impl Header {
@@ -46,23 +50,15 @@ impl Header {
     /// Uses the value of the header of this name.
     #[must_use]
     pub fn from_name(name: HeaderName) -> Self {
-        let scope = Scope::new(&format!("header:{name}"));
-        Self { name, scope }
+        let value = ValueKey::new(format_args!("header {name}"), &format!("header:{name}"));
+        Self { name, value }
     }
 }
 
+value_methods!(Header, "key::Header::new(\"x-api-key\")");
+
 impl KeyExtractor<Parts> for Header {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        let mut values = head.headers.get_all(&self.name).iter();
-        let value = values.next().filter(|value| !value.is_empty()).ok_or_else(|| {
-            RequestError::missing_key(format!("header {} is missing or empty", self.name))
-        })?;
-        if values.next().is_some() {
-            return Err(RequestError::invalid(format!(
-                "header {} occurs more than once",
-                self.name
-            )));
-        }
-        Ok(self.scope.key(value.as_bytes()))
+        self.value.key_of(head.headers.get_all(&self.name).iter())
     }
 }

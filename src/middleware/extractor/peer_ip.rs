@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use http::{Extensions, request::Parts};
 
-use super::{Key, KeyExtractor};
+use super::{Key, KeyExtractor, networks::Networks};
 use crate::{keys::written, middleware::rejection::RequestError};
 
 /// The address of the peer of the connection: the client, or the last proxy in front of the
@@ -53,11 +53,13 @@ impl PeerIp {
     pub fn peer_addr(self, peer_addr: fn(&Extensions) -> Option<SocketAddr>) -> PeerIpFrom {
         PeerIpFrom { peer_addr }
     }
-}
 
-impl KeyExtractor<Parts> for PeerIp {
-    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        Ok(network(address(head, None)?, IPV6_PREFIX))
+    fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
+        address(head, None)
+    }
+
+    fn key_of(&self, address: IpAddr) -> Key<'static> {
+        network(address, IPV6_PREFIX)
     }
 }
 
@@ -67,11 +69,89 @@ pub struct PeerIpFrom {
     peer_addr: PeerAddr,
 }
 
-impl KeyExtractor<Parts> for PeerIpFrom {
-    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        Ok(network(address(head, Some(self.peer_addr))?, IPV6_PREFIX))
+impl PeerIpFrom {
+    fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
+        address(head, Some(self.peer_addr))
+    }
+
+    fn key_of(&self, address: IpAddr) -> Key<'static> {
+        network(address, IPV6_PREFIX)
     }
 }
+
+/// The methods that all extractors of an address have. `address` finds it, and `key_of` makes its
+/// key.
+macro_rules! address_methods {
+    ($type:ident) => {
+        impl $type {
+            /// Returns the key of a client with this address, for
+            /// [`Limiter::peek`](crate::Limiter::peek), [`reset`](crate::Limiter::reset) and other
+            /// calls.
+            #[must_use]
+            pub fn key(&self, address: impl Into<IpAddr>) -> Key<'static> {
+                self.key_of(address.into())
+            }
+
+            /// Returns a closure that finds the requests of clients in these networks, for
+            /// [`deny`](crate::RateLimitLayer::deny) and
+            /// [`exempt`](crate::RateLimitLayer::exempt). A network is written as `10.0.0.0/8`,
+            /// `2001:db8::/32`, or as one address.
+            ///
+            /// An IPv6 address that represents an IPv4 client, as for the key, is also compared as
+            /// that IPv4 address. A request without an address is rejected with 500.
+            ///
+            /// # Panics
+            ///
+            /// If one of them is not a network. For networks that are not literals, use
+            #[doc = concat!("[`try_within`](", stringify!($type), "::try_within).")]
+            #[track_caller]
+            pub fn within<T: AsRef<str>>(
+                self,
+                networks: impl IntoIterator<Item = T>,
+            ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
+                self.matcher(Networks::literal(networks))
+            }
+
+            #[doc = concat!("Does the same as [`within`](", stringify!($type), "::within),")]
+            /// for networks that are not literals.
+            ///
+            /// # Errors
+            ///
+            /// If one of them is not a network.
+            pub fn try_within<T: AsRef<str>>(
+                self,
+                networks: impl IntoIterator<Item = T>,
+            ) -> Result<
+                impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static,
+                crate::ConfigError,
+            > {
+                Ok(self.matcher(Networks::new(networks)?))
+            }
+
+            fn matcher(
+                self,
+                networks: Networks,
+            ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
+                move |head: &Parts| {
+                    let address = self.address(head)?.to_canonical();
+                    let client = crate::middleware::extractor::peer_ip::client(address);
+                    Ok(networks.contains(address) || networks.contains(client))
+                }
+            }
+        }
+
+        impl KeyExtractor<Parts> for $type {
+            fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+                Ok(self.key_of(self.address(head)?))
+            }
+        }
+    };
+}
+
+pub(super) use address_methods;
+
+address_methods!(PeerIp);
+address_methods!(PeerIpFrom);
 
 /// Returns the address of the peer from the place where the server stores it.
 pub(super) type PeerAddr = fn(&Extensions) -> Option<SocketAddr>;
@@ -103,16 +183,21 @@ fn default_peer_addr(extensions: &Extensions) -> Option<SocketAddr> {
 /// Returns the key of an IPv4 client, or of the first `prefix` bits of the address of an IPv6
 /// client.
 pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
+    match client(address) {
+        IpAddr::V4(address) => Key::from(address),
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            let network = Ipv6Addr::from_bits(address.to_bits() & mask);
+            written(format_args!("ip={network}/{prefix}"))
+        }
+    }
+}
+
+/// Returns the IPv4 address of a client that the IPv6 address represents, or the address itself.
+pub(super) fn client(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
-        IpAddr::V4(address) => Key::from(IpAddr::V4(address)),
-        IpAddr::V6(address) => match embedded_ipv4(address) {
-            Some(address) => Key::from(IpAddr::V4(address)),
-            None => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-                let network = Ipv6Addr::from_bits(address.to_bits() & mask);
-                written(format_args!("ip={network}/{prefix}"))
-            }
-        },
+        IpAddr::V6(address) => embedded_ipv4(address).map_or(address.into(), IpAddr::from),
+        address => address,
     }
 }
 

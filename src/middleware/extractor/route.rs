@@ -13,9 +13,18 @@ use crate::middleware::rejection::RequestError;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Route;
 
+impl Route {
+    /// Returns the key of a route, as it is written in the router, for
+    /// [`Limiter::peek`](crate::Limiter::peek), [`reset`](crate::Limiter::reset) and other calls.
+    #[must_use]
+    pub fn key(&self, route: &str) -> Key<'static> {
+        Key::scoped("route", route)
+    }
+}
+
 impl KeyExtractor<Parts> for Route {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
         let route = head.extensions.get::<MatchedPath>();
-        Ok(Key::scoped("route", route.map_or("", MatchedPath::as_str)))
+        Ok(self.key(route.map_or("", MatchedPath::as_str)))
     }
 }

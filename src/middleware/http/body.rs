@@ -1,6 +1,7 @@
-//! The body of a response: that of the service, or the text of a rejection.
+//! The body of a response: that of the service, or the complete text of a rejection.
 
 use std::{
+    convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -8,6 +9,56 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+
+/// The complete body of a rejection. Text and bytes can be converted into it.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::RejectionBody;
+///
+/// let body = RejectionBody::from(format!("wait {} s", 7));
+/// assert_eq!(body.into_bytes(), "wait 7 s");
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct RejectionBody(Option<Bytes>);
+
+impl RejectionBody {
+    /// Returns the bytes.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        self.0.unwrap_or_default()
+    }
+}
+
+impl<T> From<T> for RejectionBody
+where
+    Bytes: From<T>,
+{
+    fn from(body: T) -> Self {
+        Self(Some(Bytes::from(body)).filter(|bytes| !bytes.is_empty()))
+    }
+}
+
+impl Body for RejectionBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.as_ref().map_or(0, |bytes| bytes.len() as u64))
+    }
+}
 
 pin_project! {
     /// The body of a response: that of the service, or that of a rejection.
@@ -23,7 +74,7 @@ pin_project! {
     #[derive(Debug)]
     enum Kind<B> {
         Service { #[pin] body: B },
-        Rejection { bytes: Option<Bytes> },
+        Rejection { #[pin] body: RejectionBody },
     }
 }
 
@@ -32,8 +83,8 @@ impl<B> ResponseBody<B> {
         Self { kind: Kind::Service { body } }
     }
 
-    pub(crate) fn rejection(bytes: Bytes) -> Self {
-        Self { kind: Kind::Rejection { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
+    pub(crate) fn rejection(body: RejectionBody) -> Self {
+        Self { kind: Kind::Rejection { body } }
     }
 }
 
@@ -53,25 +104,21 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
             KindProj::Service { body } => body.poll_frame(cx),
-            KindProj::Rejection { bytes } => {
-                Poll::Ready(bytes.take().map(|it| Ok(Frame::data(it))))
-            }
+            KindProj::Rejection { body } => body.poll_frame(cx).map_err(|never| match never {}),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             Kind::Service { body } => body.is_end_stream(),
-            Kind::Rejection { bytes } => bytes.is_none(),
+            Kind::Rejection { body } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             Kind::Service { body } => body.size_hint(),
-            Kind::Rejection { bytes } => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-            }
+            Kind::Rejection { body } => body.size_hint(),
         }
     }
 }

@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
-use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Response,
+    HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER},
     request::Parts,
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::middleware::rejection::{Rejection, RequestError};
+use super::body::RejectionBody;
+use crate::middleware::rejection::Rejection;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -38,9 +38,11 @@ const UNITS: [(&str, Duration); 6] = [
 
 /// The codes of `google.rpc.Code`.
 const INVALID_ARGUMENT: u8 = 3;
+const PERMISSION_DENIED: u8 = 7;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const INTERNAL: u8 = 13;
 const UNAVAILABLE: u8 = 14;
+const UNAUTHENTICATED: u8 = 16;
 
 /// Returns whether the request is a gRPC call: a `POST` with the content type of gRPC. A gRPC-Web
 /// request is not a gRPC call, because its trailers are in the body.
@@ -69,9 +71,9 @@ pub(super) fn timeout(head: &Parts) -> Option<Duration> {
 }
 
 /// Makes the response to a gRPC request: trailers as headers, and no body.
-pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<Bytes> {
+pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<RejectionBody> {
     add_status(&mut headers, rejection);
-    let mut response = Response::new(Bytes::new());
+    let mut response = Response::new(RejectionBody::default());
     *response.headers_mut() = headers;
     response
 }
@@ -80,8 +82,14 @@ fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
     let code = match rejection {
         Rejection::Denied(_) | Rejection::CostAboveQuota { .. } => RESOURCE_EXHAUSTED,
         Rejection::Store(_) => UNAVAILABLE,
-        Rejection::Request(RequestError::Misconfigured(_)) => INTERNAL,
-        Rejection::Request(_) => INVALID_ARGUMENT,
+        Rejection::Request(error) => match error.status() {
+            StatusCode::UNAUTHORIZED => UNAUTHENTICATED,
+            StatusCode::FORBIDDEN => PERMISSION_DENIED,
+            StatusCode::TOO_MANY_REQUESTS => RESOURCE_EXHAUSTED,
+            StatusCode::SERVICE_UNAVAILABLE => UNAVAILABLE,
+            status if status.is_server_error() => INTERNAL,
+            _ => INVALID_ARGUMENT,
+        },
     };
     let message = rejection.to_string();
     headers.insert(CONTENT_TYPE, GRPC);

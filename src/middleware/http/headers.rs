@@ -10,7 +10,7 @@ use http::{
 };
 
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, Source, whole_seconds},
     limiter::{AnyLimiter, Charge},
     middleware::rejection::Rejection,
     quota::Quota,
@@ -43,16 +43,19 @@ const X_TRIPLE: Triple = [
 /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 ///
 /// For a request that has waited, the headers report the units that remained when its instant was
-/// reserved. With a burst above the limit, more units can remain than the reported limit.
+/// reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11. Stacked
-    /// layers add their headers side by side.
+    /// layers add their headers side by side. The policy contains the limit per window: with a
+    /// burst above it, more units can remain.
     Draft11,
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the
-    /// limit, the remaining units, and the seconds until the key is in its initial state. If layers
-    /// are stacked, the headers are those of the layer with the least remaining.
+    /// limit, the remaining units, and the seconds until the key is in its initial state. With a
+    /// burst above the limit per window, the limit is that burst, so that it is never below the
+    /// remaining units. If layers are stacked, the headers are those of the layer with the least
+    /// remaining.
     Triple,
     /// The same three headers as `X-RateLimit-*`, which many APIs send.
     XRateLimit {
@@ -105,6 +108,9 @@ impl Report<'_> {
         if let Some(policy) = self.policy.filter(|_| !is_local) {
             headers.append(RATELIMIT_POLICY, policy.clone());
             return;
+        }
+        if let Some(decision) = self.decision.filter(|_| self.charge.is_exempt()) {
+            headers.append(RATELIMIT_POLICY, policy(decision.limiter(), decision.quota()));
         }
         // The quota of some limiters is known only by the decision.
         let decided = self.decision.map(Decision::quota);
@@ -246,7 +252,8 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
         time += SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     }
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-    headers.insert(limit_name, decision.quota().limit().into());
+    let quota = decision.quota();
+    headers.insert(limit_name, own.max(quota.limit().max(quota.burst_size()).into()).into());
     headers.insert(remaining_name, own.into());
     headers.insert(reset_name, seconds.into());
 }
@@ -256,9 +263,4 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
 /// 10^15 s.
 fn remaining(decision: &Decision) -> u64 {
     decision.remaining().min(LARGEST_INTEGER)
-}
-
-/// Rounds up, to at least 1: a client that retries immediately would be denied again.
-pub(super) fn whole_seconds(time: Duration) -> u64 {
-    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }

@@ -1,13 +1,10 @@
 //! Rejections as HTTP responses with problem details (RFC 9457). Rejections of gRPC requests are in
 //! `grpc.rs`.
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 
-use crate::middleware::{
-    http::headers::whole_seconds,
-    rejection::{Rejection, RequestError},
-};
+use super::body::RejectionBody;
+use crate::{decision::whole_seconds, middleware::rejection::Rejection};
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -26,10 +23,10 @@ struct Problem {
 }
 
 /// Makes the response to a request that is not gRPC.
-pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<Bytes> {
+pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<RejectionBody> {
     let problem = Problem::new(rejection);
     headers.insert(CONTENT_TYPE, PROBLEM_JSON);
-    let mut response = Response::new(Bytes::from(problem.to_json()));
+    let mut response = Response::new(problem.to_json().into());
     *response.status_mut() = problem.status;
     *response.headers_mut() = headers;
     response
@@ -57,10 +54,7 @@ impl Problem {
                 violated_policy: None,
             },
             Rejection::Request(error) => {
-                let status = match error {
-                    RequestError::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
-                    _ => StatusCode::BAD_REQUEST,
-                };
+                let status = error.status();
                 Self {
                     status,
                     kind: NO_TYPE,

@@ -1,0 +1,34 @@
+//! `Secret`: hashes values of which keys must not contain the text, such as API keys.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// The bytes of a hash that a key contains. A client that forges values would have to try about
+/// 2^64 of them until two have the same key.
+const LENGTH: usize = 16;
+
+/// The secret of a keyed hash, prepared for values.
+#[derive(Clone)]
+pub(crate) struct Secret(Hmac<Sha256>);
+
+impl Secret {
+    #[track_caller]
+    pub(crate) fn new(secret: &[u8]) -> Self {
+        assert!(!secret.is_empty(), "the secret of a hashed key is empty; use 32 random bytes");
+        Self(Hmac::new_from_slice(secret).expect("HMAC takes keys of any length"))
+    }
+
+    /// Returns hexadecimal digits.
+    pub(crate) fn hash(&self, value: &[u8]) -> String {
+        let hash = self.0.clone().chain_update(value).finalize().into_bytes();
+        hash[..LENGTH].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}

@@ -1,0 +1,118 @@
+//! `FailurePolicy`: the treatment of a request if the store does not decide. For a limiter that is
+//! used alone, this file applies it; for a layer, `middleware/admission.rs` does.
+
+use crate::{
+    decision::Decision,
+    error::{Error, StoreError},
+    keys::Key,
+    limiter::{Charge, Limiter},
+};
+
+/// The treatment of a request about which the store does not decide. The policy has no effect on
+/// requests that are denied or misconfigured. See
+/// [`RateLimitLayer::on_failure`](crate::RateLimitLayer::on_failure) and, for a limiter that is used
+/// without a layer, [`Limiter::on_failure`](crate::Limiter::on_failure).
+///
+/// | | requests that proceed | requests that can proceed above the quota |
+/// |---|---|---|
+/// | `Closed` | none | none |
+/// | `Open` | all | all |
+/// | `Local` | `share` of the quota in each process | the excess, if the number of processes times `share` is above 1; and the units that were spent before |
+///
+/// A [`MemoryStore`](crate::MemoryStore) does not decide about a new key if all its keys are in
+/// use: see [`WhenFull`](crate::WhenFull). `Open` then admits requests with new keys uncounted, and
+/// `Local` rejects them, as `Closed` does.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum FailurePolicy {
+    /// Rejects the request: 503 and `Retry-After`, or `UNAVAILABLE` for gRPC. A limiter without a
+    /// layer returns [`Error::Store`](crate::Error::Store).
+    #[default]
+    Closed,
+    /// Lets the request proceed uncounted. The [source](crate::Decision::source) of its
+    /// [`Decision`](crate::Decision) reports that there was no decision of the store. A request
+    /// that is charged to a `redisson::RateLimiter` has no decision, because its rate is only in
+    /// Redis.
+    Open,
+    /// Applies a fraction of the quota by the same algorithm, with counts in the memory of this
+    /// process, until the store answers again. Counts are not transferred from the store to the
+    /// process, nor back.
+    ///
+    /// The limit, the burst and the overdraft are rounded down. A fraction below one request per
+    /// window becomes one request per longer window, of at most 366 days. A request is rejected, as
+    /// by `Closed`, in these cases:
+    ///
+    /// * It costs more than the fraction can ever grant.
+    /// * It is charged to a `redisson::RateLimiter`.
+    /// * It has a new key, and the counts in memory are full.
+    ///
+    /// The counts are in a [`MemoryStore`](crate::MemoryStore) of 100,000 keys that [rejects new
+    /// keys](crate::WhenFull::RejectNewKeys). All layers over a store share them.
+    Local {
+        /// The fraction of the quota, above 0 and at most 1. With four replicas, 0.25 keeps the sum
+        /// within the quota.
+        share: f64,
+    },
+}
+
+impl FailurePolicy {
+    /// Checks the share.
+    #[track_caller]
+    pub(crate) fn validated(self) -> Self {
+        if let Self::Local { share } = self {
+            assert!(
+                share > 0.0 && share <= 1.0,
+                "a share must be above 0 and at most 1, not {share}"
+            );
+        }
+        self
+    }
+}
+
+/// The treatment of a charge about which the store has not decided.
+pub(crate) enum Recovery {
+    /// The request proceeds uncounted. There is no decision if the quota is unknown.
+    Uncounted(Option<Decision>),
+    /// A charge in memory decides.
+    Fallback(Charge),
+    Fail,
+}
+
+impl Charge {
+    /// Applies the policy after the store has failed.
+    pub(crate) fn recover(&self, policy: FailurePolicy, error: &StoreError) -> Recovery {
+        match policy {
+            FailurePolicy::Open => Recovery::Uncounted(self.uncounted_decision()),
+            // The fallback is a store in memory, too: it would be no better than the full one.
+            FailurePolicy::Local { share } if !error.is_full() => match self.fallback(share) {
+                // The cost can be above the fraction of the quota, but within the quota.
+                Some(fallback) if fallback.can_be_granted() => Recovery::Fallback(fallback),
+                _ => Recovery::Fail,
+            },
+            _ => Recovery::Fail,
+        }
+    }
+}
+
+/// A check of one limiter about which its store has not decided.
+pub(super) enum Recovered {
+    Uncounted(Decision),
+    Fallback(Charge),
+}
+
+impl Limiter {
+    /// Applies the policy of the limiter.
+    pub(super) fn recover(
+        &self,
+        error: Error,
+        key: &Key<'_>,
+        cost: u32,
+    ) -> Result<Recovered, Error> {
+        let Error::Store(failure) = &error else { return Err(error) };
+        match Charge::new(self, key).cost(cost).recover(self.failure_policy(), failure) {
+            Recovery::Uncounted(Some(decision)) => Ok(Recovered::Uncounted(decision)),
+            Recovery::Fallback(charge) => Ok(Recovered::Fallback(charge)),
+            Recovery::Uncounted(None) | Recovery::Fail => Err(error),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The responses that a closure of `map_rejection` can return, and the collection of their bodies.
+
+use std::{
+    error::Error,
+    fmt,
+    future::poll_fn,
+    marker::PhantomData,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{Extensions, HeaderMap, Response, request::Parts, response};
+use http_body::Body;
+
+use super::{
+    body::{RejectionBody, ResponseBody},
+    headers::forbid_storing,
+    problem,
+};
+use crate::middleware::rejection::{Rejection, RequestError};
+
+/// The longest body of a rejection. It is in memory as a whole.
+const MAX_BODY: usize = 64 * 1024;
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// A response to a rejected request, as [`map_rejection`](crate::RateLimitLayer::map_rejection)
+/// takes it: a [`Response`] with a body of [`Bytes`], such as axum's `Response`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the response to a rejected request",
+    label = "not a response",
+    note = "return the response that the closure gets, with another body: \
+            `response.map(|_| text)`, where the text is a `String`",
+    note = "with axum, call `into_response`: `(status, Json(body)).into_response()`"
+)]
+pub trait IntoRejection {
+    #[doc(hidden)]
+    fn into_parts(self) -> (response::Parts, Collected);
+}
+
+/// The body of a response, once it is complete.
+pub type Collected = Pin<Box<dyn Future<Output = Result<RejectionBody, RequestError>> + Send>>;
+
+impl<B> IntoRejection for Response<B>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn into_parts(self) -> (response::Parts, Collected) {
+        let (head, body) = self.into_parts();
+        (head, Box::pin(collect(body)))
+    }
+}
+
+async fn collect<B>(body: B) -> Result<RejectionBody, RequestError>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let mut body = pin!(body);
+    let mut collected = Bytes::new();
+    while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+        let frame = frame.map_err(|error| {
+            let error: BoxError = error.into();
+            RequestError::misconfigured(format!("the body of a mapped rejection failed: {error}"))
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        if collected.len() + data.len() > MAX_BODY {
+            return Err(RequestError::misconfigured(
+                "the body of a mapped rejection is longer than 64 KiB; return a shorter one",
+            ));
+        }
+        collected = match collected.is_empty() {
+            true => data,
+            false => [collected, data].concat().into(),
+        };
+    }
+    Ok(collected.into())
+}
+
+/// The closure of [`map_rejection`](crate::RateLimitLayer::map_rejection).
+#[derive(Clone)]
+pub(crate) struct MapRejection(Arc<DynMap>);
+
+type DynMap = dyn Fn(&Rejection, &Parts, Response<RejectionBody>) -> (response::Parts, Collected)
+    + Send
+    + Sync;
+
+impl MapRejection {
+    pub(crate) fn new<R: IntoRejection>(
+        map: impl Fn(&Rejection, &Parts, Response<RejectionBody>) -> R + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(move |rejection, head, response| map(rejection, head, response).into_parts()))
+    }
+
+    /// Calls the closure. `headers` are added to its response, if it lacks them.
+    pub(super) fn call<B>(
+        &self,
+        rejection: &Rejection,
+        head: &Parts,
+        response: Response<RejectionBody>,
+        headers: HeaderMap,
+    ) -> Mapped<B> {
+        let (mut head, body) = (self.0)(rejection, head, response);
+        let mut names: Vec<_> = headers.keys().collect();
+        names.retain(|name| !head.headers.contains_key(*name));
+        for name in names {
+            for value in headers.get_all(name) {
+                head.headers.append(name, value.clone());
+            }
+        }
+        forbid_storing(&mut head.headers);
+        Mapped { head: Some(head), body, service: PhantomData }
+    }
+}
+
+/// The response of a closure, once its body is complete.
+pub struct Mapped<B> {
+    head: Option<response::Parts>,
+    body: Collected,
+    service: PhantomData<fn() -> B>,
+}
+
+impl<B> Mapped<B> {
+    pub(super) fn extensions_mut(&mut self) -> &mut Extensions {
+        &mut self.head.as_mut().expect("it was not polled").extensions
+    }
+}
+
+impl<B> Future for Mapped<B> {
+    type Output = Response<ResponseBody<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let body = ready!(self.body.as_mut().poll(cx));
+        let head = self.head.take().expect("polled after completion");
+        let response = match body {
+            Ok(body) => Response::from_parts(head, body),
+            Err(error) => {
+                let mut headers = HeaderMap::new();
+                forbid_storing(&mut headers);
+                let mut response = problem::response(headers, &Rejection::Request(error));
+                *response.extensions_mut() = head.extensions;
+                response
+            }
+        };
+        Poll::Ready(response.map(ResponseBody::rejection))
+    }
+}
+
+impl<B> fmt::Debug for Mapped<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapped").field("head", &self.head).finish_non_exhaustive()
+    }
+}

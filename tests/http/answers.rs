@@ -1,0 +1,314 @@
+//! Responses to rejected requests: those that a closure of `map_rejection` makes, and those of
+//! handlers that check a limiter themselves.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{Json, Router, body::Body, extract::State, response::IntoResponse, routing};
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, request::Parts};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use serde_json::json;
+use tokio_stream::StreamExt;
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Algorithm, Decision, Error, FailurePolicy, Headers, Limiter, MemoryStore, Quota,
+    RateLimitLayer, RedisStore, Rejection, RequestError, Reset, ResponseBody, Source, key,
+};
+
+use crate::support::{counting, get, header, in_memory, item, items, json as body_of};
+
+async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
+    layer.layer(counting(&Arc::default())).oneshot(request).await.unwrap()
+}
+
+/// A layer that rejects.
+async fn used_up() -> RateLimitLayer {
+    let limiter = in_memory(Quota::per_hour(1));
+    limiter.spend("global", 1).await.unwrap();
+    RateLimitLayer::new(limiter, key::Global)
+}
+
+async fn text<B: http_body::Body<Error: std::fmt::Debug>>(response: Response<B>) -> Bytes {
+    response.into_body().collect().await.unwrap().to_bytes()
+}
+
+#[tokio::test]
+async fn a_mapped_rejection_can_be_the_response_of_axum() {
+    let layer = used_up().await.map_rejection(|rejection, _head, response| {
+        let error = json!({"error": "busy", "retry": rejection.retry_after_secs()});
+        (response.status(), Json(error)).into_response()
+    });
+    let both = [Headers::Draft11, Headers::XRateLimit { reset: Reset::Delta }];
+    let response = send(&layer.clone().headers(both), get(&[])).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(&response, "content-type"), ["application/json"]);
+    assert_eq!(header(&response, "retry-after"), ["3600"], "the layer adds its headers");
+    assert_eq!(header(&response, "cache-control"), ["no-store"]);
+    assert_eq!(header(&response, "x-ratelimit-limit"), ["1"]);
+    assert_eq!(items(&response, "ratelimit"), [item("default", &[("r", 0), ("t", 3600)])]);
+    assert_eq!(items(&response, "ratelimit-policy"), [item("default", &[("q", 1), ("w", 3600)])]);
+    assert!(matches!(response.extensions().get(), Some(Rejection::Denied(_))));
+    assert!(!response.extensions().get::<Decision>().unwrap().is_allowed());
+    assert_eq!(body_of(response).await, json!({"error": "busy", "retry": 3600}));
+
+    let response = send(&layer.headers([]), get(&[])).await;
+    assert!(header(&response, "retry-after").is_empty());
+    assert!(header(&response, "ratelimit").is_empty());
+}
+
+#[tokio::test]
+async fn headers_that_a_mapped_rejection_has_are_kept() {
+    let layer = used_up().await.map_rejection(|_, _, _| {
+        let headers = [("retry-after", "7"), ("ratelimit", "\"own\";r=0"), ("x-own", "1")];
+        (StatusCode::SERVICE_UNAVAILABLE, headers, "later").into_response()
+    });
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(header(&response, "retry-after"), ["7"]);
+    assert_eq!(header(&response, "ratelimit"), ["\"own\";r=0"]);
+    assert_eq!(header(&response, "ratelimit-policy").len(), 1);
+    assert_eq!(header(&response, "x-own"), ["1"]);
+    assert_eq!(text(response).await, "later");
+}
+
+/// A body in pieces, each of which comes after a millisecond.
+fn slow(pieces: Vec<Bytes>) -> Body {
+    let pieces = tokio_stream::iter(pieces).then(async |piece| {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        Ok::<_, Infallible>(Frame::data(piece))
+    });
+    Body::new(StreamBody::new(pieces))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_not_complete_is_collected() {
+    let layer = used_up().await.map_rejection(|_, _, response| {
+        response.map(|_| slow(vec!["not ".into(), "so ".into(), "fast".into()]))
+    });
+    let mut future = Box::pin(send(&layer, get(&[])));
+    let waker = std::task::Waker::noop();
+    assert!(future.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    let response = future.await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(&response, "retry-after"), ["3600"]);
+    let body = http_body::Body::size_hint(response.body());
+    assert_eq!(body.exact(), Some(11), "the body is complete");
+    assert_eq!(text(response).await, "not so fast");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_too_long_is_a_mistake_of_the_service() {
+    const KIB: usize = 1024;
+    for (pieces, is_valid) in [
+        (vec![vec![b'x'; 64 * KIB]], true),
+        (vec![vec![b'x'; 63 * KIB], vec![b'x'; KIB]], true),
+        (vec![vec![b'x'; 64 * KIB + 1]], false),
+        (vec![vec![b'x'; 64 * KIB], vec![b'x']], false),
+    ] {
+        let layer = used_up().await.map_rejection(move |_, _, response| {
+            response.map(|_| slow(pieces.iter().cloned().map(Bytes::from).collect()))
+        });
+        let response = send(&layer, get(&[])).await;
+        assert!(response.extensions().get::<Rejection>().is_some());
+        assert_eq!(header(&response, "cache-control"), ["no-store"]);
+        if is_valid {
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(text(response).await.len(), 64 * KIB);
+        } else {
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            let detail =
+                "the body of a mapped rejection is longer than 64 KiB; return a shorter one";
+            assert_eq!(body_of(response).await["detail"], detail);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_fails_is_a_mistake_of_the_service() {
+    let layer = used_up().await.map_rejection(|_, _, response| {
+        let failure = std::io::Error::other("no template");
+        let frames = [Ok(Frame::data(Bytes::from("half"))), Err(failure)];
+        response.map(|_| StreamBody::new(tokio_stream::iter(frames)))
+    });
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let detail = "the body of a mapped rejection failed: no template";
+    assert_eq!(body_of(response).await["detail"], detail);
+}
+
+/// A body that is dropped before it is complete.
+struct Endless {
+    _alive: Arc<()>,
+}
+
+impl http_body::Body for Endless {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_dropped_with_the_response() {
+    let alive = Arc::new(());
+    let of_body = alive.clone();
+    let layer = used_up()
+        .await
+        .map_rejection(move |_, _, response| response.map(|_| Endless { _alive: of_body.clone() }));
+    let mut future = Box::pin(send(&layer, get(&[])));
+    let waker = std::task::Waker::noop();
+    assert!(future.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    assert_eq!(Arc::strong_count(&alive), 3);
+    drop(future);
+    assert_eq!(Arc::strong_count(&alive), 2);
+}
+
+#[tokio::test]
+async fn a_mapped_rejection_of_grpc_gets_no_headers_of_http() {
+    let layer = used_up().await.map_rejection(|_, _, response| response);
+    let mut request = get(&[("content-type", "application/grpc")]);
+    *request.method_mut() = Method::POST;
+    let response = send(&layer, request).await;
+    assert_eq!(header(&response, "grpc-status"), ["8"]);
+    assert!(header(&response, "retry-after").is_empty());
+    assert!(http_body::Body::is_end_stream(response.body()));
+}
+
+async fn handler(State(limiter): State<Limiter>, head: Parts) -> Result<String, Rejection> {
+    let cost = head.uri.path().trim_start_matches('/').parse().unwrap();
+    let decision = limiter.check_n("all", cost).await?;
+    match decision.is_allowed() {
+        true => Ok(format!("{} left", decision.remaining())),
+        false => Err(Rejection::Denied(decision)),
+    }
+}
+
+#[tokio::test]
+async fn a_handler_answers_like_the_layer() {
+    let app = |limiter| Router::new().route("/{cost}", routing::get(handler)).with_state(limiter);
+    let request = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    let quota = Quota::per_hour(5);
+    let by_layer = RateLimitLayer::new(in_memory(quota), |_: &Parts| "all")
+        .cost(|head: &Parts| head.uri.path()[1..].parse().unwrap_or(1));
+    let router = app(in_memory(quota));
+    for (path, status) in [("/5", 200), ("/1", 429), ("/6", 429)] {
+        let by_layer = send(&by_layer, request(path)).await;
+        let by_handler = router.clone().oneshot(request(path)).await.unwrap();
+        assert_eq!(by_handler.status(), status, "{path}");
+        if status == 200 {
+            assert_eq!(text(by_handler).await, "0 left");
+            continue;
+        }
+        assert!(by_handler.extensions().get::<Rejection>().is_some());
+        let decisions = [by_handler.extensions(), by_layer.extensions()]
+            .map(|it| it.get::<Decision>().map(Decision::is_allowed));
+        assert_eq!(decisions[0], decisions[1], "{path}");
+        let mut expected = by_layer.headers().clone();
+        if path == "/6" {
+            expected.remove("ratelimit-policy"); // the rejection has no quota
+        }
+        let mut headers = by_handler.headers().clone();
+        headers.remove("content-length"); // the router adds it
+        assert_eq!(headers, expected, "{path}");
+        assert_eq!(body_of(by_handler).await, body_of(by_layer).await, "{path}");
+    }
+    let unreachable = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
+    let unreachable = Limiter::new(unreachable, Algorithm::token_bucket(), quota);
+    let response = app(unreachable).oneshot(request("/1")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(header(&response, "retry-after"), ["1"]);
+    let response = app(in_memory(quota)).oneshot(request("/0")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "a mistake in the handler");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_has_headers_and_whole_seconds() {
+    let quota = Quota::new(2, Duration::from_millis(2_500));
+    let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), quota);
+    let allowed = limiter.check("ada").await.unwrap();
+    let headers = allowed.headers();
+    assert_eq!(headers["ratelimit"], "\"default\";r=1;t=3");
+    assert_eq!(headers["ratelimit-policy"], "\"default\";q=2");
+    assert_eq!((headers.len(), allowed.retry_after_secs()), (2, None));
+    limiter.spend("ada", 1).await.unwrap();
+    let denied = limiter.check("ada").await.unwrap();
+    assert_eq!(denied.retry_after_secs(), Some(3));
+    assert_eq!(denied.headers()["retry-after"], "3");
+    assert_eq!(denied.headers()["cache-control"], "no-store");
+    assert_eq!(Rejection::Denied(denied).retry_after_secs(), Some(3));
+    tokio::time::advance(Duration::from_millis(2_400)).await;
+    assert_eq!(limiter.check("ada").await.unwrap().retry_after_secs(), Some(1));
+    let denied = RequestError::denied(StatusCode::FORBIDDEN, "no");
+    assert_eq!(Rejection::Request(denied).retry_after_secs(), None);
+}
+
+#[tokio::test]
+async fn a_closure_for_any_response_borrows_the_rejection() {
+    let layer = RateLimitLayer::custom(
+        in_memory(Quota::per_hour(1)),
+        |name: &String| name.clone(),
+        |rejection: &Rejection, name: &String| {
+            (rejection.retry_after_secs(), format!("not so fast, {name}"))
+        },
+    );
+    let service = tower::service_fn(async |name: String| Ok::<_, Infallible>((None, name)));
+    let shout = async || layer.layer(service).oneshot(String::from("ada")).await.unwrap();
+    assert_eq!(shout().await, (None, String::from("ada")));
+    assert_eq!(shout().await, (Some(3600), String::from("not so fast, ada")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_without_a_layer_has_a_failure_policy() {
+    let store = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
+    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(8));
+    let hour = Duration::from_secs(3_600);
+    let sources = async |limiter: &Limiter| {
+        [
+            limiter.check("a").await.map(|it| it.source()),
+            limiter.check_n("b", 2).await.map(|it| it.source()),
+            limiter.check_within("c", 2, hour).await.map(|it| it.source()),
+            limiter.try_acquire("d", 2, hour).await.map(|it| it.source()),
+            limiter.acquire("e", 2).await.map(|it| it.source()),
+        ]
+    };
+    for closed in [limiter.clone(), limiter.clone().on_failure(FailurePolicy::Closed)] {
+        for result in sources(&closed).await {
+            assert!(result.unwrap_err().is_store());
+        }
+    }
+    let open = limiter.clone().on_failure(FailurePolicy::Open);
+    for result in sources(&open).await {
+        assert_eq!(result.unwrap(), Source::Open);
+    }
+    assert!(open.peek("a").await.unwrap_err().is_store(), "a policy is for checks");
+    let error = open.check_n("a", 9).await.unwrap_err();
+    assert!(matches!(error, Error::CostAboveQuota { .. }), "not a failure of the store");
+
+    let local = limiter.clone().on_failure(FailurePolicy::Local { share: 0.25 });
+    for result in sources(&local).await {
+        assert_eq!(result.unwrap(), Source::Local);
+    }
+    assert!(local.check("a").await.unwrap().is_allowed());
+    let denied = local.check("a").await.unwrap();
+    assert!(!denied.is_allowed() && denied.source() == Source::Local, "2 of 8 are allowed");
+    assert!(local.check_n("f", 3).await.unwrap_err().is_store(), "more than the share can grant");
+    let start = tokio::time::Instant::now();
+    let waited = local.try_acquire("d", 1, 2 * hour).await.unwrap();
+    assert!(waited.is_allowed() && start.elapsed() >= hour - Duration::from_secs(1));
+    let reserved = local.check_within("b", 1, 2 * hour).await.unwrap();
+    assert!(reserved.is_allowed());
+    let other = local.with_quota(Quota::per_hour(4)).unwrap();
+    assert_eq!(other.check("g").await.unwrap().source(), Source::Local, "the policy is kept");
+}
