@@ -35,7 +35,7 @@ bench: redis-server
 # This crate beside other rate limiters. PEERS="--quick throttled" measures some of them for a short
 # time; PEERS=--list prints their names. Without PEERS, it writes the tables of docs/benchmarks.md.
 bench-peers: redis-server
-	cargo run --release --locked --manifest-path benches/peers/Cargo.toml --target-dir target/peers \
+	cargo run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers \
 	  --features driver --bin peers -- $(PEERS)
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.

@@ -62,7 +62,7 @@ pub fn log_file() -> Stdio {
 fn build_rust(package: &Path, name: &str, args: &[&str]) -> Result<Vec<OsString>, String> {
     let mut cargo = Command::new("cargo");
     // Some of the crates ask for a newer Rust than they need.
-    cargo.args(["build", "--release", "--locked", "--ignore-rust-version", "--bin", name]);
+    cargo.args(["build", "--release", "--ignore-rust-version", "--bin", name]);
     cargo.args(args).arg("--target-dir").arg(target()).current_dir(package);
     run(&mut cargo)?;
     Ok(vec![target().join("release").join(name).into()])
@@ -101,7 +101,7 @@ fn build_limitador() -> Result<Vec<OsString>, String> {
 /// The folder into which cargo has unpacked limitador.
 fn source_of_limitador() -> Result<PathBuf, String> {
     let mut cargo = Command::new("cargo");
-    cargo.args(["metadata", "--format-version", "1", "--locked", "--features", "limitador"]);
+    cargo.args(["metadata", "--format-version", "1", "--features", "limitador"]);
     let metadata = run(cargo.current_dir(folder()))?;
     let mut manifests = metadata.split('"').filter_map(|word| word.strip_suffix("/Cargo.toml"));
     let folder = manifests.find(|path| path.contains("/limitador-"));
