@@ -1,33 +1,38 @@
 -- Finish: ends a decision of the engine, whose text stands before this one.
 
--- Returns the units of the request or, to release, those of the requests that the items name.
-local function releases()
-  if action == 'refund' then
-    return {{nil, cost, 0}} -- units of any request
+local return_units
+if returns then
+  -- Returns the units of the request or, to release, those of the requests that the items name.
+  local function releases()
+    if action == 'refund' then
+      return {{nil, cost, 0}} -- units of any request
+    end
+    local all = {}
+    for position = 1, #items, 24 do
+      all[#all + 1] = {struct.unpack('<ddd', items, position)}
+    end
+    return all
   end
-  local all = {}
-  for position = 1, #items, 24 do
-    all[#all + 1] = {struct.unpack('<ddd', items, position)}
-  end
-  return all
-end
 
--- Returns the state that a refund has left.
-local function observe()
-  returns = false
-  plan()
-  returns = true
-  return condense and condense() or found or ''
+  -- Returns the units. Returns the state that a refund has left.
+  function return_units()
+    if found then
+      release(step_back(), releases())
+    end
+    if action == 'refund' then
+      returns = false
+      plan()
+      returns = true
+      return condense and condense() or found or ''
+    end
+  end
 end
 
 -- Takes whether the request is admitted, and its wait. Returns the state that was found or, for a
 -- refund, the one that it has left.
 local function finish(admitted, wait)
   if returns then
-    if found then
-      release(step_back(), releases())
-    end
-    return action == 'refund' and observe()
+    return return_units()
   end
   local before
   if commits and admitted then
