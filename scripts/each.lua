@@ -1,40 +1,64 @@
--- Each: decides about requests to keys of one limiter, each by itself, in their order. The text of
--- the algorithm, model to finish, replaces BODY, and its fast path FAST.
+-- Each: decides about requests to keys of one limiter, each by itself, in their order. Texts of the
+-- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path: a function
+-- that decides about the most common checks of a key, and returns the state that it has found;
+-- nothing, and it has stored nothing, if the engine must decide.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
 --        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row
 -- Of several keys, one that the script cannot decide about has `false` instead of a state: none of
 -- its requests was counted. A single one is an error.
 local params = ARGV[2]
-local key, cost, max_wait -- of the request about which the engine decides
--- BODY
-local function decide()
-  plan()
-  return finish(excess == 0 or not can_be_denied, wait)
+local key -- about which the engine decides
+-- STATE
+
+-- Creates the functions of the engine, which takes more time than most calls need.
+local function create_engine()
+  local cost, max_wait
+-- MODEL
+  local function decide()
+    plan()
+    return finish(too_long == 0 or not can_be_denied, wait)
+  end
+
+  -- Decides about the requests one after the other. Returns the state that they have found.
+  local function decide_all(runs)
+    forget()
+    local state
+    for _, run in ipairs(runs) do
+      cost, max_wait = run.cost, run.max_wait
+      for _ = 1, run.count do
+        state = decide()
+        if too_long > 0 then -- so it is for the others
+          break
+        end
+      end
+    end
+    return state
+  end
+
+  return {decide_all = decide_all, reserve_all = reserve_all}
+end
+
+local created
+local function engine()
+  created = created or create_engine()
+  return created
 end
 
 if action == 'release' then
   key = KEYS[1]
-  decide()
+  engine().decide_all({{count = 1}})
   return {now}
-end
-
--- Decides about the requests one after the other. Returns the state that the first one has found.
-local function decide_all(runs)
-  local first
-  for _, run in ipairs(runs) do
-    cost, max_wait = run.cost, run.max_wait
-    for _ = 1, run.count do
-      local state = decide()
-      first = first or state
-    end
-  end
-  return first
 end
 
 -- Returns true for an error that concerns one key.
 local function is_of_key(err)
   local text = type(err) == 'table' and err.err or err
   return string.find(text, FOREIGN, 1, true) or string.find(text, 'WRONGTYPE', 1, true)
+end
+
+-- Returns the states of all keys; `false` for a key without one.
+local function read_all()
+  return action == 'check' and call('MGET', unpack(KEYS))
 end
 
 -- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`;
@@ -60,7 +84,6 @@ local function replace(key, found, state, expires)
 end
 
 -- FAST
-local states = fast and action == 'check' and call('MGET', unpack(KEYS))
 local reply, position, written = {now}, 1, false
 for i = 1, #KEYS do
   local runs, count = {}
@@ -71,12 +94,13 @@ for i = 1, #KEYS do
     run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
     runs[j] = run
   end
-  if states and fast(key, states[i], runs) then
-    reply[i + 1], written = states[i] or '', true
+  local found = fast and action == 'check' and fast(key, i, runs)
+  if found then
+    reply[i + 1], written = found, true
   elseif #KEYS == 1 then
-    reply[2] = decide_all(runs)
+    reply[2] = engine().decide_all(runs)
   else
-    local ok, state = pcall(decide_all, runs)
+    local ok, state = pcall(engine().decide_all, runs)
     if not ok and not written and not is_of_key(state) then
       error(state, 0)
     end

@@ -2,11 +2,11 @@
 -- `found`, `stale`, `load`, `store` and `release` are those of reservations.lua or log.lua, whose
 -- text stands between them. Behind this text stands finish.lua, which ends the decision: only that
 -- writes. Takes {key, params, cost, max_wait}.
-local wait, excess
+local wait, too_long
 
 -- Computes how long the request has to wait, and by how much that is too long.
 local function plan()
-  wait, excess = 0, 0
+  wait, too_long = 0, 0
   load()
   if returns then
     return
@@ -19,5 +19,5 @@ local function plan()
   end
   local blocked
   wait, blocked = earliest(can_be_denied and cost or -math.huge)
-  excess = math.max(wait - max_wait, blocked or 0)
+  too_long = math.max(wait - max_wait, blocked or 0)
 end

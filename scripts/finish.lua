@@ -20,16 +20,17 @@ if returns then
       release(step_back(), releases())
     end
     if action == 'refund' then
+      forget()
       returns = false
       plan()
       returns = true
-      return condense and condense() or found or ''
+      return found_state()
     end
   end
 end
 
--- Takes whether the request is admitted, and its wait. Returns the state that was found or, for a
--- refund, the one that it has left.
+-- Takes whether the request is admitted, and its wait. Returns the state from which the replies to
+-- it, and to requests before it, are computed: the one that was found or, for a refund, left.
 local function finish(admitted, wait)
   if returns then
     return return_units()
@@ -39,7 +40,7 @@ local function finish(admitted, wait)
     before = wait > 0 and encode(true)
     commit(now + wait, cost)
   end
-  local state = condense and condense() or found or ''
+  local state = found_state()
   if commits and (admitted or stale) then
     store(before, now + wait)
   end

@@ -7,13 +7,23 @@
 -- is that of a head and a base that stand before entries; a state alone can be shorter. `size_text`
 -- is the same as text, which needs no printing.
 local found, stale
-local condense -- none: what was read is the state
+local first_found -- the state before the first request
 
 local ENTRY = 16
+
+-- Forgets what requests to another key have found.
+local function forget()
+  first_found = nil
+end
 
 local function load()
   found, stale = call('GETRANGE', key, '0', size_text), false
   found = found ~= '' and decode(found, true) or nil
+  first_found = first_found or found or ''
+end
+
+local function found_state()
+  return first_found
 end
 
 local function put(value, reset)
@@ -81,9 +91,9 @@ end
 local function reserving()
   local tails = tails()
 
-  -- Inserts a reservation. Needed if half of the entries are over, which are folded into the base,
-  -- or if a request waits longer for another limit.
-  local function insert(head, instant, cost, reset)
+  -- Inserts a reservation, and `more` behind it. Needed if half of the entries are over, which are
+  -- folded into the base, or if a request waits longer for another limit.
+  local function insert(head, instant, cost, more, reset)
     local size = #head
     local tail = call('GETRANGE', key, size, -1)
     local first, behind = tails.fold(tail, size), #tail + 1
@@ -98,12 +108,13 @@ local function reserving()
       end
     end
     local entry = struct.pack('<dd', instant, cost)
-    local rest = string.sub(tail, first, ahead - 1) .. entry .. string.sub(tail, behind)
+    local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
     put(head .. encode(true) .. rest, reset)
   end
 
-  -- Stores the state with a reservation; `before` is the state without it.
-  local function reserve(head, before, instant, cost, reset)
+  -- Stores the state with a reservation, and with `more` entries behind it, if no request waits
+  -- longer; `before` is the state without them.
+  local function reserve(head, before, instant, cost, more, reset)
     local size, entry = #head, struct.pack('<dd', instant, cost)
     local length = call('STRLEN', key)
     local newest, newest_cost = 0, 0
@@ -111,25 +122,36 @@ local function reserving()
       newest, newest_cost = struct.unpack('<dd', call('GETRANGE', key, length - ENTRY, -1))
     end
     if newest <= now then -- no request waits
-      put(head .. before .. entry, reset)
+      put(head .. before .. entry .. more, reset)
       return
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', call('GETRANGE', key, middle, middle + 7))
     if oldest <= now or instant < newest then
-      insert(head, instant, cost, reset)
+      insert(head, instant, cost, more, reset)
       return
     end
     if newest == instant then
-      call('SETRANGE', key, length - ENTRY, struct.pack('<dd', instant, newest_cost + cost))
-    else
-      call('APPEND', key, entry)
+      entry = struct.pack('<dd', instant, newest_cost + cost)
+      length = length - ENTRY
     end
+    call('SETRANGE', key, length, entry .. more)
     call('SETRANGE', key, 0, head)
-    call('PEXPIREAT', key, expire_at(now + reset))
+    call('PEXPIREAT', key, expire_at(expiry and expiry(reset) or now + reset))
   end
 
   return reserve
+end
+
+-- Stores the state with reservations of requests that wait longer than all others: {instant, cost}
+-- of each. `before` is the state without them.
+local function reserve_all(before, entries)
+  local more = {}
+  for i = 2, #entries do
+    more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
+  end
+  local instant, cost = entries[1][1], entries[1][2]
+  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
 end
 
 local release
@@ -169,7 +191,7 @@ end
 local function store(before, instant)
   local reset = reset_after()
   if before and not stale then
-    reserving()(encode(true), before, instant, cost, reset)
+    reserving()(encode(true), before, instant, cost, '', reset)
   elseif before then
     put(encode(true) .. before .. struct.pack('<dd', instant, cost), reset)
   elseif reset == 0 then

@@ -1,5 +1,5 @@
 //! The fixed window: at most `limit` in a window that opens at its first admitted request. Its Lua
-//! twin is `scripts/fixed_window.lua`.
+//! twin is `scripts/fixed_window/model.lua`.
 
 use super::{
     arithmetic::max,

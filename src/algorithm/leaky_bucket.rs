@@ -1,6 +1,6 @@
 //! The leaky bucket: a queue with a constant outflow. A request leaves when those before it have
 //! left; a request that would not fit into the bucket is denied. Its Lua twin is
-//! `scripts/leaky_bucket.lua`.
+//! `scripts/leaky_bucket/model.lua`.
 //!
 //! `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
 //! microsecond.
@@ -97,8 +97,7 @@ impl Model for State {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'L')?;
-        let excess = reader.integer(3)?;
-        let [at, debt, unit, tick] = reader.doubles()?;
+        let [at, debt, unit, tick, excess] = reader.integers([7, 7, 6, 4, 3])?;
         Some(Self { at, debt, excess, unit, tick })
     }
 

@@ -1,5 +1,5 @@
 //! The sliding log: at most `limit` in any interval of length `window`, open at its old end. Its
-//! Lua twin is `scripts/sliding_log.lua`.
+//! Lua twin is `scripts/sliding_log/model.lua`.
 
 use std::collections::VecDeque;
 

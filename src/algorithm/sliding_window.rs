@@ -1,6 +1,6 @@
 //! The sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of
 //! the one before them, which is weighted by its overlap with the window. Its Lua twin is
-//! `scripts/sliding_window.lua`.
+//! `scripts/sliding_window/model.lua`.
 //!
 //! Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
 //! rounded up to `grain` parts.
@@ -174,8 +174,11 @@ impl Model for State {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'W')?;
-        let parts = reader.integer(1)?;
-        let [at, start, length, last] = reader.doubles()?;
+        let [parts, length] = reader.integers([1, 7])?;
+        let start = reader.signed(7)?;
+        let at = reader.integer(7)?;
+        let last = reader.signed(7)?;
+        reader.integer(5)?; // the sum of the counts
         let index = ((last - start) * parts / length).floor();
         let counts = (0..=parts as usize).map(|_| Some(reader.integer(4)? as u32));
         let counts = counts.collect::<Option<_>>()?;

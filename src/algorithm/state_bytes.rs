@@ -10,11 +10,22 @@ impl<'a> Reader<'a> {
         (*first == form).then_some(Self(rest))
     }
 
-    /// An unsigned integer of `size` bytes.
-    pub(super) fn integer(&mut self, size: usize) -> Option<f64> {
+    /// The lowest `size` bytes of an integer.
+    fn bits(&mut self, size: usize) -> Option<u64> {
         let (bytes, rest) = self.0.split_at_checked(size)?;
         self.0 = rest;
-        Some(bytes.iter().rev().fold(0.0, |sum, byte| sum * 256.0 + f64::from(*byte)))
+        Some(bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte)))
+    }
+
+    /// An unsigned integer of `size` bytes.
+    pub(super) fn integer(&mut self, size: usize) -> Option<f64> {
+        Some(self.bits(size)? as f64)
+    }
+
+    /// A signed integer of `size` bytes.
+    pub(super) fn signed(&mut self, size: usize) -> Option<f64> {
+        let unused = 64 - 8 * size;
+        Some(((self.bits(size)? << unused) as i64 >> unused) as f64)
     }
 
     /// Unsigned integers of these sizes, in bytes.

@@ -18,17 +18,16 @@ pub(crate) struct Source {
     pub(crate) name: &'static str,
     /// The letter that the parameters and the states of the algorithm begin with.
     pub(crate) form: u8,
-    /// The body: the model, how its state is stored, and the engine.
-    pub(crate) body: &'static str,
+    /// The parameters and the form of the state.
+    pub(crate) state: &'static str,
+    /// The model, how its state is stored, and the engine.
+    pub(crate) model: &'static str,
     /// The fast path for the most common checks.
     pub(crate) fast: &'static str,
-    pub(crate) has_fast_path: bool,
-    /// True if the state that the first of several requests finds determines the replies to all.
-    pub(crate) is_whole: bool,
 }
 
 macro_rules! algorithms {
-    ($($variant:ident $module:ident $form:literal $storage:literal $fast:literal),* $(,)?) => {
+    ($($variant:ident $module:ident $form:literal $storage:literal),* $(,)?) => {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub(crate) enum State {
@@ -48,15 +47,14 @@ macro_rules! algorithms {
         pub(crate) const SOURCES: &[Source] = &[$(Source {
             name: stringify!($module),
             form: $form,
-            body: concat!(
-                include_str!(concat!("../../scripts/", stringify!($module), ".lua")),
+            state: include_str!(concat!("../../scripts/", stringify!($module), "/state.lua")),
+            model: concat!(
+                include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
                 include_str!("../../scripts/finish.lua"),
             ),
-            fast: include_str!(concat!("../../scripts/fast/", $fast, ".lua")),
-            has_fast_path: !matches!($fast.as_bytes(), b"none"),
-            is_whole: <$module::State as Model>::RESERVES,
+            fast: include_str!(concat!("../../scripts/", stringify!($module), "/fast.lua")),
         },)*];
 
         impl State {
@@ -210,11 +208,11 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    FixedWindow fixed_window b'F' "reservations" "fixed_window",
-    SlidingLog sliding_log b'S' "log" "none",
-    SlidingWindow sliding_window b'W' "reservations" "none",
-    TokenBucket token_bucket b'T' "reservations" "token_bucket",
-    LeakyBucket leaky_bucket b'L' "reservations" "none",
+    FixedWindow fixed_window b'F' "reservations",
+    SlidingLog sliding_log b'S' "sliding_log/log",
+    SlidingWindow sliding_window b'W' "reservations",
+    TokenBucket token_bucket b'T' "reservations",
+    LeakyBucket leaky_bucket b'L' "reservations",
 }
 
 impl Params {

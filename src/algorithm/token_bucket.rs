@@ -1,7 +1,7 @@
 //! The token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA,
 //! whose theoretical arrival time is `at` plus the time in which `debt` flows in. A request is
 //! admitted when the balance covers the part of its cost that may not be overdrawn. Its Lua twin is
-//! `scripts/token_bucket.lua`.
+//! `scripts/token_bucket/model.lua`.
 //!
 //! `debt` and `lump` are in parts of a token, `unit` parts to a token.
 

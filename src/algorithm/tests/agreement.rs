@@ -219,7 +219,7 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
 fn check_writes(
     scripted: &mut Scripted,
     params: &Params,
-    before: Option<(Vec<Vec<u8>>, Option<f64>)>,
+    before: Option<(Option<Vec<u8>>, Option<f64>)>,
     (request, reply): (&EngineRequest, &EngineReply),
     steady: bool,
 ) {
@@ -231,6 +231,8 @@ fn check_writes(
         let args = params.args();
         let max = match params {
             Params::TokenBucket(_) => args[0] * args[2] / args[4] * args[3] / 1e3,
+            Params::LeakyBucket(_) => args[0] * args[1] / args[2] / 1e3,
+            Params::SlidingLog(_) => args[1] / 1e3,
             _ => 0.0,
         };
         assert!((0.0..=max.ceil()).contains(&late), "{late} ms too late");

@@ -1,7 +1,7 @@
 //! One interface to the twin and to the script of an algorithm. The time is part of a request. The
 //! laws are in the other files.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use super::super::{
     Action, EngineReply, EngineRequest, Params, Release, State,
@@ -53,7 +53,7 @@ local redis = (function()
       real.call('DEL', key, key .. ':expiry')
     end
   end
-  return {call = function(name, key, ...)
+  local function scripted(name, key, ...)
     local rest, expiry = {...}, key and key .. ':expiry'
     if name == 'TIME' then
       return {string.format('%.0f', math.floor(now / 1e6)), string.format('%.0f', now % 1e6)}
@@ -69,8 +69,16 @@ local redis = (function()
       end
       return
     end
-    return real.call(name, key, ...)
-  end}
+    return real.pcall(name, key, ...)
+  end
+  local function call(...)
+    local reply = scripted(...)
+    if type(reply) == 'table' and reply.err then
+      error(reply, 0)
+    end
+    return reply
+  end
+  return {call = call, pcall = scripted}
 end)()
 ";
 
@@ -94,56 +102,49 @@ impl Scripted {
         redis::cmd("GET").arg(expiry).query(&mut self.connection).unwrap()
     }
 
-    /// The bytes of the state: one text, or the elements of the list.
-    pub(super) fn bytes(&mut self) -> Vec<Vec<u8>> {
-        let key = self.key.clone();
-        let kind: String = redis::cmd("TYPE").arg(&key).query(&mut self.connection).unwrap();
-        let mut read = match &*kind {
-            "none" => return vec![],
-            "list" => redis::cmd("LRANGE"),
-            _ => redis::cmd("GETRANGE"),
-        };
-        let value: redis::Value =
-            read.arg(&key).arg(0).arg(-1).query(&mut self.connection).unwrap();
-        match value {
-            redis::Value::BulkString(text) => vec![text],
-            list => redis::from_redis_value(list).unwrap(),
-        }
+    /// The bytes of the state.
+    pub(super) fn bytes(&mut self) -> Option<Vec<u8>> {
+        redis::cmd("GET").arg(&self.key).query(&mut self.connection).unwrap()
     }
 
     /// The state in the form of the twin.
     pub(super) fn state(&mut self, params: &Params) -> State {
-        let bytes = self.bytes();
-        let Some(text) = bytes.first() else { return State::Initial };
+        let Some(text) = self.bytes() else { return State::Initial };
+        let text = &*text;
         match params {
             Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 26))),
             Params::TokenBucket(_) => {
                 let size = if text[0] == b'T' { 26 } else { 41 };
                 State::TokenBucket(Some(reserved(text, size)))
             }
-            Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 36))),
+            Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 29))),
             Params::SlidingWindow(_) => {
-                let size = 4 * usize::from(text[1]) + 38;
+                let size = 4 * usize::from(text[1]) + 39;
                 State::SlidingWindow(Some(reserved(text, size)))
             }
-            Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(&bytes)))),
+            Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(text)))),
         }
     }
 }
 
-fn log(elements: &[Vec<u8>]) -> sliding_log::State {
-    let (summary, entries) = elements.split_last().unwrap();
-    assert_eq!(summary[0], b'S');
-    let number = |i: usize| integer(&summary[1 + 7 * i..][..7]);
-    let entry = |bytes: &Vec<u8>| (integer(&bytes[..7]), integer(&bytes[7..]));
-    let entries: Vec<_> = entries.iter().map(entry).collect();
-    let dead = entries.iter().filter(|(_, cost)| *cost == 0.0).count();
-    assert_eq!((dead as f64, summary.len()), (number(4), 36), "dead entries");
-    assert_ne!(entries.last().unwrap().1, 0.0, "a dead entry at the end");
+fn log(bytes: &[u8]) -> sliding_log::State {
+    let (entries, foot) = bytes.split_at(bytes.len() - 41);
+    let mut position = 0;
+    let foot = [7, 7, 7, 7, 4, 4, 4].map(|size| {
+        position += size;
+        integer(&foot[position - size..position])
+    });
+    let [at, skew, window, sum, dead, gone, length] = foot;
+    let entry = |bytes: &[u8]| (integer(&bytes[..7]), integer(&bytes[7..]));
+    let entries: Vec<_> = entries.chunks(11).map(entry).collect();
+    assert_eq!(entries.len() as f64, length);
+    let stored = &entries[gone as usize..];
+    assert_eq!(stored.iter().filter(|(_, cost)| *cost == 0.0).count() as f64, dead);
     // The twin drops dead entries immediately.
-    let entries = entries.into_iter().filter(|(_, cost)| *cost > 0.0).collect();
-    let state = sliding_log::State::new([0, 1, 2].map(number), entries);
-    assert_eq!(state.sum, number(3), "the sum");
+    let living: VecDeque<_> = stored.iter().copied().filter(|(_, cost)| *cost > 0.0).collect();
+    assert_eq!(stored.last().unwrap().0, living.back().unwrap().0, "a dead entry at the end");
+    let state = sliding_log::State::new([at, skew, window], living);
+    assert_eq!(state.sum, sum, "the sum");
     state
 }
 
@@ -176,6 +177,17 @@ pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
         }
         (State::LeakyBucket(Some(state)), Params::LeakyBucket(params)) => {
             settle(state, now, params);
+        }
+        // The twin merges what is granted at one instant, the script only most of it.
+        (State::SlidingLog(Some(Reserved { state, .. })), _) => {
+            let mut merged: VecDeque<(f64, f64)> = VecDeque::new();
+            for (instant, cost) in state.entries.drain(..) {
+                match merged.back_mut() {
+                    Some((last, sum)) if *last == instant => *sum += cost,
+                    _ => merged.push_back((instant, cost)),
+                }
+            }
+            state.entries = merged;
         }
         _ => {}
     }

@@ -60,7 +60,7 @@ impl Check {
 
     /// Returns true if checks of the same key take little more time than one of them.
     pub(super) fn shares_its_key(&self) -> bool {
-        script::has_fast_path(&self.limit.params)
+        self.limit.max_wait == 0.0 || script::reserves_fast(&self.limit.params)
     }
 
     /// Executes a call for this check alone.

@@ -46,8 +46,8 @@ impl Script {
 
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
-    let Source { body, fast, .. } = SOURCES[index];
-    [PRELUDE, &EACH.replace("-- BODY\n", body).replace("-- FAST\n", fast)].concat()
+    let source = &SOURCES[index];
+    [PRELUDE, &compose(EACH, source).replace("-- FAST\n", source.fast)].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -55,11 +55,14 @@ fn combined(set: usize) -> String {
     let used = SOURCES.iter().enumerate().filter(|(index, _)| set & 1 << index != 0);
     let (mut functions, mut table) = (String::new(), String::new());
     for (_, source) in used {
-        functions
-            .push_str(&ALGORITHM.replace("-- BODY\n", source.body).replace("NAME", source.name));
+        functions.push_str(&compose(ALGORITHM, source).replace("NAME", source.name));
         table.push_str(&format!("[{}] = {}, ", source.form, source.name));
     }
     [PRELUDE, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
+}
+
+fn compose(text: &str, source: &Source) -> String {
+    text.replace("-- STATE\n", source.state).replace("-- MODEL\n", source.model)
 }
 
 /// A limit of a call: its key in Redis, its parameters, and its part of the request.
@@ -104,15 +107,11 @@ pub(crate) struct CheckEach {
 impl CheckEach {
     pub(crate) fn new<'a>(checks: impl ExactSizeIterator<Item = &'a Limit> + Clone) -> Self {
         let params = &checks.clone().next().expect("a call has a check").params;
-        let source = &SOURCES[params.index()];
         let mut index_of = HashMap::with_capacity_and_hasher(checks.len(), RandomState::default());
         let mut keys: Vec<(&str, Runs)> = vec![];
         let states = checks.map(|check| {
             let new = keys.len();
-            let index = match source.is_whole {
-                true => *index_of.entry(&*check.key).or_insert(new),
-                false => new,
-            };
+            let index = *index_of.entry(&*check.key).or_insert(new);
             match keys.get_mut(index) {
                 Some((_, runs)) => runs.push(check),
                 None => keys.push((&check.key, Runs::of(check))),
@@ -188,9 +187,9 @@ impl Runs {
     const SIZE: usize = 16;
 }
 
-/// Returns true if the script decides about equal checks of a key without a step for each.
-pub(crate) fn has_fast_path(params: &Params) -> bool {
-    SOURCES[params.index()].has_fast_path
+/// Returns true if the fast path of the script decides about requests that wait, too.
+pub(crate) fn reserves_fast(params: &Params) -> bool {
+    matches!(params, Params::LeakyBucket(_))
 }
 
 fn item(limit: &Limit) -> [u8; 16] {

@@ -1,15 +1,4 @@
--- Leaky bucket: a queue with a constant outflow. A request leaves when those before it have left; a
--- request that would not fit into the bucket is denied.
--- state   'L', excess, an integer of three bytes, then doubles: {at, debt, unit, tick}: the content
---         of the bucket at `at`, by how many 2^-24 parts it was rounded up when the quota was
---         changed, and the rate that this was counted at
--- params  'L', then doubles: {burst, unit, tick, max_debt}
--- `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
--- microsecond.
-local size, size_text = 36, '36'
-local expiry -- none: a key expires when the bucket is empty
-local burst, new_unit, new_tick, max_debt = struct.unpack('<dddd', params, 2)
-local at, debt, excess, unit, tick
+-- Model of the leaky bucket: the functions of the engine. state.lua stands before this text.
 
 local function is_foreign()
   return unit ~= new_unit or tick ~= new_tick
@@ -32,17 +21,13 @@ end
 
 local function decode(state)
   local form
-  if #state >= 36 then
-    form, excess, at, debt, unit, tick = struct.unpack('<BI3dddd', state)
+  if #state >= size then
+    form, at, debt, unit, tick, excess = struct.unpack(STATE, state)
   end
   if form ~= 76 then
     fail(key)
   end
   return state
-end
-
-local function encode()
-  return struct.pack('<BI3dddd', 76, excess, at, debt, unit, tick)
 end
 
 local function step_back()
@@ -100,5 +85,9 @@ end
 
 local function reset_after()
   return time_until(debt)
+end
+
+local function expiry()
+  return expiry_of(at, debt, grain_of())
 end
 

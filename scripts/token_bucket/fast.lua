@@ -1,6 +1,6 @@
 -- Fast path of the token bucket: a bucket that refills continuously and has no overdraft, checks
 -- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
--- The model stands before this text.
+-- state.lua stands before this text.
 local unit, lump, full = new_unit, new_lump, burst * new_unit
 local exponent = grain_of(full, lump)
 
@@ -32,10 +32,12 @@ local function write(key, found, debt, expires)
   return replace(key, found, state, expiry_of(now, debt, exponent))
 end
 
-local function fast(key, found, runs)
+local states = read_all()
+local function fast(key, i, runs)
+  local found = states[i]
   local before, expires = read(found)
   local debt = before and use(before, full, unit, runs)
-  return debt and (debt == before or write(key, found, debt, expires))
+  return debt and (debt == before or write(key, found, debt, expires)) and (found or '')
 end
 
 if new_period ~= 1 or overdraft > 0 then

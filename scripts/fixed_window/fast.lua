@@ -1,5 +1,5 @@
 -- Fast path of the fixed window: checks that do not wait, and a state with the same window and
--- without reservations. It decides as the engine does. The model stands before this text.
+-- without reservations. It decides as the engine does. state.lua stands before this text.
 
 -- Returns the count, and whether the window is open; none if the engine must decide.
 local function read(found)
@@ -25,8 +25,10 @@ local function write(key, found, count, is_open)
   return replace(key, found, struct.pack(STATE, 70, now, count, window, 0), now + window)
 end
 
-local function fast(key, found, runs)
+local states = read_all()
+local function fast(key, i, runs)
+  local found = states[i]
   local before, is_open = read(found)
   local count = before and use(before, limit, 1, runs)
-  return count and (count == before or write(key, found, count, is_open))
+  return count and (count == before or write(key, found, count, is_open)) and (found or '')
 end

@@ -1,16 +1,5 @@
--- Sliding window: estimates the sliding log from the counts of `buckets` sub-windows and of the one
--- before them, which is weighted by its overlap with the window.
--- state   'W', parts, a byte, then doubles: {at, start, length, last}, then the counts of `parts +
---         1` sub-windows, of four bytes, newest first: the first one contains `last`, the instant
---         of the newest admitted request
--- params  'W', then doubles: {limit, window, buckets, grain}
--- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
--- rounded up to `grain` parts.
-local limit, window, buckets, grain = struct.unpack('<dddd', params, 2)
-local size, size_text = 4 * buckets + 38, string.format('%d', 4 * buckets + 38)
+-- Model of the sliding window: the functions of the engine. state.lua stands before this text.
 local expiry -- none: a key expires when its counts have left the window
-local at, start, length, last -- `length` is that of a sub-window, in parts
-local index, parts, counts -- the number of the sub-window of `last`; parts of a microsecond
 
 local function is_foreign()
   return length ~= window or parts ~= buckets
@@ -26,14 +15,6 @@ end
 
 local function count(slot)
   return counts[index - slot + 1] or 0
-end
-
-local function slot_of(instant)
-  return math.floor((instant - start) * parts / length)
-end
-
-local function opening(slot)
-  return start + math.ceil(slot * length / parts)
 end
 
 local function count_inside(slot)
@@ -103,27 +84,19 @@ local function initial()
   index, parts, counts = 0, buckets, zeros(buckets + 1)
 end
 
--- Checks the numbers: those of another program could keep the loops from ending.
-local function is_sound()
-  local max = 2 ^ 53
-  return parts > 0 and length >= 1 and length < max
-    and start > -max and start <= last and last < max
-    and (last - start) * parts / length < max
-end
-
 -- `is_head`: whether the state was read as the head of the value, of another size if it was counted
 -- with other buckets.
 local function decode(state, is_head)
   parts = string.byte(state, 2) or 0
   if is_head then
-    size = 4 * parts + 38
+    size = STATE_SIZE + 4 * parts + 4
     if parts ~= buckets then
       state = call('GETRANGE', key, '0', size)
     end
   end
-  local form, position
+  local form, position, _
   if #state >= size then
-    form, parts, at, start, length, last, position = struct.unpack('<BBdddd', state)
+    form, parts, length, start, at, last, _, position = struct.unpack(STATE, state)
   end
   if form ~= 87 or not is_sound() then
     fail(key)
@@ -135,8 +108,8 @@ local function decode(state, is_head)
 end
 
 local function encode()
-  local form = '<BBdddd' .. string.rep('I4', parts + 1)
-  return struct.pack(form, 87, parts, at, start, length, last, unpack(counts, 1, parts + 1))
+  local head = struct.pack(STATE, 87, parts, length, start, at, last, count_inside(index))
+  return head .. struct.pack('<' .. string.rep('I4', parts + 1), unpack(counts, 1, parts + 1))
 end
 
 local function step_back()

@@ -1,37 +1,24 @@
--- Sliding log: at most `limit` in any interval of length `window`, open at its old end.
--- state   a list of entries, oldest first: {instant, cost} of each admitted request, integers of
---         seven and four bytes; its last element is 'S', then integers of seven bytes: {at, skew,
---         window, sum, dead}: `sum` of all costs, `dead` the number of entries whose cost is 0, as
---         they were released
--- params  'S', then doubles: {limit, window}
--- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
--- that stepped back.
-local limit, new_window = struct.unpack('<dd', params, 2)
-local MAX_SUM, MAX_COST, ENTRY = 2 ^ 52, 2 ^ 32 - 1, '<I7I4'
-local at, skew, window, sum, dead
-local length, last, last_cost
--- `first`: the number of leading entries that do not count any more; `live`: the sum of the others.
-local first, live, live_dead
-local instants, costs
-local found_at, found_skew, found_window, found_live, found_last, asked, mark, mark_total
-local committed, merges
+-- Model of the sliding log: the functions of the engine. state.lua stands before this text.
+local tail, first_read -- the end of the value, and the index of the first entry in it
 
 -- Returns nothing: a log contains its reservations.
 local function encode() end
 
--- Forgets the log of another request.
-local function forget()
-  length, last, last_cost = 0, 0, 0
-  first, live, live_dead = 0, 0, 0
-  instants, costs = {}, {}
-  mark, mark_total = nil, nil
-  committed, merges = false, false
+local function read_entries(from, to)
+  local bytes, before = tail, first_read
+  if from < first_read then
+    bytes, before = packed_entries(from, to), from
+  end
+  for i = from, to do
+    if not costs[i] then -- an entry that was added is not stored yet
+      instants[i], costs[i] = struct.unpack(ENTRY, bytes, ENTRY_SIZE * (i - before) + 1)
+    end
+  end
 end
 
 local function instant_of(i)
   if not instants[i] then
-    -- Printing a number takes longer than the rest.
-    instants[i], costs[i] = struct.unpack(ENTRY, call('LINDEX', key, i == 0 and '0' or i))
+    read_entries(i, i)
   end
   return instants[i]
 end
@@ -39,7 +26,7 @@ end
 -- The number of leading entries whose instant is at most `time`, by steps that double and then
 -- halve.
 local function leading(time)
-  local low, high, step = 0, 0, 1
+  local low, high, step = gone, gone, 1
   while high < length and instant_of(high) <= time do
     low, high, step = high + 1, high + step, step * 2
   end
@@ -59,20 +46,12 @@ end
 -- returns true. Reads the entries in pages that double.
 local function scan(from, to, visit)
   local step, page = from <= to and 1 or -1, 1
-  local function read(i)
-    local other = i + step * (page - 1)
-    other = step > 0 and math.min(other, to) or math.max(other, to)
-    local low = math.min(i, other)
-    for j, entry in ipairs(call('LRANGE', key, low, math.max(i, other))) do
-      if not costs[low + j - 1] then -- an entry that was added is not in the list yet
-        instants[low + j - 1], costs[low + j - 1] = struct.unpack(ENTRY, entry)
-      end
-    end
-    page = math.min(page * 2, 512)
-  end
   for i = from, to, step do
     if not costs[i] then
-      read(i)
+      local other = i + step * (page - 1)
+      other = step > 0 and math.min(other, to) or math.max(other, to)
+      read_entries(math.min(i, other), math.max(i, other))
+      page = math.min(page * 2, 512)
     end
     if visit(i) then
       return i
@@ -82,8 +61,8 @@ end
 
 -- Finds the entries that count, and adds up their costs from the nearer end.
 local function find_live()
-  first, live, live_dead = 0, sum, dead
-  if instant_of(0) > at - window then
+  first, live, live_dead = gone, sum, dead
+  if instant_of(gone) > at - window then
     return
   end
   first = leading(at - window)
@@ -92,8 +71,8 @@ local function find_live()
     units = units + costs[i]
     zeros = zeros + (costs[i] == 0 and 1 or 0)
   end
-  if first <= length / 2 then
-    scan(0, first - 1, add)
+  if first - gone <= length - first then
+    scan(gone, first - 1, add)
     live, live_dead = sum - units, dead - zeros
     return
   end
@@ -127,8 +106,7 @@ local function leaving(units)
   return last, live
 end
 
--- The first instant, by the time of the log, at which `needed` units are left; and the entry that
--- must leave for it, if one must.
+-- The first instant, by the time of the log, at which `needed` units are left.
 local function first_instant(needed)
   if first == length then
     return at
@@ -138,15 +116,14 @@ local function first_instant(needed)
     return instant
   end
   local left, total = leaving(excess)
-  return math.max(instant, left + window), left, total
-end
-
-local function summary()
-  return struct.pack('<c1I7I7I7I7I7', 'S', at, skew, window, sum, dead)
+  if found_last and left < found_last then
+    cuts[#cuts + 1] = {left, total}
+  end
+  return math.max(instant, left + window)
 end
 
 local function initial()
-  at, skew, window, sum, dead = now, 0, new_window, 0, 0
+  at, skew, window, sum, dead, gone, length = now, 0, new_window, 0, 0, 0, 0
 end
 
 local function step_back()
@@ -160,10 +137,9 @@ end
 local function advance(time)
   at = time + skew
   if at < last + window then
-    length = call('LLEN', key) - 1
     find_live()
   else -- no entry counts any more
-    at, skew, last, sum, dead = time, 0, 0, 0, 0
+    at, skew, last, sum, dead, gone, length = time, 0, 0, 0, 0, 0, 0
   end
 end
 
@@ -177,10 +153,8 @@ local function adopt()
 end
 
 local function earliest(needed)
-  local instant
-  found_live, found_last, asked = live, last, needed
-  instant, mark, mark_total = first_instant(needed)
-  return instant - at
+  found_live = found_live or live
+  return first_instant(needed) - at
 end
 
 local function commit(instant, units)
@@ -191,6 +165,7 @@ local function commit(instant, units)
   committed, instant = true, instant + skew
   merges = length > 0 and last == instant and last_cost + units <= MAX_COST
   if merges then
+    live_dead = live_dead - (last_cost == 0 and 1 or 0)
     instants[length - 1], costs[length - 1] = last, last_cost + units
   else
     instants[length], costs[length] = instant, units

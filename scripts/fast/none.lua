@@ -1,2 +1,0 @@
--- No fast path: the engine decides about each request.
-local fast

@@ -1,0 +1,28 @@
+-- Leaky bucket: a queue with a constant outflow. A request leaves when those before it have left; a
+-- request that would not fit into the bucket is denied.
+-- state   'L', then integers of 7, 7, 6, 4, 3 and 1 bytes: {at, debt, unit, tick, excess, grain}:
+--         the content of the bucket at `at`, the rate that this was counted at, and by how many
+--         2^-24 parts the content was rounded up when the quota was changed. The key expires when
+--         the bucket is empty, rounded up to a multiple of 2^grain us.
+-- params  'L', then doubles: {burst, unit, tick, max_debt}
+-- `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
+-- microsecond.
+local STATE, size, size_text = '<BI7I7I6I4I3B', 29, '29'
+local burst, new_unit, new_tick, max_debt = struct.unpack('<dddd', params, 2)
+local at, debt, excess, unit, tick
+
+-- The exponent of two whose power is at most the time in which a full bucket drains.
+local function grain_of()
+  local _, exponent = math.frexp(math.max(burst * unit / tick, 1))
+  return exponent - 1
+end
+
+local function encode()
+  return struct.pack(STATE, 76, at, debt, unit, tick, excess, grain_of())
+end
+
+-- The instant at which the key expires: when the bucket is empty, rounded up to 2^`exponent`.
+local function expiry_of(at, debt, exponent)
+  local grain = 2 ^ exponent
+  return math.ceil((at + math.ceil(debt / tick)) / grain) * grain
+end

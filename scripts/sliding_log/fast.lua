@@ -1,0 +1,109 @@
+-- Fast path of the sliding log: checks that do not wait, and a log with the same window, by the
+-- same clock, and without reservations. It decides as the engine does, from the newest and the
+-- oldest entries. state.lua stands before this text.
+
+-- Reads the foot, and the newest entries. Returns the value from its first entry in it on; none if
+-- the engine must decide.
+local function read()
+  local tail = redis.pcall('GETRANGE', key, tail_text, '-1')
+  if tail == '' then
+    found_last, window, length, last = nil, new_window, 0, 0
+    return tail
+  elseif type(tail) == 'table' or not read_foot(tail) then
+    return
+  end
+  last, last_cost = struct.unpack(ENTRY, tail, #tail - FOOT_SIZE - ENTRY_SIZE + 1)
+  if window == new_window and skew == 0 and dead == 0 and now >= at and now >= last then
+    found_last, found_at, found_skew, found_window = last, at, 0, window
+    return tail
+  end
+end
+
+-- Returns the oldest entries that are stored, and the position and the number of them.
+local function oldest_page(tail)
+  local stored = length - gone
+  if stored <= PAGE then
+    return tail, #tail - FOOT_SIZE - ENTRY_SIZE * stored + 1, stored
+  end
+  return packed_entries(gone, gone + PAGE - 1), 1, PAGE
+end
+
+-- Finds the entries that count. Returns the oldest ones, and the position and the number of them.
+-- Returns nothing if they are not on the oldest page.
+local function find_oldest(tail)
+  first, live, live_dead = gone, sum, 0
+  if tail == '' or last + window <= now then
+    first, length, gone, live = 0, 0, 0, 0
+    return tail, 1, 0
+  end
+  local page, position, entries = oldest_page(tail)
+  for left = entries, 1, -1 do
+    local instant, cost = struct.unpack(ENTRY, page, position)
+    if instant > now - window then
+      return page, position, left
+    end
+    first, live, position = first + 1, live - cost, position + ENTRY_SIZE
+  end
+end
+
+-- Returns the number of units that must leave for the next request, or for one that is denied, and
+-- the number of those that are granted; none if a request has to wait.
+local function grant(runs)
+  local used, excess = live, math.max(live + 1 - limit, 1)
+  for _, run in ipairs(runs) do
+    local granted = math.min(run.count, math.max(math.floor((limit - used) / run.cost), 0))
+    used = used + granted * run.cost
+    if granted < run.count then
+      excess = math.max(excess, used + run.cost - limit)
+      if run.max_wait > 0 then
+        return
+      end
+    end
+  end
+  return excess, used - live
+end
+
+-- Returns the log as it was found, with one entry for all behind those that must leave for these
+-- units, as `condensed` does; none if those are not on the page.
+local function found_until(units, page, position, entries)
+  if not found_last then
+    return ''
+  elseif entries == 0 then
+    return struct.pack('<Bddd', 83, found_at, 0, window)
+  end
+  local instant, cost = struct.unpack(ENTRY, page, position)
+  if cost >= units and cost < live then -- most often
+    return struct.pack('<Bddddddd', 83, found_at, 0, window, instant, cost, last, live - cost)
+  end
+  local total, i = cost, 1
+  cuts = {{instant, total}}
+  while total < units and i < entries do
+    position, i = position + ENTRY_SIZE, i + 1
+    instant, cost = struct.unpack(ENTRY, page, position)
+    total = total + cost
+    cuts[i] = {instant, total}
+  end
+  found_live = live
+  return (total >= units or i == length - first) and condensed(cuts)
+end
+
+local function fast(_, _, runs)
+  local tail = read()
+  if not tail then
+    return
+  end
+  local page, position, entries = find_oldest(tail)
+  if not page then
+    return
+  end
+  local excess, granted = grant(runs)
+  local state = excess and found_until(excess, page, position, entries)
+  if state and granted > 0 then
+    at, skew, live = now, 0, live + granted
+    if length == 0 or last < now or last_cost + granted > MAX_COST then
+      last, last_cost, length = now, 0, length + 1
+    end
+    put_newest(last_cost + granted, false)
+  end
+  return state
+end

@@ -1,0 +1,135 @@
+-- Log: loads and stores a log, and releases reservations, which are entries of it. Stands between
+-- the model and engine.lua, as reservations.lua does for the other models.
+local found, stale
+local reserve_all -- none: an entry is a reservation
+
+-- Forgets what requests to another key have found.
+local function forget()
+  found_last, found_live, cuts = nil, nil, {}
+end
+
+local function load()
+  tail = call('GETRANGE', key, tail_text, '-1')
+  found, stale, committed, merges = tail ~= '', false, false, false
+  first, live, live_dead, last, last_cost, instants, costs = 0, 0, 0, 0, 0, {}, {}
+  if not found then
+    return
+  elseif not read_foot(tail) then
+    fail(key)
+  end
+  first_read = math.max(length - PAGE, 0)
+  last = instant_of(length - 1)
+  last_cost = costs[length - 1]
+  if not found_last then
+    found_last, found_at, found_skew, found_window = last, at, skew, window
+  end
+end
+
+local function found_state()
+  if not found_last then
+    return ''
+  end
+  local remaining = last <= at and math.max(limit - live, 0) or 0
+  first_instant(remaining + 1) -- the reply needs that entry, too
+  table.sort(cuts, function(a, b)
+    return a[2] < b[2]
+  end)
+  return condensed(cuts)
+end
+
+-- Stores the state after a decision.
+local function store()
+  if reset_after() == 0 then
+    call('DEL', key)
+  elseif committed then
+    put_newest(costs[length - 1], stale)
+  else
+    call('SETRANGE', key, ENTRY_SIZE * length, foot())
+    call('PEXPIREAT', key, expire_at(expiry_of(last, skew, window)))
+  end
+end
+
+local release
+if returns then
+  local function lower(i, units)
+    local back = math.min(units, costs[i])
+    if back > 0 then
+      costs[i], sum = costs[i] - back, sum - back
+      dead = dead + (costs[i] == 0 and 1 or 0)
+      call('SETRANGE', key, ENTRY_SIZE * i, struct.pack(ENTRY, instants[i], costs[i]))
+    end
+    return back
+  end
+
+  -- Returns units that were spent at an instant, or are reserved for it, if they are still in the
+  -- log.
+  local function refund_at(instant, units)
+    local i = leading(instant - 1)
+    while units > 0 and i < length and instant_of(i) == instant do
+      units, i = units - lower(i, units), i + 1
+    end
+  end
+
+  -- Returns units of any requests, the oldest first: the units that stay are those that count
+  -- longest. Requests that wait keep theirs.
+  local function refund_any(units)
+    scan(gone, length - 1, function(i)
+      if instants[i] > at then
+        return true
+      end
+      units = units - lower(i, units)
+      return units == 0
+    end)
+  end
+
+  -- Gives the newest entries the instant of the newest one that is not dead, so that later requests
+  -- need not come after them.
+  local function move_dead()
+    local newest = scan(length - 1, gone, function(i)
+      return costs[i] > 0
+    end)
+    last = instants[newest]
+    local moved = string.rep(struct.pack(ENTRY, last, 0), length - 1 - newest)
+    if moved ~= '' then
+      call('SETRANGE', key, ENTRY_SIZE * (newest + 1), moved)
+    end
+  end
+
+  -- Drops the dead entries, and those that do not count.
+  local function put_living()
+    local kept = {}
+    scan(gone, length - 1, function(i)
+      if costs[i] > 0 then
+        kept[#kept + 1] = struct.pack(ENTRY, instants[i], costs[i])
+      end
+    end)
+    dead, gone, length = 0, 0, #kept
+    local expires = expiry_of(last, skew, window)
+    call('SET', key, table.concat(kept) .. foot(), 'PXAT', expire_at(expires))
+  end
+
+  -- Returns units to the log.
+  function release(_, releases)
+    advance(now)
+    if length > 0 then
+      sum, dead, gone = live, live_dead, first
+      for _, release in ipairs(releases) do
+        if release[1] then
+          refund_at(release[1] + skew, release[2])
+        else
+          refund_any(release[2])
+        end
+      end
+    end
+    if sum == 0 then
+      call('DEL', key) -- no entry counts any more
+      return
+    end
+    move_dead()
+    if dead > 64 and dead > (length - gone) / 3 then
+      put_living()
+    else
+      store()
+    end
+  end
+end

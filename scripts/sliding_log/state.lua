@@ -1,0 +1,95 @@
+-- Sliding log: at most `limit` in any interval of length `window`, open at its old end.
+-- state   for each admitted request, oldest first, {instant, cost}, integers of 7 and 4 bytes; then
+--         the foot: integers of 7, 7, 7, 7, 4, 4 and 4 bytes, and 'S': {at, skew, window, sum,
+--         dead, gone, length}: `length` entries, of which the first `gone` do not count any more;
+--         `sum` is that of the costs of the others, and `dead` the number of those whose cost is 0,
+--         as they were released
+-- params  'S', then doubles: {limit, window}
+-- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
+-- that stepped back.
+local limit, new_window = struct.unpack('<dd', params, 2)
+local MAX_SUM, MAX_COST, ENTRY, ENTRY_SIZE = 2 ^ 52, 2 ^ 32 - 1, '<I7I4', 11
+local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4B', 41
+local NEWEST = '<I7I4I7I7I7I7I4I4I4B' -- an entry and the foot
+local PAGE, TAIL_SIZE, tail_text = 20, 261, '-261' -- the last entries that are read with the foot
+local at, skew, window, sum, dead, gone, length
+local last, last_cost
+-- `first`: the number of leading entries that do not count now; `live`: the sum of the others.
+local first, live, live_dead
+local instants, costs
+-- What was found: the foot, the sum of the entries that count, the newest one. `cuts` are the
+-- instants of entries that must leave for a request, and the sums up to them.
+local found_at, found_skew, found_window, found_live, found_last
+local cuts = {}
+local committed, merges
+
+-- Reads the foot from the end of a value. Returns false if it is none.
+local function read_foot(tail)
+  local form
+  if #tail > FOOT_SIZE then
+    at, skew, window, sum, dead, gone, length, form =
+      struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
+  end
+  local size = form == 83 and gone < length and ENTRY_SIZE * length + FOOT_SIZE
+  return size and #tail == math.min(size, TAIL_SIZE)
+end
+
+-- Returns the entries from one to another, packed.
+local function packed_entries(from, to)
+  -- Numbers as arguments would be printed with more digits, which takes longer.
+  local start, stop = ENTRY_SIZE * from, ENTRY_SIZE * (to + 1) - 1
+  return call('GETRANGE', key, string.format('%d', start), string.format('%d', stop))
+end
+
+-- Returns the log as the first request has found it, with a few entries that represent all that
+-- count: the replies to the requests are the same. 'S', then doubles: {at, skew, window}, then for
+-- each entry {instant, cost}.
+local function condensed(cuts)
+  local head = struct.pack('<Bddd', 83, found_at, found_skew, found_window)
+  local parts, before = {head}, 0
+  for _, cut in ipairs(cuts) do
+    local instant, total = unpack(cut)
+    if total > before then
+      parts[#parts + 1] = struct.pack('<dd', instant, total - before)
+      before = total
+    end
+  end
+  if found_live > before then
+    parts[#parts + 1] = struct.pack('<dd', found_last, found_live - before)
+  end
+  return table.concat(parts)
+end
+
+-- The instant at which a key expires: when no entry counts any more, rounded up to a power of two
+-- of microseconds of at most the window.
+local function expiry_of(last, skew, window)
+  local _, exponent = math.frexp(window)
+  local grain = 2 ^ (exponent - 1)
+  return math.ceil((last + window - skew) / grain) * grain
+end
+
+local function foot()
+  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, 83)
+end
+
+-- Stores the newest entry, and drops those that do not count from time to time. `stale`: whether
+-- another clock or window has counted the log.
+local function put_newest(cost, stale)
+  sum, dead, gone = live, live_dead, first
+  local expires, is_alone = expiry_of(last, skew, window), length - first == 1
+  if is_alone or first > PAGE and first > length - first then
+    local rest = ''
+    if not is_alone then
+      rest = packed_entries(first, length - 2)
+    end
+    gone, length = 0, length - first
+    local value = rest .. struct.pack(ENTRY, last, cost) .. foot()
+    call('SET', key, value, 'PXAT', expire_at(expires))
+    return
+  end
+  call('SETRANGE', key, string.format('%d', ENTRY_SIZE * (length - 1)),
+    struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, 83))
+  if stale or expires > expiry_of(found_last, found_skew, found_window) then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
+end

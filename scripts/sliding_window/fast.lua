@@ -1,0 +1,80 @@
+-- Fast path of the sliding window: checks that do not wait, and a state with the same sub-windows
+-- and without reservations. It decides as the engine does. state.lua stands before this text.
+local states = read_all()
+
+local function count_at(found, i)
+  return (struct.unpack('<I4', found, STATE_SIZE + 4 * i - 3))
+end
+
+-- Reads the state but for its counts. Returns the sum of the newest ones, the number of the current
+-- sub-window, and how many have begun since the newest one of the state; none if the engine must
+-- decide.
+local function read(found)
+  if not found then
+    return 0, 0, buckets + 1
+  elseif #found ~= size or string.byte(found) ~= 87 then
+    return
+  end
+  local _, sum
+  _, parts, length, start, at, last, sum = struct.unpack(STATE, found)
+  local is_same = parts == buckets and length == window
+  if is_same and now >= at and now >= last and is_sound() then
+    local slot = slot_of(now)
+    return sum, slot, slot - slot_of(last)
+  end
+end
+
+-- Returns the sum of the counts inside of the window, and the count that its overlap weights, if
+-- `by` sub-windows have begun since the newest one of the state.
+local function window_of(found, sum, by)
+  if by > buckets then
+    return 0, 0
+  end
+  for i = buckets - by + 1, by > 0 and buckets or 0 do
+    sum = sum - count_at(found, i)
+  end
+  return sum, count_at(found, buckets - by + 1)
+end
+
+-- The part of the count of the oldest sub-window that its overlap weights.
+local function weight(slot, oldest)
+  local overlap = (slot + 1) * window - (now - start) * buckets
+  return math.ceil(oldest * math.ceil(overlap / grain) / math.ceil(window / grain))
+end
+
+-- Stores units that are granted. Returns false if the key holds a value of another type.
+local function write(key, found, slot, by, sum, granted)
+  local newest = by == 0 and count_at(found, 1) + granted or granted
+  if newest > granted and slot < buckets then -- the expiry stays
+    return call('SETRANGE', key, '16', struct.pack('<I7i7I5I4', now, now, sum, newest))
+  end
+  local cycles = math.floor(slot / buckets) -- `start` moves by whole windows
+  start, slot = start + cycles * window, slot - cycles * buckets
+  local head = struct.pack(STATE .. 'I4', 87, buckets, window, start, now, now, sum, newest)
+  -- Behind the newest count stand those of sub-windows without requests, and the old ones.
+  local zeros, kept = math.max(math.min(by, buckets + 1) - 1, 0), ''
+  if by <= buckets then
+    kept = string.sub(found, STATE_SIZE + (by == 0 and 5 or 1), size - 4 * by)
+  end
+  local state = head .. string.rep('\0', 4 * zeros) .. kept
+  return replace(key, found, state, opening(slot + buckets + 1))
+end
+
+local function fast(key, i, runs)
+  local found = states[i]
+  local sum, slot, by = read(found)
+  if not sum then
+    return
+  end
+  local inside, oldest = window_of(found, sum, by)
+  if oldest > limit then -- units spent may exceed the quota
+    return
+  elseif inside + oldest == 0 then -- no request counts
+    parts, length, start, slot, by = buckets, window, now, 0, buckets + 1
+  end
+  local used = use(inside, limit - weight(slot, oldest), 1, runs)
+  if used and used > inside then
+    used = write(key, found, slot, by, used, used - inside)
+  end
+  return used and (found or '')
+end

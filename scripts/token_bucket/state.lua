@@ -1,0 +1,24 @@
+-- Token bucket: starts full, gains `lump` every `period`. With a period of 1 us this is GCRA, whose
+-- theoretical arrival time is `at` plus the time in which `debt` flows in. A request is admitted
+-- when the balance covers the part of its cost that may not be overdrawn.
+-- state   {at, debt, unit, period, lump, last, excess}: what the bucket lacks at `at` to be full,
+--         the rate that this was counted at, the instant of the newest admitted request if that is
+--         after `at` (else 0), by how many 2^-24 parts the debt was rounded up when the quota was
+--         changed
+--         'U', then integers of 7, 7, 6, 6, 4, 7 and 3 bytes
+--         'T', then integers of 7, 7, 6, 4 and 1 bytes: {at, debt, unit, lump, grain}, if the
+--         period is 1, the other parts are 0, and no request waits. It expires when the debt has
+--         flowed in, rounded up to a multiple of 2^grain us.
+-- params  'T', then doubles: {burst, overdraft, unit, period, lump, max_debt}
+-- `debt` and `lump` are in parts of a token, `unit` parts to a token. `max_debt` flows in within
+-- the longest refill; a changed quota could make the debt larger.
+local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
+local burst, overdraft, new_unit, new_period, new_lump, max_debt =
+  struct.unpack('<dddddd', params, 2)
+local at, debt, excess, unit, period, lump, last
+
+-- The exponent of two whose power is at most the time in which the whole bucket refills.
+local function grain_of(full, lump)
+  local _, exponent = math.frexp(math.max(full / lump, 1))
+  return exponent - 1
+end
