@@ -7,15 +7,20 @@
 #[path = "support/interleaved.rs"]
 mod interleaved;
 #[allow(dead_code)]
+#[path = "../tests/support/proxy.rs"]
+mod proxy;
+#[allow(dead_code)]
 #[path = "../tests/support/server.rs"]
 mod server;
 
 use std::{
+    fs,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use interleaved::{Series, interleaved};
+use proxy::Proxy;
 use redis::{
     Client, Cmd, FromRedisValue, InfoDict,
     aio::{ConnectionManager, ConnectionManagerConfig},
@@ -37,6 +42,14 @@ const LATENCY_GOAL: f64 = 1.05;
 const TASKS: usize = 256;
 const CALLS_PER_TASK: usize = 100;
 const FLOOD_CALLS_PER_TASK: usize = 5_000;
+
+/// The requests in flight, and the calls of each, to a server that is far away.
+const FAR_TASKS: usize = 16;
+const FAR_CALLS: usize = 100;
+/// The timers of the proxy count milliseconds.
+const FAR: Duration = Duration::from_millis(1);
+
+const MANY_KEYS: usize = 10_000;
 
 const CPU_ROUNDS: usize = 9;
 const CPU_CALLS_PER_TASK: usize = 20;
@@ -70,6 +83,8 @@ fn main() {
     bench.print_latency();
     bench.print_throughput(TASKS);
     bench.print_throughput(1);
+    bench.print_client();
+    bench.print_far();
     bench.print_denials();
     bench.print_cpu();
     bench.print_two_limits();
@@ -92,7 +107,7 @@ impl Bench {
             let store = RedisStore::connect(&server.url()).await.expect("the server runs");
             // Without remembered denials, each check is a call.
             let store = store.deadline(Duration::from_secs(30)).denial_ttl(Duration::ZERO);
-            (store, connect(&server).await)
+            (store, connect(&server.url()).await)
         });
         Self { server, runtime, store, bare }
     }
@@ -163,6 +178,73 @@ impl Bench {
         );
         println!("  limiter / EVALSHA {}", ours.ratio_to(&eval).summary());
         println!("  limiter / INCR    {}", ours.ratio_to(&incr).summary());
+    }
+
+    fn print_client(&self) {
+        println!();
+        println!("CPU of the client per decision, with the tasks, {TASKS} in flight, token bucket");
+        println!("us, median of {ROUNDS} rounds; ratio, and its middle half");
+        let limiter = self.limiter("client", Algorithm::token_bucket(), PLENTY);
+        let [many, one, incr] = interleaved(ROUNDS, |which| {
+            let before = client_cpu();
+            let admitted = match which {
+                0 => self.in_flight(|task| {
+                    let (limiter, mut call) = (limiter.clone(), 0);
+                    often(CALLS_PER_TASK, async move || {
+                        call += 1;
+                        check(&limiter, &key((task * 7_919 + call * 104_729) % MANY_KEYS)).await
+                    })
+                }),
+                1 => self.checks_in_flight(&limiter, 1, CALLS_PER_TASK),
+                _ => self.increments_in_flight(CALLS_PER_TASK),
+            };
+            assert_eq!(admitted, TASKS * CALLS_PER_TASK);
+            (client_cpu() - before) / admitted as f64
+        });
+        for (label, cpu) in [(format!("{MANY_KEYS} keys"), many), (String::from("one key"), one)] {
+            let ratio = cpu.ratio_to(&incr).summary();
+            println!("  {label:<10}  {:.2}  ratio to INCR {ratio}", cpu.median());
+        }
+    }
+
+    fn print_far(&self) {
+        println!();
+        println!("{FAR_TASKS} requests in flight to a server whose replies take {FAR:?} longer");
+        println!(
+            "us, mean of the calls, median of {CPU_ROUNDS} rounds; ratio, and its middle half"
+        );
+        let script = self.script(&self.limiter("far", Algorithm::token_bucket(), PLENTY));
+        let (script, proxy) = (Arc::new(script), Proxy::start(&self.server));
+        let (store, bare) = self.runtime.block_on(async {
+            let store = RedisStore::connect(&proxy.url()).await.expect("the server runs");
+            let store = store.deadline(Duration::from_secs(30)).denial_ttl(Duration::ZERO);
+            (store.prefix("far"), connect(&proxy.url()).await)
+        });
+        let limiter = Limiter::new(store, Algorithm::token_bucket(), PLENTY);
+        assert!(self.runtime.block_on(check(&limiter, &key(0))));
+        proxy.delay_replies(FAR);
+        let [ours, eval] = interleaved(CPU_ROUNDS, |which| {
+            let start = Instant::now();
+            let admitted = match which {
+                0 => self.tasks(FAR_TASKS, |task| {
+                    let (limiter, key) = (limiter.clone(), key(task));
+                    often(FAR_CALLS, async move || check(&limiter, &key).await)
+                }),
+                _ => self.tasks(FAR_TASKS, |task| {
+                    let (mut bare, script) = (bare.clone(), script.clone());
+                    let key = script.key_of(&key(task));
+                    often(FAR_CALLS, async move || script.run(&mut bare, &key).await)
+                }),
+            };
+            assert_eq!(admitted, FAR_TASKS * FAR_CALLS);
+            start.elapsed().as_secs_f64() * 1e6 / FAR_CALLS as f64
+        });
+        println!(
+            "  limiter {:.0}  EVALSHA {:.0}  ratio {}",
+            ours.median(),
+            eval.median(),
+            ours.ratio_to(&eval).summary(),
+        );
     }
 
     fn print_denials(&self) {
@@ -474,8 +556,15 @@ impl Bench {
     where
         F: Future<Output = usize> + Send + 'static,
     {
+        self.tasks(TASKS, work)
+    }
+
+    fn tasks<F>(&self, count: usize, work: impl Fn(usize) -> F) -> usize
+    where
+        F: Future<Output = usize> + Send + 'static,
+    {
         self.runtime.block_on(async {
-            let tasks: JoinSet<usize> = (0..TASKS).map(work).collect();
+            let tasks: JoinSet<usize> = (0..count).map(work).collect();
             tasks.join_all().await.into_iter().sum()
         })
     }
@@ -584,8 +673,8 @@ impl Script {
 }
 
 /// Connects as the store does.
-async fn connect(server: &RedisServer) -> ConnectionManager {
-    let client = Client::open(format!("{}?protocol=resp3", server.url())).expect("a URL");
+async fn connect(url: &str) -> ConnectionManager {
+    let client = Client::open(format!("{url}?protocol=resp3")).expect("a URL");
     let config = ConnectionManagerConfig::new().set_response_timeout(None);
     ConnectionManager::new_with_config(client, config).await.expect("the server runs")
 }
@@ -609,6 +698,12 @@ async fn often(calls: usize, mut call: impl AsyncFnMut() -> bool) -> usize {
         admitted += usize::from(call().await);
     }
     admitted
+}
+
+/// Returns the CPU time of this thread, in microseconds; 0 if the system does not report it.
+fn client_cpu() -> f64 {
+    let times = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    times.split(' ').next().and_then(|time| time.parse::<f64>().ok()).unwrap_or_default() / 1e3
 }
 
 /// The median time of a call in microseconds, and the number of admitted calls.

@@ -133,7 +133,7 @@ pub enum Source {
     /// A denial by the limiter's store that the process remembers: see
     /// [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl). Its times are reduced by the time
     /// since the denial, and [`remaining`](Decision::remaining) is that of the denial. If the
-    /// denied check had a smaller cost or a longer wait,
+    /// denied check had a smaller cost, a longer wait or other limits,
     /// [`retry_after`](Decision::retry_after) is a lower bound.
     Cached,
     /// A store in memory with a fraction of the quota, because the limiter's store failed:

@@ -15,7 +15,7 @@ local function read(key)
   local _, grain
   _, at, debt, unit, tick, excess, grain = struct.unpack(STATE, head)
   if unit == new_unit and tick == new_tick and excess == 0 and now >= at then
-    return head, expiry_of(at, debt, grain)
+    return head, expiry_of(at + math.ceil(debt / tick), grain)
   end
 end
 
@@ -63,7 +63,8 @@ local function fast(key, _, runs)
   elseif #head == size and now + debt / tick <= expires then
     call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
   else
-    call('SET', key, encode(), 'PXAT', expire_at(expiry_of(now, debt, grain_of())))
+    local expires = expiry_of(now + math.ceil(debt / tick), grain_of())
+    call('SET', key, encode(), 'PXAT', expire_at(expires))
   end
   return head
 end

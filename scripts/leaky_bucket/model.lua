@@ -87,7 +87,7 @@ local function reset_after()
   return time_until(debt)
 end
 
-local function expiry()
-  return expiry_of(at, debt, grain_of())
+local function expiry(reset)
+  return expiry_of(now + reset, grain_of())
 end
 

@@ -21,8 +21,8 @@ local function encode()
   return struct.pack(STATE, 76, at, debt, unit, tick, excess, grain_of())
 end
 
--- The instant at which the key expires: when the bucket is empty, rounded up to 2^`exponent`.
-local function expiry_of(at, debt, exponent)
+-- The instant at which a key expires whose bucket is empty at `time`.
+local function expiry_of(time, exponent)
   local grain = 2 ^ exponent
-  return math.ceil((at + math.ceil(debt / tick)) / grain) * grain
+  return math.ceil(time / grain) * grain
 end

@@ -3,8 +3,9 @@
 //!
 //! A denial with a wait `w` that was sent at `t` holds until `t + w`: other requests only delay the
 //! instant at which a request is allowed, in all algorithms. It holds for the same limiter and
-//! quota, for at least the same cost, and for at most the same longest wait. Three changes can end
-//! it earlier: units are returned, the key is reset, or another quota is applied to it. If this
+//! quota, for at least the same cost, and for at most the same longest wait, whatever other limits
+//! the requests have: of several limits, the one that denies for longest denies for that time by
+//! itself. Three changes can end it earlier: units are returned, the key is reset, or another quota is applied to it. If this
 //! process makes the change, the denial is dropped. A change by another process, or one whose
 //! answer was lost, is seen when the TTL of the denial is over.
 
@@ -14,7 +15,7 @@ mod tests;
 use std::{
     fmt,
     hash::BuildHasher,
-    mem, ptr,
+    iter, mem, ptr,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -87,13 +88,27 @@ pub(crate) struct Undecided {
 struct Check {
     memory: Arc<Memory>,
     ttl: Duration,
+    sent: Instant,
+    first: CheckedLimit,
+    rest: Vec<CheckedLimit>,
+}
+
+struct CheckedLimit {
+    limiter: &'static str,
     hash: u64,
     key: Key<'static>,
     algorithm: Algorithm,
     max_wait: f64,
-    sent: Instant,
     /// The number of changes in the shard when it was sent.
     changes: u64,
+}
+
+/// What is remembered about a limit of a check.
+enum Found {
+    Denial(Decision),
+    /// A denial by another quota.
+    OtherQuota,
+    None(CheckedLimit),
 }
 
 /// A change that may end a denial early. It drops the denial of the key twice: now, and when the
@@ -135,17 +150,44 @@ impl Denials {
             (Action::Check | Action::Spend | Action::Peek, _) if ttl.is_zero() => {
                 return undecided(vec![]);
             }
-            (Action::Check, [limit]) => return memory.look_up(limit, *ttl, now()),
+            (Action::Check, limits) => return self.look_up_check(limits, now()),
             _ => {}
         }
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
             Action::Refund => true,
-            Action::Check | Action::Spend => memory.has_other_quota(limit),
-            Action::Peek => false,
+            Action::Spend => memory.has_other_quota(limit),
+            Action::Check | Action::Peek => false,
         };
         let changes = request.limits.iter().filter(is_change);
         let changes = changes.map(|limit| memory.change(limit.settings, limit.key)).collect();
         undecided(changes)
+    }
+
+    /// Returns the denial that holds for longest. If a limit has another quota, the store decides,
+    /// and no limit is remembered.
+    fn look_up_check(&self, limits: &[LimitRequest<'_>], now: Instant) -> Lookup {
+        let Self { memory, ttl } = self;
+        let (mut denial, mut first, mut rest) = (None, None, vec![]);
+        let mut has_other_quota = false;
+        for limit in limits {
+            match memory.find(limit, now) {
+                Found::Denial(found) => denial = longest(denial, found),
+                Found::OtherQuota => has_other_quota = true,
+                Found::None(checked) if first.is_none() => first = Some(checked),
+                Found::None(checked) => rest.push(checked),
+            }
+        }
+        if let Some(denial) = denial {
+            return Lookup::Denied(denial);
+        }
+        if has_other_quota {
+            let others = limits.iter().filter(|limit| memory.has_other_quota(limit));
+            let changes = others.map(|limit| memory.change(limit.settings, limit.key)).collect();
+            return Lookup::Undecided(Undecided { check: None, changes });
+        }
+        let (memory, ttl) = (memory.clone(), *ttl);
+        let check = first.map(|first| Check { memory, ttl, sent: now, first, rest });
+        Lookup::Undecided(Undecided { check, changes: vec![] })
     }
 
     /// Begins a change that may allow the key earlier.
@@ -164,27 +206,24 @@ impl Memory {
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
     }
 
-    fn look_up(self: &Arc<Self>, limit: &LimitRequest<'_>, ttl: Duration, now: Instant) -> Lookup {
+    fn find(&self, limit: &LimitRequest<'_>, now: Instant) -> Found {
         let LimitRequest { settings, key, cost, max_wait } = *limit;
         let hash = self.hash(settings.name, key);
         let shard = self.shard(hash);
-        let found = shard.find(hash, settings.name, key);
-        if found.is_some_and(|entry| !entry.is_of(settings)) {
-            drop(shard);
-            let changes = vec![self.change(settings, key)];
-            return Lookup::Undecided(Undecided { check: None, changes });
+        match shard.find(hash, settings.name, key) {
+            Some(entry) if !entry.is_of(settings) => Found::OtherQuota,
+            Some(entry) if entry.holds_for(limit, now) => {
+                let age = now.saturating_duration_since(entry.received);
+                Found::Denial(entry.denial.aged(age, cost))
+            }
+            _ => {
+                let changes = shard.changes;
+                drop(shard);
+                let (limiter, algorithm) = (settings.name, settings.algorithm);
+                let key = key.clone().into_owned();
+                Found::None(CheckedLimit { limiter, hash, key, algorithm, max_wait, changes })
+            }
         }
-        if let Some(Entry { denial, received, .. }) =
-            found.filter(|entry| entry.holds_for(limit, now))
-        {
-            return Lookup::Denied(denial.aged(now.saturating_duration_since(*received), cost));
-        }
-        let changes = shard.changes;
-        drop(shard);
-        let (memory, key) = (self.clone(), key.clone().into_owned());
-        let algorithm = settings.algorithm;
-        let check = Check { memory, ttl, hash, key, algorithm, max_wait, sent: now, changes };
-        Lookup::Undecided(Undecided { check: Some(check), changes: vec![] })
     }
 
     fn change(self: &Arc<Self>, settings: &Settings, key: &Key<'_>) -> Change {
@@ -261,7 +300,12 @@ impl Undecided {
 
 impl Check {
     fn denied(self, wait: Duration, denial: &Decision, received: Instant) {
-        let Self { memory, ttl, hash, key, algorithm, max_wait, sent, changes } = self;
+        let Self { memory, ttl, sent, first, rest } = self;
+        // Two limits of one limiter have different keys. The denial does not name the key.
+        let limits = iter::once(first).chain(rest);
+        let mut limits = limits.filter(|it| ptr::eq(it.limiter, denial.limiter()));
+        let (Some(limit), None) = (limits.next(), limits.next()) else { return };
+        let CheckedLimit { hash, key, algorithm, max_wait, changes, .. } = limit;
         // The clock of the store may be faster than that of the process.
         let until = sent + (wait - wait / 1_000).min(ttl);
         let denial = denial.clone();
@@ -271,6 +315,11 @@ impl Check {
             shard.insert(hash, entry, &memory, ttl);
         }
     }
+}
+
+/// Returns the denial that holds for longer.
+fn longest(known: Option<Decision>, found: Decision) -> Option<Decision> {
+    Some(known.filter(|known| known.retry_after() >= found.retry_after()).unwrap_or(found))
 }
 
 impl Change {

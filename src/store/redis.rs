@@ -1,5 +1,6 @@
 //! The store in Redis: keys, scripts and their replies. The transport below sends the commands.
 
+mod batch;
 mod call;
 mod cross_slot;
 mod front;
@@ -21,9 +22,9 @@ use self::transport::{
 };
 pub use self::transport::{Health, RedisConfig};
 use self::{
-    call::{Check, ScriptCall},
+    call::ScriptCall,
     cross_slot::CrossSlot,
-    front::Front,
+    front::{Front, Place},
     release::ReleaseFuture,
 };
 use super::{
@@ -61,12 +62,12 @@ use crate::{
 ///
 /// A check is sent immediately if no call of its limiter is under way. Otherwise it waits for the
 /// next call, which begins within a turn of the runtime while fewer than four are under way. A call
-/// has up to 64 checks, which are decided in the order of their arrival, each as if it had come
-/// alone. A check that is dropped before its call has spent nothing.
+/// has up to 64 keys, whose checks are decided in the order of their arrival, each as if it had
+/// come alone. A check that is dropped before its call has spent nothing.
 ///
 /// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
-/// error that concerns one key fails the checks of that key only. Several limits at once, and all
-/// requests to a cluster, have calls of their own.
+/// error that concerns one key fails the checks of that key only. Several limits at once have a
+/// call of their own. In a cluster, only checks of the same key share a call.
 ///
 /// # While Redis does not answer
 ///
@@ -298,9 +299,10 @@ impl RedisStore {
     /// After a denial, the process denies checks of the key without a command, as long as Redis
     /// would deny them: until [`retry_after`](Decision::retry_after), but at most for this time.
     /// Their [`source`](Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
-    /// is allowed without Redis. A remembered denial applies to a check
+    /// is allowed without Redis. A remembered denial applies to a check against the limit that has
+    /// denied, alone or together with other limits:
     ///
-    /// - against one limit, with the same quota
+    /// - with the same quota
     /// - with at least the cost of the denied check
     /// - with at most its longest wait
     ///
@@ -345,11 +347,16 @@ impl RedisStore {
     }
 
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
-        let Settings { name, algorithm, .. } = settings;
-        // Empty braces would not determine the slot. No other key has this form.
-        let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
-        [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
+        name_of(&self.prefix, settings, key)
     }
+}
+
+/// Returns the name of a key in Redis.
+fn name_of(prefix: &str, settings: &Settings, key: &Key<'_>) -> String {
+    let Settings { name, algorithm, .. } = settings;
+    // Empty braces would not determine the slot. No other key has this form.
+    let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
+    [prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
 }
 
 impl fmt::Debug for RedisStore {
@@ -384,20 +391,23 @@ impl Store for RedisStore {
             Lookup::Undecided(undecided) => undecided,
         };
         let (client, deadline) = (self.client.clone(), self.start_deadline());
-        if let (Action::Check, [limit], false) =
-            (request.action, request.limits, client.is_cluster())
-        {
-            let (front, settings) = (self.front.clone(), limit.settings.clone());
-            let check = Check::new(self, limit);
-            return StoreFuture::pending(async move {
-                let decision = front.check(settings, check, deadline).await;
-                Ok(undecided.decided(decision.map_err(StoreError::from)?, Instant::now))
-            });
-        }
+        let turn = match (request.action, request.limits) {
+            (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
+                Place::Alone(turn) => turn,
+                Place::Queued(queued) => {
+                    return StoreFuture::pending(async move {
+                        let decision = queued.await.map_err(StoreError::from)?;
+                        Ok(undecided.decided(decision, Instant::now))
+                    });
+                }
+            },
+            _ => None,
+        };
         let first = request.limits[0].key;
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
+                let _turn = turn;
                 let decision = call.execute(&client, deadline).await.map_err(StoreError::from)?;
                 Ok(undecided.decided(decision, Instant::now))
             });

@@ -148,7 +148,7 @@ async fn requests_that_race_are_admitted_exactly_as_often_as_all_limits_allow() 
 #[tokio::test]
 async fn a_decision_about_several_limits_is_one_round_trip() {
     let server = RedisServer::start();
-    let store = over_redis(&server).await;
+    let store = over_redis(&server).await.denial_ttl(Duration::ZERO); // each denial is a call, too
     let limiters =
         user_and_all(&store, Algorithm::token_bucket(), Quota::per_hour(3), Quota::per_hour(9));
     let charge = for_user(&limiters, "alice");

@@ -89,6 +89,7 @@ async fn a_cluster_decides_as_one_server_does() {
     settling_and_cancelling_a_charge_reach_all_its_keys(&cluster).await;
     a_request_returns_only_units_that_it_spent(&cluster).await;
     requests_that_race_are_admitted_exactly(&cluster).await;
+    checks_of_a_hot_key_share_calls(&cluster).await;
     scripts_that_are_flushed_are_sent_again(&cluster).await;
     redisson_works(&cluster).await;
     any_node_can_be_a_seed(&cluster).await;
@@ -167,7 +168,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
         // The last key causes an error.
         let master = &cluster.masters[2];
         let state = format!("{algorithm}:c:{algorithm}:{{{third}}}");
-        let _: u64 = master.query(&["DEL", &state]);
+        c.reset(&**third).await.unwrap(); // drops the remembered denial, too
         let _: u64 = master.query(&["SADD", &state, "of another type"]);
         assert!(matches!(charge.check().await, Err(Error::Store(_))), "{algorithm}");
         until_remaining(&a, first, 3).await;
@@ -282,6 +283,35 @@ async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
         spent == 100
     })
     .await;
+}
+
+/// 256 tasks with 20 checks each of one key, beside checks of other keys.
+async fn checks_of_a_hot_key_share_calls(cluster: &Cluster) {
+    const TASKS: u64 = 256;
+    const CHECKS: u64 = 20;
+    let store = with_long_deadline(cluster).await;
+    let quota = Quota::per_day(1_000_000);
+    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog] {
+        let name = format!("hot-{algorithm}");
+        let limiter = Limiter::named(&name, store.clone(), algorithm, quota);
+        assert_eq!(remaining(&limiter, "hot").await, 1_000_000);
+        let before = calls(cluster);
+        let mut tasks = JoinSet::new();
+        for task in 0..TASKS {
+            let limiter = limiter.clone();
+            tasks.spawn(async move {
+                for _ in 0..CHECKS {
+                    assert!(limiter.check("hot").await.unwrap().is_allowed());
+                }
+                assert!(limiter.check(format!("user-{task}")).await.unwrap().is_allowed());
+            });
+        }
+        tasks.join_all().await;
+        let calls = calls(cluster) - before - TASKS;
+        assert!(calls <= TASKS * CHECKS / 4, "{algorithm}: {calls} calls");
+        assert_eq!(remaining(&limiter, "hot").await, 1_000_000 - TASKS * CHECKS);
+        assert_eq!(remaining(&limiter, "user-7").await, 999_999);
+    }
 }
 
 async fn scripts_that_are_flushed_are_sent_again(cluster: &Cluster) {

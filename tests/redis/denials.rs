@@ -224,6 +224,84 @@ async fn each_change_by_this_process_drops_the_denial() {
     }
 }
 
+/// Two limiters over one store: the second one grants fewer units.
+async fn two_limits(server: &RedisServer) -> [Limiter; 2] {
+    let store = support::redis_store(server).await.denial_ttl(24 * HOUR);
+    [("many", 100), ("few", 2)].map(|(name, limit)| {
+        Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(limit))
+    })
+}
+
+#[tokio::test]
+async fn a_flood_of_requests_with_several_limits_sends_no_command_after_a_denial() {
+    let server = RedisServer::start();
+    for other_key in ["key", "other"] {
+        let [many, few] = two_limits(&server).await;
+        many.reset(other_key).await.unwrap();
+        few.reset("key").await.unwrap();
+        let charge = Charge::new(&many, other_key).and(Charge::new(&few, "key"));
+        for _ in 0..2 {
+            assert!(charge.check().await.unwrap().is_allowed());
+        }
+        let denied = charge.check().await.unwrap();
+        assert_eq!((denied.limiter(), denied.source()), ("few", Source::Store));
+        let before = calls(&server);
+        for _ in 0..1_000 {
+            let denied = charge.check().await.unwrap();
+            assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Cached));
+            assert_eq!((denied.limiter(), denied.remaining()), ("few", 0));
+        }
+        assert_remembered(&few).await;
+        assert_eq!(calls(&server), before);
+
+        // The other limit has counted none of them, and does not deny by itself.
+        assert_eq!(many.check(other_key).await.unwrap().remaining(), 97);
+        let larger = Charge::new(&many, other_key).cost(10).and(Charge::new(&few, "key").cost(2));
+        assert_eq!(larger.check().await.unwrap().source(), Source::Cached);
+        let elsewhere = Charge::new(&many, other_key).and(Charge::new(&few, "elsewhere"));
+        assert!(elsewhere.check().await.unwrap().is_allowed());
+        few.reset("elsewhere").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn each_change_of_the_limit_that_denied_drops_the_denial_of_several_limits() {
+    let server = RedisServer::start();
+    let [many, few] = two_limits(&server).await;
+    let charge = Charge::new(&many, "other").and(Charge::new(&few, "key"));
+    let exhaust = async || {
+        let mut last = None;
+        loop {
+            let decision = charge.check().await.unwrap();
+            match decision.source() {
+                Source::Cached => return last,
+                _ if decision.is_allowed() => last = Some(decision),
+                _ => {}
+            }
+        }
+    };
+    let last = exhaust().await.unwrap();
+    charge.cancel(last).await.unwrap();
+    assert!(charge.check().await.unwrap().is_allowed());
+    exhaust().await;
+    charge.refund().await.unwrap();
+    assert!(charge.check().await.unwrap().is_allowed());
+    exhaust().await;
+    few.refund("key", 1).await.unwrap();
+    assert!(charge.check().await.unwrap().is_allowed());
+    exhaust().await;
+    few.reset("key").await.unwrap();
+    assert!(charge.check().await.unwrap().is_allowed());
+    exhaust().await;
+    let larger = few.with_quota(Quota::per_day(5)).unwrap();
+    let larger = Charge::new(&many, "other").and(Charge::new(&larger, "key"));
+    assert!(larger.check().await.unwrap().is_allowed());
+    // The denial of one limit does not depend on the units of others.
+    exhaust().await;
+    many.reset("other").await.unwrap();
+    assert_eq!(charge.check().await.unwrap().source(), Source::Cached);
+}
+
 #[tokio::test]
 async fn another_quota_is_applied_at_the_next_check() {
     let server = RedisServer::start();

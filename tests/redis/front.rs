@@ -2,14 +2,17 @@
 
 use std::{
     future::poll_fn,
-    sync::{Arc, Barrier},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     task::Poll,
     thread,
     time::{Duration, Instant},
 };
 
 use tokio::{runtime, task::JoinSet};
-use tower_ratelimit::{Algorithm, Decision, Error, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Decision, Error, Limiter, Quota, RedisStore, Source};
 
 use crate::support::{
     ALGORITHMS, cluster::Cluster, load::until, proxy::Proxy, redis_store, server::RedisServer,
@@ -63,6 +66,36 @@ async fn many_checks_are_few_calls_and_decided_as_if_each_came_alone() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn many_requests_at_once_are_decided_within_the_default_deadline() {
+    const REQUESTS: usize = 2_000;
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let quota = Quota::per_day(REQUESTS as u32);
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), quota);
+    let _ = limiter.peek("key").await.unwrap(); // loads the script
+    let rounds = AtomicUsize::new(0);
+    // The deadline is a time limit, which a busy machine can miss.
+    until("each request is decided", async || {
+        let round = rounds.fetch_add(1, Relaxed);
+        let of_one_key = vec![(format!("hot-{round}"), 1); REQUESTS / 2];
+        let of_many_keys = (0..REQUESTS / 2).map(|i| (format!("{round}-{i}"), 1));
+        let checks: Vec<_> = of_one_key.into_iter().chain(of_many_keys).collect();
+        let mut decisions = check_all(&limiter, &checks).await;
+        decisions.retain(Result::is_ok);
+        if decisions.len() < REQUESTS {
+            return false;
+        }
+        for (i, decision) in decisions.into_iter().map(Result::unwrap).enumerate() {
+            let spent = if i < REQUESTS / 2 { i + 1 } else { 1 };
+            assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Store));
+            assert_eq!(decision.remaining() as usize, REQUESTS - spent);
+        }
+        true
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -258,10 +258,18 @@ pub(super) fn eval_each(
     checks: &[Limit],
     now: f64,
 ) -> Vec<EngineReply> {
-    let call = CheckEach::new(checks.iter());
-    let reply = eval_at(connection, call.command.clone(), call.script, now);
-    let decided = call.read(&reply, checks.iter()).unwrap();
-    decided.into_iter().map(|decided| decided.expect("a decision").reply).collect()
+    let mut order: Vec<_> = (0..checks.len()).collect();
+    order.sort_by_key(|index| &checks[*index].key);
+    let mut call = CheckEach::new(checks[0].params, checks.len());
+    for of_key in order.chunk_by(|one, next| checks[*one].key == checks[*next].key) {
+        let requests = of_key.iter().map(|index| (checks[*index].cost, checks[*index].max_wait));
+        call.add(checks[of_key[0]].key.clone(), requests);
+    }
+    let (command, script) = call.command();
+    let (_, replies) = call.read(&eval_at(connection, command, script, now)).unwrap();
+    let mut replies: Vec<_> = order.into_iter().zip(replies).collect();
+    replies.sort_by_key(|(index, _)| *index);
+    replies.into_iter().map(|(_, reply)| reply.expect("a decision")).collect()
 }
 
 /// Runs the command with the text of its script, at this time.

@@ -13,7 +13,7 @@ use tokio::task::coop;
 use super::*;
 use crate::{
     Limiter, MemoryStore, Quota,
-    algorithm::{EngineReply, EngineRequest, Params, Refill, Release, State},
+    algorithm::{EngineReply, EngineRequest, Params, Refill, Release, State, combine},
     decision::Source,
     store::StoreFuture,
 };
@@ -154,12 +154,9 @@ fn a_denial_holds_for_no_smaller_cost_and_no_longer_wait() {
 
 #[test]
 fn a_denial_is_of_one_limiter_and_key() {
-    static OTHER: &str = "other-limiter";
     let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
-    let request = Request::new(&settings);
+    let (request, other) = (Request::new(&settings), other_limiter());
     request.deny(&denials, HOUR, now);
-    let Settings { algorithm, quota, params, source, .. } = *settings;
-    let other = Arc::new(Settings { name: OTHER, algorithm, quota, params, source });
     assert!(Request { key: "other", ..request }.find(&denials, now).is_none());
     assert!(Request::new(&other).find(&denials, now).is_none());
     assert!(Request::new(&bucket()).find(&denials, now).is_some(), "of an equal quota");
@@ -190,7 +187,7 @@ fn a_request_with_another_quota_or_algorithm_drops_the_denial() {
 }
 
 #[test]
-fn only_checks_of_one_limit_get_a_remembered_denial_and_refunds_drop_it() {
+fn only_checks_get_a_remembered_denial_and_refunds_drop_it() {
     let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
     let request = Request::new(&settings);
     request.deny(&denials, HOUR, now);
@@ -198,22 +195,116 @@ fn only_checks_of_one_limit_get_a_remembered_denial_and_refunds_drop_it() {
         assert!(matches!(request.look_up(&denials, action, now), Lookup::Undecided(_)));
         assert!(request.find(&denials, now).is_some(), "{action:?}");
     }
-    let (key, other) = (Key::from("key"), Key::from("other"));
-    let of_two = |action| {
-        let limit = |key| LimitRequest { settings: &settings, key, cost: 1, max_wait: 0.0 };
-        let limits = &[limit(&other), limit(&key)];
-        denials.look_up(&StoreRequest { action, limits }, || now)
-    };
-    let Lookup::Undecided(both) = of_two(Action::Check) else { panic!("of one limit") };
-    let _ = both.decided(request.denial(HOUR), || now);
-    assert!(Request { key: "other", ..request }.find(&denials, now).is_none());
-    assert!(request.find(&denials, now).is_some());
-    assert!(matches!(of_two(Action::Refund), Lookup::Undecided(_)));
-    assert!(request.find(&denials, now).is_none());
-
-    request.deny(&denials, HOUR, now);
     assert!(matches!(request.look_up(&denials, Action::Refund, now), Lookup::Undecided(_)));
     assert!(request.find(&denials, now).is_none());
+}
+
+static OTHER: &str = "other-limiter";
+
+/// Looks up a request with several limits.
+fn look_up_all(
+    denials: &Denials,
+    action: Action,
+    requests: &[Request<'_>],
+    now: Instant,
+) -> Lookup {
+    let keys: Vec<_> = requests.iter().map(|request| Key::from(request.key)).collect();
+    let mut limits = vec![];
+    for (&Request { settings, cost, max_wait, .. }, key) in requests.iter().zip(&keys) {
+        limits.push(LimitRequest { settings, key, cost, max_wait });
+    }
+    denials.look_up(&StoreRequest { action, limits: &limits }, || now)
+}
+
+fn send_all(denials: &Denials, requests: &[Request<'_>], now: Instant) -> Undecided {
+    match look_up_all(denials, Action::Check, requests, now) {
+        Lookup::Undecided(undecided) => undecided,
+        Lookup::Denied(denial) => panic!("{denial:?}"),
+    }
+}
+
+fn other_limiter() -> Arc<Settings> {
+    let Settings { algorithm, quota, params, source, .. } = *bucket();
+    Arc::new(Settings { name: OTHER, algorithm, quota, params, source })
+}
+
+#[test]
+fn of_several_limits_the_one_that_denies_is_remembered() {
+    let (first, second) = (bucket(), other_limiter());
+    let now = Instant::now();
+    let (one, two) = (Request::new(&first), Request { cost: 5, ..Request::new(&second) });
+    let denials = Denials::new(HOUR);
+    let _ = send_all(&denials, &[one, two], now).decided(two.denial(HOUR), || now);
+    let find = |requests: &[_]| match look_up_all(&denials, Action::Check, requests, now) {
+        Lookup::Denied(denial) => Some((denial.limiter(), denial.cost(), denial.source())),
+        Lookup::Undecided(_) => None,
+    };
+    let denied = Some((OTHER, 5, Source::Cached));
+    assert_eq!(find(&[one, two]), denied);
+    assert_eq!(find(&[two, one]), denied);
+    assert_eq!(find(&[two]), denied);
+    assert_eq!(find(&[one, Request { cost: 6, ..two }]), Some((OTHER, 6, Source::Cached)));
+    for other in [
+        Request { cost: 4, ..two },
+        Request { max_wait: 1.0, ..two },
+        Request { key: "other", ..two },
+        one,
+    ] {
+        assert_eq!(find(&[other]), None);
+        assert_eq!(find(&[Request { key: "another", ..one }, other]), None);
+    }
+    assert!(matches!(
+        look_up_all(&denials, Action::Refund, &[one, two], now),
+        Lookup::Undecided(_)
+    ));
+    assert_eq!(find(&[one, two]), None);
+}
+
+#[test]
+fn of_several_denials_the_longest_is_returned() {
+    let (first, second, now) = (bucket(), other_limiter(), Instant::now());
+    for (one, two, longest) in [(HOUR, 2 * HOUR, OTHER), (2 * HOUR, HOUR, NAME)] {
+        let denials = Denials::new(3 * HOUR);
+        let requests = [Request::new(&first), Request::new(&second)];
+        requests[0].deny(&denials, one, now);
+        requests[1].deny(&denials, two, now);
+        match look_up_all(&denials, Action::Check, &requests, now) {
+            Lookup::Denied(denial) => {
+                let expected = (longest, Some(2 * HOUR));
+                assert_eq!((denial.limiter(), denial.retry_after()), expected);
+            }
+            Lookup::Undecided(_) => panic!("two denials hold"),
+        }
+    }
+}
+
+#[test]
+fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
+    let (first, second, now) = (bucket(), other_limiter(), Instant::now());
+    let requests = [Request::new(&first), Request::new(&second)];
+    // Another quota of the first limit.
+    let denials = Denials::new(HOUR);
+    requests[0].deny(&denials, HOUR, now);
+    let larger = settings(Algorithm::token_bucket(), Quota::per_second(11));
+    let changed = [Request::new(&larger), requests[1]];
+    let undecided = send_all(&denials, &changed, now);
+    assert!(requests[0].find(&denials, now).is_none(), "the quota is applied");
+    let _ = undecided.decided(requests[1].denial(HOUR), || now);
+    assert!(requests[1].find(&denials, now).is_none());
+    // A reset of the limit that denies.
+    let denials = Denials::new(HOUR);
+    let undecided = send_all(&denials, &requests, now);
+    drop(denials.change(&second, &Key::from("key")));
+    let _ = undecided.decided(requests[1].denial(HOUR), || now);
+    assert!(requests[1].find(&denials, now).is_none());
+}
+
+#[test]
+fn a_denial_that_names_a_limiter_of_two_limits_is_not_remembered() {
+    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let requests = [Request::new(&settings), Request { key: "other", ..Request::new(&settings) }];
+    let _ = send_all(&denials, &requests, now).decided(requests[0].denial(HOUR), || now);
+    assert!(requests.iter().all(|request| request.find(&denials, now).is_none()));
 }
 
 #[test]
@@ -551,4 +642,161 @@ fn a_remembered_denial_denies_only_what_the_engine_would_deny() {
         println!("{algorithm}: {remembered} remembered denials");
         assert!(remembered > 0, "{algorithm}: {remembered} remembered denials");
     }
+}
+
+/// A request with several limits, in the model of their store.
+#[derive(Clone, Debug)]
+enum OfSeveral {
+    Pass(u64),
+    /// For each limit the cost, if it is checked.
+    Check {
+        costs: [Option<u32>; LIMITS],
+        max_wait: usize,
+        latency: u64,
+    },
+    /// Another process spends.
+    Spend(usize, u32),
+    Refund(usize, u32),
+}
+
+const LIMITS: usize = 3;
+const MAX_LATENCY: Duration = Duration::from_micros(300);
+
+fn of_several() -> impl Strategy<Value = Vec<OfSeveral>> {
+    let cost = || 1..4_u32;
+    let costs = [(); LIMITS].map(|()| prop::option::weighted(0.6, cost()));
+    let step = prop_oneof![
+        3 => (0..4_000_u64).prop_map(OfSeveral::Pass),
+        9 => (costs, 0..MAX_WAITS.len(), 1..MAX_LATENCY.as_micros() as u64)
+            .prop_map(|(costs, max_wait, latency)| OfSeveral::Check { costs, max_wait, latency }),
+        1 => (0..LIMITS, cost()).prop_map(|(limit, cost)| OfSeveral::Spend(limit, cost)),
+        1 => (0..LIMITS, cost()).prop_map(|(limit, cost)| OfSeveral::Refund(limit, cost)),
+    ];
+    vec(step, 1..200)
+}
+
+/// Limits of different algorithms and windows.
+struct Several {
+    denials: Denials,
+    start: Instant,
+    now: u64,
+    settings: [Arc<Settings>; LIMITS],
+    states: [State; LIMITS],
+    remembered: u64,
+}
+
+impl Several {
+    fn new() -> Self {
+        static NAMES: [&str; LIMITS] = ["seconds", "minutes", "days"];
+        let algorithms = [
+            Algorithm::token_bucket(),
+            Algorithm::SlidingWindow { buckets: 4 },
+            Algorithm::FixedWindow,
+        ];
+        let settings = [0, 1, 2].map(|i| {
+            let quota = Quota::new(4 + 2 * i as u32, WINDOW * (1 + i as u32));
+            let Settings { algorithm, quota, params, source, .. } = *settings(algorithms[i], quota);
+            Arc::new(Settings { name: NAMES[i], algorithm, quota, params, source })
+        });
+        let states = [(); LIMITS].map(|()| State::Initial);
+        let (denials, start) = (Denials::new(HOUR), Instant::now());
+        Self { denials, start, now: 0, settings, states, remembered: 0 }
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_micros(self.now)
+    }
+
+    /// Decides about the limits with these indexes.
+    fn decide(
+        &self,
+        states: &mut [State; LIMITS],
+        action: Action,
+        limits: &[(usize, u32)],
+        max_wait: f64,
+    ) -> Decision {
+        let now = 1e15 + self.now as f64;
+        let request = |&(_, cost): &(usize, u32)| EngineRequest {
+            action,
+            cost: cost.into(),
+            max_wait,
+            now,
+            admission: None,
+        };
+        let requests: Vec<_> = limits.iter().map(request).collect();
+        let (reply, index) = combine(&requests, |index, request| {
+            let limit = limits[index].0;
+            self.settings[limit].params.step(&mut states[limit], request)
+        });
+        let (limit, cost) = limits[index];
+        Decision::new(self.settings[limit].policy(cost), reply, action, 0.0)
+    }
+
+    fn check(&mut self, limits: &[(usize, u32)], max_wait: f64, latency: u64) {
+        let settings = self.settings.clone();
+        let request = |&(limit, cost): &(usize, u32)| Request {
+            cost,
+            max_wait,
+            ..Request::new(&settings[limit])
+        };
+        let requests: Vec<_> = limits.iter().map(request).collect();
+        let mut states = self.states.clone();
+        match look_up_all(&self.denials, Action::Check, &requests, self.instant()) {
+            Lookup::Denied(denial) => {
+                let decision = self.decide(&mut states, Action::Check, limits, max_wait);
+                assert!(!decision.is_allowed(), "{denial:?} but {decision:?}");
+                // The wait counts from the receipt of the answer.
+                let wait = decision.retry_after().unwrap() + MAX_LATENCY;
+                assert!(denial.retry_after() <= Some(wait), "{denial:?} but {decision:?}");
+                self.remembered += 1;
+            }
+            Lookup::Undecided(undecided) => {
+                self.now += latency;
+                let decision = self.decide(&mut states, Action::Check, limits, max_wait);
+                self.states = states;
+                self.now += latency;
+                let now = self.instant();
+                let _ = undecided.decided(decision, || now);
+            }
+        }
+    }
+
+    fn step(&mut self, step: OfSeveral) {
+        match step {
+            OfSeveral::Pass(time) => self.now += time,
+            OfSeveral::Check { costs, max_wait, latency } => {
+                let limits: Vec<_> = costs.into_iter().enumerate().collect();
+                let limits = limits.into_iter().filter_map(|(limit, cost)| Some((limit, cost?)));
+                let limits: Vec<_> = limits.collect();
+                if !limits.is_empty() {
+                    self.check(&limits, MAX_WAITS[max_wait], latency);
+                }
+            }
+            OfSeveral::Spend(limit, cost) => {
+                let mut states = self.states.clone();
+                let _ = self.decide(&mut states, Action::Spend, &[(limit, cost)], 0.0);
+                self.states = states;
+            }
+            OfSeveral::Refund(limit, cost) => {
+                let change = self.denials.change(&self.settings[limit], &Key::from("key"));
+                let mut states = self.states.clone();
+                let _ = self.decide(&mut states, Action::Refund, &[(limit, cost)], 0.0);
+                self.states = states;
+                drop(change);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_remembered_denial_of_one_limit_denies_only_what_several_limits_would_deny() {
+    let remembered = AtomicU64::new(0);
+    proptest!(|(steps in of_several())| {
+        let mut several = Several::new();
+        steps.into_iter().for_each(|step| several.step(step));
+        remembered.fetch_add(several.remembered, Relaxed);
+    });
+    let remembered = remembered.into_inner();
+    println!("{remembered} remembered denials");
+    assert!(remembered > 0);
 }

@@ -1,16 +1,14 @@
 //! Decisions as script calls: one call for the limits of a request, or for several requests.
 
-use std::slice;
-
 use super::{
     RedisStore,
-    script::{self, CheckEach, Decided, Limit},
-    transport::{Client, Command, Connection, Deadline, TransportError},
+    script::{self, CheckEach, Limit},
+    transport::{Client, Command, Deadline, TransportError},
 };
 use crate::{
-    algorithm::Action,
+    algorithm::{Action, EngineReply},
     decision::{Decision, Policy},
-    store::{LimitRequest, StoreRequest},
+    store::{LimitRequest, Settings, StoreRequest},
 };
 
 /// The limits of a request, and what is needed to report the decision.
@@ -22,11 +20,22 @@ pub(super) struct ScriptCall {
 
 impl ScriptCall {
     pub(super) fn new(store: &RedisStore, request: &StoreRequest<'_>) -> Self {
+        let limit = |limit: &LimitRequest<'_>| {
+            let LimitRequest { settings, key, cost, max_wait } = *limit;
+            Limit { key: store.key(settings, key), params: settings.params, cost, max_wait }
+        };
         Self {
             action: request.action,
-            limits: request.limits.iter().map(|limit| limit_of(store, limit)).collect(),
+            limits: request.limits.iter().map(limit).collect(),
             policies: request.limits.iter().map(LimitRequest::policy).collect(),
         }
+    }
+
+    /// Makes a call for one check of the key in Redis.
+    pub(super) fn check(settings: &Settings, key: String, cost: u32, max_wait: f64) -> Self {
+        let limit = Limit { key, params: settings.params, cost, max_wait };
+        let policies = vec![settings.policy(cost)];
+        Self { action: Action::Check, limits: vec![limit], policies }
     }
 
     pub(super) fn limits(&self) -> &[Limit] {
@@ -38,82 +47,46 @@ impl ScriptCall {
         client: &Client,
         deadline: Deadline,
     ) -> Result<Decision, TransportError> {
-        execute(client, deadline, self.action, &self.limits, &self.policies).await
-    }
-}
-
-/// A check of one limit, which can go to Redis together with others.
-pub(super) struct Check {
-    limit: Limit,
-    policy: Policy,
-}
-
-impl Check {
-    pub(super) fn new(store: &RedisStore, request: &LimitRequest<'_>) -> Self {
-        Self { limit: limit_of(store, request), policy: request.policy() }
-    }
-
-    /// Returns the key in Redis.
-    pub(super) fn key(&self) -> &str {
-        &self.limit.key
-    }
-
-    /// Returns true if checks of the same key take little more time than one of them.
-    pub(super) fn shares_its_key(&self) -> bool {
-        self.limit.max_wait == 0.0 || script::reserves_fast(&self.limit.params)
-    }
-
-    /// Executes a call for this check alone.
-    pub(super) async fn execute(
-        &self,
-        client: &Client,
-        deadline: Deadline,
-    ) -> Result<Decision, TransportError> {
-        let (limit, policy) = (slice::from_ref(&self.limit), slice::from_ref(&self.policy));
-        execute(client, deadline, Action::Check, limit, policy).await
+        let Self { action, limits, policies } = self;
+        let (command, script) = script::decide(*action, limits);
+        let command = Command::script(&command, &script.text);
+        let (reply, connection) = client.execute(deadline, command).await?;
+        let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
+        let age = connection.age(decided.now);
+        Ok(decision(policies[decided.limit], decided.reply, *action, age))
     }
 }
 
 /// Executes one call for several checks of one limiter, each by itself. It has not counted those
 /// whose result is `None`.
 pub(super) async fn execute_each(
-    checks: impl ExactSizeIterator<Item = &Check> + Clone,
+    checks: &CheckEach,
     client: &Client,
     deadline: Deadline,
-) -> Result<Vec<Option<Decision>>, TransportError> {
-    let limits = checks.clone().map(|check| &check.limit);
-    let each = CheckEach::new(limits.clone());
-    let command = Command::script(&each.command, &each.script.text).ready();
+) -> Result<EachReply, TransportError> {
+    let (command, script) = checks.command();
+    let command = Command::script(&command, &script.text).ready();
     let (reply, connection) = client.execute(deadline, command).await?;
-    let decided = each.read(&reply, limits).map_err(TransportError::of_redis)?;
-    let decision = |(check, decided): (&Check, Option<Decided>)| {
-        Some(decision(check.policy, decided?, Action::Check, &connection))
-    };
-    Ok(checks.zip(decided).map(decision).collect())
+    let (now, replies) = checks.read(&reply).map_err(TransportError::of_redis)?;
+    Ok(EachReply { replies, age: connection.age(now) })
 }
 
-async fn execute(
-    client: &Client,
-    deadline: Deadline,
-    action: Action,
-    limits: &[Limit],
-    policies: &[Policy],
-) -> Result<Decision, TransportError> {
-    let (command, script) = script::decide(action, limits);
-    let command = Command::script(&command, &script.text);
-    let (reply, connection) = client.execute(deadline, command).await?;
-    let decided = script::read(&reply, action, limits).map_err(TransportError::of_redis)?;
-    Ok(decision(policies[decided.limit], decided, action, &connection))
+/// The replies to several checks.
+pub(super) struct EachReply {
+    pub(super) replies: Vec<Option<EngineReply>>,
+    /// The time since the server decided, in microseconds.
+    age: f64,
 }
 
-fn decision(policy: Policy, decided: Decided, action: Action, connection: &Connection) -> Decision {
-    let Decided { reply, now, .. } = decided;
+impl EachReply {
+    /// Returns the decision about a check from its reply.
+    pub(super) fn decision(&self, policy: Policy, reply: EngineReply) -> Decision {
+        decision(policy, reply, Action::Check, self.age)
+    }
+}
+
+fn decision(policy: Policy, reply: EngineReply, action: Action, age: f64) -> Decision {
     // So that requests with replies of different latency go on in the order of their reservations.
-    let age = if reply.admitted { connection.age(now) } else { 0.0 };
+    let age = if reply.admitted { age } else { 0.0 };
     Decision::new(policy, reply, action, age)
-}
-
-fn limit_of(store: &RedisStore, request: &LimitRequest<'_>) -> Limit {
-    let LimitRequest { settings, key, cost, max_wait } = *request;
-    Limit { key: store.key(settings, key), params: settings.params, cost, max_wait }
 }

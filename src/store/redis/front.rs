@@ -1,42 +1,37 @@
 //! The front: checks of one limiter that arrive while calls are under way are collected, and go to
-//! Redis together. An idle limiter sends a check immediately, in a call of its own. It knows
-//! neither scripts nor connections.
+//! Redis together. An idle limiter sends a check immediately, in a call of its own. In a cluster,
+//! only checks of the same key are collected. It knows neither scripts nor connections.
 
 use std::{
     collections::VecDeque,
     hash::BuildHasher,
     mem,
-    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::{Context, Poll, Waker},
-    time::Duration,
+    time::Instant,
 };
 
 use foldhash::fast::RandomState;
-use hashbrown::{HashMap, HashSet, hash_map::Entry};
-use redis::ServerErrorKind;
+use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{
     runtime::{self, Handle},
     time::sleep,
 };
 
 use super::{
-    call::{Check, execute_each},
+    batch::{CheckBatch, Queued},
+    name_of,
     transport::{Client, Deadline, TransportError},
 };
-use crate::{decision::Decision, store::Settings, sync::lock};
+use crate::{
+    store::{LimitRequest, Settings},
+    sync::lock,
+};
 
 /// The number of calls of a lane that are under way at a time.
 const MAX_CALLS: usize = 4;
-/// The number of keys in a call, which must not block Redis for long.
-const MAX_KEYS: usize = 64;
-/// The number of checks in a call, if checks of the same key are decided together.
-const MAX_CHECKS: usize = 512;
-/// The delay up to which a caller gets its error from the call and not at its own deadline.
-const MAX_DELAY: Duration = Duration::from_millis(1);
 
 /// The lanes of a store and its clones.
 #[derive(Clone)]
@@ -59,108 +54,105 @@ struct LaneId {
     runtime: runtime::Id,
     /// The address of the settings.
     limiter: usize,
+    /// In a cluster, the hash of the only key; otherwise 0.
+    key: u64,
+    /// In a cluster, the slot of that key; otherwise 0.
+    slot: u16,
 }
 
 struct Lane {
     runtime: Handle,
     /// Kept so that no other limiter has their address.
-    _settings: Arc<Settings>,
+    settings: Arc<Settings>,
     /// The number of calls that are under way or scheduled.
     calls: usize,
-    /// True if a call is scheduled, which takes checks from the queue when it begins.
+    /// True if a call is scheduled, which takes the first batch when it begins.
     is_scheduled: bool,
     /// True while a task watches the deadlines.
     is_watched: bool,
-    queue: VecDeque<Arc<Caller>>,
-    /// The callers of calls under way, and some that have their results.
-    sent: VecDeque<Arc<Caller>>,
+    /// Checks are added to the last batch.
+    queue: VecDeque<Arc<CheckBatch>>,
+    /// The batches of the calls under way.
+    sent: Vec<Arc<CheckBatch>>,
 }
 
-/// The caller of a check that does not have a call of its own.
-struct Caller {
-    check: Check,
-    deadline: Deadline,
-    /// True if the call that contains the check ends at the deadline.
-    ends_with_call: AtomicBool,
-    state: Mutex<State>,
-}
-
-enum State {
-    Waiting(Option<Waker>),
-    Done(Option<Result<Decision, TransportError>>),
-    Dropped,
+/// How a check is decided.
+pub(super) enum Place {
+    /// By a call of its own, during which the turn is kept.
+    Alone(Option<Turn>),
+    /// Together with others.
+    Queued(Queued),
 }
 
 impl Front {
     pub(super) fn new(client: Client) -> Self {
+        let is_clustered = AtomicBool::new(client.is_cluster());
         let (lanes, hasher) = (Mutex::default(), RandomState::default());
-        Self(Arc::new(Shared { client, lanes, hasher, is_clustered: AtomicBool::new(false) }))
+        Self(Arc::new(Shared { client, lanes, hasher, is_clustered }))
     }
 
-    /// Decides about a check: in a call of its own, or together with others. Checks of a limiter
-    /// are decided in the order of their arrival.
-    pub(super) async fn check(
+    /// Returns the place of a check. Checks of a limiter are decided in the order of their arrival.
+    /// `prefix` is that of all keys of the limiter.
+    pub(super) fn enter(
         &self,
-        settings: Arc<Settings>,
-        check: Check,
+        request: &LimitRequest<'_>,
+        prefix: &Arc<str>,
         deadline: Deadline,
-    ) -> Result<Decision, TransportError> {
-        let client = &self.0.client;
-        let runtime = Handle::try_current().ok().filter(|_| client.is_available_for(deadline));
-        let Some(runtime) = runtime else { return check.execute(client, deadline).await };
-        match self.enter(runtime, settings, check, deadline) {
-            Ok((_turn, check)) => check.execute(client, deadline).await,
-            Err(queued) => queued.await,
+    ) -> Place {
+        let Shared { client, lanes, hasher, is_clustered } = &*self.0;
+        let Ok(runtime) = Handle::try_current() else { return Place::Alone(None) };
+        let hash = hasher.hash_one(request.key.as_bytes());
+        let limiter = Arc::as_ptr(request.settings).addr();
+        let mut id = LaneId { runtime: runtime.id(), limiter, key: 0, slot: 0 };
+        if is_clustered.load(Relaxed) {
+            let slot = client.slot_of(&name_of(prefix, request.settings, request.key));
+            id = LaneId { key: hash, slot, ..id };
         }
-    }
-
-    /// Returns the turn of a call for this check alone, or its place in the queue.
-    fn enter(
-        &self,
-        runtime: Handle,
-        settings: Arc<Settings>,
-        check: Check,
-        deadline: Deadline,
-    ) -> Result<(Turn, Check), Queued> {
-        let id = LaneId { runtime: runtime.id(), limiter: Arc::as_ptr(&settings).addr() };
-        let mut lanes = lock(&self.0.lanes);
-        let lane = lanes.entry(id).or_insert_with(|| Lane::new(runtime.clone(), settings));
+        if !client.is_available_for(id.slot, deadline) {
+            return Place::Alone(None);
+        }
+        let mut lanes = lock(lanes);
+        let lane = lanes.entry(id).or_insert_with(|| Lane::new(runtime, request.settings.clone()));
         if lane.calls == 0 && lane.queue.is_empty() {
             lane.calls = 1;
-            return Ok((Turn { front: self.clone(), id, is_scheduled: false }, check));
+            let front = self.clone();
+            return Place::Alone(Some(Turn { front, id, is_scheduled: false, batch: None }));
         }
-        let caller = Arc::new(Caller::new(check, deadline));
-        lane.queue.push_back(caller.clone());
-        let (schedules, watches) = (lane.schedules(), !mem::replace(&mut lane.is_watched, true));
+        let queued = lane.push(request, hash, prefix, deadline);
+        let schedules = lane.schedules();
+        let watches = !mem::replace(&mut lane.is_watched, true);
+        let runtime = (schedules || watches).then(|| lane.runtime.clone());
         drop(lanes);
-        if schedules {
-            self.schedule(id, &runtime);
+        if let Some(runtime) = runtime {
+            if schedules {
+                self.schedule(id, &runtime);
+            }
+            if watches {
+                runtime.spawn(Watch { front: self.clone(), id, is_over: false }.run());
+            }
         }
-        if watches {
-            runtime.spawn(Watch { front: self.clone(), id, is_over: false }.run());
-        }
-        Err(Queued(caller))
+        Place::Queued(queued)
     }
 
     /// Schedules a call, which collects the checks that other tasks send before it begins.
     fn schedule(&self, id: LaneId, runtime: &Handle) {
-        let turn = Turn { front: self.clone(), id, is_scheduled: true };
+        let turn = Turn { front: self.clone(), id, is_scheduled: true, batch: None };
         runtime.spawn(turn.call());
     }
 
-    /// Takes the checks of a call out of the queue.
-    fn take(&self, id: LaneId) -> Call {
+    /// Takes a batch out of the queue for a call that begins.
+    fn take(&self, id: LaneId) -> Option<Arc<CheckBatch>> {
         let mut lanes = lock(&self.0.lanes);
         let lane = lanes.get_mut(&id).expect("a lane with a call exists");
         lane.is_scheduled = false;
-        let callers = lane.take(&self.0.hasher);
-        lane.sent.extend(callers.iter().cloned());
+        let batch = lane.queue.pop_front();
+        lane.sent.extend(batch.clone());
         let next = lane.schedules().then(|| lane.runtime.clone());
         drop(lanes);
         if let Some(runtime) = next {
             self.schedule(id, &runtime);
         }
-        Call(callers)
+        batch
     }
 }
 
@@ -176,11 +168,14 @@ impl Watch {
         while let Some(next) = self.next_deadline() {
             sleep(next.left()).await;
             sleep(next.grace()).await;
-            for (caller, is_sent) in self.expired() {
-                let error = TransportError::timeout(caller.deadline.within());
-                let error = if is_sent { error } else { error.unsent() };
-                let error = self.front.0.client.record_failure(caller.deadline, error);
-                caller.complete(Err(error));
+            for (batch, is_sent) in self.batches() {
+                for (caller, deadline) in batch.expired(Instant::now()) {
+                    let error = TransportError::timeout(deadline.within());
+                    let error = if is_sent { error } else { error.unsent() };
+                    let client = &self.front.0.client;
+                    let error = client.record_failure(self.id.slot, deadline, error);
+                    batch.complete_one(caller, Err(error));
+                }
             }
         }
     }
@@ -191,20 +186,22 @@ impl Watch {
         let front = self.front.clone();
         let lanes = &mut *lock(&front.0.lanes);
         let lane = lanes.get(&self.id)?;
-        let next = lane.watched().map(|(caller, _)| caller.deadline);
-        let next = next.min_by_key(|deadline| deadline.left());
+        let now = Instant::now();
+        let deadlines = lane.sent.iter().chain(&lane.queue);
+        let deadlines = deadlines.filter_map(|batch| batch.next_deadline(now));
+        let next = deadlines.min_by_key(|deadline| deadline.left_at(now));
         if next.is_none() {
             self.end(lanes);
         }
         next
     }
 
-    /// Returns the callers whose deadline is over, and whether their check was sent.
-    fn expired(&self) -> Vec<(Arc<Caller>, bool)> {
+    /// Returns the batches of the lane, and whether they were sent.
+    fn batches(&self) -> Vec<(Arc<CheckBatch>, bool)> {
         let lanes = &*lock(&self.front.0.lanes);
         let Some(lane) = lanes.get(&self.id) else { return vec![] };
-        let expired = lane.watched().filter(|(caller, _)| caller.deadline.is_over());
-        expired.map(|(caller, is_sent)| (caller.clone(), is_sent)).collect()
+        let sent = lane.sent.iter().map(|batch| (batch.clone(), true));
+        sent.chain(lane.queue.iter().map(|batch| (batch.clone(), false))).collect()
     }
 
     fn end(&mut self, lanes: &mut Lanes) {
@@ -231,17 +228,36 @@ impl Lane {
     fn new(runtime: Handle, settings: Arc<Settings>) -> Self {
         Self {
             runtime,
-            _settings: settings,
+            settings,
             calls: 0,
             is_scheduled: false,
             is_watched: false,
             queue: VecDeque::new(),
-            sent: VecDeque::new(),
+            sent: vec![],
         }
     }
 
     fn is_idle(&self) -> bool {
         self.calls == 0 && !self.is_watched
+    }
+
+    /// Adds a check to the last batch, or to a new one.
+    fn push(
+        &mut self,
+        request: &LimitRequest<'_>,
+        hash: u64,
+        prefix: &Arc<str>,
+        deadline: Deadline,
+    ) -> Queued {
+        if let Some(last) = self.queue.back()
+            && let Some(queued) = last.push(request, hash, deadline)
+        {
+            return queued;
+        }
+        let batch = CheckBatch::new(self.settings.clone(), prefix.clone());
+        let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
+        self.queue.push_back(batch);
+        queued
     }
 
     /// Returns true if a call is to be scheduled now.
@@ -253,59 +269,30 @@ impl Lane {
         }
         schedules
     }
-
-    /// Takes the callers of a call out of the queue.
-    fn take(&mut self, hasher: &RandomState) -> Vec<Arc<Caller>> {
-        let mut callers = Vec::with_capacity(self.queue.len().min(MAX_KEYS));
-        let mut keys = HashSet::with_hasher(RandomState::default());
-        while let Some(caller) = self.queue.front() {
-            let max = if caller.check.shares_its_key() { MAX_CHECKS } else { MAX_KEYS };
-            keys.insert(hasher.hash_one(caller.check.key()));
-            if keys.len() > MAX_KEYS || callers.len() == max {
-                break;
-            }
-            callers.extend(self.queue.pop_front().filter(|caller| caller.is_waiting()));
-        }
-        callers
-    }
-
-    /// Forgets callers that have their results.
-    fn forget_done(&mut self) {
-        while self.sent.front().is_some_and(|caller| !caller.is_waiting()) {
-            self.sent.pop_front();
-        }
-        // A call can hang while calls over another connection end.
-        if self.sent.len() > 2 * MAX_CALLS * MAX_CHECKS {
-            self.sent.retain(|caller| caller.is_waiting());
-        }
-    }
-
-    /// Returns the callers that do not end with a call, and whether their check was sent.
-    fn watched(&self) -> impl Iterator<Item = (&Arc<Caller>, bool)> {
-        let sent = self.sent.iter().filter(|caller| !caller.ends_with_call.load(Relaxed));
-        let sent = sent.map(|caller| (caller, true));
-        let all = sent.chain(self.queue.iter().map(|caller| (caller, false)));
-        all.filter(|(caller, _)| caller.is_waiting())
-    }
 }
 
 /// One of the calls of a lane. Its end lets the next one begin.
-struct Turn {
+pub(super) struct Turn {
     front: Front,
     id: LaneId,
     /// True if the call has not begun.
     is_scheduled: bool,
+    batch: Option<Arc<CheckBatch>>,
 }
 
 impl Turn {
-    /// Executes a call for the checks in the queue.
+    /// Executes a call for the first batch in the queue.
     async fn call(mut self) {
+        let front = self.front.clone();
+        let Shared { client, is_clustered, .. } = &*front.0;
         // So that nothing delays the call once it has taken its checks: the next one could overtake
         // it.
-        self.front.0.client.ready().await;
+        client.ready(self.id.slot).await;
         self.is_scheduled = false;
-        let call = self.front.take(self.id);
-        call.execute(&self.front).await;
+        self.batch = front.take(self.id);
+        if let Some(batch) = &self.batch {
+            batch.execute(client, self.id.slot, is_clustered).await;
+        }
     }
 }
 
@@ -315,144 +302,22 @@ impl Drop for Turn {
         let Entry::Occupied(mut entry) = lanes.entry(self.id) else { return };
         let lane = entry.get_mut();
         lane.calls -= 1;
-        lane.forget_done();
-        let mut abandoned = Call(vec![]);
+        let mut ended: Vec<_> = self.batch.take().into_iter().collect();
+        lane.sent.retain(|batch| ended.iter().all(|ended| !Arc::ptr_eq(batch, ended)));
         if self.is_scheduled {
             lane.is_scheduled = false; // the runtime has ended
-            abandoned.0.extend(lane.queue.drain(..));
+            ended.extend(lane.queue.drain(..));
         }
         let next = lane.schedules().then(|| lane.runtime.clone());
         if lane.is_idle() {
             entry.remove();
         }
         drop(lanes);
+        for batch in ended {
+            batch.abandon();
+        }
         if let Some(runtime) = next {
             self.front.schedule(self.id, &runtime);
         }
-    }
-}
-
-/// The callers of a call.
-struct Call(Vec<Arc<Caller>>);
-
-impl Call {
-    async fn execute(self, front: &Front) {
-        let client = &front.0.client;
-        let latest = self.0.iter().map(|caller| caller.deadline).max_by_key(|it| it.left());
-        let Some(deadline) = latest else { return };
-        for caller in &self.0 {
-            let ends = caller.deadline.left() + MAX_DELAY >= deadline.left();
-            caller.ends_with_call.store(ends, Relaxed);
-        }
-        if front.0.is_clustered.load(Relaxed) && !self.has_one_key() {
-            return self.execute_alone(client).await;
-        }
-        match execute_each(self.0.iter().map(|caller| &caller.check), client, deadline).await {
-            Ok(decisions) => self.complete(decisions, client).await,
-            Err(error) if error.server_kind() == Some(ServerErrorKind::CrossSlot) => {
-                front.0.is_clustered.store(true, Relaxed);
-                self.execute_alone(client).await;
-            }
-            Err(error) => self.fail(client, &error),
-        }
-    }
-
-    fn has_one_key(&self) -> bool {
-        self.0.iter().all(|caller| caller.check.key() == self.0[0].check.key())
-    }
-
-    async fn complete(mut self, decisions: Vec<Option<Decision>>, client: &Client) {
-        let mut alone = Call(vec![]);
-        for (caller, decision) in self.0.drain(..).zip(decisions) {
-            match decision {
-                Some(decision) => caller.complete(Ok(decision)),
-                None => alone.0.push(caller),
-            }
-        }
-        alone.execute_alone(client).await;
-    }
-
-    /// Executes a call for each check, because one call for all was not possible.
-    async fn execute_alone(mut self, client: &Client) {
-        for caller in self.0.drain(..) {
-            let (client, caller) = (client.clone(), Call(vec![caller]));
-            tokio::spawn(async move {
-                let caller = &caller.0[0];
-                caller.ends_with_call.store(true, Relaxed);
-                caller.complete(caller.check.execute(&client, caller.deadline).await);
-            });
-        }
-    }
-
-    /// Fails the callers, each with an error of its own. The call itself has recorded one failure.
-    fn fail(&self, client: &Client, error: &TransportError) {
-        let waiting = self.0.iter().filter(|caller| caller.is_waiting());
-        for (index, caller) in waiting.enumerate() {
-            let mut error = error.clone();
-            if index > 0 && !error.is_error_reply() {
-                error = client.record_failure(caller.deadline, error);
-            }
-            caller.complete(Err(error));
-        }
-    }
-}
-
-impl Drop for Call {
-    /// Fails the callers whose runtime has ended before the call.
-    fn drop(&mut self) {
-        for caller in &self.0 {
-            caller.complete(Err(TransportError::timeout(caller.deadline.within())));
-        }
-    }
-}
-
-impl Caller {
-    fn new(check: Check, deadline: Deadline) -> Self {
-        let state = Mutex::new(State::Waiting(None));
-        Self { check, deadline, ends_with_call: AtomicBool::new(false), state }
-    }
-
-    fn is_waiting(&self) -> bool {
-        matches!(*lock(&self.state), State::Waiting(_))
-    }
-
-    /// Passes the result to the caller, unless the caller has one or is gone.
-    fn complete(&self, result: Result<Decision, TransportError>) {
-        let mut state = lock(&self.state);
-        if let State::Waiting(waker) = &mut *state {
-            let waker = waker.take();
-            *state = State::Done(Some(result));
-            drop(state);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
-    }
-}
-
-/// A check in the queue or in a call. If it is dropped before it is sent, it is not counted.
-struct Queued(Arc<Caller>);
-
-impl Future for Queued {
-    type Output = Result<Decision, TransportError>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut *lock(&self.0.state) {
-            State::Waiting(waker) => {
-                match waker {
-                    Some(waker) => waker.clone_from(cx.waker()),
-                    None => *waker = Some(cx.waker().clone()),
-                }
-                Poll::Pending
-            }
-            State::Done(result) => Poll::Ready(result.take().expect("polled after completion")),
-            State::Dropped => unreachable!("a dropped future is not polled"),
-        }
-    }
-}
-
-impl Drop for Queued {
-    fn drop(&mut self) {
-        *lock(&self.0.state) = State::Dropped;
     }
 }

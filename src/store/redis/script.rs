@@ -3,8 +3,6 @@
 
 use std::sync::OnceLock;
 
-use foldhash::fast::RandomState;
-use hashbrown::HashMap;
 use redis::{Cmd, ErrorKind, RedisError};
 
 use crate::algorithm::{
@@ -77,9 +75,12 @@ pub(crate) struct Limit {
 
 impl Limit {
     fn request(&self, action: Action, now: f64) -> EngineRequest {
-        let Self { cost, max_wait, .. } = *self;
-        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
+        request(action, self.cost, self.max_wait, now)
     }
+}
+
+fn request(action: Action, cost: u32, max_wait: f64, now: f64) -> EngineRequest {
+    EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
 }
 
 /// Makes the command that decides about these limits of one request, and the script that it runs.
@@ -90,100 +91,126 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script)
         command.arg(packed(&limit.params));
     }
     match limits {
-        [limit] => command.arg(&*Runs::of(limit).bytes),
-        _ => command.arg(limits.iter().flat_map(item).collect::<Vec<_>>()),
-    };
+        [limit] => {
+            let mut items = Items::default();
+            items.begin_key();
+            items.push(limit.cost, limit.max_wait);
+            command.arg(items.bytes);
+        }
+        _ => {
+            command.arg(limits.iter().flat_map(item).collect::<Vec<_>>());
+        }
+    }
     (command, script)
 }
 
-/// Checks of one limiter for one call.
+/// Checks of one limiter for one call, each decided by itself.
 pub(crate) struct CheckEach {
-    pub(crate) command: Cmd,
-    pub(crate) script: &'static Script,
-    /// For each check the index of its state.
-    states: Vec<usize>,
+    params: Params,
+    keys: Vec<String>,
+    items: Items,
+    checks: Vec<CheckOfKey>,
+}
+
+struct CheckOfKey {
+    /// The index of its state in the reply.
+    state: usize,
+    cost: u32,
+    max_wait: f64,
 }
 
 impl CheckEach {
-    pub(crate) fn new<'a>(checks: impl ExactSizeIterator<Item = &'a Limit> + Clone) -> Self {
-        let params = &checks.clone().next().expect("a call has a check").params;
-        let mut index_of = HashMap::with_capacity_and_hasher(checks.len(), RandomState::default());
-        let mut keys: Vec<(&str, Runs)> = vec![];
-        let states = checks.map(|check| {
-            let new = keys.len();
-            let index = *index_of.entry(&*check.key).or_insert(new);
-            match keys.get_mut(index) {
-                Some((_, runs)) => runs.push(check),
-                None => keys.push((&check.key, Runs::of(check))),
-            }
-            index
-        });
-        let states = states.collect();
-        let script = Script::of([params.index()].into_iter());
-        let mut command = command(script, keys.iter().map(|(key, _)| *key), name(Action::Check));
-        let items: Vec<u8> = keys.iter().flat_map(|(_, runs)| &runs.bytes).copied().collect();
-        command.arg(packed(params)).arg(items);
-        Self { command, script, states }
+    /// Begins with none; `count` is the expected number of checks.
+    pub(crate) fn new(params: Params, count: usize) -> Self {
+        let (keys, items) = (vec![], Items::default());
+        Self { params, keys, items, checks: Vec::with_capacity(count) }
+    }
+
+    /// Adds a key, and all checks of it in their order, each with its cost and its longest wait. A
+    /// key must be added only once.
+    pub(crate) fn add(&mut self, key: String, checks: impl Iterator<Item = (u32, f64)>) {
+        let state = self.keys.len();
+        self.keys.push(key);
+        self.items.begin_key();
+        for (cost, max_wait) in checks {
+            self.items.push(cost, max_wait);
+            self.checks.push(CheckOfKey { state, cost, max_wait });
+        }
+    }
+
+    /// Makes the command, and returns the script that it runs.
+    pub(crate) fn command(&self) -> (Cmd, &'static Script) {
+        let script = Script::of([self.params.index()].into_iter());
+        let keys = self.keys.iter().map(|key| &**key);
+        let mut command = command(script, keys, name(Action::Check));
+        command.arg(packed(&self.params)).arg(&*self.items.bytes);
+        (command, script)
     }
 
     /// Computes what the script has decided about each check; `None` for one that it could not
     /// decide about, and has not counted.
-    pub(crate) fn read<'a>(
+    pub(crate) fn read(
         &self,
         reply: &Reply,
-        checks: impl ExactSizeIterator<Item = &'a Limit>,
-    ) -> Result<Vec<Option<Decided>>, RedisError> {
+    ) -> Result<(f64, Vec<Option<EngineReply>>), RedisError> {
         let (now, found) = split(reply)?;
-        let mut states: Vec<Option<Option<State>>> = vec![None; found.len()];
-        let read = |(limit, &index): (&Limit, &usize)| {
-            let state = states.get_mut(index).ok_or_else(malformed)?;
-            if state.is_none() {
-                *state = Some(match &found[index] {
-                    redis::Value::Nil => None,
-                    found => Some(decode((limit, found)).ok_or_else(malformed)?),
-                });
+        let decode = |found: &redis::Value| match found {
+            redis::Value::Nil => Ok(None),
+            redis::Value::BulkString(bytes) => {
+                self.params.decode(bytes).map(Some).ok_or_else(malformed)
             }
-            let Some(Some(state)) = state else { return Ok(None) };
-            let reply = limit.params.step(state, &limit.request(Action::Check, now));
-            Ok(Some(Decided { reply, limit: 0, now }))
+            _ => Err(malformed()),
         };
-        checks.zip(&self.states).map(read).collect()
+        let mut replies = Vec::with_capacity(self.checks.len());
+        for checks in self.checks.chunk_by(|one, next| one.state == next.state) {
+            let mut state = decode(found.get(checks[0].state).ok_or_else(malformed)?)?;
+            replies.extend(checks.iter().map(|&CheckOfKey { cost, max_wait, .. }| {
+                let request = request(Action::Check, cost, max_wait, now);
+                Some(self.params.step(state.as_mut()?, &request))
+            }));
+        }
+        Ok((now, replies))
     }
 }
 
-/// The requests to a key, packed: equal ones in a row are a run.
-struct Runs {
+/// The requests to each key, packed: equal ones in a row are a run.
+#[derive(Default)]
+struct Items {
     bytes: Vec<u8>,
+    /// The start of the last key.
+    key: usize,
+    /// The number of its runs.
+    runs: u16,
     /// The last run.
     count: u32,
     cost: u32,
     max_wait: f64,
 }
 
-impl Runs {
-    fn of(limit: &Limit) -> Self {
-        let bytes = vec![0; 2];
-        let mut runs = Self { bytes, count: 0, cost: limit.cost, max_wait: limit.max_wait };
-        runs.push(limit);
-        runs
+impl Items {
+    fn begin_key(&mut self) {
+        (self.key, self.runs, self.count) = (self.bytes.len(), 0, 0);
+        self.bytes.extend([0; 2]);
     }
 
-    fn push(&mut self, limit: &Limit) {
-        let is_same = self.cost == limit.cost && self.max_wait == limit.max_wait;
+    /// Adds a request to the last key.
+    fn push(&mut self, cost: u32, max_wait: f64) {
+        let is_same = self.cost == cost && self.max_wait == max_wait;
         if self.count > 0 && is_same {
             self.count += 1;
             let start = self.bytes.len() - Self::SIZE;
             self.bytes[start..start + 4].copy_from_slice(&self.count.to_le_bytes());
             return;
         }
-        (self.count, self.cost, self.max_wait) = (1, limit.cost, limit.max_wait);
-        let runs = u16::from_le_bytes([self.bytes[0], self.bytes[1]]) + 1;
-        self.bytes[..2].copy_from_slice(&runs.to_le_bytes());
+        (self.count, self.cost, self.max_wait) = (1, cost, max_wait);
+        self.runs += 1;
+        self.bytes[self.key..self.key + 2].copy_from_slice(&self.runs.to_le_bytes());
         self.bytes.extend(self.count.to_le_bytes());
-        self.bytes.extend(self.cost.to_le_bytes());
-        self.bytes.extend(self.max_wait.to_le_bytes());
+        self.bytes.extend(cost.to_le_bytes());
+        self.bytes.extend(max_wait.to_le_bytes());
     }
 
+    /// The size of a run.
     const SIZE: usize = 16;
 }
 
@@ -215,8 +242,8 @@ pub(crate) fn release_item(release: &Release) -> Vec<u8> {
 }
 
 fn command<'a>(script: &Script, keys: impl ExactSizeIterator<Item = &'a str>, action: &str) -> Cmd {
-    let mut command = redis::cmd("EVALSHA");
-    command.arg(&*script.hash).arg(keys.len());
+    let mut command = Cmd::with_capacity(6 + keys.len(), 256 + 64 * keys.len());
+    command.arg("EVALSHA").arg(&*script.hash).arg(keys.len());
     for key in keys {
         command.arg(key);
     }

@@ -34,7 +34,6 @@ pub(super) use self::{
     client::Client,
     command::Command,
     config::{DEFAULT_DEADLINE, DEFAULT_DENIAL_TTL, DEFAULT_PREFIX, assert_prefix},
-    connection::Connection,
     connector::ANSWER_TIMEOUT,
     error::TransportError,
     server::Server,

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use super::{
     background::{Job, Queue},
     breaker::Health,
-    cluster::Cluster,
+    cluster::{Cluster, slot_of},
     command::Command,
     connection::Connection,
     deadline::Deadline,
@@ -49,31 +49,40 @@ impl Client {
         }
     }
 
-    /// Returns whether the breaker is closed for calls with this deadline.
-    pub(crate) fn is_available_for(&self, deadline: Deadline) -> bool {
+    /// Returns the slot of a key in a cluster; on one server 0.
+    pub(crate) fn slot_of(&self, key: &str) -> u16 {
         match self {
-            Self::Node(node) => node.is_available_for(deadline.within()),
-            Self::Cluster(cluster) => cluster.health(deadline.within()).is_available,
+            Self::Node(_) => 0,
+            Self::Cluster(_) => slot_of(key.as_bytes()) as u16,
         }
     }
 
-    /// Waits until the next command can be sent immediately, or fails.
-    pub(crate) async fn ready(&self) {
-        if let Self::Node(node) = self {
-            node.ready().await;
+    /// Returns the node of the keys in a slot.
+    fn node_of(&self, slot: u16) -> Arc<Node> {
+        match self {
+            Self::Node(node) => node.clone(),
+            Self::Cluster(cluster) => cluster.node_of(slot.into()),
         }
+    }
+
+    /// Returns whether the breaker of the node is closed for calls with this deadline.
+    pub(crate) fn is_available_for(&self, slot: u16, deadline: Deadline) -> bool {
+        self.node_of(slot).is_available_for(deadline.within())
+    }
+
+    /// Waits until the next command for the slot can be sent immediately, or fails.
+    pub(crate) async fn ready(&self, slot: u16) {
+        self.node_of(slot).ready().await;
     }
 
     /// Records that another caller of a call has failed. Returns its error.
     pub(crate) fn record_failure(
         &self,
+        slot: u16,
         deadline: Deadline,
         error: TransportError,
     ) -> TransportError {
-        match self {
-            Self::Node(node) => node.record_failure_of_caller(deadline, error),
-            Self::Cluster(_) => error,
-        }
+        self.node_of(slot).record_failure_of_caller(deadline, error)
     }
 
     /// Executes a job in the background, at the server that has its key.

@@ -235,6 +235,11 @@ impl Cluster {
         probes
     }
 
+    /// Returns the node of a slot, or any node if it is unknown.
+    pub(crate) fn node_of(&self, slot: usize) -> Arc<Node> {
+        self.owner(slot).node.clone()
+    }
+
     fn owner(&self, slot: usize) -> Arc<ClusterNode> {
         let owner = self.read(|map| map.slots[slot].clone());
         owner.unwrap_or_else(|| self.some_nodes().swap_remove(0))
@@ -586,7 +591,7 @@ fn named_host<'a>(host: &'a str, sender: &'a str) -> Option<&'a str> {
 
 /// Returns the CRC-16/XMODEM of the text in the first pair of braces. If there is none, or it is
 /// empty, of the key.
-fn slot_of(key: &[u8]) -> usize {
+pub(crate) fn slot_of(key: &[u8]) -> usize {
     let tag = key.iter().position(|it| *it == b'{').and_then(|open| {
         let tag = &key[open + 1..];
         let close = tag.iter().position(|it| *it == b'}')?;

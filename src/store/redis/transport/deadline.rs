@@ -45,7 +45,11 @@ impl Deadline {
     }
 
     pub(crate) fn left(self) -> Duration {
-        self.within.saturating_sub(self.start.elapsed())
+        self.left_at(Instant::now())
+    }
+
+    pub(crate) fn left_at(self, now: Instant) -> Duration {
+        self.within.saturating_sub(now.saturating_duration_since(self.start))
     }
 
     /// Waits for a reply until the deadline.
