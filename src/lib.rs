@@ -86,7 +86,7 @@ mod middleware;
 mod quota;
 #[cfg(feature = "redisson")]
 pub mod redisson;
-mod store;
+pub mod store;
 mod sync;
 mod time;
 

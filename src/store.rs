@@ -1,5 +1,9 @@
-//! Stores, which keep the counts. The trait is the one door to all of them.
+//! Stores, which keep the counts: in memory or in Redis, chosen in the code or, by [`connect`], at
+//! run time.
 
+// The trait is the one door to all of them.
+
+mod connect;
 #[cfg(feature = "redis")]
 mod denials;
 mod memory;
@@ -21,14 +25,18 @@ pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
 pub use self::redis::{Health, RedisConfig, RedisStore};
 pub use self::{
+    connect::connect,
     memory::{MemoryStore, WhenFull},
+};
+pub(crate) use self::{
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
+    seal::Sealed,
 };
 use crate::{algorithm::Release, decision::Decision, keys::Key};
 
 /// A task that no request waits for.
-pub type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A store for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
@@ -83,15 +91,61 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// The seal of [`Store`]: only the stores of this crate implement it.
-pub trait Sealed {}
+impl Sealed for AnyStore {}
 
-/// A store of any kind. A decision in memory needs no dynamic call.
+impl Store for AnyStore {
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+        self.decide(request)
+    }
+
+    fn release(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        release: Release,
+    ) -> StoreFuture<()> {
+        self.as_dyn().release(settings, key, release)
+    }
+
+    fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
+        self.as_dyn().release_in_background(settings, key, release);
+    }
+
+    fn releases_immediately(&self) -> bool {
+        self.as_dyn().releases_immediately()
+    }
+
+    fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
+        self.as_dyn().reset(settings, key)
+    }
+
+    fn spawn_background(&self, task: BackgroundTask) {
+        self.as_dyn().spawn_background(task);
+    }
+
+    fn names(&self) -> &Names {
+        self.as_dyn().names()
+    }
+
+    fn into_any(self) -> AnyStore {
+        self
+    }
+}
+
+mod seal {
+    /// The seal of [`Store`](super::Store): only the stores of this crate implement it.
+    pub trait Sealed {}
+}
+
+/// A store that was chosen at run time, by [`connect`]. Clones share its counts.
+// A decision in memory needs no dynamic call.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum AnyStore {
     /// In the memory of the process.
     Memory(MemoryStore),
-    /// Another store, or one that decorates a store.
+    /// Another store.
+    #[doc(hidden)]
     Dyn(Arc<dyn Store>),
 }
 

@@ -18,7 +18,7 @@ pub struct StoreError {
 
 /// The distinctions that callers can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only Redis fails in other ways"))]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only calls can time out"))]
 pub(crate) enum Kind {
     Full,
     Timeout,
@@ -45,11 +45,28 @@ impl fmt::Display for Full {
 
 impl Error for Full {}
 
+/// The settings of a store are invalid.
+#[derive(Debug)]
+struct Config(String);
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Config {}
+
 impl StoreError {
     /// Returns the error of a store that is full, with `max_keys` keys in use.
     pub(crate) fn full(max_keys: usize) -> Self {
         let cause = Arc::new(Full { max_keys });
         Self { kind: Kind::Full, may_have_run: false, cause }
+    }
+
+    /// Returns the error of invalid settings.
+    pub(crate) fn config(text: String) -> Self {
+        Self { kind: Kind::Other, may_have_run: false, cause: Arc::new(Config(text)) }
     }
 
     /// Returns the error of a backend.

@@ -127,16 +127,15 @@ impl RedisStore {
         Ok(store.deadline(config.deadline).denial_ttl(config.denial_ttl))
     }
 
-    /// Connects to the server at `url`, and proves by [`ping`](RedisStore::ping) that it can
-    /// decide.
+    /// Connects to Redis at `url`, and proves by [`ping`](RedisStore::ping) that it can decide.
     ///
-    /// The URL is `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or
-    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`; with a TLS feature also `rediss://`. The
-    /// prefix of the keys is the default one; for another one use [`lazy`](RedisStore::lazy).
+    /// The URL names one server, such as `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`, or
+    /// Sentinels or the nodes of a cluster, and has settings as parameters, such as
+    /// `?prefix=shop`: see [`store::connect`](crate::store::connect).
     ///
     /// # Errors
     ///
-    /// If the URL is invalid, or the server does not answer within a second.
+    /// If the URL is invalid, or Redis does not answer within a second.
     ///
     /// # Cancel safety
     ///
@@ -147,14 +146,14 @@ impl RedisStore {
         Ok(store)
     }
 
-    /// Makes a store that connects to the server at `url` when it is first used. See
+    /// Makes a store that connects to Redis at `url` when it is first used. See
     /// [`connect`](RedisStore::connect).
     ///
     /// # Errors
     ///
     /// If the URL is invalid.
     pub fn lazy(url: &str) -> Result<Self, StoreError> {
-        Self::new(RedisConfig::server(url)?)
+        Self::new(RedisConfig::from_url(url)?)
     }
 
     /// Makes a store over the master that Sentinels name. It connects when it is first used, and

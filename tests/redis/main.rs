@@ -16,3 +16,4 @@ mod releases;
 mod sentinel;
 mod store;
 mod tls;
+mod url;

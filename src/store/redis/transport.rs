@@ -25,6 +25,7 @@ mod sentinel;
 mod server;
 #[cfg(feature = "tls-rustls")]
 mod tls;
+mod url;
 
 pub(crate) use self::deadline::Deadline;
 #[cfg(feature = "tls-rustls")]

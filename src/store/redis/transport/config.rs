@@ -1,12 +1,8 @@
-//! The settings of the transport: addresses, credentials and TLS. It parses URLs, and opens no
-//! connection.
+//! The settings of the transport: addresses, credentials and TLS. It opens no connection.
 
 use std::{fmt, slice, sync::Arc, time::Duration};
 
-use redis::{
-    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
-    auth::StreamingCredentialsProvider,
-};
+use redis::auth::StreamingCredentialsProvider;
 
 #[cfg(feature = "tls-rustls")]
 use super::tls::Tls;
@@ -17,6 +13,7 @@ use super::{
     error::TransportError,
     sentinel::Sentinels,
     server::Server,
+    url::{self, Nodes, Url},
 };
 use crate::error::StoreError;
 
@@ -79,6 +76,40 @@ enum Topology {
 }
 
 impl RedisConfig {
+    /// Describes Redis by one URL. See [`store::connect`](crate::store::connect) for its forms.
+    ///
+    /// # Errors
+    ///
+    /// If the URL is invalid.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let url = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster?deadline=50ms&prefix=shop";
+    /// let store = RedisStore::new(RedisConfig::from_url(url)?)?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_url(url: &str) -> Result<Self, StoreError> {
+        let (nodes, settings) = url::read(url)?;
+        let config = match nodes {
+            Nodes::Server(url) => Self::server(&url)?,
+            Nodes::Sentinels { sentinels, master } => Self::sentinels(sentinels, &master)?,
+            Nodes::Cluster(nodes) => Self::cluster(nodes)?,
+        };
+        Ok(Self {
+            connections: settings.connections.unwrap_or(config.connections),
+            deadline: settings.deadline.unwrap_or(config.deadline),
+            denial_ttl: settings.denial_ttl.unwrap_or(config.denial_ttl),
+            prefix: settings.prefix.map_or(config.prefix.clone(), Into::into),
+            ..config
+        })
+    }
+
     /// Describes the server at `url`: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`,
     /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`, or for TLS `rediss://` with the feature
     /// `tls-rustls`.
@@ -452,98 +483,12 @@ pub(crate) fn assert_prefix(prefix: &str) {
     assert!(!prefix.contains('{'), "the prefix {prefix:?} contains a '{{'");
 }
 
-/// A parsed URL.
-#[derive(Clone)]
-struct Url {
-    place: Place,
-    login: RedisConnectionInfo,
-    is_tls: bool,
-}
-
 impl Url {
-    fn read(url: &str) -> Result<Self, TransportError> {
-        let invalid = |why: &str| {
-            TransportError::config(format!(
-                "cannot use the Redis URL {}: {why}; write redis://HOST:PORT/DB, unix:///PATH, or \
-                 with the feature `tls-rustls` rediss://HOST:PORT/DB, with special characters of a \
-                 password as in %2F for a slash",
-                masked(url)
-            ))
-        };
-        let plain = |from: &str, to: &str| url.strip_prefix(from).map(|rest| [to, rest].concat());
-        let plain = plain("rediss://", "redis://").or_else(|| plain("valkeys://", "valkey://"));
-        if plain.is_some() && url.ends_with("#insecure") {
-            return Err(invalid(
-                "certificates are always checked; remove `#insecure`, and give the CA \
-                 certificates to `RedisConfig::tls`",
-            ));
-        }
-        let is_tls = plain.is_some();
-        let info: ConnectionInfo =
-            plain.as_deref().unwrap_or(url).into_connection_info().map_err(|error| {
-                let why = error.to_string();
-                invalid(why.split(" - InvalidClientConfig").next().unwrap_or(&why))
-            })?;
-        let place = match info.addr() {
-            ConnectionAddr::Tcp(host, port) => Place::Tcp((host.clone(), *port)),
-            ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
-            other => return Err(invalid(&format!("{other} is not an address"))),
-        };
-        if info.redis_settings().db() < 0 {
-            return Err(invalid("the database must be a number, 0 or above"));
-        }
-        if matches!(place, Place::Tcp(_)) && url.contains("?db=") {
-            return Err(invalid("the database is the path of this URL"));
-        }
-        // Servers before 7.2 do not know CLIENT SETINFO, and the user may lack the permission for
-        // it.
-        let mut login = info.redis_settings().clone().set_skip_set_lib_name();
-        if !url.rsplit_once('?').is_some_and(|(_, query)| query.contains("protocol=")) {
-            login = login.set_protocol(ProtocolVersion::RESP3);
-        }
-        Ok(Self { place, login, is_tls })
-    }
-
     fn endpoint(&self, tls: &Security) -> Endpoint {
         let Self { place, login, is_tls } = self.clone();
         let is_by_tls = matches!(place, Place::Tcp(_)) && (is_tls || tls.is_for_all);
         let tls = tls.connector.clone().filter(|_| is_by_tls);
         Endpoint::new(place, login, tls)
-    }
-
-    fn read_all(
-        urls: impl IntoIterator<Item = impl AsRef<str>>,
-        form: &str,
-    ) -> Result<Vec<Self>, TransportError> {
-        let urls: Result<Vec<_>, _> =
-            urls.into_iter().map(|url| Self::read(url.as_ref())).collect();
-        match urls {
-            Ok(urls) if urls.is_empty() => Err(TransportError::config(format!(
-                "cannot find Redis: there is no URL; write {form}"
-            ))),
-            Ok(urls) if urls.iter().any(|url| url.is_tls != urls[0].is_tls) => {
-                Err(TransportError::config(
-                    "cannot use redis:// and rediss:// URLs together: unlisted nodes are \
-                     connected to like the first one; write rediss:// for all of them",
-                ))
-            }
-            urls => urls,
-        }
-    }
-}
-
-/// Returns the URL without its user, password and query.
-fn masked(url: &str) -> String {
-    let without_query = |url: &str| url.split('?').next().unwrap_or_default().to_owned();
-    if url.contains("unix://") {
-        return without_query(url); // the password is in the query
-    }
-    let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
-    match url.rsplit_once('@') {
-        Some((_, rest)) => [scheme, "***@", &without_query(rest)].concat(),
-        // Without an '@' after it, a password stands in place of the port.
-        None if url[scheme.len()..].matches(':').count() > 1 => [scheme, "***"].concat(),
-        None => without_query(url),
     }
 }
 
@@ -551,25 +496,4 @@ fn masked(url: &str) -> String {
 #[cfg(test)]
 pub(crate) fn endpoint(url: &str) -> Endpoint {
     Url::read(url).unwrap().endpoint(&Security { connector: None, is_for_all: false })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn secrets_are_masked() {
-        for (url, shown) in [
-            ("redis://alice:secret@host:6379/0", "redis://***@host:6379/0"),
-            ("redis://:se@cret@host", "redis://***@host"),
-            ("alice:secret@host", "***@host"),
-            ("redis://alice:sec?ret@host:6379/0", "redis://***@host:6379/0"),
-            ("redis://host?secret=1", "redis://host"),
-            ("redis://alice:secret:host:6379", "redis://***"),
-            ("unix:///a/socket?pass=sec@ret", "unix:///a/socket"),
-            ("localhost", "localhost"),
-        ] {
-            assert_eq!(masked(url), shown);
-        }
-    }
 }

@@ -1,0 +1,347 @@
+//! The URLs of Redis: that of one server, and those that name all nodes and settings. It opens no
+//! connection.
+
+use std::time::Duration;
+
+use redis::{
+    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
+};
+
+use super::{connector::Place, error::TransportError};
+
+/// The nodes that a URL names, as URLs.
+pub(super) enum Nodes {
+    Server(String),
+    Sentinels {
+        sentinels: Vec<String>,
+        /// With the name in place of the host.
+        master: String,
+    },
+    Cluster(Vec<String>),
+}
+
+/// The settings in the parameters of a URL.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct UrlSettings {
+    pub(super) connections: Option<usize>,
+    pub(super) deadline: Option<Duration>,
+    pub(super) denial_ttl: Option<Duration>,
+    pub(super) prefix: Option<String>,
+}
+
+const SETTINGS: [&str; 4] = ["connections", "deadline", "denial_ttl", "prefix"];
+const SENTINELS: [&str; 2] = ["sentinel_password", "sentinel_user"];
+
+/// Reads a URL with all nodes and settings.
+pub(super) fn read(url: &str) -> Result<(Nodes, UrlSettings), TransportError> {
+    let invalid = |why: &str| {
+        TransportError::config(format!("cannot use the Redis URL {}: {why}", masked(url)))
+    };
+    let parameters = Parameters::of(url);
+    let settings = UrlSettings::read(&parameters, &invalid)?;
+    let scheme = url.split("://").next().unwrap_or_default();
+    let (tls, topology) = match scheme.split_once('+') {
+        Some((tls @ ("redis" | "rediss"), topology)) => (tls, topology),
+        _ => return Ok((Nodes::Server(parameters.without(&SETTINGS)), settings)),
+    };
+    let known = if topology == "sentinel" {
+        [&SETTINGS[..], &SENTINELS].concat()
+    } else {
+        SETTINGS.to_vec()
+    };
+    parameters.reject_unknown(&known, &invalid)?;
+    let rest = &parameters.before[scheme.len() + 3..];
+    let (login, rest) = match rest.rsplit_once('@') {
+        Some((login, rest)) => ([login, "@"].concat(), rest),
+        None => (String::new(), rest),
+    };
+    let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let hosts = hosts.split(',').filter(|host| !host.is_empty());
+    match topology {
+        "cluster" if path.is_empty() => Ok((
+            Nodes::Cluster(hosts.map(|host| [tls, "://", &login, host].concat()).collect()),
+            settings,
+        )),
+        "cluster" => Err(invalid("a cluster has no databases; remove the path")),
+        "sentinel" if path.is_empty() => {
+            Err(invalid("it names no master; write redis+sentinel://HOST:PORT,HOST:PORT/MASTER"))
+        }
+        "sentinel" => {
+            let of_sentinels = parameters.sentinel_login();
+            let sentinels = hosts.map(|host| [tls, "://", &of_sentinels, host].concat()).collect();
+            let master = [tls, "://", &login, path].concat();
+            Ok((Nodes::Sentinels { sentinels, master }, settings))
+        }
+        _ => Err(invalid("write redis+sentinel:// or redis+cluster://")),
+    }
+}
+
+/// A URL, split into its parameters and the part before them.
+struct Parameters<'a> {
+    before: &'a str,
+    pairs: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Parameters<'a> {
+    /// A `?` before an `@` belongs to a password.
+    fn of(url: &'a str) -> Self {
+        let host = if url.contains("unix://") { 0 } else { url.rfind('@').unwrap_or(0) };
+        let Some(start) = url[host..].find('?').map(|at| host + at) else {
+            return Self { before: url, pairs: vec![] };
+        };
+        let pairs = url[start + 1..].split('&').filter(|pair| !pair.is_empty());
+        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
+        Self { before: &url[..start], pairs }
+    }
+
+    fn get(&self, name: &str) -> Option<&'a str> {
+        self.pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1)
+    }
+
+    /// Returns the URL without the parameters of these names.
+    fn without(&self, names: &[&str]) -> String {
+        let rest = self.pairs.iter().filter(|pair| !names.contains(&pair.0));
+        let rest: Vec<_> = rest.map(|(name, value)| format!("{name}={value}")).collect();
+        let mark = if rest.is_empty() { "" } else { "?" };
+        [self.before, mark, &rest.join("&")].concat()
+    }
+
+    fn reject_unknown(
+        &self,
+        known: &[&str],
+        invalid: &impl Fn(&str) -> TransportError,
+    ) -> Result<(), TransportError> {
+        let unix: &[&str] =
+            if self.before.contains("unix://") { &["db", "pass", "user"] } else { &[] };
+        let known: Vec<_> = [known, unix, &["protocol"]].concat();
+        match self.pairs.iter().find(|pair| !known.contains(&pair.0)) {
+            Some((name, _)) => Err(invalid(&format!(
+                "the parameter `{name}` is unknown; the parameters are {}",
+                known.join(", ")
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn sentinel_login(&self) -> String {
+        let [password, user] = SENTINELS.map(|name| self.get(name));
+        match password {
+            Some(password) => format!("{}:{password}@", user.unwrap_or_default()),
+            None => String::new(),
+        }
+    }
+}
+
+impl UrlSettings {
+    fn read(
+        parameters: &Parameters<'_>,
+        invalid: &impl Fn(&str) -> TransportError,
+    ) -> Result<Self, TransportError> {
+        let time = |name: &str| {
+            let read = |text| {
+                duration(text).ok_or_else(|| {
+                    invalid(&format!(
+                        "`{name}={text}` is not a time; write for example {name}=50ms or {name}=2s"
+                    ))
+                })
+            };
+            parameters.get(name).map(read).transpose()
+        };
+        let connections = parameters.get("connections").map(|text| match text.parse() {
+            Ok(connections) if connections > 0 => Ok(connections),
+            _ => Err(invalid(&format!("`connections={text}` is not a number from 1 on"))),
+        });
+        let prefix = parameters.get("prefix").map(|prefix| match prefix.contains(['{', '%']) {
+            true => Err(invalid("a prefix contains no braces and no percent signs")),
+            false => Ok(prefix.to_owned()),
+        });
+        Ok(Self {
+            connections: connections.transpose()?,
+            deadline: time("deadline")?,
+            denial_ttl: time("denial_ttl")?,
+            prefix: prefix.transpose()?,
+        })
+    }
+}
+
+/// Reads a time such as `50ms`, `2s` or `1m`.
+fn duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let number: u32 = text[..digits].parse().ok()?;
+    let unit = match &text[digits..] {
+        "us" => Duration::from_micros(1),
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return None,
+    };
+    Some(unit * number)
+}
+
+/// A parsed URL.
+#[derive(Clone)]
+pub(super) struct Url {
+    pub(super) place: Place,
+    pub(super) login: RedisConnectionInfo,
+    pub(super) is_tls: bool,
+}
+
+impl Url {
+    pub(super) fn read(url: &str) -> Result<Self, TransportError> {
+        let invalid = |why: &str| {
+            TransportError::config(format!(
+                "cannot use the Redis URL {}: {why}; write redis://HOST:PORT/DB, unix:///PATH, or \
+                 with the feature `tls-rustls` rediss://HOST:PORT/DB, with special characters of a \
+                 password as in %2F for a slash",
+                masked(url)
+            ))
+        };
+        Parameters::of(url).reject_unknown(&[], &invalid)?;
+        let plain = |from: &str, to: &str| url.strip_prefix(from).map(|rest| [to, rest].concat());
+        let plain = plain("rediss://", "redis://").or_else(|| plain("valkeys://", "valkey://"));
+        if plain.is_some() && url.ends_with("#insecure") {
+            return Err(invalid(
+                "certificates are always checked; remove `#insecure`, and give the CA \
+                 certificates to `RedisConfig::tls`",
+            ));
+        }
+        let is_tls = plain.is_some();
+        let info: ConnectionInfo =
+            plain.as_deref().unwrap_or(url).into_connection_info().map_err(|error| {
+                let why = error.to_string();
+                invalid(why.split(" - InvalidClientConfig").next().unwrap_or(&why))
+            })?;
+        let place = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => Place::Tcp((host.clone(), *port)),
+            ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
+            other => return Err(invalid(&format!("{other} is not an address"))),
+        };
+        if info.redis_settings().db() < 0 {
+            return Err(invalid("the database must be a number, 0 or above"));
+        }
+        if matches!(place, Place::Tcp(_)) && url.contains("?db=") {
+            return Err(invalid("the database is the path of this URL"));
+        }
+        // Servers before 7.2 do not know CLIENT SETINFO, and the user may lack the permission for
+        // it.
+        let mut login = info.redis_settings().clone().set_skip_set_lib_name();
+        if Parameters::of(url).get("protocol").is_none() {
+            login = login.set_protocol(ProtocolVersion::RESP3);
+        }
+        Ok(Self { place, login, is_tls })
+    }
+
+    pub(super) fn read_all(
+        urls: impl IntoIterator<Item = impl AsRef<str>>,
+        form: &str,
+    ) -> Result<Vec<Self>, TransportError> {
+        let urls: Result<Vec<_>, _> =
+            urls.into_iter().map(|url| Self::read(url.as_ref())).collect();
+        match urls {
+            Ok(urls) if urls.is_empty() => Err(TransportError::config(format!(
+                "cannot find Redis: there is no URL; write {form}"
+            ))),
+            Ok(urls) if urls.iter().any(|url| url.is_tls != urls[0].is_tls) => {
+                Err(TransportError::config(
+                    "cannot use redis:// and rediss:// URLs together: unlisted nodes are \
+                     connected to like the first one; write rediss:// for all of them",
+                ))
+            }
+            urls => urls,
+        }
+    }
+}
+
+/// Returns the URL without its user, password and query.
+fn masked(url: &str) -> String {
+    let without_query = |url: &str| url.split('?').next().unwrap_or_default().to_owned();
+    if url.contains("unix://") {
+        return without_query(url); // the password is in the query
+    }
+    let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
+    match url.rsplit_once('@') {
+        Some((_, rest)) => [scheme, "***@", &without_query(rest)].concat(),
+        // Without an '@' after it, a password stands in place of the port.
+        None if url[scheme.len()..].matches(':').count() > 1 => [scheme, "***"].concat(),
+        None => without_query(url),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_masked() {
+        for (url, shown) in [
+            ("redis://alice:secret@host:6379/0", "redis://***@host:6379/0"),
+            ("redis://:se@cret@host", "redis://***@host"),
+            ("alice:secret@host", "***@host"),
+            ("redis://alice:sec?ret@host:6379/0", "redis://***@host:6379/0"),
+            ("redis://host?secret=1", "redis://host"),
+            ("redis://alice:secret:host:6379", "redis://***"),
+            ("unix:///a/socket?pass=sec@ret", "unix:///a/socket"),
+            ("localhost", "localhost"),
+        ] {
+            assert_eq!(masked(url), shown);
+        }
+    }
+
+    fn nodes(url: &str) -> String {
+        match read(url) {
+            Ok((Nodes::Server(url), _)) => url,
+            Ok((Nodes::Cluster(nodes), _)) => nodes.join(" "),
+            Ok((Nodes::Sentinels { sentinels, master }, _)) => {
+                format!("{} -> {master}", sentinels.join(" "))
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn one_url_names_all_nodes() {
+        for (url, expected) in [
+            ("redis://a:1/2?deadline=1s", "redis://a:1/2"),
+            ("unix:///a/b?db=3&prefix=x", "unix:///a/b?db=3"),
+            ("rediss+cluster://:p@a:1,b", "rediss://:p@a:1 rediss://:p@b"),
+            ("redis+sentinel://a:1,b:2/main", "redis://a:1 redis://b:2 -> redis://main"),
+            (
+                "rediss+sentinel://u:p@a/main/3?sentinel_password=q&connections=2",
+                "rediss://:q@a -> rediss://u:p@main/3",
+            ),
+        ] {
+            assert_eq!(nodes(url), expected);
+        }
+    }
+
+    #[test]
+    fn parameters_are_settings() {
+        let url = "redis+cluster://a?deadline=50ms&connections=2&prefix=shop&denial_ttl=0s";
+        let (_, settings) = read(url).unwrap();
+        let expected = UrlSettings {
+            connections: Some(2),
+            deadline: Some(Duration::from_millis(50)),
+            denial_ttl: Some(Duration::ZERO),
+            prefix: Some("shop".to_owned()),
+        };
+        assert_eq!(settings, expected);
+    }
+
+    #[test]
+    fn an_invalid_url_says_what_is_wrong() {
+        for (url, part) in [
+            ("redis+sentinel://a:1,b:2", "names no master"),
+            ("redis+cluster://a/1", "no databases"),
+            ("redis+ring://a", "redis+cluster://"),
+            ("redis+cluster://:secret@a?dead=1s", "`dead` is unknown"),
+            ("redis://a?deadline=50", "deadline=50ms"),
+            ("redis://a?connections=0", "from 1 on"),
+            ("redis://a?prefix={x}", "no braces"),
+        ] {
+            let text = nodes(url);
+            assert!(text.contains(part) && !text.contains("secret"), "{url}: {text}");
+        }
+        let error = Url::read("redis://a?deadline=1s").err().unwrap().to_string();
+        assert!(error.contains("`deadline` is unknown"), "{error}");
+    }
+}
