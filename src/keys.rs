@@ -66,8 +66,9 @@ impl<'a> Key<'a> {
     /// Makes a scoped key that does not contain the value, such as an API key: `scope==` and half
     /// of the HMAC-SHA-256 of the value, as 32 hexadecimal digits.
     ///
-    /// Who can read the keys of Redis, or its slow log, cannot find the value without the `secret`.
-    /// All replicas need the same secret. With another secret, all counts begin anew.
+    /// The keys of a store are readable, in Redis also in the slow log. The value cannot be found
+    /// from the key without the `secret`. All replicas need the same secret. With another
+    /// secret, all counts begin anew.
     ///
     /// # Panics
     ///

@@ -1,5 +1,5 @@
-//! Conversions into a [`Key`]: text, bytes, numbers, addresses and tuples. Those of HTTP types are in
-//! `middleware/extractor/into_key.rs`.
+//! Conversions into a [`Key`]: text, bytes, numbers, addresses and tuples. Those of HTTP types are
+//! in `middleware/extractor/into_key.rs`.
 
 use std::{
     borrow::Cow,

@@ -23,7 +23,8 @@ impl Secret {
     /// Returns hexadecimal digits.
     pub(crate) fn hash(&self, value: &[u8]) -> String {
         let hash = self.0.clone().chain_update(value).finalize().into_bytes();
-        hash[..LENGTH].iter().map(|byte| format!("{byte:02x}")).collect()
+        let digits = hash[..LENGTH].iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        digits.map(|digit| char::from_digit(digit.into(), 16).expect("below 16")).collect()
     }
 }
 

@@ -215,8 +215,8 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// - [`Error::SameLimitTwice`] and [`Error::DifferentStores`] for an invalid charge, immediately
-    ///   and without spending.
+    /// - [`Error::SameLimitTwice`] and [`Error::DifferentStores`] for an invalid charge,
+    ///   immediately and without spending.
     /// - [`Error::Unsupported`] if Redisson shares the limiter.
     /// - [`Error::Store`] if the store fails.
     ///

@@ -323,7 +323,8 @@ impl Limiter {
 
     /// Returns the decision that [`check`](Limiter::check) would make now, and spends nothing.
     ///
-    /// [`remaining`](Decision::remaining) contains the units that are left before that check.
+    /// [`remaining`](Decision::remaining) contains the units that are left before that check. For a
+    /// key that a layer counts, see [`reset`](Limiter::reset).
     ///
     /// # Errors
     ///
@@ -372,8 +373,8 @@ impl Limiter {
     /// fixed window forgets the debt when it ends. Waiting requests keep their reservations. To
     /// adjust the cost of a request that was checked, call [`settle`](Limiter::settle).
     ///
-    /// The decision describes the key afterwards. A cost of 0 spends nothing: the decision describes
-    /// the key as it is.
+    /// The decision describes the key afterwards. A cost of 0 spends nothing: the decision
+    /// describes the key as it is.
     ///
     /// # Errors
     ///
@@ -414,8 +415,8 @@ impl Limiter {
     /// count for their full time. A fixed window returns units of the current window. Reservations
     /// of waiting requests are not returned.
     ///
-    /// The decision describes the key afterwards. A cost of 0 grants nothing: the decision describes
-    /// the key as it is.
+    /// The decision describes the key afterwards. A cost of 0 grants nothing: the decision
+    /// describes the key as it is.
     ///
     /// # Errors
     ///

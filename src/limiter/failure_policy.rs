@@ -10,8 +10,8 @@ use crate::{
 
 /// The treatment of a request about which the store does not decide. The policy has no effect on
 /// requests that are denied or misconfigured. See
-/// [`RateLimitLayer::on_failure`](crate::RateLimitLayer::on_failure) and, for a limiter that is used
-/// without a layer, [`Limiter::on_failure`](crate::Limiter::on_failure).
+/// [`RateLimitLayer::on_failure`](crate::RateLimitLayer::on_failure) and, for a limiter that is
+/// used without a layer, [`Limiter::on_failure`](crate::Limiter::on_failure).
 ///
 /// | | requests that proceed | requests that can proceed above the quota |
 /// |---|---|---|

@@ -132,8 +132,7 @@ where
                     call.resolved(cx, &head, charge)
                 }
                 StateProj::Waiting { waiting } => {
-                    let (acquire, _) = waiting.as_mut().expect(TAKEN);
-                    let result = ready!(acquire.poll(cx));
+                    let result = ready!(waiting.as_mut().expect(TAKEN).0.poll(cx));
                     let (acquire, request) = take(waiting);
                     (head, rest) = P::split(request);
                     call.waited(cx, &head, acquire, result)
@@ -145,13 +144,10 @@ where
                     call.proceed(acquire, Poll::Ready(readiness))
                 }
                 StateProj::Calling { future } => {
-                    let response = ready!(future.poll(cx))?;
-                    let protocol = &call.shared.protocol;
-                    return Poll::Ready(Ok(protocol.respond(response, &mut call.charge)));
+                    let Call { shared, charge, .. } = call;
+                    return future.poll(cx).map_ok(|it| shared.protocol.respond(it, charge));
                 }
-                StateProj::Rejecting { rejecting } => {
-                    return Poll::Ready(Ok(ready!(Pin::new(rejecting).poll(cx))));
-                }
+                StateProj::Rejecting { rejecting } => return Pin::new(rejecting).poll(cx).map(Ok),
             };
             match step {
                 Step::Resolve(rule) => {

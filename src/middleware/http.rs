@@ -1,9 +1,9 @@
 //! `Http`: HTTP and gRPC requests, what the layer adds to them and to their responses, and their
 //! rejections.
 
-mod answer;
 mod body;
 mod grpc;
+mod handler;
 mod headers;
 mod mapped;
 mod problem;

@@ -123,8 +123,8 @@ impl RateLimitLayer {
 
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
     ///
-    /// The limiter is a token bucket over a new [`MemoryStore`], and its key is
-    /// [`key::PeerIp`](crate::key::PeerIp), which needs the address of the peer: with axum, serve the
+    /// The limiter is a token bucket over a new [`MemoryStore`]. Its key,
+    /// [`key::PeerIp`](crate::key::PeerIp), needs the address of the peer: with axum, serve the
     /// router with `into_make_service_with_connect_info::<SocketAddr>()`. Behind a proxy, or for
     /// other settings, use [`new`](RateLimitLayer::new).
     ///
@@ -299,9 +299,9 @@ impl RateLimitLayer {
     /// head of the request and the default response, and returns the response to send: that one,
     /// changed, or another one.
     ///
-    /// A body that is not complete immediately is collected, up to 64 KiB. If it is longer or fails,
-    /// the response is 500, and its body describes the mistake. The body of a gRPC rejection is
-    /// empty and must stay empty.
+    /// A body that is not complete immediately is collected, up to 64 KiB. If it is longer or
+    /// fails, the response is 500, and its body describes the mistake. The body of a gRPC rejection
+    /// is empty and must stay empty.
     ///
     /// The layer adds the headers of the limit that the response lacks: `Retry-After`,
     /// `Cache-Control: no-store`, and those of [`headers`](RateLimitLayer::headers).

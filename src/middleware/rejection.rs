@@ -73,8 +73,8 @@ impl Rejection {
         }
     }
 
-    /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header `Retry-After`
-    /// contains it: rounded up, and at least 1.
+    /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header
+    /// `Retry-After` contains it: rounded up, and at least 1.
     #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
         self.retry_after().map(whole_seconds)
@@ -234,7 +234,8 @@ pub enum MissingKey {
     RejectWith(StatusCode),
     /// The request proceeds and is not counted.
     Exempt,
-    /// All requests without a key share one key: `Key::scoped("anonymous", "")`. With [`by_rule`](crate::RateLimitLayer::by_rule)
-    /// this is an error (500): there, the rule charges requests without a key.
+    /// All requests without a key share one key: `Key::scoped("anonymous", "")`. With
+    /// [`by_rule`](crate::RateLimitLayer::by_rule) this is an error (500): there, the rule charges
+    /// requests without a key.
     Share,
 }

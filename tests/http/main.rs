@@ -4,7 +4,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod answers;
 mod client_ip;
 mod config;
 mod failover;
@@ -12,6 +11,7 @@ mod grpc;
 mod keys;
 mod layer;
 mod outbound;
+mod responses;
 mod rule;
 mod server;
 mod service;

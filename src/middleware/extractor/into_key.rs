@@ -16,9 +16,9 @@ use crate::middleware::rejection::RequestError;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as a key",
     label = "not a key",
-    note = "return a `Key`, text, bytes, an integer, an `IpAddr`, a `HeaderValue`, a tuple of up to \
-            four of them, or an `Option` or `Result<_, RequestError>` of one; a `Uuid` needs the \
-            feature `uuid`",
+    note = "return a `Key`, text, bytes, an integer, an `IpAddr`, a `HeaderValue`, a tuple of up \
+            to four of them, or an `Option` or `Result<_, RequestError>` of one; a `Uuid` needs \
+            the feature `uuid`",
     note = "the key must own its text: return `head.headers.get(..).cloned()`, or a `String`"
 )]
 pub trait IntoKey {

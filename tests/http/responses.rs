@@ -196,7 +196,7 @@ async fn handler(State(limiter): State<Limiter>, head: Parts) -> Result<String, 
 }
 
 #[tokio::test]
-async fn a_handler_answers_like_the_layer() {
+async fn a_handler_responds_like_the_layer() {
     let app = |limiter| Router::new().route("/{cost}", routing::get(handler)).with_state(limiter);
     let request = |path: &str| Request::get(path).body(Body::empty()).unwrap();
     let quota = Quota::per_hour(5);
