@@ -5,9 +5,9 @@
 //! instant at which a request is allowed, in all algorithms. It holds for the same limiter and
 //! quota, for at least the same cost, and for at most the same longest wait, whatever other limits
 //! the requests have: of several limits, the one that denies for longest denies for that time by
-//! itself. Three changes can end it earlier: units are returned, the key is reset, or another quota is applied to it. If this
-//! process makes the change, the denial is dropped. A change by another process, or one whose
-//! answer was lost, is seen when the TTL of the denial is over.
+//! itself. Three changes can end it earlier: units are returned, the key is reset, or another quota
+//! is applied to it. If this process makes the change, the denial is dropped. A change by another
+//! process, or one whose answer was lost, is seen when the TTL of the denial is over.
 
 #[cfg(test)]
 mod tests;
