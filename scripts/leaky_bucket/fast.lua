@@ -12,10 +12,10 @@ local function read(key)
   elseif type(head) == 'table' or #head < size or string.byte(head) ~= 76 then
     return
   end
-  local _, grain
-  _, at, debt, unit, tick, excess, grain = struct.unpack(STATE, head)
+  local _, exponent
+  _, at, debt, unit, tick, excess, exponent = struct.unpack(STATE, head)
   if unit == new_unit and tick == new_tick and excess == 0 and now >= at then
-    return head, expiry_of(at + math.ceil(debt / tick), grain)
+    return head, expiry_of(at + math.ceil(debt / tick), 2 ^ exponent)
   end
 end
 
@@ -63,7 +63,7 @@ local function fast(key, _, runs)
   elseif #head == size and now + debt / tick <= expires then
     call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
   else
-    local expires = expiry_of(now + math.ceil(debt / tick), grain_of())
+    local expires = expiry_of(now + math.ceil(debt / tick), grain)
     call('SET', key, encode(), 'PXAT', expire_at(expires))
   end
   return head

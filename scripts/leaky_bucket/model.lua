@@ -88,6 +88,6 @@ local function reset_after()
 end
 
 local function expiry(reset)
-  return expiry_of(now + reset, grain_of())
+  return expiry_of(now + reset, grain)
 end
 

@@ -2,11 +2,9 @@
 -- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
 -- state.lua stands before this text.
 local unit, lump, full = new_unit, new_lump, burst * new_unit
-local exponent = grain_of(full, lump)
 
 -- Returns the instant at which the key expires: when the debt has flowed in, rounded up.
-local function expiry_of(at, debt, exponent)
-  local grain = 2 ^ exponent
+local function expiry_of(at, debt, grain)
   return math.ceil((at + math.ceil(debt / lump)) / grain) * grain
 end
 
@@ -17,9 +15,9 @@ local function read(found)
   elseif #found ~= 26 or string.byte(found) ~= 84 then
     return
   end
-  local _, at, debt, other_unit, other_lump, grain = struct.unpack(SHORT, found)
+  local _, at, debt, other_unit, other_lump, exponent = struct.unpack(SHORT, found)
   if other_unit == unit and other_lump == lump and now >= at then
-    return math.max(debt - (now - at) * lump, 0), expiry_of(at, debt, grain)
+    return math.max(debt - (now - at) * lump, 0), expiry_of(at, debt, 2 ^ exponent)
   end
 end
 
@@ -29,7 +27,7 @@ local function write(key, found, debt, expires)
     return call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
   end
   local state = struct.pack(SHORT, 84, now, debt, unit, lump, exponent)
-  return replace(key, found, state, expiry_of(now, debt, exponent))
+  return replace(key, found, state, expiry_of(now, debt, grain))
 end
 
 local states = read_all()

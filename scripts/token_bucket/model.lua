@@ -42,7 +42,7 @@ local function encode(waits)
   if waits or not is_short() then
     return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
   end
-  return struct.pack(SHORT, 84, at, debt, unit, lump, grain_of(burst * unit, lump))
+  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
 end
 
 local function step_back()
@@ -119,7 +119,7 @@ end
 
 -- The instant at which the key may expire.
 local function expiry(reset)
-  local grain = is_short() and 2 ^ grain_of(burst * unit, lump) or 1
+  local grain = is_short() and grain or 1
   return math.ceil((now + reset) / grain) * grain
 end
 

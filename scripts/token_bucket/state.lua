@@ -17,8 +17,6 @@ local burst, overdraft, new_unit, new_period, new_lump, max_debt =
   struct.unpack('<dddddd', params, 2)
 local at, debt, excess, unit, period, lump, last
 
--- The exponent of two whose power is at most the time in which the whole bucket refills.
-local function grain_of(full, lump)
-  local _, exponent = math.frexp(math.max(full / lump, 1))
-  return exponent - 1
-end
+-- The power of two that is at most the time in which the whole bucket refills, and its exponent.
+local _, bits = math.frexp(math.max(burst * new_unit / new_lump, 1))
+local grain, exponent = 2 ^ (bits - 1), bits - 1

@@ -172,7 +172,7 @@ fn the_script_and_the_twin_agree() {
 }
 
 /// With a `steady` clock and quota, all laws hold at every step.
-fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady: bool) {
+fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady: bool) {
     let mut twin = State::Initial;
     let mut now = 1.7e15;
     let mut current = 0;
@@ -181,7 +181,7 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
         if step.switch && !steady {
             current = 1 - current;
         }
-        let params = &params[current];
+        let params = &limits[current];
         let ahead = step.ahead(params);
         now += if steady { ahead.max(0.0) } else { ahead };
 
@@ -207,7 +207,8 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
 
         same_states(scripted, params, &twin, now, &format!("{request:?}"));
         let before = (!expired).then_some((bytes, expiry));
-        check_writes(scripted, params, before, (&request, &reply), steady);
+        let limits = if steady { &limits[..1] } else { &limits[..] };
+        check_writes(scripted, limits, before, (&request, &reply), steady);
         if steady {
             laws(params, &twin, request, reply);
         }
@@ -218,7 +219,7 @@ fn history(scripted: &mut Scripted, params: [Params; 2], steps: &[Step], steady:
 /// the bytes and the expiry `before`.
 fn check_writes(
     scripted: &mut Scripted,
-    params: &Params,
+    limits: &[Params],
     before: Option<(Option<Vec<u8>>, Option<f64>)>,
     (request, reply): (&EngineRequest, &EngineReply),
     steady: bool,
@@ -227,19 +228,25 @@ fn check_writes(
     if writes {
         let expiry = scripted.expiry().expect("each key expires");
         let late = expiry - ((request.now + reply.reset) / 1e3).ceil();
-        // Up to the time in which an empty bucket refills.
-        let args = params.args();
-        let max = match params {
-            Params::TokenBucket(_) => args[0] * args[2] / args[4] * args[3] / 1e3,
-            Params::LeakyBucket(_) => args[0] * args[1] / args[2] / 1e3,
-            Params::SlidingLog(_) => args[1] / 1e3,
-            _ => 0.0,
-        };
+        // Up to the time in which an empty bucket refills, by the quota that set the expiry.
+        let max = limits.iter().map(max_lateness).fold(0.0, f64::max);
         assert!((0.0..=max.ceil()).contains(&late), "{late} ms too late");
     }
     if request.action == Action::Peek || steady && request.action.commits() && !writes {
         assert!(before.is_none_or(|before| before == (scripted.bytes(), scripted.expiry())));
     }
+}
+
+/// The longest time, in milliseconds, for which a key stays after its state is the initial one.
+fn max_lateness(params: &Params) -> f64 {
+    let args = params.args();
+    let time = match params {
+        Params::TokenBucket(_) => args[0] * args[2] / args[4] * args[3],
+        Params::LeakyBucket(_) => args[0] * args[1] / args[2],
+        Params::SlidingLog(_) => args[1],
+        Params::FixedWindow(_) | Params::SlidingWindow(_) => 0.0,
+    };
+    time / 1e3
 }
 
 /// Asserts that both replies are the same. A peek after a refund shows its effect, too.
