@@ -196,7 +196,6 @@ impl Url {
                 masked(url)
             ))
         };
-        Parameters::of(url).reject_unknown(&[], &invalid)?;
         let plain = |from: &str, to: &str| url.strip_prefix(from).map(|rest| [to, rest].concat());
         let plain = plain("rediss://", "redis://").or_else(|| plain("valkeys://", "valkey://"));
         if plain.is_some() && url.ends_with("#insecure") {
@@ -222,10 +221,12 @@ impl Url {
         if matches!(place, Place::Tcp(_)) && url.contains("?db=") {
             return Err(invalid("the database is the path of this URL"));
         }
+        let parameters = Parameters::of(url);
+        parameters.reject_unknown(&[], &invalid)?;
         // Servers before 7.2 do not know CLIENT SETINFO, and the user may lack the permission for
         // it.
         let mut login = info.redis_settings().clone().set_skip_set_lib_name();
-        if Parameters::of(url).get("protocol").is_none() {
+        if parameters.get("protocol").is_none() {
             login = login.set_protocol(ProtocolVersion::RESP3);
         }
         Ok(Self { place, login, is_tls })
