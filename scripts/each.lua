@@ -3,7 +3,8 @@
 -- that decides about the most common checks of a key, and returns the state that it has found;
 -- nothing, and it has stored nothing, if the engine must decide.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
---        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row
+--        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row. The last
+--        runs are those of all further keys, too.
 -- Of several keys, one that the script cannot decide about has `false` instead of a state: none of
 -- its requests was counted. A single one is an error.
 local params = ARGV[2]
@@ -64,7 +65,8 @@ end
 -- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`;
 -- none if one of them has to wait.
 local function use(used, size, parts, runs)
-  for _, run in ipairs(runs) do
+  for i = 1, #runs do
+    local run = runs[i]
     local each = run.cost * parts
     local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
     if granted < run.count and run.max_wait > 0 then
@@ -83,16 +85,23 @@ local function replace(key, found, state, expires)
   return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
 end
 
--- FAST
-local reply, position, written = {now}, 1, false
-for i = 1, #KEYS do
-  local runs, count = {}
-  key = KEYS[i]
+local function read_runs(position)
+  local count, runs = nil, {}
   count, position = struct.unpack('<I2', items, position)
-  for j = 1, count do
+  for i = 1, count do
     local run = {}
     run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
-    runs[j] = run
+    runs[i] = run
+  end
+  return runs, position
+end
+
+-- FAST
+local reply, runs, position, written = {now}, nil, 1, false
+for i = 1, #KEYS do
+  key = KEYS[i]
+  if position <= #items then
+    runs, position = read_runs(position)
   end
   local found = fast and action == 'check' and fast(key, i, runs)
   if found then

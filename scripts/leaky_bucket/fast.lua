@@ -1,28 +1,34 @@
 -- Fast path of the leaky bucket: a state with the same rate, and no request that waits for another
 -- limit. It decides as the engine does. state.lua stands before this text.
 local full = burst * new_unit
+local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up to 12 reservations
 
--- Reads the state. Returns its bytes, and one more if reservations follow it, and the instant at
--- which the key expires; none if the engine must decide.
+-- Reads the state. Returns its bytes, with reservations if they follow it, and the grain of its
+-- expiry; none if the engine must decide.
 local function read(key)
-  local head = redis.pcall('GETRANGE', key, '0', size_text)
-  if head == '' then
+  local value = redis.pcall('GETRANGE', key, '0', page_end)
+  if value == '' then
     at, debt, excess, unit, tick = now, 0, 0, new_unit, new_tick
-    return head, 0
-  elseif type(head) == 'table' or #head < size or string.byte(head) ~= 76 then
+    return value, grain
+  elseif type(value) == 'table' or #value < size or string.byte(value) ~= 76 then
     return
   end
   local _, exponent
-  _, at, debt, unit, tick, excess, exponent = struct.unpack(STATE, head)
+  _, at, debt, unit, tick, excess, exponent = struct.unpack(STATE, value)
   if unit == new_unit and tick == new_tick and excess == 0 and now >= at then
-    return head, expiry_of(at + math.ceil(debt / tick), 2 ^ exponent)
+    return value, 2 ^ exponent
   end
 end
 
 -- Returns the instant of the newest reservation; none if no request waits.
-local function newest_reservation(key)
-  local instant = struct.unpack('<d', call('GETRANGE', key, '-16', '-9'))
-  return instant > now and instant
+local function newest_reservation(key, value)
+  if #value == PAGE then
+    value = call('GETRANGE', key, '-16', '-1')
+  end
+  if #value >= 16 and #value ~= size then
+    local instant = struct.unpack('<d', value, #value - 15)
+    return instant > now and instant
+  end
 end
 
 -- Grants the requests of a run for which there is room. Adds those that wait to `entries`.
@@ -42,29 +48,65 @@ local function grant(run, entries)
   end
 end
 
+-- Returns what stands behind the new state and before its new reservations, if all of that was read
+-- and stays.
+local function behind(value, newest, entries)
+  if #value == size then
+    return entries.before
+  elseif newest and #value < PAGE and entries[1][1] > newest then
+    local middle = 2 * size + math.floor((#value - 2 * size) / 32) * 16
+    return struct.unpack('<d', value, middle + 1) > now and string.sub(value, size + 1)
+  end
+end
+
+-- Stores the content of the bucket, and what stands behind the state, if that changes. The rest of
+-- the state stays.
+local function write(key, value, tail, expires, old_grain)
+  local head = struct.pack('<I7I7', now, debt)
+  if tail then
+    head = head .. string.sub(value, 16, size) .. tail
+  end
+  call('SETRANGE', key, '1', head)
+  local empty_at = now + math.ceil(debt / tick)
+  if empty_at > expires then
+    call('PEXPIREAT', key, expire_at(expiry_of(empty_at, old_grain)))
+  end
+end
+
+local function store(key, value, newest, entries, expires, old_grain)
+  local tail = entries[1] and behind(value, newest, entries)
+  if tail then
+    local packed = {tail}
+    for i, entry in ipairs(entries) do
+      packed[i + 1] = struct.pack('<dd', entry[1], entry[2])
+    end
+    write(key, value, table.concat(packed), expires, old_grain)
+  elseif entries[1] then
+    engine().reserve_all(entries.before, entries)
+  elseif #value == size then
+    write(key, value, nil, expires, old_grain)
+  else
+    local expires = expiry_of(now + math.ceil(debt / tick), grain)
+    call('SET', key, encode(), 'PXAT', expire_at(expires))
+  end
+end
+
 local function fast(key, _, runs)
-  local head, expires = read(key)
-  if not head then
+  local value, old_grain = read(key)
+  if not value then
     return
   end
-  local newest = #head > size and newest_reservation(key)
+  local expires = expiry_of(at + math.ceil(debt / tick), old_grain)
+  local newest = newest_reservation(key, value)
   local before, entries = math.max(debt - (now - at) * tick, 0), {}
   at, debt = now, before
   for _, run in ipairs(runs) do
     grant(run, entries)
   end
-  local first = entries[1]
-  if debt == before then
-    return head
-  elseif newest and not (first and first[1] >= newest) then
+  if newest and debt > before and not (entries[1] and entries[1][1] >= newest) then
     return
-  elseif first then
-    engine().reserve_all(entries.before, entries)
-  elseif #head == size and now + debt / tick <= expires then
-    call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
-  else
-    local expires = expiry_of(now + math.ceil(debt / tick), grain)
-    call('SET', key, encode(), 'PXAT', expire_at(expires))
+  elseif debt > before then
+    store(key, value, newest, entries, expires, old_grain)
   end
-  return head
+  return string.sub(value, 1, size)
 end

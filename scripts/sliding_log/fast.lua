@@ -19,30 +19,36 @@ local function read()
   end
 end
 
--- Returns the oldest entries that are stored, and the position and the number of them.
-local function oldest_page(tail)
-  local stored = length - gone
-  if stored <= PAGE then
-    return tail, #tail - FOOT_SIZE - ENTRY_SIZE * stored + 1, stored
+-- The oldest entries that count, the position of the first of them, and the number of them; none if
+-- they were not needed.
+local page, position, entries
+
+local function read_page(tail)
+  entries = length - gone
+  if entries <= PAGE then
+    page, position = tail, #tail - FOOT_SIZE - ENTRY_SIZE * entries + 1
+  else
+    page, position, entries = packed_entries(gone, gone + PAGE - 1), 1, PAGE
   end
-  return packed_entries(gone, gone + PAGE - 1), 1, PAGE
 end
 
--- Finds the entries that count. Returns the oldest ones, and the position and the number of them.
--- Returns nothing if they are not on the oldest page.
+-- Finds the entries that count. Returns false if they are not on the oldest page.
 local function find_oldest(tail)
-  first, live, live_dead = gone, sum, 0
+  page, first, live, live_dead = nil, gone, sum, 0
   if tail == '' or last + window <= now then
     first, length, gone, live = 0, 0, 0, 0
-    return tail, 1, 0
+    return true
+  elseif oldest_at > now - window then
+    return true
   end
-  local page, position, entries = oldest_page(tail)
-  for left = entries, 1, -1 do
-    local instant, cost = struct.unpack(ENTRY, page, position)
-    if instant > now - window then
-      return page, position, left
+  read_page(tail)
+  while entries > 0 do
+    oldest_at, oldest_cost = struct.unpack(ENTRY, page, position)
+    if oldest_at > now - window then
+      return true
     end
-    first, live, position = first + 1, live - cost, position + ENTRY_SIZE
+    first, live = first + 1, live - oldest_cost
+    position, entries = position + ENTRY_SIZE, entries - 1
   end
 end
 
@@ -65,22 +71,22 @@ end
 
 -- Returns the log as it was found, with one entry for all behind those that must leave for these
 -- units, as `condensed` does; none if those are not on the page.
-local function found_until(units, page, position, entries)
+local function found_until(units, tail)
   if not found_last then
     return ''
-  elseif entries == 0 then
+  elseif length == 0 then
     return struct.pack('<Bddd', 83, found_at, 0, window)
+  elseif oldest_cost >= units and oldest_cost < live then -- most often
+    return struct.pack('<Bddddddd', 83, found_at, 0, window, oldest_at, oldest_cost, last,
+      live - oldest_cost)
+  elseif not page then
+    read_page(tail)
   end
-  local instant, cost = struct.unpack(ENTRY, page, position)
-  if cost >= units and cost < live then -- most often
-    return struct.pack('<Bddddddd', 83, found_at, 0, window, instant, cost, last, live - cost)
-  end
-  local total, i = cost, 1
-  cuts = {{instant, total}}
+  local total, i = 0, 0
+  cuts = {}
   while total < units and i < entries do
-    position, i = position + ENTRY_SIZE, i + 1
-    instant, cost = struct.unpack(ENTRY, page, position)
-    total = total + cost
+    local instant, cost = struct.unpack(ENTRY, page, position + ENTRY_SIZE * i)
+    total, i = total + cost, i + 1
     cuts[i] = {instant, total}
   end
   found_live = live
@@ -89,15 +95,11 @@ end
 
 local function fast(_, _, runs)
   local tail = read()
-  if not tail then
-    return
-  end
-  local page, position, entries = find_oldest(tail)
-  if not page then
+  if not tail or not find_oldest(tail) then
     return
   end
   local excess, granted = grant(runs)
-  local state = excess and found_until(excess, page, position, entries)
+  local state = excess and found_until(excess, tail)
   if state and granted > 0 then
     at, skew, live = now, 0, live + granted
     if length == 0 or last < now or last_cost + granted > MAX_COST then

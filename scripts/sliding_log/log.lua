@@ -41,7 +41,12 @@ end
 local function store()
   if reset_after() == 0 then
     call('DEL', key)
-  elseif committed then
+    return
+  end
+  local oldest = committed and first or gone
+  oldest_at = instant_of(oldest)
+  oldest_cost = costs[oldest]
+  if committed then
     put_newest(costs[length - 1], stale)
   else
     call('SETRANGE', key, ENTRY_SIZE * length, foot())
@@ -104,6 +109,7 @@ if returns then
       end
     end)
     dead, gone, length = 0, 0, #kept
+    oldest_at, oldest_cost = struct.unpack(ENTRY, kept[1])
     local expires = expiry_of(last, skew, window)
     call('SET', key, table.concat(kept) .. foot(), 'PXAT', expire_at(expires))
   end

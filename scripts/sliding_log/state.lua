@@ -1,18 +1,18 @@
 -- Sliding log: at most `limit` in any interval of length `window`, open at its old end.
 -- state   for each admitted request, oldest first, {instant, cost}, integers of 7 and 4 bytes; then
---         the foot: integers of 7, 7, 7, 7, 4, 4 and 4 bytes, and 'S': {at, skew, window, sum,
---         dead, gone, length}: `length` entries, of which the first `gone` do not count any more;
---         `sum` is that of the costs of the others, and `dead` the number of those whose cost is 0,
---         as they were released
+--         the foot: integers of 7, 7, 7, 7, 4, 4, 4, 7 and 4 bytes, and 'S': {at, skew, window,
+--         sum, dead, gone, length, oldest_at, oldest_cost}: `length` entries, of which the first
+--         `gone` do not count any more; `sum` is that of the costs of the others, `dead` the number
+--         of those whose cost is 0, as they were released; and the oldest of the others
 -- params  'S', then doubles: {limit, window}
 -- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
 -- that stepped back.
 local limit, new_window = struct.unpack('<dd', params, 2)
 local MAX_SUM, MAX_COST, ENTRY, ENTRY_SIZE = 2 ^ 52, 2 ^ 32 - 1, '<I7I4', 11
-local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4B', 41
-local NEWEST = '<I7I4I7I7I7I7I4I4I4B' -- an entry and the foot
-local PAGE, TAIL_SIZE, tail_text = 20, 261, '-261' -- the last entries that are read with the foot
-local at, skew, window, sum, dead, gone, length
+local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4I7I4B', 52
+local NEWEST = '<I7I4I7I7I7I7I4I4I4I7I4B' -- an entry and the foot
+local PAGE, TAIL_SIZE, tail_text = 20, 272, '-272' -- the last entries that are read with the foot
+local at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost
 local last, last_cost
 -- `first`: the number of leading entries that do not count now; `live`: the sum of the others.
 local first, live, live_dead
@@ -27,7 +27,7 @@ local committed, merges
 local function read_foot(tail)
   local form
   if #tail > FOOT_SIZE then
-    at, skew, window, sum, dead, gone, length, form =
+    at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, form =
       struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
   end
   local size = form == 83 and gone < length and ENTRY_SIZE * length + FOOT_SIZE
@@ -69,17 +69,19 @@ local function expiry_of(last, skew, window)
 end
 
 local function foot()
-  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, 83)
+  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, 83)
 end
 
--- Stores the newest entry, and drops those that do not count from time to time. `stale`: whether
--- another clock or window has counted the log.
+-- Stores the newest entry, and drops those that do not count from time to time. The oldest one is
+-- known unless they are the same. `stale`: whether another clock or window has counted the log.
 local function put_newest(cost, stale)
   sum, dead, gone = live, live_dead, first
   local expires, is_alone = expiry_of(last, skew, window), length - first == 1
   if is_alone or first > PAGE and first > length - first then
     local rest = ''
-    if not is_alone then
+    if is_alone then
+      oldest_at, oldest_cost = last, cost
+    else
       rest = packed_entries(first, length - 2)
     end
     gone, length = 0, length - first
@@ -88,7 +90,8 @@ local function put_newest(cost, stale)
     return
   end
   call('SETRANGE', key, string.format('%d', ENTRY_SIZE * (length - 1)),
-    struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, 83))
+    struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
+      oldest_cost, 83))
   if stale or expires > expiry_of(found_last, found_skew, found_window) then
     call('PEXPIREAT', key, expire_at(expires))
   end

@@ -639,6 +639,7 @@ impl Player {
 
     async fn reset(&mut self, limit: usize) {
         let harness = self.harness.clone();
+        self.calm().await;
         // Limits that reserve together are lost together: otherwise the lost one would get
         // reservations for the same instants.
         let is_lost = |other: usize| harness.setup.shape == Shape::Also || other == limit % 2;
@@ -650,8 +651,16 @@ impl Player {
         self.pass(Duration::from_millis(1)).await;
     }
 
+    /// Waits for the decisions about requests that check again: one that Redis decides before a
+    /// loss must not be recorded after it.
+    async fn calm(&mut self) {
+        for _ in 0..3 {
+            self.drive().await;
+        }
+    }
+
     async fn lose(&mut self) {
-        self.drive().await;
+        self.calm().await;
         if (self.lose)() {
             for limit in 0..self.harness.limiters.len() {
                 self.harness.lose(limit);

@@ -287,8 +287,8 @@ async fn a_key_with_another_value_is_an_error_for_this_key_only() {
     }
     // The form of a sliding log, with other numbers of entries than it has.
     for [gone, length] in [[0_u8, 2], [1, 1], [0, 255], [0, 0]] {
-        let foot = [vec![0; 28], vec![0, 0, 0, 0, gone, 0, 0, 0, length, 0, 0, 0, b'S']].concat();
-        values.push([vec![9; 11], foot].concat());
+        let counts = vec![0, 0, 0, 0, gone, 0, 0, 0, length, 0, 0, 0];
+        values.push([vec![9; 11], vec![0; 28], counts, vec![0; 11], b"S".to_vec()].concat());
     }
     values.push(vec![b'W', 0]);
     // More sub-windows than a double can count.

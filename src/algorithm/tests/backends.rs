@@ -128,18 +128,19 @@ impl Scripted {
 }
 
 fn log(bytes: &[u8]) -> sliding_log::State {
-    let (entries, foot) = bytes.split_at(bytes.len() - 41);
+    let (entries, foot) = bytes.split_at(bytes.len() - 52);
     let mut position = 0;
-    let foot = [7, 7, 7, 7, 4, 4, 4].map(|size| {
+    let foot = [7, 7, 7, 7, 4, 4, 4, 7, 4].map(|size| {
         position += size;
         integer(&foot[position - size..position])
     });
-    let [at, skew, window, sum, dead, gone, length] = foot;
+    let [at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost] = foot;
     let entry = |bytes: &[u8]| (integer(&bytes[..7]), integer(&bytes[7..]));
     let entries: Vec<_> = entries.chunks(11).map(entry).collect();
     assert_eq!(entries.len() as f64, length);
     let stored = &entries[gone as usize..];
     assert_eq!(stored.iter().filter(|(_, cost)| *cost == 0.0).count() as f64, dead);
+    assert_eq!(stored[0], (oldest_at, oldest_cost), "the oldest entry");
     // The twin drops dead entries immediately.
     let living: VecDeque<_> = stored.iter().copied().filter(|(_, cost)| *cost > 0.0).collect();
     assert_eq!(stored.last().unwrap().0, living.back().unwrap().0, "a dead entry at the end");

@@ -532,8 +532,8 @@ fn a_full_log_counts_no_more_units_and_returns_those_that_it_counts() {
     };
     // As after about a million requests of the largest cost, which would be as many entries.
     let entry = [numbers(7, &[now]), numbers(4, &[u32::MAX.into()])].concat();
-    let foot = [numbers(7, &[now, 0.0, 1e6, full]), numbers(4, &[0.0, 0.0, 1.0]), b"S".to_vec()];
-    let log = [entry, foot.concat()].concat();
+    let numbers_of_foot = [numbers(7, &[now, 0.0, 1e6, full]), numbers(4, &[0.0, 0.0, 1.0])];
+    let log = [entry.clone(), numbers_of_foot.concat(), entry, b"S".to_vec()].concat();
     redis::cmd("SET").arg(key).arg(log).exec(&mut scripted.connection).unwrap();
     for ahead in [1.0, 2.0] {
         let spend = check(f64::from(u32::MAX), now + ahead);
@@ -542,7 +542,7 @@ fn a_full_log_counts_no_more_units_and_returns_those_that_it_counts() {
     let release = Release { instant: Some(now), units: 1.0, kept: 0.0 };
     scripted.release(&params, now + 3.0, &[release]);
     let bytes = scripted.bytes().expect("a log");
-    assert_eq!(bytes.len(), 11 + 41, "no entry without units");
+    assert_eq!(bytes.len(), 11 + 52, "no entry without units");
     let foot = [numbers(7, &[full - 1.0]), numbers(4, &[0.0, 0.0, 1.0])].concat();
     assert_eq!(bytes[32..51], foot, "the sum, no dead entries, and one entry");
 }

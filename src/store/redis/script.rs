@@ -95,7 +95,7 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script)
             let mut items = Items::default();
             items.begin_key();
             items.push(limit.cost, limit.max_wait);
-            command.arg(items.bytes);
+            command.arg(items.argument());
         }
         _ => {
             command.arg(limits.iter().flat_map(item).collect::<Vec<_>>());
@@ -143,7 +143,7 @@ impl CheckEach {
         let script = Script::of([self.params.index()].into_iter());
         let keys = self.keys.iter().map(|key| &**key);
         let mut command = command(script, keys, name(Action::Check));
-        command.arg(packed(&self.params)).arg(&*self.items.bytes);
+        command.arg(packed(&self.params)).arg(self.items.argument());
         (command, script)
     }
 
@@ -177,9 +177,9 @@ impl CheckEach {
 #[derive(Default)]
 struct Items {
     bytes: Vec<u8>,
-    /// The start of the last key.
-    key: usize,
-    /// The number of its runs.
+    /// The start of each key.
+    keys: Vec<usize>,
+    /// The number of runs of the last key.
     runs: u16,
     /// The last run.
     count: u32,
@@ -189,7 +189,8 @@ struct Items {
 
 impl Items {
     fn begin_key(&mut self) {
-        (self.key, self.runs, self.count) = (self.bytes.len(), 0, 0);
+        (self.runs, self.count) = (0, 0);
+        self.keys.push(self.bytes.len());
         self.bytes.extend([0; 2]);
     }
 
@@ -204,10 +205,20 @@ impl Items {
         }
         (self.count, self.cost, self.max_wait) = (1, cost, max_wait);
         self.runs += 1;
-        self.bytes[self.key..self.key + 2].copy_from_slice(&self.runs.to_le_bytes());
+        let key = self.keys[self.keys.len() - 1];
+        self.bytes[key..key + 2].copy_from_slice(&self.runs.to_le_bytes());
         self.bytes.extend(self.count.to_le_bytes());
         self.bytes.extend(cost.to_le_bytes());
         self.bytes.extend(max_wait.to_le_bytes());
+    }
+
+    /// Returns the bytes, without the keys at the end that have the same requests as the one before
+    /// them.
+    fn argument(&self) -> &[u8] {
+        let last = self.keys.last().map_or(&[][..], |key| &self.bytes[*key..]);
+        let same = |keys: &&[usize]| self.bytes[keys[0]..keys[1]] == *last;
+        let same = self.keys.windows(2).rev().take_while(same).last();
+        same.map_or(&self.bytes, |keys| &self.bytes[..keys[1]])
     }
 
     /// The size of a run.
