@@ -83,6 +83,7 @@ pub mod guide;
 mod keys;
 mod limiter;
 mod middleware;
+pub mod observe;
 mod quota;
 #[cfg(feature = "redisson")]
 pub mod redisson;

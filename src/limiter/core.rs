@@ -9,6 +9,7 @@ use std::{
 use super::{
     failure_policy::{FailurePolicy, Recovered},
     max_wait::MaxWait,
+    report::{report_now, report_released, reported, reported_failure},
     retry_queue::RetryQueues,
 };
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
+    observe::{Observer, Observers},
     quota::Quota,
     store::{
         AnyStore, LimitRequest, MemoryStore, Name, Names, Settings, Store, StoreFuture,
@@ -62,6 +64,7 @@ struct Inner {
     max_reservable: f64,
     max_cost: u32,
     on_failure: FailurePolicy,
+    observers: Observers,
     /// The last fallback, and its fraction of the quota.
     fallback: OnceLock<(f64, Limiter)>,
 }
@@ -116,9 +119,11 @@ impl Limiter {
         let names = store.as_dyn().names();
         let taken =
             names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
-        let source = Source::Store;
-        let settings = Settings { name: taken.text, algorithm, quota, params, source };
-        Ok(Self::assemble(store, Arc::new(taken), settings))
+        let (name, source) = (taken.text, Source::Store);
+        let observers = store.as_dyn().observers();
+        let observed = observers.of_limiter(name);
+        let settings = Settings { name, algorithm, quota, params, source, observers: observed };
+        Ok(Self::assemble(store, Arc::new(taken), settings, observers))
     }
 
     /// Creates a limiter with another quota, which shares the name and the counts of this one.
@@ -133,10 +138,10 @@ impl Limiter {
     ///
     /// If the algorithm does not support the quota.
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
-        let Inner { store, taken, settings, .. } = &*self.0;
+        let Inner { store, taken, settings, observers, .. } = &*self.0;
         let params = Params::new(settings.algorithm, quota)?;
-        let settings = Settings { quota, params, ..**settings };
-        let limiter = Self::assemble(store.clone(), taken.clone(), settings);
+        let settings = Settings { quota, params, ..(**settings).clone() };
+        let limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
         Ok(limiter.on_failure(self.0.on_failure))
     }
 
@@ -180,6 +185,34 @@ impl Limiter {
         Self(Arc::new(inner))
     }
 
+    /// Adds an observer, which gets the events of this limiter: see [`observe`](crate::observe).
+    /// The limiter shares the name and the counts of this one, and clones made before it are not
+    /// observed.
+    ///
+    /// The observers of a store are inherited, and an observer gets each event only once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::TopDenied};
+    ///
+    /// let denied = Arc::new(TopDenied::new(100));
+    /// let quota = Quota::per_second(10);
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+    ///     .observe(denied.clone());
+    /// # let _ = limiter;
+    /// ```
+    #[must_use]
+    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        let mut inner = Arc::unwrap_or_clone(self.0);
+        inner.observers.add(observer);
+        let observers = inner.observers.of_limiter(inner.settings.name);
+        inner.settings = Arc::new(Settings { observers, ..(*inner.settings).clone() });
+        inner.fallback = OnceLock::new();
+        Self(Arc::new(inner))
+    }
+
     /// Returns the limiter with a fraction of the quota over a store in memory. Calls with the same
     /// fraction share counts.
     pub(super) fn fallback(&self, fraction: f64) -> Self {
@@ -189,7 +222,7 @@ impl Limiter {
     }
 
     fn new_fallback(&self, fraction: f64) -> Self {
-        let Inner { taken, settings, .. } = &*self.0;
+        let Inner { taken, settings, observers, .. } = &*self.0;
         let store = self.shared().fallback_store().clone();
         let quota = settings.quota.scaled(fraction);
         let algorithm = match settings.algorithm {
@@ -204,11 +237,16 @@ impl Limiter {
         };
         let params = Params::new(algorithm, quota).expect("a fraction of valid settings is valid");
         let source = Source::Local;
-        let settings = Settings { name: settings.name, algorithm, quota, params, source };
-        Self::assemble(store.into_any(), taken.clone(), settings)
+        let settings = Settings { algorithm, quota, params, source, ..(**settings).clone() };
+        Self::assemble(store.into_any(), taken.clone(), settings, observers.clone())
     }
 
-    fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {
+    fn assemble(
+        store: AnyStore,
+        taken: Arc<Name>,
+        settings: Settings,
+        observers: Observers,
+    ) -> Self {
         let max_cost = settings.params.max_cost() as u32;
         let (default_wait, max_reservable) =
             (settings.params.default_wait(), settings.params.max_reservable());
@@ -221,6 +259,7 @@ impl Limiter {
             max_reservable,
             max_cost,
             on_failure: FailurePolicy::Closed,
+            observers,
             fallback: OnceLock::new(),
         }))
     }
@@ -469,7 +508,8 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        self.0.store.as_dyn().reset(&self.0.settings, &key.into()).await
+        let Inner { store, settings, .. } = &*self.0;
+        reported_failure(settings, store.as_dyn().reset(settings, &key.into())).await
     }
 
     /// Returns the name.
@@ -497,6 +537,16 @@ impl Limiter {
             Algorithm::LeakyBucket => self.quota().burst_size() as usize,
             _ => DEFAULT_MAX_PER_KEY,
         }
+    }
+
+    /// Returns the observers for events that are not of one limiter.
+    pub(super) fn own_observers(&self) -> &Observers {
+        &self.0.observers
+    }
+
+    /// Returns the observers for the events of this limiter.
+    pub(super) fn observers(&self) -> &Observers {
+        &self.0.settings.observers
     }
 
     pub(super) fn failure_policy(&self) -> FailurePolicy {
@@ -546,8 +596,12 @@ impl Limiter {
         let limits = &[self.request(Action::Check, key, cost, max_wait)?];
         let request = StoreRequest { action: Action::Check, limits };
         let result = match &self.0.store {
-            AnyStore::Memory(store) => store.decide_now(&request),
-            AnyStore::Dyn(store) => store.decide(&request).await,
+            AnyStore::Memory(store) => {
+                let result = store.decide_now(&request);
+                report_now(&request, result.as_ref());
+                result
+            }
+            AnyStore::Dyn(store) => reported(&request, store.decide(&request)).await,
         };
         match result {
             Err(error) => match self.recover(error, key, cost)? {
@@ -561,7 +615,7 @@ impl Limiter {
     /// Decides about several limits of this store.
     #[inline]
     pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
-        self.0.store.decide(request)
+        reported(request, self.0.store.decide(request))
     }
 
     /// Returns `units` of those that a decision about the key has `spent` or reserved.
@@ -572,10 +626,12 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) -> StoreFuture<()> {
-        match release_of(receipt, spent, units) {
-            Some(release) => self.0.store.as_dyn().release(&self.0.settings, key, release),
-            None => StoreFuture::ready(Ok(())),
-        }
+        let Inner { store, settings, .. } = &*self.0;
+        let Some(release) = release_of(receipt, spent, units) else {
+            return StoreFuture::ready(Ok(()));
+        };
+        report_released(&settings.observers, settings.name, key, units);
+        reported_failure(settings, store.as_dyn().release(settings, key, release))
     }
 
     /// Releases units in the background, as far as that is possible.
@@ -586,8 +642,10 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) {
+        let Inner { store, settings, .. } = &*self.0;
         if let Some(release) = release_of(receipt, spent, units) {
-            self.0.store.as_dyn().release_in_background(&self.0.settings, key, release);
+            report_released(&settings.observers, settings.name, key, units);
+            store.as_dyn().release_in_background(settings, key, release);
         }
     }
 

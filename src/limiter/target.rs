@@ -13,6 +13,7 @@ use crate::{
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
+    observe::{Observer, Observers},
     quota::Quota,
     store::{BackgroundTask, StoreFuture},
 };
@@ -44,6 +45,12 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
 
     fn spawn_background(&self, task: BackgroundTask);
 
+    /// Returns the observers for the events of the limiter.
+    fn observers(&self) -> &Observers;
+
+    /// Returns the observers of the store, for events that are not of one limiter.
+    fn own_observers(&self) -> &Observers;
+
     /// Returns the queues of requests that retry, and the queue of the key.
     fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64);
 }
@@ -69,6 +76,30 @@ impl AnyLimiter {
         match &self.0 {
             Kind::Own(limiter) => limiter.name(),
             Kind::Foreign(target) => target.name(),
+        }
+    }
+
+    /// Returns the observers for the events of the limiter.
+    pub(crate) fn observers(&self) -> &Observers {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.observers(),
+            Kind::Foreign(target) => target.observers(),
+        }
+    }
+
+    /// Returns the observers for events that are not of one limiter.
+    pub(crate) fn own_observers(&self) -> &Observers {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.own_observers(),
+            Kind::Foreign(target) => target.own_observers(),
+        }
+    }
+
+    /// Adds an observer, unless the limiter is foreign: that one has the observers of its store.
+    pub(crate) fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        match self.0 {
+            Kind::Own(limiter) => limiter.observe(observer).into(),
+            foreign => Self(foreign),
         }
     }
 

@@ -89,7 +89,7 @@ impl RateLimiter {
         if let Err(error) = crate::limiter::check_name(label) {
             panic!("{error}");
         }
-        Self { label, ..self }
+        Self { label, observers: self.own_observers.of_limiter(label), ..self }
     }
 
     pub(super) fn is_template(&self) -> bool {

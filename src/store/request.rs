@@ -18,17 +18,20 @@ use crate::{
     decision::{Policy, Source},
     error::Error,
     keys::Key,
+    observe::Observers,
     quota::Quota,
 };
 
 /// The settings of a limiter, as a store needs them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     pub(crate) name: &'static str,
     pub(crate) algorithm: Algorithm,
     pub(crate) quota: Quota,
     pub(crate) params: Params,
     pub(crate) source: Source,
+    /// Those of the events of this limiter.
+    pub(crate) observers: Observers,
 }
 
 impl Settings {

@@ -10,6 +10,7 @@ mod failover;
 mod grpc;
 mod keys;
 mod layer;
+mod observe;
 mod outbound;
 mod responses;
 mod rule;

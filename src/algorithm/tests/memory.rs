@@ -120,5 +120,12 @@ async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
 
 fn settings(params: Params) -> Arc<Settings> {
     let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_second(1));
-    Arc::new(Settings { name: "default", algorithm, quota, params, source: Source::Store })
+    Arc::new(Settings {
+        name: "default",
+        algorithm,
+        quota,
+        params,
+        source: Source::Store,
+        observers: Default::default(),
+    })
 }

@@ -24,6 +24,7 @@ use super::{
 use crate::{
     decision::Decision,
     keys::Key,
+    observe::BatchSent,
     store::{LimitRequest, Settings},
     sync::lock,
 };
@@ -133,6 +134,9 @@ impl CheckBatch {
         is_clustered: &AtomicBool,
     ) {
         let Some(call) = self.begin() else { return };
+        let Settings { name, observers, .. } = &*self.settings;
+        let event = BatchSent { limiter: name, checks: call.callers.len() };
+        observers.each(|it| it.batch_sent(&event));
         if is_clustered.load(Relaxed) && !call.has_one_key {
             return self.execute_alone(&call.callers, client);
         }
