@@ -419,7 +419,10 @@ impl Store for RedisStore {
             (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
                 Place::Alone(turn) => {
                     let Settings { name, observers, .. } = &**limit.settings;
-                    observers.each(|it| it.batch_sent(&BatchSent { limiter: name, checks: 1 }));
+                    if turn.is_some() {
+                        let event = BatchSent { limiter: name, checks: 1 };
+                        observers.each(|it| it.batch_sent(&event));
+                    }
                     turn
                 }
                 Place::Queued(queued) => {

@@ -10,6 +10,7 @@ mod denials;
 mod failure;
 mod faults;
 mod front;
+mod observe;
 mod redisson;
 mod redisson_layer;
 mod releases;
