@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod changes;
 mod charge;
 mod limiter;
 mod memory;
