@@ -9,6 +9,7 @@ mod max_wait;
 mod retry;
 mod retry_queue;
 mod target;
+mod version;
 mod wait_queue;
 
 pub(crate) use self::{

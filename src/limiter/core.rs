@@ -12,6 +12,7 @@ use super::{
     failure_policy::{FailurePolicy, Recovered},
     max_wait::MaxWait,
     retry_queue::RetryQueues,
+    version::{Current, Version, Versions},
 };
 use crate::{
     algorithm::{Action, Algorithm, LONGEST_BLOCK, Params, Release, micros},
@@ -58,14 +59,8 @@ pub struct Limiter(Arc<Inner>);
 struct Inner {
     store: AnyStore,
     taken: Arc<Name>,
-    settings: Arc<Settings>,
-    /// The wait of a check that does not specify one, in microseconds.
-    default_wait: f64,
-    max_reservable: f64,
-    max_cost: u32,
+    versions: Versions,
     on_failure: FailurePolicy,
-    /// The last fallback, and its fraction of the quota.
-    fallback: OnceLock<(f64, Limiter)>,
 }
 
 impl Limiter {
@@ -129,17 +124,71 @@ impl Limiter {
     /// are restored at the new rate.
     ///
     /// Create one limiter per quota, and keep it. A key in memory remembers the limiter that
-    /// counted it last, and the same limiter counts it faster.
+    /// counted it last, and the same limiter counts it faster. To change the quota of this limiter
+    /// itself, call [`set_quota`](Limiter::set_quota).
     ///
     /// # Errors
     ///
     /// If the algorithm does not support the quota.
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
-        let Inner { store, taken, settings, .. } = &*self.0;
-        let params = Params::new(settings.algorithm, quota)?;
-        let settings = Settings { quota, params, ..**settings };
+        let Inner { store, taken, .. } = &*self.0;
+        let settings = self.settings(self.algorithm(), quota)?;
         let limiter = Self::assemble(store.clone(), taken.clone(), settings);
         Ok(limiter.on_failure(self.0.on_failure))
+    }
+
+    /// Changes the quota of this limiter, of its clones, and of the layers and charges that hold
+    /// one, while requests flow.
+    ///
+    /// The next check applies the quota to the current state of its key: used units stay used, and
+    /// are restored at the new rate. So a higher quota takes effect immediately, also for a key
+    /// that was denied, and a lower quota forgets no debt. Waiting requests keep their instants, as
+    /// [`try_acquire`](Limiter::try_acquire) describes.
+    ///
+    /// Limiters from [`with_quota`](Limiter::with_quota) keep their quotas, and other processes
+    /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check
+    /// applies its own.
+    ///
+    /// # Errors
+    ///
+    /// If the algorithm does not support the quota. The limiter then keeps its quota.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// let layer = RateLimitLayer::new(&limiter, key::Global);
+    /// # let _ = layer;
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// assert!(!limiter.check("alice").await?.is_allowed());
+    ///
+    /// limiter.set_quota(Quota::per_hour(3))?; // also that of the layer
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
+        self.set(self.algorithm(), quota)
+    }
+
+    /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
+    pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
+        // A new version of the same settings would make the next check of each key slower.
+        if (algorithm, quota) != (self.algorithm(), self.quota()) {
+            self.0.versions.replace(Version::new(self.settings(algorithm, quota)?));
+        }
+        Ok(())
+    }
+
+    /// Returns settings with the name of this limiter.
+    fn settings(&self, algorithm: Algorithm, quota: Quota) -> Result<Settings, ConfigError> {
+        let params = Params::new(algorithm, quota)?;
+        Ok(Settings { algorithm, quota, params, ..*self.current().settings })
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
@@ -185,13 +234,13 @@ impl Limiter {
     /// Returns the limiter with a fraction of the quota over a store in memory. Calls with the same
     /// fraction share counts.
     pub(super) fn fallback(&self, fraction: f64) -> Self {
-        let new = || self.new_fallback(fraction);
-        let (known, limiter) = self.0.fallback.get_or_init(|| (fraction, new()));
+        let version = self.current();
+        let new = || self.new_fallback(&version.settings, fraction);
+        let (known, limiter) = version.fallback.get_or_init(|| (fraction, new()));
         if *known == fraction { limiter.clone() } else { new() }
     }
 
-    fn new_fallback(&self, fraction: f64) -> Self {
-        let Inner { taken, settings, .. } = &*self.0;
+    fn new_fallback(&self, settings: &Settings, fraction: f64) -> Self {
         let store = self.shared().fallback_store().clone();
         let quota = settings.quota.scaled(fraction);
         let algorithm = match settings.algorithm {
@@ -207,24 +256,12 @@ impl Limiter {
         let params = Params::new(algorithm, quota).expect("a fraction of valid settings is valid");
         let source = Source::Local;
         let settings = Settings { name: settings.name, algorithm, quota, params, source };
-        Self::assemble(store.into_any(), taken.clone(), settings)
+        Self::assemble(store.into_any(), self.0.taken.clone(), settings)
     }
 
     fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {
-        let max_cost = settings.params.max_cost() as u32;
-        let (default_wait, max_reservable) =
-            (settings.params.default_wait(), settings.params.max_reservable());
-        let settings = Arc::new(settings);
-        Self(Arc::new(Inner {
-            store,
-            taken,
-            settings,
-            default_wait,
-            max_reservable,
-            max_cost,
-            on_failure: FailurePolicy::Closed,
-            fallback: OnceLock::new(),
-        }))
+        let versions = Versions::new(Version::new(settings));
+        Self(Arc::new(Inner { store, taken, versions, on_failure: FailurePolicy::Closed }))
     }
 
     /// Spends 1 unit of the quota of `key` if one is left.
@@ -521,8 +558,12 @@ impl Limiter {
         key: &Key<'_>,
         max_wait: f64,
     ) -> Result<Allowed, Error> {
-        let limits = &[LimitRequest { settings: &self.0.settings, key, cost: 1, max_wait }];
-        Ok(self.decide_limits(&StoreRequest { action, limits }).await?.into_report())
+        let answer = {
+            let version = self.current();
+            let limits = &[LimitRequest { settings: &version.settings, key, cost: 1, max_wait }];
+            self.decide_limits(&StoreRequest { action, limits })
+        };
+        Ok(answer.await?.into_report())
     }
 
     /// Deletes the state of `key`: its next request counts as its first.
@@ -557,25 +598,26 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        self.0.store.as_dyn().reset(&self.0.settings, &key.into()).await
+        let answer = self.0.store.as_dyn().reset(&self.current().settings, &key.into());
+        answer.await
     }
 
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.settings.name
+        self.0.taken.text
     }
 
     /// Returns the algorithm.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
-        self.0.settings.algorithm
+        self.current().settings.algorithm
     }
 
     /// Returns the quota.
     #[must_use]
     pub fn quota(&self) -> Quota {
-        self.0.settings.quota
+        self.current().settings.quota
     }
 
     /// Returns the default number of requests of a key that can wait.
@@ -592,7 +634,7 @@ impl Limiter {
     }
 
     pub(super) fn policy(&self, cost: u32) -> Policy {
-        self.0.settings.policy(cost)
+        self.current().settings.policy(cost)
     }
 
     pub(super) fn store(&self) -> &AnyStore {
@@ -601,12 +643,18 @@ impl Limiter {
 
     /// Returns the end of the block of a key, as far as that is known.
     pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
-        self.0.store.as_dyn().blocked_until(&self.0.settings, key)
+        self.0.store.as_dyn().blocked_until(&self.current().settings, key)
     }
 
     /// Returns the largest cost that can be granted.
     pub(super) fn max_cost(&self) -> u32 {
-        self.0.max_cost
+        self.current().max_cost
+    }
+
+    /// Returns the settings that apply now.
+    #[inline]
+    pub(super) fn current(&self) -> Current<'_> {
+        self.0.versions.current()
     }
 
     /// Returns the state that the limiters over the store share.
@@ -623,7 +671,8 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Decision>, Error> {
-        let limits = &[self.request(action, key, cost, max_wait)?];
+        let version = self.current();
+        let limits = &[version.request(action, key, cost, max_wait)?];
         Ok(self.decide_limits(&StoreRequest { action, limits }))
     }
 
@@ -636,11 +685,13 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Decision, Error> {
-        let limits = &[self.request(Action::Check, key, cost, max_wait)?];
-        let request = StoreRequest { action: Action::Check, limits };
         let result = match &self.0.store {
-            AnyStore::Memory(store) => store.decide_now(&request),
-            AnyStore::Dyn(store) => store.decide(&request).await,
+            AnyStore::Memory(store) => {
+                let version = self.current();
+                let limits = &[version.request(Action::Check, key, cost, max_wait)?];
+                store.decide_now(&StoreRequest { action: Action::Check, limits })
+            }
+            AnyStore::Dyn(_) => self.decide(Action::Check, key, cost, max_wait)?.await,
         };
         match result {
             Err(error) => match self.recover(error, key, cost)? {
@@ -666,7 +717,7 @@ impl Limiter {
         units: u32,
     ) -> StoreFuture<()> {
         match release_of(receipt, spent, units) {
-            Some(release) => self.0.store.as_dyn().release(&self.0.settings, key, release),
+            Some(release) => self.0.store.as_dyn().release(&self.current().settings, key, release),
             None => StoreFuture::ready(Ok(())),
         }
     }
@@ -680,32 +731,14 @@ impl Limiter {
         units: u32,
     ) {
         if let Some(release) = release_of(receipt, spent, units) {
-            self.0.store.as_dyn().release_in_background(&self.0.settings, key, release);
+            let version = self.current();
+            self.0.store.as_dyn().release_in_background(&version.settings, key, release);
         }
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
     pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
-        max_wait.resolve(self.0.default_wait, self.0.max_reservable)
-    }
-
-    /// Returns the part of a request to the store that concerns this limit.
-    #[inline]
-    pub(super) fn request<'a>(
-        &'a self,
-        action: Action,
-        key: &'a Key<'_>,
-        cost: u32,
-        max_wait: MaxWait,
-    ) -> Result<LimitRequest<'a>, Error> {
-        let Inner { settings, max_cost, .. } = &*self.0;
-        if cost == 0 {
-            return Err(Error::ZeroCost);
-        }
-        if action.can_be_denied() && cost > *max_cost {
-            return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
-        }
-        Ok(LimitRequest { settings, key, cost, max_wait: self.resolve(max_wait) })
+        self.current().resolve(max_wait)
     }
 }
 
