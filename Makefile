@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL = 0
 
 test: redis-server
-	cargo test --all-features
+	cargo test --workspace --all-features
 
 # SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
 test-servers:
@@ -16,16 +16,16 @@ test-faults: redis-server
 	cargo bench --bench faults
 
 lint:
-	cargo fmt --check
-	cargo clippy --all-features --all-targets -- -D warnings
-	cargo clippy --lib -- -D warnings
-	cargo clippy --lib --features axum -- -D warnings
-	cargo clippy --lib --features redis -- -D warnings
-	cargo clippy --lib --features redisson -- -D warnings
-	cargo clippy --lib --features serde -- -D warnings
-	cargo clippy --lib --features tracing -- -D warnings
-	cargo clippy --lib --features uuid -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --all-features --no-deps
+	cargo fmt --all --check
+	cargo clippy --workspace --all-features --all-targets -- -D warnings
+	cargo clippy -p tower-ratelimit --lib -- -D warnings
+	cargo clippy -p tower-ratelimit --lib --features axum -- -D warnings
+	cargo clippy -p tower-ratelimit --lib --features redis -- -D warnings
+	cargo clippy -p tower-ratelimit --lib --features redisson -- -D warnings
+	cargo clippy -p tower-ratelimit --lib --features serde -- -D warnings
+	cargo clippy -p tower-ratelimit --lib --features tracing -- -D warnings
+	cargo clippy -p tower-ratelimit --lib --features uuid -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
 
 bench: redis-server
 	cargo bench --bench memory

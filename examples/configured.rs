@@ -34,7 +34,7 @@ struct Flags {
     /// The configuration file, with the limits `all`, `api` and `login`
     /// [default: examples/limits.toml]
     #[arg(value_name = "FILE", verbatim_doc_comment, hide_default_value = true)]
-    #[arg(default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml"))]
+    #[arg(default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/limits.toml"))]
     file: PathBuf,
 
     /// Read the file, print its limits or its errors, and exit

@@ -172,7 +172,10 @@ impl Keys {
                         println!("    {time} {hex}");
                     }
                 }
-                _ => println!("    {}", self.execute::<String>(&["GET", &key])?),
+                _ => {
+                    let value: Option<String> = self.execute(&["GET", &key])?;
+                    println!("    {}", value.as_deref().unwrap_or("expired meanwhile"));
+                }
             }
         }
         Ok(())

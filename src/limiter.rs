@@ -10,6 +10,7 @@ mod report;
 mod retry;
 mod retry_queue;
 mod target;
+mod version;
 mod wait_queue;
 
 pub(crate) use self::{

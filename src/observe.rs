@@ -56,7 +56,7 @@ pub(crate) mod log;
 mod metrics;
 mod top_denied;
 
-use std::{fmt, ptr, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, ptr, sync::Arc, time::Duration};
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
@@ -317,7 +317,7 @@ impl Observers {
     }
 
     /// Returns the observers for the events of one limiter.
-    pub(crate) fn of_limiter(&self, limiter: &'static str) -> Self {
+    fn of_limiter(&self, limiter: &'static str) -> Self {
         let of = |it: &Arc<dyn Observer>| it.of_limiter(limiter).unwrap_or_else(|| it.clone());
         Self(self.0.as_ref().map(|observers| observers.iter().map(of).collect()))
     }
@@ -346,6 +346,36 @@ impl Observers {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Observer>> {
         self.0.iter().flat_map(|observers| observers.iter())
+    }
+}
+
+/// The observers of a limiter.
+#[derive(Clone, Debug, Default)]
+pub struct LimiterObservers {
+    /// As they were added, for events that are not of one limiter.
+    pub(crate) added: Observers,
+    /// The observers for the events of the limiter.
+    of_limiter: Observers,
+}
+
+impl LimiterObservers {
+    pub(crate) fn new(added: Observers, limiter: &'static str) -> Self {
+        Self { of_limiter: added.of_limiter(limiter), added }
+    }
+
+    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>, limiter: &'static str) {
+        if !self.added.contains(&observer) {
+            self.of_limiter.add(observer.of_limiter(limiter).unwrap_or_else(|| observer.clone()));
+            self.added.add(observer);
+        }
+    }
+}
+
+impl Deref for LimiterObservers {
+    type Target = Observers;
+
+    fn deref(&self) -> &Observers {
+        &self.of_limiter
     }
 }
 

@@ -198,7 +198,7 @@ use self::{
 };
 use crate::{
     error::{ConfigError, Error},
-    observe::Observers,
+    observe::LimiterObservers,
     store::{Deadline, RedisStore, Store, StoreFuture},
     sync::lock,
 };
@@ -268,10 +268,7 @@ pub struct RateLimiter {
     cached_rate: Arc<Mutex<Option<(Instant, RateLimiterConfig)>>>,
     /// True if the rate was per client in an earlier call, so that the script needs all keys.
     is_per_client: Arc<AtomicBool>,
-    /// Those of the store.
-    own_observers: Observers,
-    /// Those of the events of this limiter.
-    observers: Observers,
+    observers: LimiterObservers,
 }
 
 type Id = [u8; 16];
@@ -314,7 +311,7 @@ impl RateLimiter {
     /// `x{y` and `{}z` are rejected.
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, ConfigError> {
         let keys = Arc::new(Keys::new(name, process_id())?);
-        let own_observers = store.observers();
+        let observers = LimiterObservers::new(store.observers(), LABEL);
         Ok(Self {
             store,
             keys,
@@ -323,8 +320,7 @@ impl RateLimiter {
             template: None,
             cached_rate: Arc::default(),
             is_per_client: Arc::default(),
-            observers: own_observers.of_limiter(LABEL),
-            own_observers,
+            observers,
         })
     }
 

@@ -89,7 +89,7 @@ run() {
   echo "testing $name"
   result="FAILED: see $log"
   [ "${5-}" != without-tls ] || skip=(-- --skip over_tls)
-  if ! REDIS_SERVER=$server cargo test --all-features --no-fail-fast "${skip[@]}" </dev/null >"$log" 2>&1; then
+  if ! REDIS_SERVER=$server cargo test --workspace --all-features --no-fail-fast "${skip[@]}" </dev/null >"$log" 2>&1; then
     grep -E '^test .* FAILED|^error' "$log"
     return 1
   fi
@@ -106,7 +106,7 @@ for name; do
 done
 mkdir -p "${CARGO_TARGET_DIR:-target}/servers"
 folder=$(cd "${CARGO_TARGET_DIR:-target}/servers" && pwd)
-[ -n "$only_fetch" ] || cargo test --quiet --all-features --no-run
+[ -n "$only_fetch" ] || cargo test --quiet --workspace --all-features --no-run
 
 table=$(printf '%-11s %-14s %s' server version result)
 failed=

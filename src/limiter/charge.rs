@@ -504,13 +504,15 @@ impl Charge {
         let limiter = first.limiter.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().as_dyn().names();
-        let mut limits = vec![first.request(limiter, action, max_wait)?];
-        for part in &self.rest {
+        let versions = self.parts().map(|part| Ok(part.limiter.own()?.current()));
+        let versions = versions.collect::<Result<Vec<_>, Error>>()?;
+        let mut limits: Vec<LimitRequest<'_>> = Vec::with_capacity(versions.len());
+        for (part, version) in self.parts().zip(&versions) {
             let limiter = part.limiter.own()?;
             if !limiter.store().as_dyn().names().is_same(names) {
                 return Err(Error::DifferentStores);
             }
-            let limit = part.request(limiter, action, max_wait)?;
+            let limit = limiter.request(version, action, &part.key, part.cost(), max_wait)?;
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
                 return Err(Error::SameLimitTwice { limiter: limit.settings.name });
             }
@@ -571,15 +573,6 @@ impl Limiter {
 }
 
 impl Part {
-    fn request<'a>(
-        &'a self,
-        limiter: &'a Limiter,
-        action: Action,
-        max_wait: MaxWait,
-    ) -> Result<LimitRequest<'a>, Error> {
-        limiter.request(action, &self.key, self.cost(), max_wait)
-    }
-
     fn cost(&self) -> u32 {
         self.cost.unwrap_or(1)
     }

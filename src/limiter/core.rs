@@ -6,18 +6,21 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::Instant;
+
 use super::{
     failure_policy::{FailurePolicy, Recovered},
     max_wait::MaxWait,
-    report::{report_now, report_released, reported, reported_failure},
+    report::{report_now, report_released, reported},
     retry_queue::RetryQueues,
+    version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Params, Release, micros},
+    algorithm::{Action, Algorithm, LONGEST_BLOCK, Params, Release, micros},
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::{Observer, Observers},
+    observe::{LimiterObservers, Observer},
     quota::Quota,
     store::{
         AnyStore, LimitRequest, MemoryStore, Name, Names, Settings, Store, StoreFuture,
@@ -58,15 +61,9 @@ pub struct Limiter(Arc<Inner>);
 struct Inner {
     store: AnyStore,
     taken: Arc<Name>,
-    settings: Arc<Settings>,
-    /// The wait of a check that does not specify one, in microseconds.
-    default_wait: f64,
-    max_reservable: f64,
-    max_cost: u32,
+    versions: Versions,
     on_failure: FailurePolicy,
-    observers: Observers,
-    /// The last fallback, and its fraction of the quota.
-    fallback: OnceLock<(f64, Limiter)>,
+    observers: LimiterObservers,
 }
 
 impl Limiter {
@@ -119,10 +116,9 @@ impl Limiter {
         let names = store.as_dyn().names();
         let taken =
             names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
-        let (name, source) = (taken.text, Source::Store);
-        let observers = store.as_dyn().observers();
-        let observed = observers.of_limiter(name);
-        let settings = Settings { name, algorithm, quota, params, source, observers: observed };
+        let source = Source::Store;
+        let settings = Settings { name: taken.text, algorithm, quota, params, source };
+        let observers = LimiterObservers::new(store.as_dyn().observers(), taken.text);
         Ok(Self::assemble(store, Arc::new(taken), settings, observers))
     }
 
@@ -132,17 +128,71 @@ impl Limiter {
     /// are restored at the new rate.
     ///
     /// Create one limiter per quota, and keep it. A key in memory remembers the limiter that
-    /// counted it last, and the same limiter counts it faster.
+    /// counted it last, and the same limiter counts it faster. To change the quota of this limiter
+    /// itself, call [`set_quota`](Limiter::set_quota).
     ///
     /// # Errors
     ///
     /// If the algorithm does not support the quota.
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
-        let Inner { store, taken, settings, observers, .. } = &*self.0;
-        let params = Params::new(settings.algorithm, quota)?;
-        let settings = Settings { quota, params, ..(**settings).clone() };
+        let Inner { store, taken, observers, .. } = &*self.0;
+        let settings = self.settings(self.algorithm(), quota)?;
         let limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
         Ok(limiter.on_failure(self.0.on_failure))
+    }
+
+    /// Changes the quota of this limiter, of its clones, and of the layers and charges that hold
+    /// one, while requests flow.
+    ///
+    /// The next check applies the quota to the current state of its key: used units stay used, and
+    /// are restored at the new rate. So a higher quota takes effect immediately, also for a key
+    /// that was denied, and a lower quota forgets no debt. Waiting requests keep their instants, as
+    /// [`try_acquire`](Limiter::try_acquire) describes.
+    ///
+    /// Limiters from [`with_quota`](Limiter::with_quota) keep their quotas, and other processes
+    /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check
+    /// applies its own.
+    ///
+    /// # Errors
+    ///
+    /// If the algorithm does not support the quota. The limiter then keeps its quota.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// let layer = RateLimitLayer::new(&limiter, key::Global);
+    /// # let _ = layer;
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// assert!(!limiter.check("alice").await?.is_allowed());
+    ///
+    /// limiter.set_quota(Quota::per_hour(3))?; // also that of the layer
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
+        self.set(self.algorithm(), quota)
+    }
+
+    /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
+    pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
+        // A new version of the same settings would make the next check of each key slower.
+        if (algorithm, quota) != (self.algorithm(), self.quota()) {
+            self.0.versions.replace(Version::new(self.settings(algorithm, quota)?));
+        }
+        Ok(())
+    }
+
+    /// Returns settings with the name of this limiter.
+    fn settings(&self, algorithm: Algorithm, quota: Quota) -> Result<Settings, ConfigError> {
+        let params = Params::new(algorithm, quota)?;
+        Ok(Settings { algorithm, quota, params, ..*self.current().settings })
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
@@ -206,23 +256,24 @@ impl Limiter {
     #[must_use]
     pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
         let mut inner = Arc::unwrap_or_clone(self.0);
-        inner.observers.add(observer);
-        let observers = inner.observers.of_limiter(inner.settings.name);
-        inner.settings = Arc::new(Settings { observers, ..(*inner.settings).clone() });
-        inner.fallback = OnceLock::new();
+        inner.observers.add(observer, inner.taken.text);
         Self(Arc::new(inner))
     }
 
     /// Returns the limiter with a fraction of the quota over a store in memory. Calls with the same
     /// fraction share counts.
     pub(super) fn fallback(&self, fraction: f64) -> Self {
-        let new = || self.new_fallback(fraction);
-        let (known, limiter) = self.0.fallback.get_or_init(|| (fraction, new()));
-        if *known == fraction { limiter.clone() } else { new() }
+        let version = self.current();
+        let new = || self.new_fallback(&version.settings, fraction);
+        let (known, limiter) = version.fallback.get_or_init(|| (fraction, new()));
+        let limiter = if *known == fraction { limiter.clone() } else { new() };
+        // Limiters that share a version can have other observers.
+        let mut inner = Arc::unwrap_or_clone(limiter.0);
+        inner.observers = self.0.observers.clone();
+        Self(Arc::new(inner))
     }
 
-    fn new_fallback(&self, fraction: f64) -> Self {
-        let Inner { taken, settings, observers, .. } = &*self.0;
+    fn new_fallback(&self, settings: &Settings, fraction: f64) -> Self {
         let store = self.shared().fallback_store().clone();
         let quota = settings.quota.scaled(fraction);
         let algorithm = match settings.algorithm {
@@ -237,31 +288,20 @@ impl Limiter {
         };
         let params = Params::new(algorithm, quota).expect("a fraction of valid settings is valid");
         let source = Source::Local;
-        let settings = Settings { algorithm, quota, params, source, ..(**settings).clone() };
-        Self::assemble(store.into_any(), taken.clone(), settings, observers.clone())
+        let settings = Settings { name: settings.name, algorithm, quota, params, source };
+        let (taken, observers) = (self.0.taken.clone(), LimiterObservers::default());
+        Self::assemble(store.into_any(), taken, settings, observers)
     }
 
     fn assemble(
         store: AnyStore,
         taken: Arc<Name>,
         settings: Settings,
-        observers: Observers,
+        observers: LimiterObservers,
     ) -> Self {
-        let max_cost = settings.params.max_cost() as u32;
-        let (default_wait, max_reservable) =
-            (settings.params.default_wait(), settings.params.max_reservable());
-        let settings = Arc::new(settings);
-        Self(Arc::new(Inner {
-            store,
-            taken,
-            settings,
-            default_wait,
-            max_reservable,
-            max_cost,
-            on_failure: FailurePolicy::Closed,
-            observers,
-            fallback: OnceLock::new(),
-        }))
+        let versions = Versions::new(Version::new(settings));
+        let on_failure = FailurePolicy::Closed;
+        Self(Arc::new(Inner { store, taken, versions, on_failure, observers }))
     }
 
     /// Spends 1 unit of the quota of `key` if one is left.
@@ -476,6 +516,97 @@ impl Limiter {
         }
     }
 
+    /// Denies all requests of `key` for `duration`, whatever is left of its quota: for a client that
+    /// misbehaves, or an upstream that answers 429 with `Retry-After`.
+    ///
+    /// The block begins now, by the clock of the store, and holds for all processes that share the
+    /// store, in one call. Until it ends,
+    ///
+    /// - [`check`](Limiter::check) is denied, and [`is_blocked`](Decision::is_blocked) is true
+    /// - a request that may wait as long proceeds after the end of the block: with
+    ///   [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire), a layer with a
+    ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait up
+    ///   to the time in which it drains
+    /// - a request of this process that is waiting already checks again when its time has come; one
+    ///   of another process does so if that process has seen the block
+    ///
+    /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend) and
+    /// [`refund`](Limiter::refund) change it. A block of a key that is blocked never shortens the
+    /// block. It is at most 100 years long. [`unblock`](Limiter::unblock) ends it, and so does
+    /// [`reset`](Limiter::reset), which also deletes the count.
+    ///
+    /// If the key is counted by a layer, pass the key that its extractor makes: see
+    /// [`reset`](Limiter::reset). The decision describes the key afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let vendor = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(9));
+    /// let retry_after = Duration::from_secs(30); // from the response of the vendor
+    /// vendor.block("api.example.com", retry_after).await?;
+    ///
+    /// let denied = vendor.check("api.example.com").await?;
+    /// assert!(denied.is_blocked());
+    /// assert_eq!(denied.retry_after(), Some(retry_after));
+    ///
+    /// vendor.unblock("api.example.com").await?;
+    /// assert!(vendor.check("api.example.com").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn block(
+        &self,
+        key: impl Into<Key<'_>>,
+        duration: Duration,
+    ) -> Result<Allowed, Error> {
+        let max_wait = micros(duration).min(LONGEST_BLOCK);
+        self.change_block(Action::Block, &key.into(), max_wait).await
+    }
+
+    /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
+    ///
+    /// Other processes may deny the key for up to
+    /// [`denial_ttl`](crate::RedisStore::denial_ttl) more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<Allowed, Error> {
+        self.change_block(Action::Unblock, &key.into(), 0.0).await
+    }
+
+    async fn change_block(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        max_wait: f64,
+    ) -> Result<Allowed, Error> {
+        let answer = {
+            let version = self.current();
+            let (settings, observers) = (&version.settings, &*self.0.observers);
+            let limits = &[LimitRequest { settings, observers, key, cost: 1, max_wait }];
+            self.decide_limits(&StoreRequest { action, limits })
+        };
+        Ok(answer.await?.into_report())
+    }
+
     /// Deletes the state of `key`: its next request counts as its first.
     ///
     /// Requests that are waiting keep their instants. For a key that a layer counts, pass the key
@@ -508,26 +639,26 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        let Inner { store, settings, .. } = &*self.0;
-        reported_failure(settings, store.as_dyn().reset(settings, &key.into())).await
+        let answer = self.0.store.as_dyn().reset(&self.current().settings, &key.into());
+        self.reported_failure(answer).await
     }
 
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.settings.name
+        self.0.taken.text
     }
 
     /// Returns the algorithm.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
-        self.0.settings.algorithm
+        self.current().settings.algorithm
     }
 
     /// Returns the quota.
     #[must_use]
     pub fn quota(&self) -> Quota {
-        self.0.settings.quota
+        self.current().settings.quota
     }
 
     /// Returns the default number of requests of a key that can wait.
@@ -539,14 +670,8 @@ impl Limiter {
         }
     }
 
-    /// Returns the observers for events that are not of one limiter.
-    pub(super) fn own_observers(&self) -> &Observers {
+    pub(super) fn observers(&self) -> &LimiterObservers {
         &self.0.observers
-    }
-
-    /// Returns the observers for the events of this limiter.
-    pub(super) fn observers(&self) -> &Observers {
-        &self.0.settings.observers
     }
 
     pub(super) fn failure_policy(&self) -> FailurePolicy {
@@ -554,16 +679,40 @@ impl Limiter {
     }
 
     pub(super) fn policy(&self, cost: u32) -> Policy {
-        self.0.settings.policy(cost)
+        self.current().settings.policy(cost)
     }
 
     pub(super) fn store(&self) -> &AnyStore {
         &self.0.store
     }
 
+    /// Returns the end of the block of a key, as far as that is known.
+    pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
+        self.0.store.as_dyn().blocked_until(&self.current().settings, key)
+    }
+
     /// Returns the largest cost that can be granted.
     pub(super) fn max_cost(&self) -> u32 {
-        self.0.max_cost
+        self.current().max_cost
+    }
+
+    /// Returns the settings that apply now.
+    #[inline]
+    pub(super) fn current(&self) -> Current<'_> {
+        self.0.versions.current()
+    }
+
+    /// Returns the part of a request to the store that concerns this limit.
+    #[inline]
+    pub(super) fn request<'a>(
+        &'a self,
+        version: &'a Version,
+        action: Action,
+        key: &'a Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<LimitRequest<'a>, Error> {
+        version.request(&self.0.observers, action, key, cost, max_wait)
     }
 
     /// Returns the state that the limiters over the store share.
@@ -580,7 +729,8 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Decision>, Error> {
-        let limits = &[self.request(action, key, cost, max_wait)?];
+        let version = self.current();
+        let limits = &[self.request(&version, action, key, cost, max_wait)?];
         Ok(self.decide_limits(&StoreRequest { action, limits }))
     }
 
@@ -593,15 +743,16 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Decision, Error> {
-        let limits = &[self.request(Action::Check, key, cost, max_wait)?];
-        let request = StoreRequest { action: Action::Check, limits };
         let result = match &self.0.store {
             AnyStore::Memory(store) => {
+                let version = self.current();
+                let limits = &[self.request(&version, Action::Check, key, cost, max_wait)?];
+                let request = StoreRequest { action: Action::Check, limits };
                 let result = store.decide_now(&request);
                 report_now(&request, result.as_ref());
                 result
             }
-            AnyStore::Dyn(store) => reported(&request, store.decide(&request)).await,
+            AnyStore::Dyn(_) => self.decide(Action::Check, key, cost, max_wait)?.await,
         };
         match result {
             Err(error) => match self.recover(error, key, cost)? {
@@ -626,12 +777,12 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) -> StoreFuture<()> {
-        let Inner { store, settings, .. } = &*self.0;
         let Some(release) = release_of(receipt, spent, units) else {
             return StoreFuture::ready(Ok(()));
         };
-        report_released(&settings.observers, settings.name, key, units);
-        reported_failure(settings, store.as_dyn().release(settings, key, release))
+        report_released(&self.0.observers, self.0.taken.text, key, units);
+        let answer = self.0.store.as_dyn().release(&self.current().settings, key, release);
+        self.reported_failure(answer)
     }
 
     /// Releases units in the background, as far as that is possible.
@@ -642,35 +793,16 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) {
-        let Inner { store, settings, .. } = &*self.0;
         if let Some(release) = release_of(receipt, spent, units) {
-            report_released(&settings.observers, settings.name, key, units);
-            store.as_dyn().release_in_background(settings, key, release);
+            report_released(&self.0.observers, self.0.taken.text, key, units);
+            let version = self.current();
+            self.0.store.as_dyn().release_in_background(&version.settings, key, release);
         }
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
     pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
-        max_wait.resolve(self.0.default_wait, self.0.max_reservable)
-    }
-
-    /// Returns the part of a request to the store that concerns this limit.
-    #[inline]
-    pub(super) fn request<'a>(
-        &'a self,
-        action: Action,
-        key: &'a Key<'_>,
-        cost: u32,
-        max_wait: MaxWait,
-    ) -> Result<LimitRequest<'a>, Error> {
-        let Inner { settings, max_cost, .. } = &*self.0;
-        if cost == 0 {
-            return Err(Error::ZeroCost);
-        }
-        if action.can_be_denied() && cost > *max_cost {
-            return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
-        }
-        Ok(LimitRequest { settings, key, cost, max_wait: self.resolve(max_wait) })
+        self.current().resolve(max_wait)
     }
 }
 

@@ -1,16 +1,16 @@
 //! Reports the events of limiters to their observers: decisions, failures of the store, waits and
 //! releases. It changes no answer.
 
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
-use super::charge::Charge;
+use super::{charge::Charge, core::Limiter};
 use crate::{
     algorithm::Action,
     decision::Decision,
     error::Error,
     keys::Key,
     observe::{Decided, Observers, Released, WaitBegan, WaitEnded, log},
-    store::{Settings, StoreFuture, StoreRequest},
+    store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
 /// Reports an answer that the store gave immediately.
@@ -23,13 +23,14 @@ pub(super) fn report_now(request: &StoreRequest<'_>, result: Result<&Decision, &
 }
 
 fn is_observed(request: &StoreRequest<'_>) -> bool {
-    request.limits.iter().any(|limit| !limit.settings.observers.is_empty())
+    request.limits.iter().any(|limit| !limit.observers.is_empty())
 }
 
 // Inlined, it would make each check slower, also without observers.
 #[inline(never)]
 fn report(request: &StoreRequest<'_>, result: Result<&Decision, &Error>) {
-    let limits = request.limits.iter().map(|limit| (&**limit.settings, limit.key));
+    let limits = request.limits.iter();
+    let limits = limits.map(|limit| (limit.settings.name, limit.observers, limit.key));
     report_result(request.action, limits, result, None);
 }
 
@@ -55,34 +56,38 @@ fn reported_later(
     answer: StoreFuture<Decision>,
 ) -> StoreFuture<Decision> {
     let (action, start) = (request.action, Instant::now());
-    let limits = request.limits.iter();
-    let limits = limits.map(|limit| (limit.settings.clone(), limit.key.clone().into_owned()));
-    let limits: Vec<(Arc<Settings>, Key<'static>)> = limits.collect();
+    let owned = |limit: &LimitRequest<'_>| {
+        (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
+    };
+    let limits: Vec<_> = request.limits.iter().map(owned).collect();
     StoreFuture::Pending(Box::pin(async move {
         let result = answer.await;
-        let limits = limits.iter().map(|(settings, key)| (&**settings, key));
+        let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         report_result(action, limits, result.as_ref(), Some(start));
         result
     }))
 }
 
+/// A limit of a request: the name of the limiter, its observers and the key.
+type Limit<'a> = (&'static str, &'a Observers, &'a Key<'a>);
+
 fn report_result<'a>(
     action: Action,
-    mut limits: impl Iterator<Item = (&'a Settings, &'a Key<'a>)>,
+    mut limits: impl Iterator<Item = Limit<'a>>,
     result: Result<&Decision, &Error>,
     start: Option<Instant>,
 ) {
     let Some(first) = limits.next() else { return };
     match result {
         Ok(decision) if action == Action::Check => {
-            let is_binding = |(settings, _): &(&Settings, _)| settings.name == decision.limiter();
-            let (settings, key) =
-                [first].into_iter().chain(limits).find(is_binding).unwrap_or(first);
+            let is_binding = |(name, ..): &Limit<'_>| *name == decision.limiter();
+            let binding = [first].into_iter().chain(limits).find(is_binding);
+            let (_, observers, key) = binding.unwrap_or(first);
             let duration = start.map(|start| start.elapsed());
-            report_decided(&settings.observers, Decided { decision, key, duration });
+            report_decided(observers, Decided { decision, key, duration });
         }
         Ok(_) => {}
-        Err(error) => first.0.observers.store_failed(first.0.name, error),
+        Err(error) => first.1.store_failed(first.0, error),
     }
 }
 
@@ -99,22 +104,21 @@ pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_
     observers.each(|it| it.released(&Released { limiter, key, units }));
 }
 
-/// Reports the failure of a call that decides nothing.
-pub(super) fn reported_failure(
-    settings: &Arc<Settings>,
-    answer: StoreFuture<()>,
-) -> StoreFuture<()> {
-    if settings.observers.is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {
-        return answer;
-    }
-    let settings = settings.clone();
-    StoreFuture::Pending(Box::pin(async move {
-        let result = answer.await;
-        if let Err(error) = &result {
-            settings.observers.store_failed(settings.name, error);
+impl Limiter {
+    /// Reports the failure of a call that decides nothing.
+    pub(super) fn reported_failure(&self, answer: StoreFuture<()>) -> StoreFuture<()> {
+        if self.observers().is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {
+            return answer;
         }
-        result
-    }))
+        let limiter = self.clone();
+        StoreFuture::Pending(Box::pin(async move {
+            let result = answer.await;
+            if let Err(error) = &result {
+                limiter.observers().store_failed(limiter.name(), error);
+            }
+            result
+        }))
+    }
 }
 
 impl Charge {
@@ -144,7 +148,7 @@ impl Wait {
             return None;
         }
         observers.each(|it| it.wait_began(&WaitBegan { limiter }));
-        Some(Self { observers: observers.clone(), limiter, began: Instant::now() })
+        Some(Self { observers: (**observers).clone(), limiter, began: Instant::now() })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
-    observe::{Observer, Observers},
+    observe::{LimiterObservers, Observer},
     quota::Quota,
     store::{BackgroundTask, StoreFuture},
 };
@@ -45,11 +45,7 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
 
     fn spawn_background(&self, task: BackgroundTask);
 
-    /// Returns the observers for the events of the limiter.
-    fn observers(&self) -> &Observers;
-
-    /// Returns the observers of the store, for events that are not of one limiter.
-    fn own_observers(&self) -> &Observers;
+    fn observers(&self) -> &LimiterObservers;
 
     /// Returns the queues of requests that retry, and the queue of the key.
     fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64);
@@ -79,19 +75,10 @@ impl AnyLimiter {
         }
     }
 
-    /// Returns the observers for the events of the limiter.
-    pub(crate) fn observers(&self) -> &Observers {
+    pub(crate) fn observers(&self) -> &LimiterObservers {
         match &self.0 {
             Kind::Own(limiter) => limiter.observers(),
             Kind::Foreign(target) => target.observers(),
-        }
-    }
-
-    /// Returns the observers for events that are not of one limiter.
-    pub(crate) fn own_observers(&self) -> &Observers {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.own_observers(),
-            Kind::Foreign(target) => target.own_observers(),
         }
     }
 

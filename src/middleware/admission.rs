@@ -221,7 +221,7 @@ impl<P: ProtocolBase> Shared<P> {
     fn report(&self, rejection: &Rejection, charge: &Charge) {
         let event = rejection.event();
         let limiter = charge.limiters().next().or(self.protocol.pricing().limiter());
-        let inherited = limiter.map(AnyLimiter::own_observers);
+        let inherited = limiter.map(|limiter| &limiter.observers().added);
         inherited.iter().for_each(|it| it.each(|it| it.rejected(&event)));
         let is_inherited = |it: &_| inherited.is_some_and(|inherited| inherited.contains(it));
         let added = self.observers.iter().filter(|it| !is_inherited(it));

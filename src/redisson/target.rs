@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{AnyLimiter, ChargeTarget, RetryQueues, report_released, retry_queues},
-    observe::Observers,
+    observe::LimiterObservers,
     store::{BackgroundTask, Store, StoreFuture},
 };
 
@@ -64,12 +64,8 @@ impl ChargeTarget for RateLimiter {
         })
     }
 
-    fn observers(&self) -> &Observers {
+    fn observers(&self) -> &LimiterObservers {
         &self.observers
-    }
-
-    fn own_observers(&self) -> &Observers {
-        &self.own_observers
     }
 
     fn spawn_background(&self, task: BackgroundTask) {

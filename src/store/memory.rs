@@ -16,6 +16,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Waker},
+    time::Duration,
 };
 
 use foldhash::fast::RandomState;
@@ -213,7 +214,7 @@ impl MemoryStore {
             },
             None => {
                 let reply = self.decide_new(request, limit, hash, shard, &engine_request)?;
-                self.report_keys(settings);
+                self.report_keys(limit.observers);
                 reply
             }
         };
@@ -281,10 +282,10 @@ impl MemoryStore {
     }
 
     /// Reports the number of keys after an insertion or a removal.
-    fn report_keys(&self, settings: &Settings) {
+    fn report_keys(&self, observers: &Observers) {
         let slots = &self.0.slots.0;
         let event = KeysHeld { keys: slots.used(), max_keys: slots.max() };
-        settings.observers.each(|it| it.keys_held(&event));
+        observers.each(|it| it.keys_held(&event));
     }
 
     fn search<'a>(&self, now: f64, kept: &'a [LimitRequest<'a>]) -> Search<'a> {
@@ -318,7 +319,7 @@ impl MemoryStore {
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
         drop(self.shard(hash).remove(hash, settings, key, &self.0.slots.0));
-        self.report_keys(settings);
+        self.report_keys(&lock(&self.0.observers).clone());
     }
 
     fn hash(&self, settings: &Settings, key: &[u8]) -> u64 {
@@ -377,6 +378,13 @@ impl Store for MemoryStore {
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
         self.reset_now(settings, key);
         StoreFuture::ready(Ok(()))
+    }
+
+    fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
+        let key = key.as_bytes();
+        let hash = entry::hash(&self.0.hasher, settings, key);
+        let ends = self.shard(hash).find(hash, settings, key)?.blocked_until()?;
+        Some(self.0.epoch + Duration::from_micros(ends as u64))
     }
 
     fn spawn_background(&self, mut task: BackgroundTask) {

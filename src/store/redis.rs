@@ -418,10 +418,9 @@ impl Store for RedisStore {
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
                 Place::Alone(turn) => {
-                    let Settings { name, observers, .. } = &**limit.settings;
                     if turn.is_some() {
-                        let event = BatchSent { limiter: name, checks: 1 };
-                        observers.each(|it| it.batch_sent(&event));
+                        let event = BatchSent { limiter: limit.settings.name, checks: 1 };
+                        limit.observers.each(|it| it.batch_sent(&event));
                     }
                     turn
                 }
@@ -460,7 +459,7 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> StoreFuture<()> {
-        let change = self.denials.change(settings, key);
+        let change = self.denials.release(settings, key);
         let (params, key) = (settings.params, self.key(settings, key));
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
@@ -471,14 +470,14 @@ impl Store for RedisStore {
     }
 
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
-        let change = self.denials.change(settings, key);
+        let change = self.denials.release(settings, key);
         let key = self.key(settings, key);
         let job = release::job_holding(&settings.params, &key, release, change);
         self.client.execute_later(job);
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
-        let change = self.denials.change(settings, key);
+        let change = self.denials.reset(settings, key);
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key);
@@ -497,6 +496,10 @@ impl Store for RedisStore {
 
     fn add_observer(&self, observer: Arc<dyn Observer>) {
         self.client.add_observer(observer);
+    }
+
+    fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
+        self.denials.blocked_until(settings, key)
     }
 
     fn spawn_background(&self, task: BackgroundTask) {

@@ -23,15 +23,13 @@ use crate::{
 };
 
 /// The settings of a limiter, as a store needs them.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Settings {
     pub(crate) name: &'static str,
     pub(crate) algorithm: Algorithm,
     pub(crate) quota: Quota,
     pub(crate) params: Params,
     pub(crate) source: Source,
-    /// Those of the events of this limiter.
-    pub(crate) observers: Observers,
 }
 
 impl Settings {
@@ -55,9 +53,11 @@ pub struct StoreRequest<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct LimitRequest<'a> {
     pub(crate) settings: &'a Arc<Settings>,
+    /// The observers of the limiter.
+    pub(crate) observers: &'a Observers,
     pub(crate) key: &'a Key<'a>,
     pub(crate) cost: u32,
-    /// In microseconds.
+    /// In microseconds. For a block its duration.
     pub(crate) max_wait: f64,
 }
 
@@ -75,7 +75,14 @@ impl LimitRequest<'_> {
 impl StoreRequest<'_> {
     pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: f64) -> EngineRequest {
         let LimitRequest { cost, max_wait, .. } = *limit;
-        EngineRequest { action: self.action, cost: cost.into(), max_wait, now, admission: None }
+        EngineRequest {
+            action: self.action,
+            cost: cost.into(),
+            max_wait,
+            now,
+            admission: None,
+            blocked: 0.0,
+        }
     }
 }
 

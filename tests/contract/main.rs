@@ -4,6 +4,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod block;
+mod changes;
 mod charge;
 mod limiter;
 mod memory;

@@ -316,6 +316,26 @@ async fn another_quota_is_applied_at_the_next_check() {
 }
 
 #[tokio::test]
+async fn a_denial_under_an_old_quota_does_not_deny_under_the_new_one() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        let limiter = limiter(&server, algorithm, Quota::per_hour(3)).await;
+        let _ = exhaust(&limiter).await;
+        assert_remembered(&limiter).await;
+        limiter.clone().set_quota(Quota::per_hour(10)).unwrap();
+        let decision = limiter.check("key").await.unwrap();
+        assert!(decision.is_allowed(), "{algorithm}");
+        assert_eq!((decision.quota(), decision.source()), (Quota::per_hour(10), Source::Store));
+        let _ = exhaust(&limiter).await;
+        assert_remembered(&limiter).await;
+        limiter.set_quota(Quota::per_hour(5)).unwrap();
+        let denied = limiter.check("key").await.unwrap();
+        assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Store), "{algorithm}");
+        assert_eq!(denied.quota(), Quota::per_hour(5));
+    }
+}
+
+#[tokio::test]
 async fn a_release_in_the_background_drops_denials_until_it_is_executed() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {

@@ -14,8 +14,6 @@ pub mod server;
 use std::{
     convert::Infallible,
     fmt::Debug,
-    path::PathBuf,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -129,23 +127,4 @@ pub fn items<B>(response: &Response<B>, name: &str) -> Vec<(String, Vec<(String,
 pub fn item(policy: &str, params: &[(&str, i64)]) -> (String, Vec<(String, i64)>) {
     let params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
     (policy.to_owned(), params)
-}
-
-/// Returns the program of an example, built again if it is out of date: `cargo test` builds
-/// examples only if it runs all tests.
-pub fn example(name: &str) -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--all-features", "--example", name]);
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    // `cargo test` sets these for the tests, and the build script of `ring` depends on them: with
-    // them, `ring` and its dependents would be built again, also by the next `cargo test`.
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_")) {
-        build.env_remove(name);
-    }
-    build.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_MANIFEST_LINKS");
-    assert!(build.status().unwrap().success());
-    let tests = std::env::current_exe().unwrap();
-    tests.ancestors().nth(2).unwrap().join("examples").join(name)
 }

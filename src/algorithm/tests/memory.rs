@@ -58,7 +58,7 @@ fn history(params: [Params; 2], steps: &[Step]) {
             (settings, other) = (other, settings);
         }
         let params = &settings.params;
-        let ahead = step.ahead(params).max(0.0);
+        let ahead = step.ahead(params, false);
         now_or_never(advance(Duration::from_micros(ahead as u64)));
         now += ahead;
 
@@ -90,7 +90,13 @@ impl Both {
     fn decide(&mut self, settings: &Arc<Settings>, request: EngineRequest) -> EngineReply {
         let reply = self.twin.decide(&settings.params, request);
         let (cost, max_wait) = (request.cost as u32, request.max_wait);
-        let limits = &[LimitRequest { settings, key: &Key::from("key"), cost, max_wait }];
+        let limits = &[LimitRequest {
+            settings,
+            observers: &Default::default(),
+            key: &Key::from("key"),
+            cost,
+            max_wait,
+        }];
         let decision = self.store.decide_now(&StoreRequest { action: request.action, limits });
         let spent = reply.admitted && request.action.commits();
         let expected = EngineReply { instant: if spent { reply.instant } else { 0.0 }, ..reply };
@@ -120,12 +126,5 @@ async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
 
 fn settings(params: Params) -> Arc<Settings> {
     let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_second(1));
-    Arc::new(Settings {
-        name: "default",
-        algorithm,
-        quota,
-        params,
-        source: Source::Store,
-        observers: Default::default(),
-    })
+    Arc::new(Settings { name: "default", algorithm, quota, params, source: Source::Store })
 }

@@ -92,8 +92,8 @@ pub enum Reset {
 
 /// The state of a quota after a request, for the dialects.
 struct Report<'a> {
-    /// The `RateLimit-Policy` of the layer's limiter, if it is the same for all requests.
-    policy: Option<&'a HeaderValue>,
+    /// A quota of the layer's limiter and its `RateLimit-Policy`, if all requests have one limiter.
+    policy: Option<&'a (Quota, HeaderValue)>,
     charge: &'a Charge,
     /// `None` if the request costs more than the quota can grant.
     decision: Option<&'a Decision>,
@@ -104,8 +104,9 @@ struct Report<'a> {
 
 impl Report<'_> {
     fn append_policies(&self, headers: &mut HeaderMap) {
-        let is_local = self.decision.is_some_and(|it| it.source() == Source::Local);
-        if let Some(policy) = self.policy.filter(|_| !is_local) {
+        let decided = self.decision.map(Decision::quota);
+        // A fallback has another quota, and that of the limiter can change.
+        if let Some((_, policy)) = self.policy.filter(|(quota, _)| decided == Some(*quota)) {
             headers.append(RATELIMIT_POLICY, policy.clone());
             return;
         }
@@ -113,7 +114,6 @@ impl Report<'_> {
             headers.append(RATELIMIT_POLICY, policy(decision.limiter(), decision.quota()));
         }
         // The quota of some limiters is known only by the decision.
-        let decided = self.decision.map(Decision::quota);
         for (i, limiter) in self.charge.limiters().enumerate() {
             // One limiter can be charged for two keys.
             let is_first = self.charge.limiters().take(i).all(|it| it.name() != limiter.name());
@@ -129,8 +129,8 @@ impl Report<'_> {
 #[derive(Clone, Debug)]
 pub(crate) struct HeaderWriter {
     pub(crate) dialects: Box<[Headers]>,
-    /// The `RateLimit-Policy`, if all requests have the same limiter.
-    policy: Option<HeaderValue>,
+    /// The first quota and its `RateLimit-Policy`, if all requests have the same limiter.
+    policy: Option<(Quota, HeaderValue)>,
 }
 
 impl Default for HeaderWriter {
@@ -141,7 +141,7 @@ impl Default for HeaderWriter {
 
 impl HeaderWriter {
     pub(crate) fn for_limiter(limiter: &AnyLimiter) -> Self {
-        let policy = limiter.quota().map(|quota| policy(limiter.name(), quota));
+        let policy = limiter.quota().map(|quota| (quota, policy(limiter.name(), quota)));
         Self { policy, ..Self::default() }
     }
 

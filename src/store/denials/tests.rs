@@ -25,14 +25,7 @@ const WINDOW: Duration = Duration::from_millis(10);
 
 fn settings(algorithm: Algorithm, quota: Quota) -> Arc<Settings> {
     let params = Params::new(algorithm, quota).unwrap();
-    Arc::new(Settings {
-        name: NAME,
-        algorithm,
-        quota,
-        params,
-        source: Source::Store,
-        observers: Default::default(),
-    })
+    Arc::new(Settings { name: NAME, algorithm, quota, params, source: Source::Store })
 }
 
 /// A bucket of ten units per second.
@@ -57,7 +50,8 @@ impl<'a> Request<'a> {
     fn look_up(self, denials: &Denials, action: Action, now: Instant) -> Lookup {
         let key = Key::from(self.key);
         let Self { settings, cost, max_wait, .. } = self;
-        let limits = &[LimitRequest { settings, key: &key, cost, max_wait }];
+        let observers = &Default::default();
+        let limits = &[LimitRequest { settings, observers, key: &key, cost, max_wait }];
         denials.look_up(&StoreRequest { action, limits }, || now)
     }
 
@@ -79,8 +73,14 @@ impl<'a> Request<'a> {
     fn denial(self, wait: Duration) -> Decision {
         let wait = wait.as_micros() as f64;
         let (remaining, replenish, reset) = (0.0, wait / 2.0, 4.0 * wait);
-        let reply =
-            EngineReply { admitted: false, wait, remaining, replenish, reset, instant: 0.0 };
+        let reply = EngineReply {
+            admitted: false,
+            wait,
+            remaining,
+            replenish,
+            reset,
+            ..EngineReply::uncounted(0.0)
+        };
         Decision::new(self.settings.policy(self.cost), reply, Action::Check, 0.0)
     }
 
@@ -216,9 +216,9 @@ fn look_up_all(
     now: Instant,
 ) -> Lookup {
     let keys: Vec<_> = requests.iter().map(|request| Key::from(request.key)).collect();
-    let mut limits = vec![];
+    let (mut limits, observers) = (vec![], &Default::default());
     for (&Request { settings, cost, max_wait, .. }, key) in requests.iter().zip(&keys) {
-        limits.push(LimitRequest { settings, key, cost, max_wait });
+        limits.push(LimitRequest { settings, observers, key, cost, max_wait });
     }
     denials.look_up(&StoreRequest { action, limits: &limits }, || now)
 }
@@ -231,7 +231,8 @@ fn send_all(denials: &Denials, requests: &[Request<'_>], now: Instant) -> Undeci
 }
 
 fn other_limiter() -> Arc<Settings> {
-    Arc::new(Settings { name: OTHER, ..(*bucket()).clone() })
+    let Settings { algorithm, quota, params, source, .. } = *bucket();
+    Arc::new(Settings { name: OTHER, algorithm, quota, params, source })
 }
 
 #[test]
@@ -300,7 +301,7 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
     // A reset of the limit that denies.
     let denials = Denials::new(HOUR);
     let undecided = send_all(&denials, &requests, now);
-    drop(denials.change(&second, &Key::from("key")));
+    drop(denials.release(&second, &Key::from("key")));
     let _ = undecided.decided(requests[1].denial(HOUR), || now);
     assert!(requests[1].find(&denials, now).is_none());
 }
@@ -342,7 +343,7 @@ fn a_denial_that_may_be_older_than_a_change_is_not_remembered_after_it() {
                     let denial = request.denial(HOUR);
                     let _ = undecided.take().unwrap().decided(denial, || now);
                 }
-                Begin => change = Some(denials.change(&settings, &Key::from("key"))),
+                Begin => change = Some(denials.release(&settings, &Key::from("key"))),
                 End => drop(change.take()),
             }
         }
@@ -500,7 +501,7 @@ impl World {
 
     fn engine_request(&self, action: Action, cost: u32, max_wait: f64) -> EngineRequest {
         let now = (1e15 + self.now as f64 * self.speed).floor();
-        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
+        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None, blocked: 0.0 }
     }
 
     fn request<'a>(settings: &'a Arc<Settings>, cost: u32, max_wait: usize) -> Request<'a> {
@@ -558,7 +559,7 @@ impl World {
                 Lookup::Denied(denial) => panic!("{denial:?}"),
             }
         } else {
-            change = Some(self.denials.change(&settings, &Key::from("key")));
+            change = Some(self.denials.release(&settings, &Key::from("key")));
         }
         self.begun.push((changing, change, undecided));
     }
@@ -701,7 +702,8 @@ impl Several {
         ];
         let settings = [0, 1, 2].map(|i| {
             let quota = Quota::new(4 + 2 * i as u32, WINDOW * (1 + i as u32));
-            Arc::new(Settings { name: NAMES[i], ..(*settings(algorithms[i], quota)).clone() })
+            let Settings { algorithm, quota, params, source, .. } = *settings(algorithms[i], quota);
+            Arc::new(Settings { name: NAMES[i], algorithm, quota, params, source })
         });
         let states = [(); LIMITS].map(|()| State::Initial);
         let (denials, start) = (Denials::new(HOUR), Instant::now());
@@ -727,6 +729,7 @@ impl Several {
             max_wait,
             now,
             admission: None,
+            blocked: 0.0,
         };
         let requests: Vec<_> = limits.iter().map(request).collect();
         let (reply, index) = combine(&requests, |index, request| {
@@ -783,7 +786,7 @@ impl Several {
                 self.states = states;
             }
             OfSeveral::Refund(limit, cost) => {
-                let change = self.denials.change(&self.settings[limit], &Key::from("key"));
+                let change = self.denials.release(&self.settings[limit], &Key::from("key"));
                 let mut states = self.states.clone();
                 let _ = self.decide(&mut states, Action::Refund, &[(limit, cost)], 0.0);
                 self.states = states;

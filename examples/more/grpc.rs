@@ -1,13 +1,14 @@
 //! A tonic server that limits the calls per peer, and a client that prints the result of each call.
 //!
 //! ```text
-//! cargo run --example grpc                      # the server, 5 calls per 10 s
-//! cargo run --example grpc -- --call 7          # in another terminal: the last 2 are denied
+//! cargo run -p more-examples --example grpc                 # the server, 5 calls per 10 s
+//! cargo run -p more-examples --example grpc -- --call 7     # elsewhere: the last 2 are denied
 //! ```
 //!
 //! The service is gRPC's standard health check, which needs no generated code. Other services are
 //! limited in the same way.
 
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::{net::SocketAddr, process::ExitCode};
@@ -31,7 +32,10 @@ use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, ke
 
 /// Serves grpc.health.v1.Health over plain HTTP/2 with a limit per peer address, or calls it
 #[derive(Parser)]
-#[command(name = "grpc", after_help = "Try it:  cargo run --example grpc -- --call 7")]
+#[command(
+    name = "grpc",
+    after_help = "Try it:  cargo run -p more-examples --example grpc -- --call 7"
+)]
 struct Flags {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:50051")]
@@ -59,7 +63,7 @@ async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), Failure> {
     println!("listening on {url}");
     println!("limit: {quota} per peer address, counts in memory");
     let calls = quota.burst_size().saturating_add(2);
-    println!("try it: cargo run --example grpc -- --server {url} --call {calls}");
+    println!("try it: cargo run -p more-examples --example grpc -- --server {url} --call {calls}");
     let peer_ip = key::PeerIp.peer_addr(|it| it.get::<TcpConnectInfo>()?.remote_addr());
     let (_reporter, health) = health_reporter();
     Server::builder()

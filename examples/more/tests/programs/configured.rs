@@ -1,0 +1,98 @@
+//! The example `configured`: limits from a file.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::LazyLock,
+};
+
+use tempfile::TempDir;
+
+use crate::support;
+
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("configured"));
+
+const LIMITS: &str = include_str!("../../../limits.toml");
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn file(text: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("limits.toml");
+    fs::write(&file, text).unwrap();
+    (folder, file)
+}
+
+fn check(file: &Path) -> Output {
+    Command::new(&*PROGRAM).arg("--check").arg(file).output().unwrap()
+}
+
+fn status(address: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "{request} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer["HTTP/1.1 ".len()..][..3].to_owned()
+}
+
+#[test]
+fn each_group_of_routes_has_its_limit() {
+    let text = LIMITS.replace("127.0.0.1:3000", "127.0.0.1:0").replace("1000/h", "10/h");
+    let (_folder, file) = file(&text);
+    let mut server = Command::new(&*PROGRAM);
+    let mut server = Server(server.arg(file).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on http://").expect("the first line");
+
+    assert_eq!(status(address, "GET /nowhere"), "404");
+    let login: Vec<_> = (0..7).map(|_| status(address, "POST /login")).collect();
+    let expected = ["200", "200", "200", "200", "200", "429", "429"];
+    assert_eq!(login, expected, "a request that is not found counts as a login");
+    let api = ["/api/users", "/api/orders", "/api/users", "/api/orders"];
+    let api = api.map(|path| status(address, &format!("GET {path}")));
+    assert_eq!(api, ["200", "200", "429", "429"], "8 of 10 requests were counted before");
+}
+
+#[test]
+fn the_check_prints_the_limits() {
+    let output = Command::new(&*PROGRAM).arg("--check").output().unwrap();
+    assert!(output.status.success());
+    let expected = "all: 1000/h, sliding-window\n\
+         api: 10/s burst 20, token-bucket\n\
+         login: 5/min, sliding-log\n";
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+}
+
+#[test]
+fn errors_in_the_file_are_explained() {
+    let unused = "[limits.sms]\nalgorithm = 'leaky-bucket'\nquota = '1/s'\n[limits.login]";
+    for (from, to, complaint) in [
+        ("buckets = 4", "buckets = 400", "| buckets = 400 "),
+        ("5/min", "5/minn", "quota \"5/minn\": the unit \"minn\" is unknown"),
+        ("[limits.login]", "[limits.logins]", "there is no [limits.login]"),
+        ("[limits.login]", unused, "[limits.sms] limits no route"),
+        ("listen =", "adress = 1\nlisten =", "unknown field `adress`"),
+    ] {
+        let text = LIMITS.replace(from, to);
+        let (_folder, file) = file(&text);
+        let output = check(&file);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr.starts_with(&format!("error: {}: ", file.display())), "{stderr}");
+        assert!(stderr.contains(complaint), "{stderr}");
+    }
+    let output = check(Path::new("/nowhere/limits.toml"));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.starts_with("error: /nowhere/limits.toml: cannot read the file: "), "{stderr}");
+}

@@ -1,0 +1,13 @@
+//! The example programs of both packages: each runs as its comments describe. The middleware itself
+//! is tested in the package `tower-ratelimit`.
+
+mod support;
+
+mod configured;
+mod failover;
+mod grpc;
+mod help;
+mod outbound;
+mod plans;
+mod redisson;
+mod server;

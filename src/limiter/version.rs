@@ -1,0 +1,115 @@
+//! The settings of a limiter, which can be replaced while requests flow. It decides nothing.
+
+use std::{
+    ops::Deref,
+    sync::{Arc, OnceLock, PoisonError, RwLock},
+};
+
+use super::{core::Limiter, max_wait::MaxWait};
+use crate::{
+    algorithm::Action,
+    error::Error,
+    keys::Key,
+    observe::Observers,
+    store::{LimitRequest, Settings},
+};
+
+/// The settings of a limiter, and what follows from them.
+#[derive(Clone, Debug)]
+pub(super) struct Version {
+    pub(super) settings: Arc<Settings>,
+    /// The wait of a check that does not specify one, in microseconds.
+    default_wait: f64,
+    max_reservable: f64,
+    pub(super) max_cost: u32,
+    /// The last fallback, and its fraction of the quota.
+    pub(super) fallback: OnceLock<(f64, Limiter)>,
+}
+
+impl Version {
+    pub(super) fn new(settings: Settings) -> Self {
+        let params = &settings.params;
+        Self {
+            default_wait: params.default_wait(),
+            max_reservable: params.max_reservable(),
+            max_cost: params.max_cost() as u32,
+            settings: Arc::new(settings),
+            fallback: OnceLock::new(),
+        }
+    }
+
+    /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
+    pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
+        max_wait.resolve(self.default_wait, self.max_reservable)
+    }
+
+    /// Returns the part of a request to the store that concerns this limit.
+    #[inline]
+    pub(super) fn request<'a>(
+        &'a self,
+        observers: &'a Observers,
+        action: Action,
+        key: &'a Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<LimitRequest<'a>, Error> {
+        let Self { settings, max_cost, .. } = self;
+        if cost == 0 {
+            return Err(Error::ZeroCost);
+        }
+        if action.can_be_denied() && cost > *max_cost {
+            return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
+        }
+        let max_wait = self.resolve(max_wait);
+        Ok(LimitRequest { settings, observers, key, cost, max_wait })
+    }
+}
+
+/// The current version of the settings. Clones share later versions.
+#[derive(Clone, Debug)]
+pub(super) struct Versions {
+    /// Read without a lock, so that a limiter whose settings never change pays nothing for it.
+    first: Version,
+    /// Set by the first replacement.
+    latest: Arc<OnceLock<RwLock<Arc<Version>>>>,
+}
+
+impl Versions {
+    pub(super) fn new(first: Version) -> Self {
+        Self { first, latest: Arc::default() }
+    }
+
+    #[inline]
+    pub(super) fn current(&self) -> Current<'_> {
+        match self.latest.get() {
+            None => Current::First(&self.first),
+            Some(latest) => {
+                Current::Latest(latest.read().unwrap_or_else(PoisonError::into_inner).clone())
+            }
+        }
+    }
+
+    pub(super) fn replace(&self, version: Version) {
+        let version = Arc::new(version);
+        let latest = self.latest.get_or_init(|| RwLock::new(version.clone()));
+        *latest.write().unwrap_or_else(PoisonError::into_inner) = version;
+    }
+}
+
+/// A version that stays the same while it is borrowed.
+pub(super) enum Current<'a> {
+    First(&'a Version),
+    Latest(Arc<Version>),
+}
+
+impl Deref for Current<'_> {
+    type Target = Version;
+
+    #[inline]
+    fn deref(&self) -> &Version {
+        match self {
+            Self::First(version) => version,
+            Self::Latest(version) => version,
+        }
+    }
+}

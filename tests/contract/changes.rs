@@ -1,0 +1,185 @@
+//! Changes of a quota while requests flow, over either store. Reloaded files are in the tests
+//! `http`, and remembered denials in the tests `redis`.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use tokio::{task::JoinSet, time::Instant};
+use tower_ratelimit::{
+    Algorithm, Charge, ConfigError, Error, FailurePolicy, Limiter, MemoryStore, Quota, RedisStore,
+    Source, store,
+};
+
+use crate::support::{self, ALGORITHMS, server::RedisServer};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A limiter in memory, and one in Redis.
+async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Limiter; 2] {
+    let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
+    let redis = support::redis_store(server).await.prefix(algorithm.name());
+    [memory, Limiter::new(redis, algorithm, quota)]
+}
+
+#[tokio::test]
+async fn a_changed_quota_applies_to_all_clones_and_to_the_state_as_it_is() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        for limiter in limiters(&server, algorithm, Quota::per_hour(10)).await {
+            let clones = [limiter.clone(), limiter.clone().on_failure(FailurePolicy::Open)];
+            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            for (limit, remaining) in [(20, 12), (5, 0), (10, 2), (9, 1)] {
+                let quota = Quota::per_hour(limit);
+                limiter.set_quota(quota).unwrap();
+                for limiter in clones.iter().chain([&limiter]) {
+                    let peeked = limiter.peek("key").await.unwrap();
+                    assert_eq!((limiter.quota(), peeked.quota()), (quota, quota));
+                    assert_eq!(peeked.remaining(), remaining, "{algorithm} {quota}");
+                }
+                let error = limiter.check_n("key", limit + 1).await.unwrap_err();
+                assert!(matches!(error, Error::CostAboveQuota { max, .. } if max == limit));
+            }
+            assert!(clones[0].check("key").await.unwrap().is_allowed(), "{algorithm}");
+            assert!(!clones[1].check("key").await.unwrap().is_allowed(), "{algorithm}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_changed_quota_applies_to_charges_of_several_limits() {
+    let server = RedisServer::start();
+    for url in ["memory:", &(server.url() + "?deadline=30s")] {
+        let store = store::connect(url).await.unwrap();
+        let [one, two] = ["one", "two"].map(|name| {
+            let quota = Quota::per_hour(4);
+            Limiter::named(name, store.clone(), Algorithm::sliding_log(), quota)
+        });
+        let charge = Charge::new(&one, "key").also(&two);
+        assert!(charge.check().await.unwrap().is_allowed());
+        two.set_quota(Quota::per_hour(2)).unwrap();
+        assert_eq!(charge.check().await.unwrap().limiter(), "two");
+        assert_eq!(charge.check().await.unwrap().limiter(), "two");
+        assert_eq!(
+            one.peek("key").await.unwrap().remaining(),
+            2,
+            "a denied request spends nothing"
+        );
+        two.set_quota(Quota::per_hour(100)).unwrap();
+        for remaining in [1, 0] {
+            let decision = charge.check().await.unwrap();
+            assert_eq!((decision.limiter(), decision.remaining()), ("one", remaining));
+        }
+        assert!(!charge.check().await.unwrap().is_allowed());
+    }
+}
+
+#[tokio::test]
+async fn an_invalid_quota_changes_nothing_and_a_limiter_with_another_quota_keeps_its_own() {
+    let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(10));
+    let other = limiter.with_quota(Quota::per_hour(20)).unwrap();
+    let error = limiter.set_quota(Quota::per_hour(5).burst(2)).unwrap_err();
+    assert!(matches!(error, ConfigError::BurstWithoutBucket { .. }));
+    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 10);
+    limiter.set_quota(Quota::per_hour(5)).unwrap();
+    assert_eq!((limiter.quota(), other.quota()), (Quota::per_hour(5), Quota::per_hour(20)));
+    let later = limiter.with_quota(Quota::per_hour(7)).unwrap();
+    later.set_quota(Quota::per_hour(8)).unwrap();
+    assert_eq!(limiter.quota(), Quota::per_hour(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_requests_keep_their_instants_and_later_ones_follow_the_new_quota() {
+    for algorithm in ALGORITHMS {
+        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+        while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
+        let start = Instant::now();
+        let mut waiting = pin!(limiter.acquire("key", 1));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        limiter.set_quota(Quota::per_second(100)).unwrap();
+        let later = limiter.check_within("key", 1, HOUR).await.unwrap();
+        let reserved = waiting.await.unwrap().delay();
+        assert!(start.elapsed() - reserved <= Duration::from_millis(1), "{algorithm}");
+        assert!(later.delay() <= reserved + Duration::from_secs(1), "{algorithm}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_request_that_is_dropped_after_a_change_returns_at_most_its_own_units() {
+    for algorithm in ALGORITHMS {
+        for other in [Quota::per_second(100), Quota::per_minute(2)] {
+            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+            while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
+            let mut waiting = Box::pin(limiter.acquire("key", 1));
+            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            limiter.set_quota(other).unwrap();
+            let used = other.limit() - limiter.peek("key").await.unwrap().remaining() as u32;
+            let _ = limiter.check_within("key", 1, HOUR).await.unwrap();
+            drop(waiting);
+            let mut admitted = 0;
+            while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
+                admitted += 1;
+            }
+            assert!(admitted <= other.limit() + 1 - used.min(other.limit()), "{algorithm} {other}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_more_than_the_highest_quota_passes_while_it_changes() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        for limiter in limiters(&server, algorithm, Quota::per_day(100)).await {
+            let done = Arc::new(AtomicBool::new(false));
+            let changes = tokio::spawn({
+                let (limiter, done) = (limiter.clone(), done.clone());
+                async move {
+                    while !done.load(Ordering::Relaxed) {
+                        for limit in [50, 100] {
+                            limiter.set_quota(Quota::per_day(limit)).unwrap();
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                }
+            });
+            let mut tasks = JoinSet::new();
+            for _ in 0..20 {
+                let limiter = limiter.clone();
+                tasks.spawn(async move {
+                    let mut admitted = 0;
+                    for _ in 0..50 {
+                        admitted += u32::from(limiter.check("key").await.unwrap().is_allowed());
+                    }
+                    admitted
+                });
+            }
+            let admitted: u32 = tasks.join_all().await.into_iter().sum();
+            done.store(true, Ordering::Relaxed);
+            changes.await.unwrap();
+            assert!((50..=100).contains(&admitted), "{algorithm}: {admitted}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_fallback_follows_the_quota() {
+    let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
+    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(8));
+    let local = limiter.on_failure(FailurePolicy::Local { share: 0.25 });
+    for remaining in [1, 0] {
+        let decision = local.check("key").await.unwrap();
+        assert_eq!((decision.remaining(), decision.source()), (remaining, Source::Local));
+    }
+    assert!(!local.check("key").await.unwrap().is_allowed());
+    local.set_quota(Quota::per_hour(12)).unwrap();
+    let decision = local.check("key").await.unwrap();
+    assert!(decision.is_allowed(), "2 of 3 units were spent");
+    assert_eq!((decision.quota(), decision.remaining()), (Quota::per_hour(3), 0));
+    assert!(!local.check("key").await.unwrap().is_allowed());
+}
