@@ -6,6 +6,8 @@
 //! cargo run --example outbound -- --without-limit               # shows the bans
 //! ```
 //!
+//! If the vendor answers 429 nevertheless, its `Retry-After` blocks all callers.
+//!
 //! The code that a client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`.
 
 mod support;
@@ -25,7 +27,7 @@ use axum::{
     response::IntoResponse,
 };
 use clap::Parser;
-use http::{Request, Response, StatusCode, Uri};
+use http::{Request, Response, StatusCode, Uri, header::RETRY_AFTER};
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use support::{Context, Failure, exit_code};
 use tokio::{
@@ -106,7 +108,7 @@ fn client(limiter: Option<Limiter>) -> Client {
 }
 
 /// Sends requests, one after the other, until one fails.
-async fn call(client: Client, vendor: Uri) -> Result<(), Failure> {
+async fn call(client: Client, limiter: Option<Limiter>, vendor: Uri) -> Result<(), Failure> {
     loop {
         let request = Request::get(vendor.clone()).body(Body::empty()).expect("the URI is valid");
         let response = client.clone().oneshot(request).await?;
@@ -115,7 +117,16 @@ async fn call(client: Client, vendor: Uri) -> Result<(), Failure> {
             Some(Rejection::Denied(decision)) => decision.retry_after().unwrap_or_default(),
             Some(rejection) => return Err(rejection.clone()).context("a request was not sent"),
             // The 429 of the vendor.
-            None if response.status() == StatusCode::TOO_MANY_REQUESTS => BAN,
+            None if response.status() == StatusCode::TOO_MANY_REQUESTS => {
+                let retry_after = retry_after(&response);
+                match &limiter {
+                    Some(limiter) => {
+                        limiter.block(key::Global.key(), retry_after).await?;
+                        Duration::ZERO // the limiter makes the next request wait
+                    }
+                    None => retry_after,
+                }
+            }
             None => Duration::ZERO,
         };
         // The client reuses a connection only after the body was read to its end.
@@ -124,10 +135,17 @@ async fn call(client: Client, vendor: Uri) -> Result<(), Failure> {
     }
 }
 
+/// Returns how long the vendor wants us to wait.
+fn retry_after(response: &Response<Body>) -> Duration {
+    let seconds = response.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
+}
+
 /// Keeps a few requests in flight, until one fails.
 async fn run_caller(limiter: Option<Limiter>, vendor: Uri) -> Result<(), Failure> {
-    let client = client(limiter);
-    let calls = (0..IN_FLIGHT_PER_CALLER).map(|_| call(client.clone(), vendor.clone()));
+    let client = client(limiter.clone());
+    let call = |_| call(client.clone(), limiter.clone(), vendor.clone());
+    let calls = (0..IN_FLIGHT_PER_CALLER).map(call);
     let mut calls = calls.collect::<JoinSet<_>>();
     calls.join_next().await.expect("there are calls").expect("a call does not panic")
 }
@@ -158,20 +176,20 @@ impl Vendor {
         }
     }
 
-    fn answer(&mut self, now: Instant) -> StatusCode {
+    fn answer(&mut self, now: Instant) -> Response<Body> {
         self.forget(now);
         let banned = self.banned_until.is_some_and(|end| now < end);
         if !banned && self.recent.len() < LIMIT {
             self.recent.push_back(now);
             self.accepted += 1;
-            return StatusCode::OK;
+            return StatusCode::OK.into_response();
         }
         if !banned {
             self.banned_until = Some(now + BAN);
             self.bans += 1;
         }
         self.rejected += 1;
-        StatusCode::TOO_MANY_REQUESTS
+        (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, BAN.as_secs())]).into_response()
     }
 
     async fn serve(vendor: Arc<Mutex<Self>>) -> std::io::Result<SocketAddr> {
