@@ -6,6 +6,7 @@ mod support;
 
 mod cluster;
 mod connecting;
+mod dashboard;
 mod denials;
 mod failure;
 mod faults;
