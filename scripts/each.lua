@@ -22,6 +22,7 @@ local function create_engine()
 
   -- Decides about the requests one after the other. Returns the state that they have found.
   local function decide_all(runs)
+    block, call = nil, redis.call
     forget()
     local state
     for _, run in ipairs(runs) do

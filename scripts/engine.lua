@@ -1,6 +1,6 @@
 -- Engine: decides about one limit with the functions of a model, whose text stands before this one.
 -- `found`, `stale`, `load`, `store` and `release` are those of reservations.lua or log.lua, whose
--- text stands between them. Behind this text stands finish.lua, which ends the decision: only that
+-- text stands between them, behind block.lua. Behind this text stands finish.lua, which ends the decision: only that
 -- writes. Takes {key, params, cost, max_wait}.
 local wait, too_long
 
@@ -17,7 +17,10 @@ local function plan()
   else
     initial()
   end
-  local blocked
-  wait, blocked = earliest(can_be_denied and cost or -math.huge)
-  too_long = math.max(wait - max_wait, blocked or 0)
+  local full
+  wait, full = earliest(can_be_denied and cost or -math.huge)
+  if block and can_be_denied then
+    wait = math.max(wait, block.ends - now)
+  end
+  too_long = math.max(wait - max_wait, full or 0)
 end

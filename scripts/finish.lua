@@ -4,6 +4,8 @@
 local function releases()
   if action == 'refund' then
     return {{nil, cost, 0}} -- units of any request
+  elseif blocks then
+    return {}
   end
   local all = {}
   for position = 1, #items, 24 do
@@ -12,23 +14,29 @@ local function releases()
   return all
 end
 
--- Returns the state that a refund has left.
+-- Returns the state that a refund or a block has left.
 local function observe()
   forget()
   returns = false
   plan()
   returns = true
-  return found_state()
+  return in_block(found_state())
 end
 
 -- Takes whether the request is admitted, and its wait. Returns the state from which the replies to
--- it, and to requests before it, are computed; for a refund, the state that it has left.
+-- it, and to requests before it, are computed; for a refund or a block, the state that it has left.
 local function finish(admitted, wait)
   if returns then
     if found then
       release(step_back(), releases())
     end
-    return action == 'refund' and observe()
+    if action == 'block' then
+      block.ends = math.max(block.ends, now + max_wait)
+    elseif action == 'unblock' then
+      block.ends = 0
+    end
+    close_block()
+    return action ~= 'release' and observe()
   end
   local before
   if commits and admitted then
@@ -38,6 +46,7 @@ local function finish(admitted, wait)
   local state = found_state()
   if commits and (admitted or stale) then
     store(before, now + wait)
+    close_block()
   end
-  return state
+  return in_block(state)
 end

@@ -2,19 +2,20 @@
 -- Behind it stands each.lua or, for several limits, a function for each algorithm (see
 -- algorithm.lua) and combine.lua.
 -- KEYS     for each limit: the key of its state
--- ARGV     action (check, peek, spend, refund, release); parameters, for several limits those of
---          each; items
+-- ARGV     action (check, peek, spend, refund, release, block, unblock); parameters, for several
+--          limits those of each; items
 --          parameters: the letter of the algorithm, then doubles
 --          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
 --          release, for each request of the one key {instant, units, kept}, doubles: the units to
---          return, and those that it has used
+--          return, and those that it has used. To block, `max_wait` is for how long
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
---          a refund the state that it has left, and none to release
+--          a refund or a block the state that it has left, and none to release
 -- Times are in microseconds; all numbers are integers below 2^53.
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
-local returns = action == 'refund' or action == 'release'
+local blocks = action == 'block' or action == 'unblock'
+local returns = action == 'refund' or action == 'release' or blocks -- none to block
 
 local call = redis.call
 local time = call('TIME')

@@ -18,6 +18,9 @@ end
 
 local function load()
   found, stale = call('GETRANGE', key, '0', size_text), false
+  if open_block(string.byte(found)) then
+    found = call('GETRANGE', key, '0', size_text)
+  end
   found = found ~= '' and decode(found, true) or nil
   first_found = first_found or found or ''
 end

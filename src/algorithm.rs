@@ -4,6 +4,7 @@
 //! bit. It knows no keys, stores or clocks.
 
 mod arithmetic;
+mod block;
 mod combine;
 mod engine;
 mod fixed_window;
@@ -25,6 +26,7 @@ use std::{fmt, str::FromStr, time::Duration};
 #[cfg(feature = "redis")]
 pub(crate) use self::table::{SOURCES, Source};
 pub(crate) use self::{
+    block::LONGEST_BLOCK,
     combine::combine,
     packed::{INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release},

@@ -43,6 +43,7 @@ pub struct Decision {
     cost: u32,
     source: Source,
     admitted: bool,
+    blocked: bool,
     wait: f64,
     remaining: f64,
     replenish: f64,
@@ -160,13 +161,14 @@ impl Decision {
         age: f64,
     ) -> Self {
         let Policy { limiter, quota, cost, source } = limit;
-        let EngineReply { admitted, wait, remaining, replenish, reset, .. } = reply;
+        let EngineReply { admitted, wait, remaining, replenish, reset, blocked, .. } = reply;
         Self {
             limiter,
             quota,
             cost,
             source,
             admitted,
+            blocked,
             wait,
             remaining,
             replenish,
@@ -182,7 +184,7 @@ impl Decision {
         Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
     }
 
-    /// Makes an allowed decision of a cost of 0 out of a peek.
+    /// Makes an allowed decision of a cost of 0 out of a peek or a block.
     pub(crate) fn into_report(self) -> Allowed {
         Allowed(Self { admitted: true, wait: 0.0, cost: 0, ..self })
     }
@@ -220,6 +222,15 @@ impl Decision {
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         self.admitted
+    }
+
+    /// Returns whether the key is [blocked](crate::Limiter::block). A request that may wait for the
+    /// end of the block is allowed, with a [`delay`](Decision::delay).
+    ///
+    /// If another limit of the request binds, this is false.
+    #[must_use]
+    pub const fn is_blocked(&self) -> bool {
+        self.blocked
     }
 
     /// Returns the time after which an allowed request may proceed.
@@ -314,6 +325,7 @@ impl fmt::Debug for Decision {
             .field("is_allowed", &self.is_allowed())
             .field("delay", &self.delay())
             .field("retry_after", &self.retry_after())
+            .field("is_blocked", &self.is_blocked())
             .field("remaining", &self.remaining())
             .field("replenish_after", &self.replenish_after())
             .field("reset_after", &self.reset_after())

@@ -15,6 +15,8 @@ mod request;
 
 use std::{fmt, pin::Pin, sync::Arc};
 
+use tokio::time::Instant;
+
 pub(crate) use self::names::Name;
 #[cfg(feature = "redisson")]
 pub(crate) use self::redis::Deadline;
@@ -72,6 +74,12 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()>;
 
+    /// Returns the end of the block of a key, as far as that is known without a call.
+    #[doc(hidden)]
+    fn blocked_until(&self, _settings: &Arc<Settings>, _key: &Key<'_>) -> Option<Instant> {
+        None
+    }
+
     /// Runs a task that waits for answers of this store to its end, if a runtime lives that long.
     #[doc(hidden)]
     fn spawn_background(&self, task: BackgroundTask);
@@ -117,6 +125,10 @@ impl Store for AnyStore {
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
         self.as_dyn().reset(settings, key)
+    }
+
+    fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
+        self.as_dyn().blocked_until(settings, key)
     }
 
     fn spawn_background(&self, task: BackgroundTask) {

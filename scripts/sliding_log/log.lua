@@ -10,6 +10,9 @@ end
 
 local function load()
   tail = call('GETRANGE', key, tail_text, '-1')
+  if open_block(string.byte(tail, -1)) then
+    tail = call('GETRANGE', key, tail_text, '-1')
+  end
   found, stale, committed, merges = tail ~= '', false, false, false
   first, live, live_dead, last, last_cost, instants, costs = 0, 0, 0, 0, 0, {}, {}
   if not found then

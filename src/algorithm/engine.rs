@@ -22,8 +22,9 @@ pub(super) fn step<M: Model>(
     let mut saved = state.save();
     let stale = found && follow(state, now, params, &mut saved);
 
-    let Earliest { wait, blocked } = state.earliest(now, request.needed(), params);
-    let Admission { admitted, wait } = request.admission(wait, max(wait - max_wait, blocked));
+    let Earliest { wait, full } = state.earliest(now, request.needed(), params);
+    let wait = max(wait, request.blocked);
+    let Admission { admitted, wait } = request.admission(wait, max(wait - max_wait, full));
     let instant = now + wait;
     let admits = action.commits() && admitted;
     let mut before = None;
@@ -45,7 +46,7 @@ pub(super) fn step<M: Model>(
     } else {
         *stored = None;
     }
-    EngineReply { admitted, wait, remaining, replenish, reset, instant }
+    EngineReply { admitted, wait, remaining, replenish, reset, instant, blocked: false }
 }
 
 /// Lets time pass, and adopts the parameters. Returns whether another clock or quota has counted

@@ -139,7 +139,7 @@ impl Model for State {
     fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
         let room = params.full() - needed * self.unit;
         let wait = self.time_until(self.debt, now);
-        Earliest { wait, blocked: self.time_until(self.debt - room, now) }
+        Earliest { wait, full: self.time_until(self.debt - room, now) }
     }
 
     #[inline]

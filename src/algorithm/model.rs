@@ -98,14 +98,14 @@ pub(crate) struct Earliest {
     /// The time until that instant.
     pub(crate) wait: f64,
     /// The time until there is room for it to wait.
-    pub(crate) blocked: f64,
+    pub(crate) full: f64,
 }
 
 impl From<f64> for Earliest {
     /// A wait that may begin immediately.
     #[inline]
     fn from(wait: f64) -> Self {
-        Self { wait, blocked: 0.0 }
+        Self { wait, full: 0.0 }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The requests to an algorithm, and its replies. Times are in microseconds.
 
+use super::arithmetic::max;
+
 /// The action of a request on the state of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -8,6 +10,10 @@ pub enum Action {
     Refund,
     /// Spends units, also more than are left.
     Spend,
+    /// Denies the key for `max_wait`, without a change of its count.
+    Block,
+    /// Ends a block.
+    Unblock,
 }
 
 impl Action {
@@ -20,6 +26,11 @@ impl Action {
     pub(crate) fn commits(self) -> bool {
         matches!(self, Self::Check | Self::Spend)
     }
+
+    /// Returns true if the action begins or ends a block.
+    pub(crate) fn blocks(self) -> bool {
+        matches!(self, Self::Block | Self::Unblock)
+    }
 }
 
 /// A request to one limit.
@@ -27,10 +38,13 @@ impl Action {
 pub(crate) struct EngineRequest {
     pub(crate) action: Action,
     pub(crate) cost: f64,
+    /// For a block its duration.
     pub(crate) max_wait: f64,
     pub(crate) now: f64,
     /// The admission by all limits of the request, once it is resolved.
     pub(crate) admission: Option<Admission>,
+    /// The time until the block of the key ends.
+    pub(crate) blocked: f64,
 }
 
 /// The result of a decision: admitted or denied, and the time to wait.
@@ -68,12 +82,29 @@ pub(crate) struct EngineReply {
     pub(crate) reset: f64,
     /// The instant at which the request proceeds, or could, by the clock of the store.
     pub(crate) instant: f64,
+    /// True if the key is blocked.
+    pub(crate) blocked: bool,
 }
 
 impl EngineReply {
     /// The reply to a request that proceeds at `instant`, without a statement about its limit.
     pub(crate) const fn uncounted(instant: f64) -> Self {
-        Self { admitted: true, wait: 0.0, remaining: 0.0, replenish: 0.0, reset: 0.0, instant }
+        Self {
+            admitted: true,
+            wait: 0.0,
+            remaining: 0.0,
+            replenish: 0.0,
+            reset: 0.0,
+            instant,
+            blocked: false,
+        }
+    }
+
+    /// Returns the reply about a key whose block ends after `rest`.
+    pub(super) fn blocked(self, rest: f64) -> Self {
+        let Self { remaining, replenish, reset, .. } = self;
+        let replenish = if remaining > 0.0 { rest } else { max(replenish, rest) };
+        Self { remaining: 0.0, replenish, reset: max(reset, rest), blocked: true, ..self }
     }
 }
 

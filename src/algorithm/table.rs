@@ -2,7 +2,9 @@
 //! own.
 
 use super::{
-    Algorithm, engine, fixed_window, leaky_bucket,
+    Algorithm,
+    block::Block,
+    engine, fixed_window, leaky_bucket,
     model::Model,
     packed::{INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release},
@@ -34,6 +36,7 @@ macro_rules! algorithms {
             /// The state of a key without requests, under any algorithm.
             #[default]
             Initial,
+            Blocked(Box<Block>),
             $($variant(Option<Reserved<$module::State>>),)*
         }
 
@@ -50,6 +53,7 @@ macro_rules! algorithms {
             state: include_str!(concat!("../../scripts/", stringify!($module), "/state.lua")),
             model: concat!(
                 include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
+                include_str!("../../scripts/block.lua"),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
                 include_str!("../../scripts/finish.lua"),
@@ -62,7 +66,16 @@ macro_rules! algorithms {
             pub(crate) fn is_initial(&self) -> bool {
                 match self {
                     Self::Initial => true,
+                    Self::Blocked(_) => false,
                     $(Self::$variant(stored) => stored.is_none(),)*
+                }
+            }
+
+            /// The instant at which the block ends.
+            pub(crate) fn blocked_until(&self) -> Option<f64> {
+                match self {
+                    Self::Blocked(block) => Some(block.ends),
+                    _ => None,
                 }
             }
 
@@ -71,6 +84,7 @@ macro_rules! algorithms {
             pub(crate) fn waited_until(&self, now: f64) -> Option<f64> {
                 let instant = match self {
                     Self::Initial => None,
+                    Self::Blocked(block) => return block.state.waited_until(now),
                     $(Self::$variant(stored) => {
                         let Reserved { state, waiting } = stored.as_ref()?;
                         waiting.until().or_else(|| state.waits_until(now))
@@ -83,6 +97,7 @@ macro_rules! algorithms {
             #[inline]
             pub(crate) fn forget_reservations(&mut self, now: f64) {
                 match self {
+                    Self::Blocked(block) => block.state.forget_reservations(now),
                     $(Self::$variant(Some(Reserved { waiting, .. })) if waiting.is_over(now) => {
                         waiting.0 = None;
                     })*
@@ -115,6 +130,9 @@ macro_rules! algorithms {
             pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
                 if bytes.is_empty() {
                     return Some(State::Initial);
+                }
+                if bytes[0] == Block::FORM {
+                    return Block::decode(self, bytes);
                 }
                 Some(match self {
                     $(Self::$variant(_) => {
@@ -150,6 +168,19 @@ macro_rules! algorithms {
             /// Decides, and changes the state. A state of another algorithm counts as initial.
             #[inline]
             pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+                if request.action.blocks() || matches!(state, State::Blocked(_)) {
+                    return Block::step(self, state, request);
+                }
+                self.step_inside(state, request)
+            }
+
+            /// Decides about the state inside of a block, or of a key without one.
+            #[inline]
+            pub(super) fn step_inside(
+                &self,
+                state: &mut State,
+                request: &EngineRequest,
+            ) -> EngineReply {
                 if request.action == Action::Refund {
                     self.release(state, request.now, &[Release::grant(request.cost)]);
                 }
@@ -170,6 +201,7 @@ macro_rules! algorithms {
             /// Returns units to the state, as the algorithm counted them.
             pub(crate) fn release(&self, state: &mut State, now: f64, releases: &[Release]) {
                 match (self, state) {
+                    (_, State::Blocked(block)) => self.release(&mut block.state, now, releases),
                     $((Self::$variant(params), State::$variant(stored)) => {
                         engine::release(stored, now, releases, params);
                     })*

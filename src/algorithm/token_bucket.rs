@@ -84,7 +84,7 @@ impl Params {
         request: &EngineRequest,
     ) -> Option<FastCheck<'_>> {
         let Self { burst, overdraft, unit, period, lump, max_debt } = *self;
-        let EngineRequest { action, cost, max_wait, now, admission } = *request;
+        let EngineRequest { action, cost, max_wait, now, admission, .. } = *request;
         let [at, debt] = *packed;
         let plain = period == 1.0 && overdraft == 0.0 && action == Action::Check;
         if !plain || max_wait > 0.0 || admission.is_some() || now < at {
@@ -125,7 +125,8 @@ impl FastCheck<'_> {
         let remaining = max(floor_div(room, *unit), 0.0);
         let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
         let reset = ceil_div(debt, *lump);
-        EngineReply { admitted, wait, remaining, replenish, reset, instant: now + wait }
+        let instant = now + wait;
+        EngineReply { admitted, wait, remaining, replenish, reset, instant, blocked: false }
     }
 }
 

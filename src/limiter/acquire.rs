@@ -239,6 +239,8 @@ pub(crate) struct Acquire {
     deadline: Option<Instant>,
     /// A late request checks again only once.
     was_late: bool,
+    /// The end of the last block that the request has found.
+    blocked_until: Option<Instant>,
     /// True if a denied request retries.
     retries: bool,
     /// Set by the first denial. Boxed, as most requests are never denied.
@@ -266,6 +268,7 @@ impl Acquire {
             slot: None,
             deadline,
             was_late: false,
+            blocked_until: None,
             retries: deadline.is_some(),
             retry: None,
         }
@@ -305,7 +308,7 @@ impl Acquire {
                 }
                 Phase::Admitted(_, timer @ Some(_)) => {
                     let lateness = ready!(poll_timer(timer, cx));
-                    if self.is_too_late(lateness) {
+                    if self.checks_again(lateness) {
                         self.release();
                     }
                 }
@@ -368,8 +371,26 @@ impl Acquire {
         age.saturating_sub(decision.delay())
     }
 
-    fn is_too_late(&self, lateness: Duration) -> bool {
-        lateness > self.max_lateness && !self.was_late
+    /// Returns whether the request, whose time has come, has to check again.
+    fn checks_again(&mut self, lateness: Duration) -> bool {
+        self.is_too_late(lateness) || self.is_blocked()
+    }
+
+    /// Returns true once, if the request is late.
+    fn is_too_late(&mut self, lateness: Duration) -> bool {
+        let is_late = lateness > self.max_lateness && !self.was_late;
+        self.was_late |= is_late;
+        is_late
+    }
+
+    /// Returns true once for each block of a key, as far as it is known, that has begun while the
+    /// request waited.
+    fn is_blocked(&mut self) -> bool {
+        let own = self.charge.own_parts();
+        let ends = own.filter_map(|(limiter, key, _)| limiter.blocked_until(key)).max();
+        let is_new = ends.is_some_and(|ends| ends > Instant::now()) && ends > self.blocked_until;
+        self.blocked_until = self.blocked_until.max(ends);
+        is_new
     }
 
     /// Releases the reservation, and pauses until that is done: otherwise the next check would find
@@ -379,7 +400,6 @@ impl Acquire {
         let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Done) else {
             panic!("only an admitted request has a reservation");
         };
-        self.was_late = true;
         self.charge.clone().decided(&decision).release_in_background();
         let is_released = self
             .charge

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::Instant;
+
 use super::{
     failure_policy::{FailurePolicy, Recovered},
     max_wait::MaxWait,
@@ -13,12 +15,15 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Params, Release, micros},
+    algorithm::{Action, Algorithm, LONGEST_BLOCK, Params, Release, micros},
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
     quota::Quota,
-    store::{AnyStore, MemoryStore, Name, Names, Settings, Store, StoreFuture, StoreRequest},
+    store::{
+        AnyStore, LimitRequest, MemoryStore, Name, Names, Settings, Store, StoreFuture,
+        StoreRequest,
+    },
 };
 
 /// The number of requests of a key that can wait, if no setting bounds it.
@@ -471,6 +476,96 @@ impl Limiter {
         }
     }
 
+    /// Denies all requests of `key` for `duration`, whatever is left of its quota: for a client that
+    /// misbehaves, or an upstream that answers 429 with `Retry-After`.
+    ///
+    /// The block begins now, by the clock of the store, and holds for all processes that share the
+    /// store, in one call. Until it ends,
+    ///
+    /// - [`check`](Limiter::check) is denied, and [`is_blocked`](Decision::is_blocked) is true
+    /// - a request that may wait as long proceeds after the end of the block: with
+    ///   [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire), a layer with a
+    ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait up
+    ///   to the time in which it drains
+    /// - a request of this process that is waiting already checks again when its time has come; one
+    ///   of another process does so if that process has seen the block
+    ///
+    /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend) and
+    /// [`refund`](Limiter::refund) change it. A block of a key that is blocked never shortens the
+    /// block. It is at most 100 years long. [`unblock`](Limiter::unblock) ends it, and so does
+    /// [`reset`](Limiter::reset), which also deletes the count.
+    ///
+    /// If the key is counted by a layer, pass the key that its extractor makes: see
+    /// [`reset`](Limiter::reset). The decision describes the key afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let vendor = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(9));
+    /// let retry_after = Duration::from_secs(30); // from the response of the vendor
+    /// vendor.block("api.example.com", retry_after).await?;
+    ///
+    /// let denied = vendor.check("api.example.com").await?;
+    /// assert!(denied.is_blocked());
+    /// assert_eq!(denied.retry_after(), Some(retry_after));
+    ///
+    /// vendor.unblock("api.example.com").await?;
+    /// assert!(vendor.check("api.example.com").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn block(
+        &self,
+        key: impl Into<Key<'_>>,
+        duration: Duration,
+    ) -> Result<Allowed, Error> {
+        let max_wait = micros(duration).min(LONGEST_BLOCK);
+        self.change_block(Action::Block, &key.into(), max_wait).await
+    }
+
+    /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
+    ///
+    /// Other processes may deny the key for up to
+    /// [`denial_ttl`](crate::RedisStore::denial_ttl) more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<Allowed, Error> {
+        self.change_block(Action::Unblock, &key.into(), 0.0).await
+    }
+
+    async fn change_block(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        max_wait: f64,
+    ) -> Result<Allowed, Error> {
+        let answer = {
+            let version = self.current();
+            let limits = &[LimitRequest { settings: &version.settings, key, cost: 1, max_wait }];
+            self.decide_limits(&StoreRequest { action, limits })
+        };
+        Ok(answer.await?.into_report())
+    }
+
     /// Deletes the state of `key`: its next request counts as its first.
     ///
     /// Requests that are waiting keep their instants. For a key that a layer counts, pass the key
@@ -544,6 +639,11 @@ impl Limiter {
 
     pub(super) fn store(&self) -> &AnyStore {
         &self.0.store
+    }
+
+    /// Returns the end of the block of a key, as far as that is known.
+    pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
+        self.0.store.as_dyn().blocked_until(&self.current().settings, key)
     }
 
     /// Returns the largest cost that can be granted.

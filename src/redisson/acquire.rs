@@ -167,7 +167,14 @@ impl RateLimiter {
         }
         let quota = quota(reply.rate as u64, reply.interval as u64);
         let admitted = reply.status == DONE;
-        let reply = EngineReply { admitted, wait, remaining, replenish, reset, instant: 0.0 };
+        let reply = EngineReply {
+            admitted,
+            wait,
+            remaining,
+            replenish,
+            reset,
+            ..EngineReply::uncounted(0.0)
+        };
         let policy = Policy { limiter: self.label, quota, cost, source: Source::Store };
         let receipt = if admitted { Receipt::Id(id) } else { Receipt::None };
         Ok(Decision::with_receipt(policy, reply, receipt, 0.0))

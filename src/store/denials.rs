@@ -8,7 +8,10 @@
 //! itself. Three changes can end it earlier: units are returned, the key is reset, or another quota
 //! is applied to it. If this process makes the change, the denial is dropped. A change by another
 //! process, or one whose answer was lost, is seen when the TTL of the denial is over.
+//!
+//! The blocks of keys are remembered, too, for the requests that wait.
 
+mod blocks;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +27,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
+use self::blocks::Blocks;
 use super::{LimitRequest, Settings, StoreRequest};
 use crate::{
     algorithm::{Action, Algorithm},
@@ -45,6 +49,7 @@ pub(crate) struct Denials {
 
 struct Memory {
     shards: Box<[Mutex<Shard>]>,
+    blocks: Blocks,
     hasher: RandomState,
 }
 
@@ -82,6 +87,8 @@ pub(crate) struct Undecided {
     check: Option<Check>,
     /// Ended when the request is dropped.
     changes: Vec<Change>,
+    /// When a block was sent.
+    block_sent: Option<Instant>,
 }
 
 /// A check whose denial can be remembered.
@@ -119,13 +126,15 @@ pub(crate) struct Change {
     hash: u64,
     limiter: &'static str,
     key: Key<'static>,
+    ends_block: bool,
 }
 
 impl Denials {
     /// Remembers denials for at most `ttl`; none if it is zero.
     pub(crate) fn new(ttl: Duration) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { memory: Arc::new(Memory { shards, hasher: RandomState::default() }), ttl }
+        let (blocks, hasher) = (Blocks::default(), RandomState::default());
+        Self { memory: Arc::new(Memory { shards, blocks, hasher }), ttl }
     }
 
     /// Returns an empty memory with the same TTL.
@@ -145,7 +154,7 @@ impl Denials {
         now: impl FnOnce() -> Instant,
     ) -> Lookup {
         let Self { memory, ttl } = self;
-        let undecided = |changes| Lookup::Undecided(Undecided { check: None, changes });
+        let undecided = |changes| Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         match (request.action, request.limits) {
             (Action::Check | Action::Spend | Action::Peek, _) if ttl.is_zero() => {
                 return undecided(vec![]);
@@ -154,13 +163,17 @@ impl Denials {
             _ => {}
         }
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
-            Action::Refund => true,
+            Action::Refund | Action::Block | Action::Unblock => true,
             Action::Spend => memory.has_other_quota(limit),
             Action::Check | Action::Peek => false,
         };
         let changes = request.limits.iter().filter(is_change);
-        let changes = changes.map(|limit| memory.change(limit.settings, limit.key)).collect();
-        undecided(changes)
+        let ends_block = request.action == Action::Unblock;
+        let change =
+            |limit: &LimitRequest<'_>| memory.change(limit.settings, limit.key, ends_block);
+        let changes = changes.map(change).collect();
+        let block_sent = (request.action == Action::Block).then(now);
+        Lookup::Undecided(Undecided { check: None, changes, block_sent })
     }
 
     /// Returns the denial that holds for longest. If a limit has another quota, the store decides,
@@ -182,17 +195,29 @@ impl Denials {
         }
         if has_other_quota {
             let others = limits.iter().filter(|limit| memory.has_other_quota(limit));
-            let changes = others.map(|limit| memory.change(limit.settings, limit.key)).collect();
-            return Lookup::Undecided(Undecided { check: None, changes });
+            let changes = others.map(|limit| memory.change(limit.settings, limit.key, false));
+            let changes = changes.collect();
+            return Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         }
         let (memory, ttl) = (memory.clone(), *ttl);
         let check = first.map(|first| Check { memory, ttl, sent: now, first, rest });
-        Lookup::Undecided(Undecided { check, changes: vec![] })
+        Lookup::Undecided(Undecided { check, ..Undecided::default() })
     }
 
-    /// Begins a change that may allow the key earlier.
-    pub(crate) fn change(&self, settings: &Settings, key: &Key<'_>) -> Change {
-        self.memory.change(settings, key)
+    /// Begins a return of units of the key.
+    pub(crate) fn release(&self, settings: &Settings, key: &Key<'_>) -> Change {
+        self.memory.change(settings, key, false)
+    }
+
+    /// Begins a reset of the key.
+    pub(crate) fn reset(&self, settings: &Settings, key: &Key<'_>) -> Change {
+        self.memory.change(settings, key, true)
+    }
+
+    /// Returns the end of the block of the key, as far as that is known, or a little earlier.
+    pub(crate) fn blocked_until(&self, settings: &Settings, key: &Key<'_>) -> Option<Instant> {
+        let hash = self.memory.hash(settings.name, key);
+        self.memory.blocks.find(hash, settings.name, key)
     }
 }
 
@@ -226,10 +251,10 @@ impl Memory {
         }
     }
 
-    fn change(self: &Arc<Self>, settings: &Settings, key: &Key<'_>) -> Change {
+    fn change(self: &Arc<Self>, settings: &Settings, key: &Key<'_>, ends_block: bool) -> Change {
         let (memory, limiter) = (self.clone(), settings.name);
         let hash = self.hash(limiter, key);
-        let change = Change { memory, hash, limiter, key: key.clone().into_owned() };
+        let change = Change { memory, hash, limiter, key: key.clone().into_owned(), ends_block };
         change.apply();
         change
     }
@@ -289,7 +314,10 @@ impl Entry {
 impl Undecided {
     /// Remembers the decision if it is a denial, and returns it.
     pub(crate) fn decided(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
-        let Self { check, changes } = self;
+        let Self { check, changes, block_sent } = self;
+        if let (Some(sent), [change]) = (block_sent, &*changes) {
+            change.note_block(block_end(sent, &decision));
+        }
         drop(changes);
         if let (Some(check), Some(wait)) = (check, decision.retry_after()) {
             check.denied(wait, &decision, now());
@@ -308,6 +336,9 @@ impl Check {
         let CheckedLimit { hash, key, algorithm, max_wait, changes, .. } = limit;
         // The clock of the store may be faster than that of the process.
         let until = sent + (wait - wait / 1_000).min(ttl);
+        if denial.is_blocked() {
+            memory.blocks.insert(hash, denial.limiter(), &key, block_end(sent, denial));
+        }
         let denial = denial.clone();
         let mut shard = memory.shard(hash);
         if until > received && shard.changes == changes {
@@ -315,6 +346,13 @@ impl Check {
             shard.insert(hash, entry, &memory, ttl);
         }
     }
+}
+
+/// Returns a lower bound of the end of the block of a key that a decision, sent at that instant,
+/// has found or made.
+fn block_end(sent: Instant, blocked: &Decision) -> Instant {
+    let rest = blocked.replenish_after();
+    sent + (rest - rest / 1_000)
 }
 
 /// Returns the denial that holds for longer.
@@ -327,6 +365,14 @@ impl Change {
         let mut shard = self.memory.shard(self.hash);
         shard.changes += 1;
         shard.remove(self.hash, self.limiter, &self.key);
+        drop(shard);
+        if self.ends_block {
+            self.memory.blocks.remove(self.hash, self.limiter, &self.key);
+        }
+    }
+
+    fn note_block(&self, until: Instant) {
+        self.memory.blocks.insert(self.hash, self.limiter, &self.key, until);
     }
 }
 

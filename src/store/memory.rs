@@ -16,6 +16,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Waker},
+    time::Duration,
 };
 
 use foldhash::fast::RandomState;
@@ -352,6 +353,13 @@ impl Store for MemoryStore {
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
         self.reset_now(settings, key);
         StoreFuture::ready(Ok(()))
+    }
+
+    fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
+        let key = key.as_bytes();
+        let hash = entry::hash(&self.0.hasher, settings, key);
+        let ends = self.shard(hash).find(hash, settings, key)?.blocked_until()?;
+        Some(self.0.epoch + Duration::from_micros(ends as u64))
     }
 
     fn spawn_background(&self, mut task: BackgroundTask) {

@@ -428,7 +428,7 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> StoreFuture<()> {
-        let change = self.denials.change(settings, key);
+        let change = self.denials.release(settings, key);
         let (params, key) = (settings.params, self.key(settings, key));
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
@@ -439,14 +439,14 @@ impl Store for RedisStore {
     }
 
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
-        let change = self.denials.change(settings, key);
+        let change = self.denials.release(settings, key);
         let key = self.key(settings, key);
         let job = release::job_holding(&settings.params, &key, release, change);
         self.client.execute_later(job);
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
-        let change = self.denials.change(settings, key);
+        let change = self.denials.reset(settings, key);
         let mut del = redis::cmd("DEL");
         let key = self.key(settings, key);
         del.arg(&key);
@@ -457,6 +457,10 @@ impl Store for RedisStore {
             let ((), _) = reply.map_err(StoreError::from)?;
             Ok(())
         })
+    }
+
+    fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
+        self.denials.blocked_until(settings, key)
     }
 
     fn spawn_background(&self, task: BackgroundTask) {

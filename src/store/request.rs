@@ -54,7 +54,7 @@ pub struct LimitRequest<'a> {
     pub(crate) settings: &'a Arc<Settings>,
     pub(crate) key: &'a Key<'a>,
     pub(crate) cost: u32,
-    /// In microseconds.
+    /// In microseconds. For a block its duration.
     pub(crate) max_wait: f64,
 }
 
@@ -72,7 +72,14 @@ impl LimitRequest<'_> {
 impl StoreRequest<'_> {
     pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: f64) -> EngineRequest {
         let LimitRequest { cost, max_wait, .. } = *limit;
-        EngineRequest { action: self.action, cost: cost.into(), max_wait, now, admission: None }
+        EngineRequest {
+            action: self.action,
+            cost: cost.into(),
+            max_wait,
+            now,
+            admission: None,
+            blocked: 0.0,
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod block;
 mod changes;
 mod charge;
 mod limiter;

@@ -28,10 +28,11 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// The time that passes before the step, in microseconds.
-    pub(super) fn ahead(&self, params: &Params) -> f64 {
+    /// The time that passes before the step, in microseconds; `goes_back`: if it may be negative.
+    pub(super) fn ahead(&self, params: &Params, goes_back: bool) -> f64 {
         let (window, _) = window_and_max_cost(params);
-        (window * f64::from(self.ahead.0) / 1e3).floor() + f64::from(self.ahead.1)
+        let ahead = (window * f64::from(self.ahead.0) / 1e3).floor() + f64::from(self.ahead.1);
+        if goes_back { ahead } else { ahead.max(0.0) }
     }
 
     /// Takes the units to release out of the `admitted` instants and costs.
@@ -62,7 +63,7 @@ impl Step {
             .max_wait
             .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
             .min(params.max_reservable());
-        EngineRequest { action: self.action, cost, max_wait, now, admission: None }
+        EngineRequest { action: self.action, cost, max_wait, now, admission: None, blocked: 0.0 }
     }
 }
 
@@ -72,6 +73,7 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Action::Peek),
         2 => Just(Action::Refund),
         1 => Just(Action::Spend),
+        1 => prop_oneof![2 => Just(Action::Block), 1 => Just(Action::Unblock)],
     ];
     let release = (any::<prop::sample::Index>(), 1_u32..5);
     let releases = prop_oneof![
@@ -171,19 +173,25 @@ fn the_script_and_the_twin_agree() {
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+/// Returns whether the clock may step back. Then the script would find a block again that was over,
+/// and is for the twin.
+pub(super) fn goes_back<'a>(steps: impl IntoIterator<Item = &'a Step>) -> bool {
+    steps.into_iter().all(|step| !step.action.blocks())
+}
+
 /// With a `steady` clock and quota, all laws hold at every step.
 fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady: bool) {
     let mut twin = State::Initial;
     let mut now = 1.7e15;
     let mut current = 0;
     let mut admitted = vec![];
+    let goes_back = !steady && goes_back(steps);
     for step in steps {
         if step.switch && !steady {
             current = 1 - current;
         }
         let params = &limits[current];
-        let ahead = step.ahead(params);
-        now += if steady { ahead.max(0.0) } else { ahead };
+        now += step.ahead(params, goes_back);
 
         let (bytes, expiry) = (scripted.bytes(), scripted.expiry());
         let expired = expiry.is_some_and(|expiry| expiry * 1e3 <= now);
@@ -209,7 +217,7 @@ fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady:
         let before = (!expired).then_some((bytes, expiry));
         let limits = if steady { &limits[..1] } else { &limits[..] };
         check_writes(scripted, limits, before, (&request, &reply), steady);
-        if steady {
+        if steady && !reply.blocked {
             laws(params, &twin, request, reply);
         }
     }

@@ -5,6 +5,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use super::super::{
     Action, EngineReply, EngineRequest, Params, Release, State,
+    block::Block,
     model::Model,
     reservations::{Reservation, Reservations, Reserved, Waiting},
     sliding_log,
@@ -58,6 +59,9 @@ local redis = (function()
     if name == 'TIME' then
       return {string.format('%.0f', math.floor(now / 1e6)), string.format('%.0f', now % 1e6)}
     elseif name == 'SET' then
+      if rest[2] == 'KEEPTTL' then
+        return real.call('SET', key, rest[1])
+      end
       assert(rest[2] == 'PXAT')
       real.call('SET', expiry, rest[3])
       return real.call('SET', key, rest[1], unpack(rest, 4))
@@ -109,21 +113,28 @@ impl Scripted {
 
     /// The state in the form of the twin.
     pub(super) fn state(&mut self, params: &Params) -> State {
-        let Some(text) = self.bytes() else { return State::Initial };
-        let text = &*text;
-        match params {
-            Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 26))),
-            Params::TokenBucket(_) => {
-                let size = if text[0] == b'T' { 26 } else { 41 };
-                State::TokenBucket(Some(reserved(text, size)))
-            }
-            Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 29))),
-            Params::SlidingWindow(_) => {
-                let size = 4 * usize::from(text[1]) + 39;
-                State::SlidingWindow(Some(reserved(text, size)))
-            }
-            Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(text)))),
+        self.bytes().map_or(State::Initial, |text| state(&text, params))
+    }
+}
+
+fn state(text: &[u8], params: &Params) -> State {
+    if let [b'B', block @ .., b'B'] = text {
+        let (ends, text) = block.split_at(7);
+        let state = if text.is_empty() { State::Initial } else { state(text, params) };
+        return State::Blocked(Box::new(Block { ends: integer(ends), state }));
+    }
+    match params {
+        Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 26))),
+        Params::TokenBucket(_) => {
+            let size = if text[0] == b'T' { 26 } else { 41 };
+            State::TokenBucket(Some(reserved(text, size)))
         }
+        Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 29))),
+        Params::SlidingWindow(_) => {
+            let size = 4 * usize::from(text[1]) + 39;
+            State::SlidingWindow(Some(reserved(text, size)))
+        }
+        Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(text)))),
     }
 }
 
@@ -149,8 +160,8 @@ fn log(bytes: &[u8]) -> sliding_log::State {
     state
 }
 
-/// The state with past reservations made part of the base, and with no reservations if no request
-/// waits: script and twin do both, at different times.
+/// The state with past reservations made part of the base, with no reservations if no request
+/// waits, and without a block that is over: script and twin do all of that, at different times.
 pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
     fn settle<S: Model>(
         Reserved { state, waiting }: &mut Reserved<S>,
@@ -167,6 +178,10 @@ pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
         }
     }
     match (&mut state, params) {
+        (State::Blocked(block), _) => {
+            block.state = settled(std::mem::take(&mut block.state), now, params);
+            return open(state, params, now);
+        }
         (State::FixedWindow(Some(state)), Params::FixedWindow(params)) => {
             settle(state, now, params);
         }
@@ -193,6 +208,21 @@ pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
         _ => {}
     }
     state
+}
+
+/// The state without a block that is over, and without a state in the block that is over.
+pub(super) fn open(state: State, params: &Params, now: f64) -> State {
+    match state {
+        State::Blocked(block) if block.ends <= now => block.state,
+        State::Blocked(mut block) => {
+            let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+            if block.state.clone().decide(params, peek).reset == 0.0 {
+                block.state = State::Initial;
+            }
+            State::Blocked(block)
+        }
+        state => state,
+    }
 }
 
 fn integer(bytes: &[u8]) -> f64 {
@@ -290,7 +320,14 @@ fn eval_at(
 }
 
 pub(super) fn check(cost: impl Into<f64>, now: f64) -> EngineRequest {
-    EngineRequest { action: Action::Check, cost: cost.into(), max_wait: 0.0, now, admission: None }
+    EngineRequest {
+        action: Action::Check,
+        cost: cost.into(),
+        max_wait: 0.0,
+        now,
+        admission: None,
+        blocked: 0.0,
+    }
 }
 
 pub(super) fn reply_of(decision: Decision) -> EngineReply {
@@ -305,6 +342,7 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
             Receipt::At(instant) => *instant,
             _ => 0.0,
         },
+        blocked: decision.is_blocked(),
     }
 }
 

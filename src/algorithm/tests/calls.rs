@@ -6,8 +6,8 @@ use std::cell::RefCell;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, EngineRequest, State},
-    agreement::{params, same_states, steps},
+    super::{Action, EngineRequest, Params, State},
+    agreement::{Step, goes_back, params, same_states, steps},
     backends::{Backend, RedisServer, Scripted, eval_each},
 };
 use crate::store::script::Limit;
@@ -17,6 +17,20 @@ const KEYS: usize = 4;
 /// The key of a check, and how many equal ones follow it.
 fn places() -> impl Strategy<Value = Vec<(usize, u32)>> {
     prop::collection::vec((0..KEYS, prop_oneof![3 => Just(0_u32), 1 => 1_u32..6]), 1..12)
+}
+
+/// The keys and the requests of a call.
+fn checks(
+    places: &[(usize, u32)],
+    steps: &[Step],
+    params: &Params,
+    now: f64,
+) -> Vec<(usize, EngineRequest)> {
+    let check = |(&(key, more), step): (&(usize, u32), &Step)| {
+        let request = EngineRequest { action: Action::Check, ..step.decide(params, now) };
+        vec![(key, request); more as usize + 1]
+    };
+    places.iter().zip(steps.iter().cycle()).flat_map(check).collect()
 }
 
 #[test]
@@ -31,13 +45,14 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
             let mut twins = vec![State::Initial; KEYS];
             let mut now = 1.7e15;
             let mut current = 0;
+            let goes_back = goes_back(calls.iter().map(|(_, steps)| &steps[0]));
             for scripted in &scripted {
                 scripted.borrow_mut().forget();
             }
             for (places, steps) in calls {
                 current ^= usize::from(steps[0].switch);
                 let params = params[current];
-                now += steps[0].ahead(&params);
+                now += steps[0].ahead(&params, goes_back);
                 for (scripted, twin) in scripted.iter().zip(&mut twins) {
                     let mut scripted = scripted.borrow_mut();
                     if scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= now) {
@@ -45,15 +60,13 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
                         *twin = State::Initial;
                     }
                 }
-                let checks: Vec<(usize, EngineRequest)> = places
-                    .iter()
-                    .zip(steps.iter().cycle())
-                    .flat_map(|(&(key, more), step)| {
-                        let request =
-                            EngineRequest { action: Action::Check, ..step.decide(&params, now) };
-                        vec![(key, request); more as usize + 1]
-                    })
-                    .collect();
+                let first = steps[0].decide(&params, now);
+                if first.action.blocks() {
+                    let key = places[0].0;
+                    let twin = twins[key].decide(&params, first);
+                    assert_eq!(scripted[key].borrow_mut().decide(&params, first), twin);
+                }
+                let checks = checks(&places, &steps, &params, now);
                 let limits = checks.iter().map(|(key, request)| Limit {
                     key: scripted[*key].borrow().key().to_owned(),
                     params,

@@ -8,7 +8,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::{
     super::{Action, Algorithm, EngineReply, EngineRequest, Params, State, combine},
     agreement::{Step, params, steps, window_and_max_cost},
-    backends::{Backend, RedisServer, Scripted, check, eval, settled},
+    backends::{Backend, RedisServer, Scripted, check, eval, open, settled},
 };
 use crate::quota::Quota;
 
@@ -69,6 +69,11 @@ fn the_script_and_the_twin_agree() {
                         *state = State::Initial;
                     }
                 }
+                if request.action.blocks() {
+                    let twin = states[0].decide(&limits[0], request);
+                    prop_assert_eq!(scripted[0].decide(&limits[0], request), twin);
+                    request.action = Action::Peek;
+                }
                 let mut twin = decide(&limits, &mut states, request);
                 let mut script = eval(&mut scripted[0].connection, &keys, &limits, request);
                 if request.action == Action::Refund {
@@ -112,6 +117,10 @@ fn all_limits_are_charged_or_none_and_the_decision_is_exact() {
         .run(&(limits(), steps()), |(limits, steps)| {
             let mut states = vec![State::Initial; limits.len()];
             for request in requests(&limits, &steps) {
+                if request.action.blocks() {
+                    let _ = states[0].decide(&limits[0], request);
+                    continue;
+                }
                 let before = states.clone();
                 let (reply, binding) = decide(&limits, &mut states, request);
                 if request.action != Action::Check {
@@ -134,6 +143,8 @@ fn all_limits_are_charged_or_none_and_the_decision_is_exact() {
                 for (before, (after, params)) in before.iter().zip(states.iter().zip(&limits)) {
                     let gone =
                         is_gone(params, before, request.now) && is_gone(params, after, request.now);
+                    let [before, after] =
+                        [before, after].map(|state| open(state.clone(), params, request.now));
                     prop_assert!(before == after || gone, "a denied request was charged");
                 }
                 prop_assert!(later(reply.wait), "retry_after is too short");

@@ -58,7 +58,7 @@ fn history(params: [Params; 2], steps: &[Step]) {
             (settings, other) = (other, settings);
         }
         let params = &settings.params;
-        let ahead = step.ahead(params).max(0.0);
+        let ahead = step.ahead(params, false);
         now_or_never(advance(Duration::from_micros(ahead as u64)));
         now += ahead;
 

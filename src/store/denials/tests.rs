@@ -72,8 +72,14 @@ impl<'a> Request<'a> {
     fn denial(self, wait: Duration) -> Decision {
         let wait = wait.as_micros() as f64;
         let (remaining, replenish, reset) = (0.0, wait / 2.0, 4.0 * wait);
-        let reply =
-            EngineReply { admitted: false, wait, remaining, replenish, reset, instant: 0.0 };
+        let reply = EngineReply {
+            admitted: false,
+            wait,
+            remaining,
+            replenish,
+            reset,
+            ..EngineReply::uncounted(0.0)
+        };
         Decision::new(self.settings.policy(self.cost), reply, Action::Check, 0.0)
     }
 
@@ -294,7 +300,7 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
     // A reset of the limit that denies.
     let denials = Denials::new(HOUR);
     let undecided = send_all(&denials, &requests, now);
-    drop(denials.change(&second, &Key::from("key")));
+    drop(denials.release(&second, &Key::from("key")));
     let _ = undecided.decided(requests[1].denial(HOUR), || now);
     assert!(requests[1].find(&denials, now).is_none());
 }
@@ -336,7 +342,7 @@ fn a_denial_that_may_be_older_than_a_change_is_not_remembered_after_it() {
                     let denial = request.denial(HOUR);
                     let _ = undecided.take().unwrap().decided(denial, || now);
                 }
-                Begin => change = Some(denials.change(&settings, &Key::from("key"))),
+                Begin => change = Some(denials.release(&settings, &Key::from("key"))),
                 End => drop(change.take()),
             }
         }
@@ -494,7 +500,7 @@ impl World {
 
     fn engine_request(&self, action: Action, cost: u32, max_wait: f64) -> EngineRequest {
         let now = (1e15 + self.now as f64 * self.speed).floor();
-        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
+        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None, blocked: 0.0 }
     }
 
     fn request<'a>(settings: &'a Arc<Settings>, cost: u32, max_wait: usize) -> Request<'a> {
@@ -552,7 +558,7 @@ impl World {
                 Lookup::Denied(denial) => panic!("{denial:?}"),
             }
         } else {
-            change = Some(self.denials.change(&settings, &Key::from("key")));
+            change = Some(self.denials.release(&settings, &Key::from("key")));
         }
         self.begun.push((changing, change, undecided));
     }
@@ -722,6 +728,7 @@ impl Several {
             max_wait,
             now,
             admission: None,
+            blocked: 0.0,
         };
         let requests: Vec<_> = limits.iter().map(request).collect();
         let (reply, index) = combine(&requests, |index, request| {
@@ -778,7 +785,7 @@ impl Several {
                 self.states = states;
             }
             OfSeveral::Refund(limit, cost) => {
-                let change = self.denials.change(&self.settings[limit], &Key::from("key"));
+                let change = self.denials.release(&self.settings[limit], &Key::from("key"));
                 let mut states = self.states.clone();
                 let _ = self.decide(&mut states, Action::Refund, &[(limit, cost)], 0.0);
                 self.states = states;

@@ -139,6 +139,14 @@ impl Entry {
         self.counts.denied_until()
     }
 
+    /// Returns the instant at which the block of the key ends.
+    pub(super) fn blocked_until(&self) -> Option<f64> {
+        match &self.counts {
+            Counts::Packed { .. } => None,
+            Counts::Boxed { boxed, .. } => boxed.state.blocked_until(),
+        }
+    }
+
     pub(super) fn usage(&self, now: f64) -> Usage {
         self.counts.usage(&self.settings, now)
     }
@@ -246,7 +254,14 @@ impl Counts {
 }
 
 fn peek(now: f64) -> EngineRequest {
-    EngineRequest { action: Action::Peek, cost: 1.0, max_wait: 0.0, now, admission: None }
+    EngineRequest {
+        action: Action::Peek,
+        cost: 1.0,
+        max_wait: 0.0,
+        now,
+        admission: None,
+        blocked: 0.0,
+    }
 }
 
 /// Returns the part of the quota that is left.

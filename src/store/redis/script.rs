@@ -80,7 +80,7 @@ impl Limit {
 }
 
 fn request(action: Action, cost: u32, max_wait: f64, now: f64) -> EngineRequest {
-    EngineRequest { action, cost: cost.into(), max_wait, now, admission: None }
+    EngineRequest { action, cost: cost.into(), max_wait, now, admission: None, blocked: 0.0 }
 }
 
 /// Makes the command that decides about these limits of one request, and the script that it runs.
@@ -268,6 +268,8 @@ fn name(action: Action) -> &'static str {
         Action::Peek => "peek",
         Action::Refund => "refund",
         Action::Spend => "spend",
+        Action::Block => "block",
+        Action::Unblock => "unblock",
     }
 }
 
@@ -296,9 +298,13 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
     let mut states = states.filter(|all| all.len() == limits.len()).ok_or_else(malformed)?;
     let request = |limit: &Limit| {
         let request = limit.request(action, now);
-        // The script has returned the units already.
-        let cost = if action == Action::Refund { 0.0 } else { request.cost };
-        EngineRequest { cost, ..request }
+        // The script has made the change already.
+        match action {
+            Action::Refund | Action::Block | Action::Unblock => {
+                EngineRequest { action: Action::Refund, cost: 0.0, ..request }
+            }
+            Action::Check | Action::Peek | Action::Spend => request,
+        }
     };
     let mut step = |limit: usize, request: &EngineRequest| {
         limits[limit].params.step(&mut states[limit], request)
