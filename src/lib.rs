@@ -21,7 +21,7 @@
 //! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`RequestError`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
 //! | other requests | [`RateLimitLayer::custom`], [`Custom`] |
 //! | stores | [`MemoryStore`], [`WhenFull`], [`RedisStore`], [`RedisConfig`], [`Health`], [`StoreError`] |
-//! | configuration | [`Limits`], [`Limit`], [`ConfigError`] |
+//! | configuration | [`Limits`], [`Limit`], [`Limiters`], [`WhenRemoved`], [`ConfigError`] |
 //! | Redisson | [`redisson::RateLimiter`] |
 //!
 //! The pages of the [`guide`] describe [algorithms](guide::algorithms), [keys](guide::keys),
@@ -91,7 +91,7 @@ mod sync;
 mod time;
 
 #[cfg(feature = "serde")]
-pub use config::{Limit, Limits};
+pub use config::{Limit, Limiters, Limits, WhenRemoved};
 #[cfg(doc)]
 #[doc(no_inline)]
 pub use guide::operation;

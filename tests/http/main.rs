@@ -10,6 +10,7 @@ mod config;
 mod grpc;
 mod keys;
 mod layer;
+mod reload;
 mod responses;
 mod rule;
 mod service;
