@@ -1,20 +1,16 @@
 //! An axum server that reads its limits from a file: one for each group of routes, and one for all
-//! routes.
+//! routes. It reads the file again when its text changes, without a restart. Counts are kept.
 //!
 //! ```text
 //! cargo run --example configured -- --check     # prints the limits in the file and exits
 //! cargo run --example configured
 //! curl -i -X POST http://127.0.0.1:3000/login   # six times: the sixth response is a 429
+//! sed -i 's|5/min|10/min|' examples/limits.toml # in another terminal: five more
 //! ```
 
 mod support;
 
-use std::{
-    fs,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{fs, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use axum::{
     Router,
@@ -23,8 +19,11 @@ use axum::{
 use clap::Parser;
 use serde::Deserialize;
 use support::{Context, Failure, exit_code};
-use tokio::net::TcpListener;
-use tower_ratelimit::{Limits, MemoryStore, RateLimitLayer, key};
+use tokio::{net::TcpListener, time::sleep};
+use tower_ratelimit::{Limiters, Limits, MemoryStore, RateLimitLayer, key};
+
+/// The limits that the routes use.
+const NAMES: [&str; 3] = ["all", "api", "login"];
 
 /// Serves GET /api/users, GET /api/orders and POST /login, limited per client address
 #[derive(Parser)]
@@ -49,17 +48,19 @@ struct Config {
     limits: Limits,
 }
 
-fn read(file: &Path) -> Result<Config, Failure> {
-    let text = fs::read_to_string(file).context("cannot read the file")?;
-    Ok(toml::from_str(&text)?)
+/// Reads the text of the file. A mistake is reported with its line and setting.
+fn parse(text: &str) -> Result<Config, Failure> {
+    let config: Config = toml::from_str(text)?;
+    if let Some((name, _)) = config.limits.iter().find(|(name, _)| !NAMES.contains(name)) {
+        return Err(Failure::new(format!(
+            "[limits.{name}] limits no route: remove it, or name it all, api or login"
+        )));
+    }
+    Ok(config)
 }
 
-fn app(limits: &Limits) -> Result<Router, Failure> {
-    let mut limiters = limits.limiters(&MemoryStore::new())?;
-    let mut limit = |name| match limiters.remove(name) {
-        Some(limiter) => Ok(RateLimitLayer::new(limiter, key::PeerIp)),
-        None => Err(Failure::new(format!("there is no [limits.{name}]: add it"))),
-    };
+fn app(limiters: &Limiters) -> Result<Router, Failure> {
+    let limit = |name| Ok::<_, Failure>(RateLimitLayer::new(limiters.get(name)?, key::PeerIp));
     let api = Router::new()
         .route("/api/users", get(async || "ada, ben\n"))
         .route("/api/orders", get(async || "none\n"))
@@ -67,13 +68,36 @@ fn app(limits: &Limits) -> Result<Router, Failure> {
     let login =
         Router::new().route("/login", post(async || "welcome\n")).route_layer(limit("login")?);
     // `layer` also limits requests without a route (404); `route_layer` does not.
-    let app = api.merge(login).layer(limit("all")?);
-    match limiters.keys().next() {
-        Some(name) => Err(Failure::new(format!(
-            "[limits.{name}] limits no route: remove it, or name it all, api or login"
-        ))),
-        None => Ok(app),
+    Ok(api.merge(login).layer(limit("all")?))
+}
+
+/// Applies the file whenever its text has changed. A file with a mistake changes nothing.
+async fn watch(file: PathBuf, mut text: String, listen: SocketAddr, limiters: Limiters) {
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        // While an editor replaces the file, it may be missing for a moment.
+        let Ok(new) = fs::read_to_string(&file) else { continue };
+        if new == text {
+            continue;
+        }
+        text = new;
+        match parse(&text).and_then(|config| apply(&config, listen, &limiters)) {
+            Ok(()) => println!("the limits have changed"),
+            Err(error) => {
+                let (file, error) = (file.display(), error.to_string());
+                eprintln!("{file}: {}\nthe limits stay as they were", error.trim_end());
+            }
+        }
     }
+}
+
+fn apply(config: &Config, listen: SocketAddr, limiters: &Limiters) -> Result<(), Failure> {
+    if config.listen != listen {
+        return Err(Failure::new("listen: another address takes a restart"));
+    }
+    limiters.reload(&config.limits)?;
+    print_limits(&config.limits);
+    Ok(())
 }
 
 fn print_limits(limits: &Limits) {
@@ -82,13 +106,12 @@ fn print_limits(limits: &Limits) {
     }
 }
 
-async fn serve(config: &Config, app: Router) -> Result<(), Failure> {
-    let listen = config.listen;
+async fn serve(listen: SocketAddr, limits: &Limits, app: Router) -> Result<(), Failure> {
     let listener =
         TcpListener::bind(listen).await.context(format_args!("cannot listen on {listen}"))?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
-    print_limits(&config.limits);
+    print_limits(limits);
     let curl = format!("curl -s -o /dev/null -w '%{{http_code}}\\n' -X POST {url}/login");
     println!("try it: for i in $(seq 7); do {curl}; done");
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
@@ -97,13 +120,16 @@ async fn serve(config: &Config, app: Router) -> Result<(), Failure> {
 
 async fn run(flags: Flags) -> Result<(), Failure> {
     let file = flags.file.display();
-    let config = read(&flags.file).context(&file)?;
-    let app = app(&config.limits).context(&file)?;
+    let text = fs::read_to_string(&flags.file).context("cannot read the file").context(&file)?;
+    let Config { listen, limits } = parse(&text).context(&file)?;
+    let limiters = limits.limiters(&MemoryStore::new())?;
+    let app = app(&limiters).context(&file)?;
     if flags.check {
-        print_limits(&config.limits);
+        print_limits(&limits);
         return Ok(());
     }
-    serve(&config, app).await
+    tokio::spawn(watch(flags.file, text, listen, limiters));
+    serve(listen, &limits, app).await
 }
 
 #[tokio::main]

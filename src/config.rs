@@ -1,11 +1,13 @@
 //! Limits from a configuration file: an algorithm and a quota by name. It opens no files.
 
 mod de;
+mod limiters;
 mod ser;
 mod settings;
 
 use std::collections::BTreeMap;
 
+pub use self::limiters::{Limiters, WhenRemoved};
 use crate::{
     algorithm::{Algorithm, Params, Refill},
     error::ConfigError,
@@ -75,9 +77,8 @@ use crate::{
 ///     quota = "5/min"
 /// "#)?;
 ///
-/// let mut limiters = config.limits.limiters(&MemoryStore::new())?;
-/// let login = limiters.remove("login").ok_or("there is no [limits.login]")?;
-/// let layer = RateLimitLayer::new(login, key::PeerIp);
+/// let limiters = config.limits.limiters(&MemoryStore::new())?;
+/// let layer = RateLimitLayer::new(limiters.get("login")?, key::PeerIp);
 /// # let _ = layer;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -103,23 +104,6 @@ use crate::{
 pub struct Limits(BTreeMap<String, Limit>);
 
 impl Limits {
-    /// Makes the limiters and takes their names in `store`.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::NameTaken`] if the store already has a limiter with one of the names. In that
-    /// case, none of the names is taken.
-    pub fn limiters(
-        &self,
-        store: &(impl Store + Clone),
-    ) -> Result<BTreeMap<String, Limiter>, ConfigError> {
-        let limiters = self.iter().map(|(name, limit)| {
-            let limiter = limit.limiter(name, store.clone())?;
-            Ok((name.to_owned(), limiter))
-        });
-        limiters.collect()
-    }
-
     /// Adds a limit. Returns the limit of the same name that it replaces, if there is one.
     ///
     /// # Errors

@@ -184,6 +184,12 @@ pub enum ConfigError {
         /// The name.
         name: String,
     },
+    /// The configuration has no limit of this name, or has it no longer.
+    #[non_exhaustive]
+    MissingLimit {
+        /// The name.
+        name: String,
+    },
     /// No algorithm has this name.
     #[non_exhaustive]
     UnknownAlgorithm {
@@ -259,6 +265,9 @@ impl fmt::Display for ConfigError {
                 f,
                 "limiter name {name:?}: use 1 to 64 of the characters A-Z a-z 0-9 - _ . /"
             ),
+            Self::MissingLimit { name } => {
+                write!(f, "limit {name:?} is missing: add it to the configuration")
+            }
             Self::UnknownAlgorithm { name } => write!(
                 f,
                 "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket \

@@ -11,6 +11,7 @@ mod grpc;
 mod keys;
 mod layer;
 mod observe;
+mod reload;
 mod responses;
 mod rule;
 mod service;

@@ -15,6 +15,9 @@ use crate::support;
 
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| support::example("configured"));
 
+/// The report of a limit that the routes use and the file lacks.
+const MISSING: &str = "limit \"login\" is missing: add it to the configuration";
+
 const LIMITS: &str = include_str!("../../../limits.toml");
 
 struct Server(Child);
@@ -64,6 +67,54 @@ fn each_group_of_routes_has_its_limit() {
     assert_eq!(api, ["200", "200", "429", "429"], "8 of 10 requests were counted before");
 }
 
+/// Replaces a file at once: the server never reads a part of it.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    fs::write(&new, text).unwrap();
+    fs::rename(new, file).unwrap();
+}
+
+/// Reads lines until one contains the text. Returns them.
+fn until(output: &mut impl BufRead, text: &str) -> String {
+    let mut lines = String::new();
+    while !lines.contains(text) {
+        let read = output.read_line(&mut lines).unwrap();
+        assert!(read > 0, "{text} is missing in {lines}");
+    }
+    lines
+}
+
+#[test]
+fn a_change_of_the_file_applies_without_a_restart_and_a_mistake_changes_nothing() {
+    let text = LIMITS.replace("127.0.0.1:3000", "127.0.0.1:0");
+    let (_folder, file) = file(&text);
+    let mut server = Command::new(&*PROGRAM);
+    server.arg(&file).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = Server(server.spawn().unwrap());
+    let mut stdout = BufReader::new(server.0.stdout.take().unwrap());
+    let mut stderr = BufReader::new(server.0.stderr.take().unwrap());
+    let first = until(&mut stdout, "\n");
+    let address = first.trim().strip_prefix("listening on http://").expect("the first line");
+    let logins = |count| (0..count).map(|_| status(address, "POST /login")).collect::<Vec<_>>();
+    assert_eq!(logins(6).concat(), "200".repeat(5) + "429");
+
+    for (mistake, report) in [
+        ("7/minn", "26 | quota = \"7/minn\""),
+        ("7/min burst 2", "a sliding-log admits up to its limit at once"),
+    ] {
+        replace(&file, &text.replace("5/min", mistake));
+        let reported = until(&mut stderr, "the limits stay as they were\n");
+        assert!(reported.contains(report), "{reported}");
+    }
+    replace(&file, &text.replace("127.0.0.1:0", "127.0.0.1:1"));
+    until(&mut stderr, "listen: another address takes a restart\nthe limits stay as they were\n");
+    assert_eq!(logins(1).concat(), "429");
+
+    replace(&file, &text.replace("5/min", "7/min"));
+    until(&mut stdout, "login: 7/min, sliding-log\nthe limits have changed\n");
+    assert_eq!(logins(3).concat(), "200200429", "the first five count");
+}
+
 #[test]
 fn the_check_prints_the_limits() {
     let output = Command::new(&*PROGRAM).arg("--check").output().unwrap();
@@ -80,7 +131,8 @@ fn errors_in_the_file_are_explained() {
     for (from, to, complaint) in [
         ("buckets = 4", "buckets = 400", "| buckets = 400 "),
         ("5/min", "5/minn", "quota \"5/minn\": the unit \"minn\" is unknown"),
-        ("[limits.login]", "[limits.logins]", "there is no [limits.login]"),
+        ("[limits.login]", "[limits.logins]", "[limits.logins] limits no route"),
+        ("[limits.login]\nalgorithm = \"sliding-log\"\nquota = \"5/min\"", "", MISSING),
         ("[limits.login]", unused, "[limits.sms] limits no route"),
         ("listen =", "adress = 1\nlisten =", "unknown field `adress`"),
     ] {

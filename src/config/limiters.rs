@@ -1,0 +1,162 @@
+//! The limiters of a configuration file, and how another version of the file changes them.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use super::{Limit, Limits};
+use crate::{
+    error::ConfigError,
+    limiter::Limiter,
+    store::{AnyStore, Store},
+    sync::lock,
+};
+
+/// The limiters of a configuration file, by name. They can be [reloaded](Limiters::reload) while
+/// requests flow. Clones share them.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Limits, MemoryStore, RateLimitLayer, key};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let read = |text| toml::from_str::<Limits>(text);
+/// let limits = read("login = { algorithm = 'sliding-log', quota = '1/min' }")?;
+/// let limiters = limits.limiters(&MemoryStore::new())?;
+/// let login = limiters.get("login")?;
+/// let layer = RateLimitLayer::new(&login, key::PeerIp);
+/// # let _ = layer;
+/// assert!(login.check("alice").await?.is_allowed());
+/// assert!(!login.check("alice").await?.is_allowed());
+///
+/// // The file has changed. A file with a mistake changes nothing.
+/// let error = read("login = { algorithm = 'sliding-log', quota = 'many' }").unwrap_err();
+/// assert!(error.to_string().starts_with("TOML parse error at line 1, column 46\n"));
+/// limiters.reload(&read("login = { algorithm = 'sliding-log', quota = '5/min' }")?)?;
+/// assert_eq!(login.check("alice").await?.remaining(), 3); // also for the layer
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limiters {
+    store: AnyStore,
+    by_name: Arc<Mutex<BTreeMap<String, Limiter>>>,
+    when_removed: WhenRemoved,
+}
+
+/// The treatment of a limit that [`Limiters::reload`] does not find in the new limits, although a
+/// layer may use it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenRemoved {
+    /// Rejects the new limits: nothing changes. So a limit that was renamed by mistake stays in
+    /// force.
+    #[default]
+    Reject,
+    /// Keeps the limit with its last settings, until new limits contain it again.
+    Keep,
+}
+
+impl Limits {
+    /// Creates the limiters and takes their names in `store`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NameTaken`] if the store already has a limiter with one of the names. In that
+    /// case, none of the names is taken.
+    pub fn limiters(&self, store: &(impl Store + Clone)) -> Result<Limiters, ConfigError> {
+        let store = store.clone().into_any();
+        let limiters =
+            Limiters { store, by_name: Arc::default(), when_removed: WhenRemoved::Reject };
+        limiters.reload(self)?;
+        Ok(limiters)
+    }
+}
+
+impl Limit {
+    /// Changes the settings of a limiter, of its clones, and of the layers that hold one, while
+    /// requests flow. What follows is described in [`Limiters::reload`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Limit, MemoryStore, Quota};
+    ///
+    /// let limit: Limit = toml::from_str("algorithm = 'token-bucket'\nquota = '10/s'")?;
+    /// let limiter = limit.limiter("api", MemoryStore::new())?;
+    ///
+    /// let changed: Limit = toml::from_str("algorithm = 'token-bucket'\nquota = '20/s'")?;
+    /// changed.apply_to(&limiter);
+    /// assert_eq!(limiter.quota(), Quota::per_second(20));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn apply_to(&self, limiter: &Limiter) {
+        limiter.set(self.algorithm, self.quota).expect("a limit is valid");
+    }
+}
+
+impl Limiters {
+    /// Sets the treatment of limits that a reload no longer contains. The default is
+    /// [`WhenRemoved::Reject`].
+    #[must_use]
+    pub fn when_removed(self, when_removed: WhenRemoved) -> Self {
+        Self { when_removed, ..self }
+    }
+
+    /// Returns the limiter of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::MissingLimit`] if there is no limit of this name.
+    pub fn get(&self, name: &str) -> Result<Limiter, ConfigError> {
+        lock(&self.by_name).get(name).cloned().ok_or_else(|| missing(name))
+    }
+
+    /// Applies new limits to the limiters of the same names, to their clones, and to the layers
+    /// that hold one.
+    ///
+    /// | change | effect on the next check of a key |
+    /// |---|---|
+    /// | the quota, the buckets, the refill or the overdraft | used units stay used, and are restored at the new rate |
+    /// | another algorithm | the key counts as unused; in Redis, the old state expires |
+    /// | a new limit | [`get`](Limiters::get) returns its limiter from then on |
+    /// | a limit without changes | none |
+    /// | a limit that is no longer contained | see [`WhenRemoved`] |
+    ///
+    /// Requests that are waiting keep their instants, as [`Limiter::try_acquire`] describes. Other
+    /// processes apply the limits when they reload. While two quotas alternate on a key in Redis,
+    /// each check applies its own.
+    ///
+    /// # Errors
+    ///
+    /// Nothing changes in these cases:
+    ///
+    /// * [`ConfigError::MissingLimit`] if a limit was removed, unless removed limits are kept.
+    /// * [`ConfigError::NameTaken`] if another limiter over the store has the name of a new limit.
+    pub fn reload(&self, limits: &Limits) -> Result<(), ConfigError> {
+        let mut by_name = lock(&self.by_name);
+        let removed = by_name.keys().find(|name| limits.get(name).is_none());
+        if let (Some(name), WhenRemoved::Reject) = (removed, self.when_removed) {
+            return Err(missing(name));
+        }
+        let added = limits.iter().filter(|(name, _)| !by_name.contains_key(*name));
+        let added = added.map(|(name, limit)| {
+            let limiter = limit.limiter(name, self.store.clone())?;
+            Ok((name.to_owned(), limiter))
+        });
+        let added = added.collect::<Result<Vec<_>, ConfigError>>()?;
+        for (name, limiter) in &*by_name {
+            if let Some(limit) = limits.get(name) {
+                limit.apply_to(limiter);
+            }
+        }
+        by_name.extend(added);
+        Ok(())
+    }
+}
+
+fn missing(name: &str) -> ConfigError {
+    ConfigError::MissingLimit { name: name.to_owned() }
+}
