@@ -67,12 +67,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The crate docs link to items of all features.
 #![cfg_attr(
-    not(all(
-        feature = "axum",
-        feature = "metrics",
-        feature = "redisson",
-        feature = "serde"
-    )),
+    not(all(feature = "axum", feature = "metrics", feature = "redisson", feature = "serde")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 

@@ -96,11 +96,12 @@ async fn the_dashboard_uses_exported_metrics_and_labels() {
         assert_eq!(panel["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
         assert!(!queries(&panel["targets"]).is_empty(), "{}", panel["title"]);
     }
+    let queries = queries(&dashboard);
     let keywords = ["sum", "max", "by", "rate", "histogram_quantile", "label_values"];
     let mut used = BTreeSet::new();
-    for query in queries(&dashboard) {
+    for query in &queries {
         assert_eq!(query.matches(['(', '[', '{']).count(), query.matches([')', ']', '}']).count());
-        let words = words(&query);
+        let words = words(query);
         let names: Vec<_> = words.iter().filter(|it| it.starts_with("tower_ratelimit")).collect();
         assert!(!names.is_empty(), "{query}");
         for name in &names {
