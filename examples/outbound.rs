@@ -1,9 +1,11 @@
-//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it.
+//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it. If it
+//! does, its `Retry-After` blocks the key for all callers.
 //!
 //! ```text
 //! cargo run --example outbound                                  # the callers are tasks
 //! cargo run --example outbound -- --redis redis://127.0.0.1/    # the callers are processes
-//! cargo run --example outbound -- --without-limit               # shows the bans
+//! cargo run --example outbound -- --quota 60/2s                 # too much: the callers are banned
+//! cargo run --example outbound -- --without-limit               # shows the bans without the layer
 //! ```
 //!
 //! The code that a client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`.
@@ -25,7 +27,7 @@ use axum::{
     response::IntoResponse,
 };
 use clap::Parser;
-use http::{Request, Response, StatusCode, Uri};
+use http::{Request, Response, StatusCode, Uri, header::RETRY_AFTER};
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use support::{Context, Failure, exit_code};
 use tokio::{
@@ -34,7 +36,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
-use tower::{ServiceBuilder, ServiceExt, util::BoxCloneService};
+use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxCloneService};
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Rejection, key,
 };
@@ -65,6 +67,10 @@ struct Flags {
     #[arg(long, value_name = "URL", conflicts_with = "without_limit", verbatim_doc_comment)]
     redis: Option<String>,
 
+    /// The quota that the callers share
+    #[arg(long, value_name = "QUOTA", default_value_t = QUOTA)]
+    quota: Quota,
+
     /// The duration of the run, in seconds
     #[arg(long, value_name = "N", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -83,39 +89,58 @@ struct Flags {
     prefix: String,
 }
 
-type Client = BoxCloneService<Request<Body>, Response<Body>, legacy::Error>;
+type Client = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
 async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
     let Some(url) = &flags.redis else {
-        return Ok(Limiter::new(MemoryStore::new(), Algorithm::LeakyBucket, QUOTA));
+        return Ok(Limiter::new(MemoryStore::new(), Algorithm::LeakyBucket, flags.quota));
     };
     let store = RedisStore::connect(url).await.context("cannot use the Redis server at --redis")?;
     let store = store.prefix(&flags.prefix).deadline(Duration::from_secs(1));
-    Ok(Limiter::new(store, Algorithm::LeakyBucket, QUOTA))
+    Ok(Limiter::new(store, Algorithm::LeakyBucket, flags.quota))
 }
 
 fn client(limiter: Option<Limiter>) -> Client {
     let http = legacy::Client::builder(TokioExecutor::new()).build_http::<Body>();
     let Some(limiter) = limiter else {
-        return http.map_response(IntoResponse::into_response).boxed_clone();
+        let service = ServiceBuilder::new().and_then(async |response: Response<_>| {
+            sleep(retry_after(&response).unwrap_or_default()).await; // each call by itself
+            Ok::<_, BoxError>(response)
+        });
+        return service.service(http).map_response(IntoResponse::into_response).boxed_clone();
     };
     // The layer rejects requests that would have to wait longer. They never reach the vendor.
-    let layer = RateLimitLayer::new(limiter, key::Global).max_wait(Duration::from_secs(2));
-    let service = ServiceBuilder::new().layer(layer).service(http);
+    let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(Duration::from_secs(2));
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        // Inside the layer, so that all responses are those of the vendor.
+        .and_then(async move |response: Response<_>| {
+            if let Some(time) = retry_after(&response) {
+                limiter.block(key::Global.key(), time).await?;
+            }
+            Ok::<_, BoxError>(response)
+        })
+        .service(http);
     service.map_response(IntoResponse::into_response).boxed_clone()
+}
+
+/// Returns the time for which the vendor accepts no request.
+fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
+    let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
+    Some(Duration::from_secs(value.parse().ok()?))
 }
 
 /// Sends requests, one after the other, until one fails.
 async fn call(client: Client, vendor: Uri) -> Result<(), Failure> {
     loop {
         let request = Request::get(vendor.clone()).body(Body::empty()).expect("the URI is valid");
-        let response = client.clone().oneshot(request).await?;
+        let response = client.clone().oneshot(request).await;
+        let response = response.map_err(|error| Failure::new(error.to_string()))?;
         let pause = match response.extensions().get::<Rejection>() {
             // The 429 of the layer.
             Some(Rejection::Denied(decision)) => decision.retry_after().unwrap_or_default(),
             Some(rejection) => return Err(rejection.clone()).context("a request was not sent"),
-            // The 429 of the vendor.
-            None if response.status() == StatusCode::TOO_MANY_REQUESTS => BAN,
+            // The response of the vendor. After a 429, the layer lets no request pass.
             None => Duration::ZERO,
         };
         // The client reuses a connection only after the body was read to its end.
@@ -132,9 +157,15 @@ async fn run_caller(limiter: Option<Limiter>, vendor: Uri) -> Result<(), Failure
     calls.join_next().await.expect("there are calls").expect("a call does not panic")
 }
 
-async fn start_caller(url: String, vendor: Uri, prefix: String) -> Result<(), Failure> {
+async fn start_caller(
+    url: String,
+    quota: Quota,
+    vendor: Uri,
+    prefix: String,
+) -> Result<(), Failure> {
     let status = Command::new(std::env::current_exe()?)
-        .args(["--redis", &url, "--call", &vendor.to_string(), "--prefix", &prefix])
+        .args(["--redis", &url, "--quota", &quota.to_string()])
+        .args(["--call", &vendor.to_string(), "--prefix", &prefix])
         .kill_on_drop(true)
         .status()
         .await?;
@@ -158,20 +189,21 @@ impl Vendor {
         }
     }
 
-    fn answer(&mut self, now: Instant) -> StatusCode {
+    fn answer(&mut self, now: Instant) -> axum::response::Response {
         self.forget(now);
         let banned = self.banned_until.is_some_and(|end| now < end);
         if !banned && self.recent.len() < LIMIT {
             self.recent.push_back(now);
             self.accepted += 1;
-            return StatusCode::OK;
+            return StatusCode::OK.into_response();
         }
         if !banned {
             self.banned_until = Some(now + BAN);
             self.bans += 1;
         }
         self.rejected += 1;
-        StatusCode::TOO_MANY_REQUESTS
+        let seconds = BAN.as_secs().to_string();
+        (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, seconds)]).into_response()
     }
 
     async fn serve(vendor: Arc<Mutex<Self>>) -> std::io::Result<SocketAddr> {
@@ -195,8 +227,8 @@ fn print_rules(flags: &Flags) {
         true => String::from("without a limit"),
         false => format!(
             "they share {} requests per {} s, evenly spaced",
-            QUOTA.limit(),
-            QUOTA.window().as_secs()
+            flags.quota.limit(),
+            flags.quota.window().as_secs()
         ),
     };
     println!(
@@ -223,7 +255,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     for _ in 0..CALLERS {
         match flags.redis.clone() {
             None => callers.spawn(run_caller(limiter.clone(), uri.clone())),
-            Some(url) => callers.spawn(start_caller(url, uri.clone(), prefix.clone())),
+            Some(url) => callers.spawn(start_caller(url, flags.quota, uri.clone(), prefix.clone())),
         };
     }
 
