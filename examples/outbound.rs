@@ -1,5 +1,5 @@
-//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it. If it
-//! does, its `Retry-After` blocks the key for all callers.
+//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it. If
+//! the vendor answers 429 nevertheless, its `Retry-After` blocks all callers.
 //!
 //! ```text
 //! cargo run --example outbound                                  # the callers are tasks
@@ -104,7 +104,9 @@ fn client(limiter: Option<Limiter>) -> Client {
     let http = legacy::Client::builder(TokioExecutor::new()).build_http::<Body>();
     let Some(limiter) = limiter else {
         let service = ServiceBuilder::new().and_then(async |response: Response<_>| {
-            sleep(retry_after(&response).unwrap_or_default()).await; // each call by itself
+            if response.status() == StatusCode::TOO_MANY_REQUESTS {
+                sleep(retry_after(&response)).await; // each call by itself
+            }
             Ok::<_, BoxError>(response)
         });
         return service.service(http).map_response(IntoResponse::into_response).boxed_clone();
@@ -115,8 +117,8 @@ fn client(limiter: Option<Limiter>) -> Client {
         .layer(layer)
         // Inside the layer, so that all responses are those of the vendor.
         .and_then(async move |response: Response<_>| {
-            if let Some(time) = retry_after(&response) {
-                limiter.block(key::Global.key(), time).await?;
+            if response.status() == StatusCode::TOO_MANY_REQUESTS {
+                limiter.block(key::Global.key(), retry_after(&response)).await?;
             }
             Ok::<_, BoxError>(response)
         })
@@ -124,10 +126,10 @@ fn client(limiter: Option<Limiter>) -> Client {
     service.map_response(IntoResponse::into_response).boxed_clone()
 }
 
-/// Returns the time for which the vendor accepts no request.
-fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
-    let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
-    Some(Duration::from_secs(value.parse().ok()?))
+/// Returns the time in which the vendor accepts no request.
+fn retry_after<B>(response: &Response<B>) -> Duration {
+    let seconds = response.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
 }
 
 /// Sends requests, one after the other, until one fails.
@@ -189,7 +191,7 @@ impl Vendor {
         }
     }
 
-    fn answer(&mut self, now: Instant) -> axum::response::Response {
+    fn answer(&mut self, now: Instant) -> Response<Body> {
         self.forget(now);
         let banned = self.banned_until.is_some_and(|end| now < end);
         if !banned && self.recent.len() < LIMIT {
@@ -202,8 +204,7 @@ impl Vendor {
             self.bans += 1;
         }
         self.rejected += 1;
-        let seconds = BAN.as_secs().to_string();
-        (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, seconds)]).into_response()
+        (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, BAN.as_secs())]).into_response()
     }
 
     async fn serve(vendor: Arc<Mutex<Self>>) -> std::io::Result<SocketAddr> {

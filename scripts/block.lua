@@ -1,6 +1,6 @@
 -- Block: a key that is blocked has its state between 'B', the end of the block (an integer of 7
--- bytes), and another 'B'. A value without a block never both begins and ends with that letter, so a
--- fast path, which looks at one end, leaves a blocked key to the engine.
+-- bytes), and another 'B'. States begin or end with another letter, so that a fast path, which
+-- looks at that end, leaves a blocked key to the engine.
 -- Stands between a model and reservations.lua or log.lua. These read and write the state by `call`,
 -- which is led to the state inside of the block.
 local block -- of the key, if it has one: {ends, state, expires, changed}

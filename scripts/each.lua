@@ -63,19 +63,23 @@ local function read_all()
   return action == 'check' and call('MGET', unpack(KEYS))
 end
 
--- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`;
--- none if one of them has to wait.
+-- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`,
+-- and what is missing for the one that is denied longest; none if one of them has to wait.
 local function use(used, size, parts, runs)
+  local missing = 0
   for i = 1, #runs do
     local run = runs[i]
     local each = run.cost * parts
     local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
-    if granted < run.count and run.max_wait > 0 then
-      return
-    end
     used = used + granted * each
+    if granted < run.count then
+      if run.max_wait > 0 then
+        return
+      end
+      missing = math.max(missing, used + each - size)
+    end
   end
-  return used
+  return used, missing
 end
 
 -- Stores a new state. Returns false if none was found, because the key holds another type of value.

@@ -1,7 +1,7 @@
 -- Engine: decides about one limit with the functions of a model, whose text stands before this one.
 -- `found`, `stale`, `load`, `store` and `release` are those of reservations.lua or log.lua, whose
--- text stands between them, behind block.lua. Behind this text stands finish.lua, which ends the decision: only that
--- writes. Takes {key, params, cost, max_wait}.
+-- text stands between them, behind block.lua. Behind this text stands finish.lua, which ends the
+-- decision: only that writes. Takes {key, params, cost, max_wait}.
 local wait, too_long
 
 -- Computes how long the request has to wait, and by how much that is too long.

@@ -36,6 +36,17 @@ local function convert(debt, excess, unit, new_unit, max_debt)
   return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1) -- three bytes
 end
 
+-- Returns the power of two that is at most `time`, and its exponent. A key whose expiry is rounded
+-- up to a multiple of it needs a new one less often.
+local function grain_of(time)
+  local _, bits = math.frexp(math.max(time, 1))
+  return 2 ^ (bits - 1), bits - 1
+end
+
+local function round_up(time, grain)
+  return math.ceil(time / grain) * grain
+end
+
 local function expire_at(time)
   -- A number would be written with more digits, which takes longer.
   return string.format('%.0f', math.ceil(time / 1000))

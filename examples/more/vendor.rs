@@ -1,4 +1,4 @@
-//! A vendor's API on a local port, which bans the callers that exceed its quota. It knows no client.
+//! A vendor's API on a local port, which bans callers that exceed its quota. It knows no client.
 
 use std::{
     io,
@@ -47,8 +47,7 @@ impl Vendor {
     }
 
     fn answer(&mut self, now: Instant) -> Response {
-        let seconds = self.ban.as_secs();
-        let banned = (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, seconds.to_string())]);
+        let banned = (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, self.ban.as_secs())]);
         if self.banned_until.is_some_and(|end| now < end) {
             self.counts.banned += 1;
             return banned.into_response();

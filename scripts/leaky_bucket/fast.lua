@@ -69,7 +69,7 @@ local function write(key, value, tail, expires, old_grain)
   call('SETRANGE', key, '1', head)
   local empty_at = now + math.ceil(debt / tick)
   if empty_at > expires then
-    call('PEXPIREAT', key, expire_at(expiry_of(empty_at, old_grain)))
+    call('PEXPIREAT', key, expire_at(round_up(empty_at, old_grain)))
   end
 end
 
@@ -86,8 +86,8 @@ local function store(key, value, newest, entries, expires, old_grain)
   elseif #value == size then
     write(key, value, nil, expires, old_grain)
   else
-    local expires = expiry_of(now + math.ceil(debt / tick), grain)
-    call('SET', key, encode(), 'PXAT', expire_at(expires))
+    local empty_at = now + math.ceil(debt / tick)
+    call('SET', key, encode(), 'PXAT', expire_at(round_up(empty_at, grain)))
   end
 end
 
@@ -96,7 +96,7 @@ local function fast(key, _, runs)
   if not value then
     return
   end
-  local expires = expiry_of(at + math.ceil(debt / tick), old_grain)
+  local expires = round_up(at + math.ceil(debt / tick), old_grain)
   local newest = newest_reservation(key, value)
   local before, entries = math.max(debt - (now - at) * tick, 0), {}
   at, debt = now, before

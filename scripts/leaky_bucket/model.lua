@@ -88,6 +88,6 @@ local function reset_after()
 end
 
 local function expiry(reset)
-  return expiry_of(now + reset, grain)
+  return round_up(now + reset, grain)
 end
 

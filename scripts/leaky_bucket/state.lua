@@ -11,15 +11,8 @@ local STATE, size, size_text = '<BI7I7I6I4I3B', 29, '29'
 local burst, new_unit, new_tick, max_debt = struct.unpack('<dddd', params, 2)
 local at, debt, excess, unit, tick
 
--- The power of two that is at most the time in which a full bucket drains, and its exponent.
-local _, bits = math.frexp(math.max(burst * new_unit / new_tick, 1))
-local grain, exponent = 2 ^ (bits - 1), bits - 1
+local grain, exponent = grain_of(burst * new_unit / new_tick) -- of the time of a full drain
 
 local function encode()
   return struct.pack(STATE, 76, at, debt, unit, tick, excess, exponent)
-end
-
--- The instant at which a key expires whose bucket is empty at `time`.
-local function expiry_of(time, grain)
-  return math.ceil(time / grain) * grain
 end

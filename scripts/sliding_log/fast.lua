@@ -52,23 +52,6 @@ local function find_oldest(tail)
   end
 end
 
--- Returns the number of units that must leave for the next request, or for one that is denied, and
--- the number of those that are granted; none if a request has to wait.
-local function grant(runs)
-  local used, excess = live, math.max(live + 1 - limit, 1)
-  for _, run in ipairs(runs) do
-    local granted = math.min(run.count, math.max(math.floor((limit - used) / run.cost), 0))
-    used = used + granted * run.cost
-    if granted < run.count then
-      excess = math.max(excess, used + run.cost - limit)
-      if run.max_wait > 0 then
-        return
-      end
-    end
-  end
-  return excess, used - live
-end
-
 -- Returns the log as it was found, with one entry for all behind those that must leave for these
 -- units, as `condensed` does; none if those are not on the page.
 local function found_until(units, tail)
@@ -98,10 +81,12 @@ local function fast(_, _, runs)
   if not tail or not find_oldest(tail) then
     return
   end
-  local excess, granted = grant(runs)
-  local state = excess and found_until(excess, tail)
-  if state and granted > 0 then
-    at, skew, live = now, 0, live + granted
+  local used, missing = use(live, limit, 1, runs)
+  -- The units that must leave for the next request, or for one that is denied.
+  local state = used and found_until(math.max(live + 1 - limit, 1, missing), tail)
+  if state and used > live then
+    local granted = used - live
+    at, skew, live = now, 0, used
     if length == 0 or last < now or last_cost + granted > MAX_COST then
       last, last_cost, length = now, 0, length + 1
     end

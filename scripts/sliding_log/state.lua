@@ -63,9 +63,7 @@ end
 -- The instant at which a key expires: when no entry counts any more, rounded up to a power of two
 -- of microseconds of at most the window.
 local function expiry_of(last, skew, window)
-  local _, exponent = math.frexp(window)
-  local grain = 2 ^ (exponent - 1)
-  return math.ceil((last + window - skew) / grain) * grain
+  return round_up(last + window - skew, (grain_of(window)))
 end
 
 local function foot()

@@ -36,10 +36,12 @@ local function window_of(found, sum, by)
   return sum, count_at(found, buckets - by + 1)
 end
 
+local grains = math.ceil(window / grain) -- of a sub-window
+
 -- The part of the count of the oldest sub-window that its overlap weights.
 local function weight(slot, oldest)
   local overlap = (slot + 1) * window - (now - start) * buckets
-  return math.ceil(oldest * math.ceil(overlap / grain) / math.ceil(window / grain))
+  return math.ceil(oldest * math.ceil(overlap / grain) / grains)
 end
 
 -- Stores units that are granted. Returns false if the key holds a value of another type.

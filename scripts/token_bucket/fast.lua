@@ -5,7 +5,7 @@ local unit, lump, full = new_unit, new_lump, burst * new_unit
 
 -- Returns the instant at which the key expires: when the debt has flowed in, rounded up.
 local function expiry_of(at, debt, grain)
-  return math.ceil((at + math.ceil(debt / lump)) / grain) * grain
+  return round_up(at + math.ceil(debt / lump), grain)
 end
 
 -- Returns the debt, and the instant at which the key expires; none if the engine must decide.

@@ -120,6 +120,6 @@ end
 -- The instant at which the key may expire.
 local function expiry(reset)
   local grain = is_short() and grain or 1
-  return math.ceil((now + reset) / grain) * grain
+  return round_up(now + reset, grain)
 end
 

@@ -17,6 +17,4 @@ local burst, overdraft, new_unit, new_period, new_lump, max_debt =
   struct.unpack('<dddddd', params, 2)
 local at, debt, excess, unit, period, lump, last
 
--- The power of two that is at most the time in which the whole bucket refills, and its exponent.
-local _, bits = math.frexp(math.max(burst * new_unit / new_lump, 1))
-local grain, exponent = 2 ^ (bits - 1), bits - 1
+local grain, exponent = grain_of(burst * new_unit / new_lump) -- of the time of a whole refill

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod ban;
 mod client_ip;
 mod config;
 mod grpc;
