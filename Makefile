@@ -1,4 +1,4 @@
-.PHONY: test test-servers test-faults lint bench bench-peers redis-server
+.PHONY: test test-servers test-faults lint package release-check bench bench-peers redis-server
 
 # rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
 export CARGO_INCREMENTAL = 0
@@ -27,6 +27,29 @@ lint:
 	cargo clippy -p tower-ratelimit --lib --features tracing -- -D warnings
 	cargo clippy -p tower-ratelimit --lib --features uuid -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
+
+# The crate as it is published, and its tests, outside of the checkout.
+package: redis-server
+	cargo package -p tower-ratelimit --target-dir target
+	folder=$$(mktemp -d) && \
+	  tar -xzf target/package/tower-ratelimit-$(VERSION).crate -C $$folder && \
+	  cargo test --all-features --manifest-path $$folder/tower-ratelimit-$(VERSION)/Cargo.toml \
+	    --target-dir target/package-tests && \
+	  rm -r $$folder
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+# What a release needs in addition to lint, test and package. The tools are installed by hand:
+# cargo-deny, cargo-hack and cargo-semver-checks.
+release-check:
+	@! grep -n '\.invalid' Cargo.toml || { echo "Cargo.toml: set the repository" >&2; exit 1; }
+	@grep -q '^## \[$(VERSION)\]' CHANGELOG.md || \
+	  { echo "CHANGELOG.md: name the version $(VERSION)" >&2; exit 1; }
+	cargo deny check
+	cargo hack check -p tower-ratelimit --lib --each-feature
+	tag=$$(git describe --tags --abbrev=0 2>/dev/null) || exit 0; \
+	  cargo semver-checks -p tower-ratelimit --baseline-rev "$$tag"
+	$(MAKE) package
 
 bench: redis-server
 	cargo bench --bench memory

@@ -1,12 +1,12 @@
-//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it.
+//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it. If
+//! the vendor answers 429 nevertheless, its `Retry-After` blocks all callers.
 //!
 //! ```text
 //! cargo run --example outbound                                  # the callers are tasks
 //! cargo run --example outbound -- --redis redis://127.0.0.1/    # the callers are processes
-//! cargo run --example outbound -- --without-limit               # shows the bans
+//! cargo run --example outbound -- --quota 60/2s                 # too much: the callers are banned
+//! cargo run --example outbound -- --without-limit               # shows the bans without the layer
 //! ```
-//!
-//! If the vendor answers 429 nevertheless, its `Retry-After` blocks all callers.
 //!
 //! The code that a client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`.
 
@@ -36,7 +36,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
-use tower::{ServiceBuilder, ServiceExt, util::BoxCloneService};
+use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxCloneService};
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Rejection, key,
 };
@@ -67,6 +67,10 @@ struct Flags {
     #[arg(long, value_name = "URL", conflicts_with = "without_limit", verbatim_doc_comment)]
     redis: Option<String>,
 
+    /// The quota that the callers share
+    #[arg(long, value_name = "QUOTA", default_value_t = QUOTA)]
+    quota: Quota,
+
     /// The duration of the run, in seconds
     #[arg(long, value_name = "N", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -85,48 +89,60 @@ struct Flags {
     prefix: String,
 }
 
-type Client = BoxCloneService<Request<Body>, Response<Body>, legacy::Error>;
+type Client = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
 async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
     let Some(url) = &flags.redis else {
-        return Ok(Limiter::new(MemoryStore::new(), Algorithm::LeakyBucket, QUOTA));
+        return Ok(Limiter::new(MemoryStore::new(), Algorithm::LeakyBucket, flags.quota));
     };
     let store = RedisStore::connect(url).await.context("cannot use the Redis server at --redis")?;
     let store = store.prefix(&flags.prefix).deadline(Duration::from_secs(1));
-    Ok(Limiter::new(store, Algorithm::LeakyBucket, QUOTA))
+    Ok(Limiter::new(store, Algorithm::LeakyBucket, flags.quota))
 }
 
 fn client(limiter: Option<Limiter>) -> Client {
     let http = legacy::Client::builder(TokioExecutor::new()).build_http::<Body>();
     let Some(limiter) = limiter else {
-        return http.map_response(IntoResponse::into_response).boxed_clone();
+        let service = ServiceBuilder::new().and_then(async |response: Response<_>| {
+            if response.status() == StatusCode::TOO_MANY_REQUESTS {
+                sleep(retry_after(&response)).await; // each call by itself
+            }
+            Ok::<_, BoxError>(response)
+        });
+        return service.service(http).map_response(IntoResponse::into_response).boxed_clone();
     };
     // The layer rejects requests that would have to wait longer. They never reach the vendor.
-    let layer = RateLimitLayer::new(limiter, key::Global).max_wait(Duration::from_secs(2));
-    let service = ServiceBuilder::new().layer(layer).service(http);
+    let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(Duration::from_secs(2));
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        // Inside the layer, so that all responses are those of the vendor.
+        .and_then(async move |response: Response<_>| {
+            if response.status() == StatusCode::TOO_MANY_REQUESTS {
+                limiter.block(key::Global.key(), retry_after(&response)).await?;
+            }
+            Ok::<_, BoxError>(response)
+        })
+        .service(http);
     service.map_response(IntoResponse::into_response).boxed_clone()
 }
 
+/// Returns the time in which the vendor accepts no request.
+fn retry_after<B>(response: &Response<B>) -> Duration {
+    let seconds = response.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
+}
+
 /// Sends requests, one after the other, until one fails.
-async fn call(client: Client, limiter: Option<Limiter>, vendor: Uri) -> Result<(), Failure> {
+async fn call(client: Client, vendor: Uri) -> Result<(), Failure> {
     loop {
         let request = Request::get(vendor.clone()).body(Body::empty()).expect("the URI is valid");
-        let response = client.clone().oneshot(request).await?;
+        let response = client.clone().oneshot(request).await;
+        let response = response.map_err(|error| Failure::new(error.to_string()))?;
         let pause = match response.extensions().get::<Rejection>() {
             // The 429 of the layer.
             Some(Rejection::Denied(decision)) => decision.retry_after().unwrap_or_default(),
             Some(rejection) => return Err(rejection.clone()).context("a request was not sent"),
-            // The 429 of the vendor.
-            None if response.status() == StatusCode::TOO_MANY_REQUESTS => {
-                let retry_after = retry_after(&response);
-                match &limiter {
-                    Some(limiter) => {
-                        limiter.block(key::Global.key(), retry_after).await?;
-                        Duration::ZERO // the limiter makes the next request wait
-                    }
-                    None => retry_after,
-                }
-            }
+            // The response of the vendor. After a 429, the layer lets no request pass.
             None => Duration::ZERO,
         };
         // The client reuses a connection only after the body was read to its end.
@@ -135,24 +151,23 @@ async fn call(client: Client, limiter: Option<Limiter>, vendor: Uri) -> Result<(
     }
 }
 
-/// Returns how long the vendor wants us to wait.
-fn retry_after(response: &Response<Body>) -> Duration {
-    let seconds = response.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(1))
-}
-
 /// Keeps a few requests in flight, until one fails.
 async fn run_caller(limiter: Option<Limiter>, vendor: Uri) -> Result<(), Failure> {
-    let client = client(limiter.clone());
-    let call = |_| call(client.clone(), limiter.clone(), vendor.clone());
-    let calls = (0..IN_FLIGHT_PER_CALLER).map(call);
+    let client = client(limiter);
+    let calls = (0..IN_FLIGHT_PER_CALLER).map(|_| call(client.clone(), vendor.clone()));
     let mut calls = calls.collect::<JoinSet<_>>();
     calls.join_next().await.expect("there are calls").expect("a call does not panic")
 }
 
-async fn start_caller(url: String, vendor: Uri, prefix: String) -> Result<(), Failure> {
+async fn start_caller(
+    url: String,
+    quota: Quota,
+    vendor: Uri,
+    prefix: String,
+) -> Result<(), Failure> {
     let status = Command::new(std::env::current_exe()?)
-        .args(["--redis", &url, "--call", &vendor.to_string(), "--prefix", &prefix])
+        .args(["--redis", &url, "--quota", &quota.to_string()])
+        .args(["--call", &vendor.to_string(), "--prefix", &prefix])
         .kill_on_drop(true)
         .status()
         .await?;
@@ -213,8 +228,8 @@ fn print_rules(flags: &Flags) {
         true => String::from("without a limit"),
         false => format!(
             "they share {} requests per {} s, evenly spaced",
-            QUOTA.limit(),
-            QUOTA.window().as_secs()
+            flags.quota.limit(),
+            flags.quota.window().as_secs()
         ),
     };
     println!(
@@ -241,7 +256,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     for _ in 0..CALLERS {
         match flags.redis.clone() {
             None => callers.spawn(run_caller(limiter.clone(), uri.clone())),
-            Some(url) => callers.spawn(start_caller(url, uri.clone(), prefix.clone())),
+            Some(url) => callers.spawn(start_caller(url, flags.quota, uri.clone(), prefix.clone())),
         };
     }
 

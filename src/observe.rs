@@ -84,7 +84,7 @@ pub trait Observer: Send + Sync + 'static {
 
     /// A check was decided. A check of several limits has one event, for the limiter that the
     /// decision names. A request that waits by retries has one for each of its checks. `peek`,
-    /// `spend` and `refund` have none.
+    /// `spend`, `refund`, `block` and `unblock` have none.
     fn decided(&self, event: &Decided<'_>) {
         let _ = event;
     }

@@ -1,4 +1,4 @@
-//! Limits that are read again while requests flow. Changes of one quota are in the tests `contract`.
+//! Limits that are read again while requests flow. Changes of one quota are in `contract`.
 
 use std::sync::Arc;
 

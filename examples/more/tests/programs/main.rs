@@ -3,6 +3,7 @@
 
 mod support;
 
+mod api_client;
 mod configured;
 mod failover;
 mod grpc;

@@ -58,6 +58,26 @@ fn the_layer_keeps_callers_from_being_banned() {
 }
 
 #[test]
+fn a_429_of_the_vendor_holds_back_all_callers() {
+    let redis = RedisServer::start();
+    let flags = ["--seconds", "5", "--quota", "400/2s"];
+    let in_memory = start(&flags);
+    let in_redis = start(&[&flags[..], &["--redis", &redis.url()]].concat());
+    for process in [in_memory, in_redis] {
+        let output = process.wait_with_output().unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(stdout.contains("they share 400 requests per 2 s"), "{stdout}");
+        let line = stdout.lines().rfind(|line| line.contains(" rejected, bans: "));
+        let figures = line.and_then(|line| line.rsplit_once(" last 12 s, ")?.1.split_once(' '));
+        let (rejected, bans) = figures.expect("the line of the last second");
+        assert_eq!(bans, "rejected, bans: 1", "{stdout}");
+        // Those that were in flight when the ban began.
+        assert!(rejected.parse::<u32>().unwrap() <= 24, "{stdout}");
+    }
+}
+
+#[test]
 fn an_unreachable_redis_is_reported_once() {
     let output = start(&["--redis", "redis://127.0.0.1:1/"]).wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -1,0 +1,82 @@
+//! A reqwest client with a quota for each host. It knows no vendor.
+
+use std::{
+    future::{Ready, ready},
+    time::{Duration, SystemTime},
+};
+
+use reqwest::{Client, Request, Response, StatusCode, Url, header::RETRY_AFTER};
+use tower::{BoxError, ServiceBuilder, ServiceExt, retry::Policy, util::BoxCloneService};
+use tower_ratelimit::{Limiter, RateLimitLayer, Rejection};
+
+/// Returns a client whose clones share the quota. Requests wait for the quota of their host and for
+/// the end of its blocks. With retries, a request takes at most `deadline` in all.
+pub fn client(
+    limiter: Limiter,
+    deadline: Duration,
+) -> BoxCloneService<Request, Response, BoxError> {
+    let limit = RateLimitLayer::custom(limiter.clone(), host, reject).max_wait(deadline);
+    ServiceBuilder::new()
+        .timeout(deadline)
+        .retry(WhenBusy)
+        .layer(limit)
+        // Inside the limit, so that all responses are those of vendors.
+        .and_then(move |response| block_if_busy(limiter.clone(), response))
+        .service(Client::new())
+        .boxed_clone()
+}
+
+/// Returns the key of a request: its scheme, host and port.
+fn host(request: &Request) -> String {
+    key(request.url())
+}
+
+pub fn key(url: &Url) -> String {
+    url.origin().ascii_serialization()
+}
+
+/// Makes the response to a request that is not sent. Its extensions contain the `Rejection`.
+fn reject(rejection: &Rejection, _: &Request) -> Response {
+    rejection.to_response().map(|body| body.into_bytes()).into()
+}
+
+/// Blocks a host for all callers, on all replicas, if it has too many requests.
+async fn block_if_busy(limiter: Limiter, response: Response) -> Result<Response, BoxError> {
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        let time = retry_after(&response).unwrap_or(Duration::from_secs(1));
+        limiter.block(key(response.url()), time).await?;
+    }
+    Ok(response)
+}
+
+/// Returns the `Retry-After` of a response: seconds, or a date.
+fn retry_after(response: &Response) -> Option<Duration> {
+    let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
+    match value.parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => httpdate::parse_http_date(value).ok()?.duration_since(SystemTime::now()).ok(),
+    }
+}
+
+/// Sends a request again after the `429` of a vendor. The limit lets it wait until the block ends,
+/// or rejects it immediately if that is after the deadline.
+#[derive(Clone)]
+struct WhenBusy;
+
+impl Policy<Request, Response, BoxError> for WhenBusy {
+    type Future = Ready<()>;
+
+    fn retry(
+        &mut self,
+        _: &mut Request,
+        result: &mut Result<Response, BoxError>,
+    ) -> Option<Ready<()>> {
+        let response = result.as_ref().ok()?;
+        let is_own = response.extensions().get::<Rejection>().is_some();
+        (response.status() == StatusCode::TOO_MANY_REQUESTS && !is_own).then(|| ready(()))
+    }
+
+    fn clone_request(&mut self, request: &Request) -> Option<Request> {
+        request.try_clone() // `None` if the body is a stream
+    }
+}
