@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{
     failure_policy::{FailurePolicy, Recovered},
     max_wait::MaxWait,
-    report::{report_now, report_released, reported},
+    report::{is_reported, report_released, reported},
     retry_queue::RetryQueues,
     version::{Current, Version, Versions},
 };
@@ -649,6 +649,11 @@ impl Limiter {
         self.0.taken.text
     }
 
+    /// Returns the name for as long as the process runs.
+    pub(super) fn static_name(&self) -> &'static str {
+        self.0.taken.text
+    }
+
     /// Returns the algorithm.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
@@ -747,13 +752,13 @@ impl Limiter {
             AnyStore::Memory(store) => {
                 let version = self.current();
                 let limits = &[self.request(&version, Action::Check, key, cost, max_wait)?];
-                let request = StoreRequest { action: Action::Check, limits };
-                let result = store.decide_now(&request);
-                report_now(&request, result.as_ref());
-                result
+                store.decide_now(&StoreRequest { action: Action::Check, limits })
             }
             AnyStore::Dyn(_) => self.decide(Action::Check, key, cost, max_wait)?.await,
         };
+        if matches!(self.0.store, AnyStore::Memory(_)) {
+            self.report_now(key, &result);
+        }
         match result {
             Err(error) => match self.recover(error, key, cost)? {
                 Recovered::Uncounted(decision) => Ok(decision),
@@ -766,7 +771,11 @@ impl Limiter {
     /// Decides about several limits of this store.
     #[inline]
     pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
-        reported(request, self.0.store.decide(request))
+        let mut answer = self.0.store.decide(request);
+        if is_reported(request, &answer) {
+            answer = reported(request, answer);
+        }
+        answer
     }
 
     /// Returns `units` of those that a decision about the key has `spent` or reserved.

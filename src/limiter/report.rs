@@ -13,41 +13,38 @@ use crate::{
     store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
-/// Reports an answer that the store gave immediately.
+/// Returns whether an answer is to be passed through [`reported`].
 #[inline]
-pub(super) fn report_now(request: &StoreRequest<'_>, result: Result<&Decision, &Error>) {
-    let is_denied = || !result.is_ok_and(Decision::is_allowed);
-    if is_observed(request) || cfg!(feature = "tracing") && is_denied() {
-        report(request, result);
-    }
+pub(super) fn is_reported(request: &StoreRequest<'_>, answer: &StoreFuture<Decision>) -> bool {
+    let is_observed = request.limits.iter().any(|limit| !limit.observers.is_empty());
+    is_observed
+        || match answer {
+            StoreFuture::Ready(Some(result)) => is_logged(result.as_ref()),
+            _ => log::records_denials(),
+        }
 }
 
-fn is_observed(request: &StoreRequest<'_>) -> bool {
-    request.limits.iter().any(|limit| !limit.observers.is_empty())
+#[inline]
+fn is_logged(result: Result<&Decision, &Error>) -> bool {
+    !result.is_ok_and(Decision::is_allowed) && log::records_denials()
 }
 
-// Inlined, it would make each check slower, also without observers.
+/// Reports an answer, once it is there.
 #[inline(never)]
-fn report(request: &StoreRequest<'_>, result: Result<&Decision, &Error>) {
-    let limits = request.limits.iter();
-    let limits = limits.map(|limit| (limit.settings.name, limit.observers, limit.key));
-    report_result(request.action, limits, result, None);
-}
-
-/// Reports an answer once it is there.
 pub(super) fn reported(
     request: &StoreRequest<'_>,
     answer: StoreFuture<Decision>,
 ) -> StoreFuture<Decision> {
-    match &answer {
-        StoreFuture::Ready(Some(result)) => report_now(request, result.as_ref()),
+    let result = match &answer {
+        StoreFuture::Ready(Some(result)) => result.as_ref(),
         #[cfg(feature = "redis")]
-        StoreFuture::Cached(Some(decision)) => report_now(request, Ok(decision)),
-        StoreFuture::Pending(_) if is_observed(request) || log::records_denials() => {
-            return reported_later(request, answer);
-        }
-        _ => {}
-    }
+        StoreFuture::Cached(Some(decision)) => Ok(decision),
+        StoreFuture::Pending(_) => return reported_later(request, answer),
+        _ => return answer,
+    };
+    let limits = request.limits.iter();
+    let limits = limits.map(|limit| (limit.settings.name, limit.observers, limit.key));
+    report_result(request.action, limits, result, None);
     answer
 }
 
@@ -105,6 +102,22 @@ pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_
 }
 
 impl Limiter {
+    /// Reports the answer to a check that a store in memory gave.
+    // By reference: a function that returned the answer would copy it, also without observers
+    // (5 ns).
+    #[inline]
+    pub(super) fn report_now(&self, key: &Key<'_>, result: &Result<Decision, Error>) {
+        if !self.observers().is_empty() || is_logged(result.as_ref()) {
+            self.report_check(key, result.as_ref());
+        }
+    }
+
+    #[inline(never)]
+    fn report_check(&self, key: &Key<'_>, result: Result<&Decision, &Error>) {
+        let limit: Limit<'_> = (self.static_name(), self.observers(), key);
+        report_result(Action::Check, [limit].into_iter(), result, None);
+    }
+
     /// Reports the failure of a call that decides nothing.
     pub(super) fn reported_failure(&self, answer: StoreFuture<()>) -> StoreFuture<()> {
         if self.observers().is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {
