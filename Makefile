@@ -20,6 +20,7 @@ lint:
 	cargo clippy --workspace --all-features --all-targets -- -D warnings
 	cargo clippy -p tower-ratelimit --lib -- -D warnings
 	cargo clippy -p tower-ratelimit --lib --features axum -- -D warnings
+	cargo clippy -p tower-ratelimit --lib --features metrics -- -D warnings
 	cargo clippy -p tower-ratelimit --lib --features redis -- -D warnings
 	cargo clippy -p tower-ratelimit --lib --features redisson -- -D warnings
 	cargo clippy -p tower-ratelimit --lib --features serde -- -D warnings

@@ -12,7 +12,7 @@ use std::{
     hint::black_box,
     num::NonZeroU32,
     pin::pin,
-    sync::Barrier,
+    sync::{Arc, Barrier},
     task::{Context, Poll, Waker},
     thread,
     time::{Duration, Instant},
@@ -29,11 +29,15 @@ use governor::{
 };
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use interleaved::interleaved;
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::{Layer, Service, ServiceBuilder};
 use tower_governor::{
     GovernorError, GovernorLayer, governor::GovernorConfigBuilder, key_extractor::KeyExtractor,
 };
-use tower_ratelimit::{Algorithm, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+use tower_ratelimit::{
+    Algorithm, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+    observe::{Metrics, Observer, TopDenied},
+};
 
 const KEYS: usize = 10_000;
 const ROUNDS: usize = 11;
@@ -53,6 +57,7 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 fn main() {
     print_checks();
+    print_observers();
     print_layers();
 }
 
@@ -94,6 +99,45 @@ fn print_check(label: &str, quota: Quota, threads: usize) {
         admitted[1],
         admitted[2],
     );
+}
+
+/// Prints what observers add to a check.
+fn print_observers() {
+    /// An observer that does nothing.
+    struct Idle;
+
+    impl Observer for Idle {}
+
+    println!();
+    println!("Limiter::check with observers, in ns more than without: {KEYS} String keys");
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let keys = shuffled_keys();
+    for (label, quota) in [("full", QUICK), ("draining", SLOW), ("empty", ONE)] {
+        let [none, idle, counted, denied] = interleaved(ROUNDS, |which| {
+            let observer: Option<Arc<dyn Observer>> = match which {
+                0 => None,
+                1 => Some(Arc::new(Idle)),
+                2 => Some(Arc::new(Metrics::new())),
+                _ => Some(Arc::new(TopDenied::new(1_000))),
+            };
+            let limiter = match observer {
+                None => limiter(quota),
+                Some(observer) => limiter(quota).observe(observer),
+            };
+            // The metrics are registered in this thread, which has the recorder.
+            let _ = ready(limiter.check("first"));
+            run_checks(&limiter, &keys, 1).nanos
+        });
+        println!(
+            "  buckets {label:<8}  none {:5.1}  an idle observer {:+5.1}  Metrics {:+5.1} (goal 60)  \
+             TopDenied {:+5.1}",
+            none.median(),
+            idle.minus(&none).median(),
+            counted.minus(&none).median(),
+            denied.minus(&none).median(),
+        );
+    }
 }
 
 fn limiter(quota: Quota) -> Limiter {

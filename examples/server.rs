@@ -7,6 +7,9 @@
 //! It prints a `curl` loop to paste into another terminal: five requests are allowed, the sixth is
 //! a 429. The code that uses the crate is in `ClientKey`, `limiter` and `app`.
 
+#[cfg(feature = "metrics")]
+#[path = "support/admin.rs"]
+mod admin;
 #[path = "support/request_log.rs"]
 mod request_log;
 mod support;
@@ -25,9 +28,11 @@ use request_log::{Outcome, RequestLog, request_log};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Decision, Key, KeyExtractor, Limiter, MemoryStore, Quota, RateLimitLayer,
-    RedisStore, Rejection, RequestError, key,
+    Algorithm, Decision, Key, KeyExtractor, Limiter, Quota, RateLimitLayer, Rejection,
+    RequestError, key,
+    store::{self, AnyStore},
 };
+use tracing_subscriber::filter::LevelFilter;
 
 /// Answers requests to any path with 200 and a short text, until the quota is used up
 #[derive(Parser)]
@@ -63,6 +68,16 @@ struct Flags {
     /// without the header costs 1
     #[arg(long, value_name = "NAME", verbatim_doc_comment)]
     cost_header: Option<HeaderName>,
+
+    /// Serve metrics for Prometheus at /metrics of this address, and the keys
+    /// that are denied most at /top-denied; needs --features metrics
+    #[arg(long, value_name = "ADDR", verbatim_doc_comment)]
+    metrics: Option<SocketAddr>,
+
+    /// The events on the standard error output: error, warn, info, debug (with
+    /// denials) or trace (with their keys)
+    #[arg(long, value_name = "LEVEL", default_value = "info", verbatim_doc_comment)]
+    log: LevelFilter,
 
     /// Print no line per request
     #[arg(long)]
@@ -113,12 +128,32 @@ fn cost_of(head: &Parts, header: &HeaderName) -> Result<u32, RequestError> {
 }
 
 async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
-    let (algorithm, quota) = (flags.algorithm, flags.quota);
-    let Some(url) = &flags.redis else {
-        return Ok(Limiter::try_named("server", MemoryStore::new(), algorithm, quota)?);
-    };
-    let store = RedisStore::connect(url).await.context("cannot use the Redis server at --redis")?;
-    Ok(Limiter::try_named("server", store, algorithm, quota)?)
+    let url = flags.redis.as_deref().unwrap_or("memory:");
+    let store = store::connect(url).await.context("cannot use the Redis server at --redis")?;
+    let store = observed(store, flags.metrics).await?;
+    Ok(Limiter::try_named("server", store, flags.algorithm, flags.quota)?)
+}
+
+/// Serves the metrics of the store and of its limiters.
+#[cfg(feature = "metrics")]
+async fn observed(store: AnyStore, address: Option<SocketAddr>) -> Result<AnyStore, Failure> {
+    let Some(address) = address else { return Ok(store) };
+    let admin = admin::Admin::install()?;
+    let store = admin.observe(store);
+    let address = admin.serve(address).await?;
+    println!("metrics: http://{address}/metrics, denied keys: http://{address}/top-denied");
+    Ok(store)
+}
+
+#[cfg(not(feature = "metrics"))]
+async fn observed(store: AnyStore, address: Option<SocketAddr>) -> Result<AnyStore, Failure> {
+    match address {
+        None => Ok(store),
+        Some(_) => Err(Failure::new(
+            "cannot serve metrics: this program was built without them; build it with \
+             `cargo run --example server --features metrics`",
+        )),
+    }
 }
 
 fn app(limiter: Limiter, flags: &Flags) -> Router {
@@ -256,5 +291,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    exit_code(run(Flags::parse()).await)
+    let flags = Flags::parse();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(flags.log).init();
+    exit_code(run(flags).await)
 }

@@ -3,31 +3,30 @@
 -- looks at that end, leaves a blocked key to the engine.
 -- Stands between a model and reservations.lua or log.lua. These read and write the state by `call`,
 -- which is led to the state inside of the block.
-local block -- of the key, if it has one: {ends, state, expires, changed}
+local block -- of the key, if it has one: {ends, enclose, close}
 
--- Leads the commands for the key to the state that it holds.
-local function redirect(held)
-  local own, outer = key, call
-  local function put(state, expires)
-    held.state, held.expires, held.changed = state, expires, true
+-- Holds the state of the key in a block, and leads `call` to it.
+local function hold(state, ends)
+  local own, outer, expires, changed = key, call, nil, blocks
+  local function put(new, expiry)
+    state, expires, changed = new, expiry, true
   end
   local commands = {
     GETRANGE = function(from, to)
       from, to = tonumber(from), tonumber(to)
-      return string.sub(held.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
+      return string.sub(state, from < 0 and from or from + 1, to < 0 and to or to + 1)
     end,
     STRLEN = function()
-      return #held.state
+      return #state
     end,
     SETRANGE = function(from, bytes)
-      local state = held.state
-      put(string.sub(state, 1, from) .. bytes .. string.sub(state, from + #bytes + 1), held.expires)
+      put(string.sub(state, 1, from) .. bytes .. string.sub(state, from + #bytes + 1), expires)
     end,
-    SET = function(state, _, expires)
-      put(state, expires)
+    SET = function(new, _, expiry)
+      put(new, expiry)
     end,
-    PEXPIREAT = function(expires)
-      put(held.state, expires)
+    PEXPIREAT = function(expiry)
+      put(state, expiry)
     end,
     DEL = function()
       put('', nil)
@@ -39,6 +38,27 @@ local function redirect(held)
     end
     return commands[command](...)
   end
+
+  block = {ends = ends}
+  function block.enclose(found)
+    return struct.pack('<BI7', 66, block.ends) .. found
+  end
+
+  -- Stores the state, if it has been changed.
+  function block.close()
+    local is_over = block.ends <= now
+    local value = is_over and state or block.enclose(state) .. 'B'
+    if not changed then
+      return
+    elseif value == '' then
+      redis.call('DEL', own)
+    elseif expires or state == '' then
+      local time = math.max((expires or 0) * 1000, is_over and 0 or block.ends)
+      redis.call('SET', own, value, 'PXAT', expire_at(time))
+    else
+      redis.call('SET', own, value, 'KEEPTTL')
+    end
+  end
 end
 
 -- Opens the block of a key whose value begins or ends with `letter`, or begins one, if the action
@@ -48,38 +68,12 @@ local function open_block(letter)
     return false
   end
   local value = call('GETRANGE', key, '0', '-1')
-  block = {ends = 0, state = value, changed = blocks}
-  if letter == 66 then
-    if #value < 9 or string.byte(value) ~= 66 or string.byte(value, -1) ~= 66 then
-      fail(key)
-    end
-    block.ends, block.state = struct.unpack('<I7', value, 2), string.sub(value, 9, -2)
-  end
-  redirect(block)
-  return true
-end
-
-local function in_block(state)
-  return block and struct.pack('<BI7', 66, block.ends) .. state or state
-end
-
--- Stores the state that `call` was led to, if that has changed.
-local function close_block()
-  if not (block and block.changed) then
-    return
-  end
-  local is_over, value = block.ends <= now, block.state
-  if is_over and value == '' then
-    redis.call('DEL', key)
-    return
-  elseif not is_over then
-    value = in_block(value) .. 'B'
-  end
-  if block.expires or block.state == '' then
-    local ends = is_over and 0 or block.ends
-    local expires = math.max((block.expires or 0) * 1000, ends)
-    redis.call('SET', key, value, 'PXAT', expire_at(expires))
+  if letter ~= 66 then
+    hold(value, 0)
+  elseif #value < 9 or string.byte(value) ~= 66 or string.byte(value, -1) ~= 66 then
+    fail(key)
   else
-    redis.call('SET', key, value, 'KEEPTTL')
+    hold(string.sub(value, 9, -2), (struct.unpack('<I7', value, 2)))
   end
+  return true
 end

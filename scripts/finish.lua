@@ -1,52 +1,60 @@
 -- Finish: ends a decision of the engine, whose text stands before this one.
+-- `finish` takes whether the request is admitted, and its wait. It returns the state from which the
+-- replies to it, and to requests before it, are computed; for a refund or a block, the state that
+-- it has left.
+local finish
 
--- Returns the units of the request or, to release, those of the requests that the items name.
-local function releases()
-  if action == 'refund' then
-    return {{nil, cost, 0}} -- units of any request
-  elseif blocks then
-    return {}
+if returns then
+  -- Returns the units of the request or, to release, those of the requests that the items name.
+  local function releases()
+    if action == 'refund' then
+      return {{nil, cost, 0}} -- units of any request
+    elseif blocks then
+      return {}
+    end
+    local all = {}
+    for position = 1, #items, 24 do
+      all[#all + 1] = {struct.unpack('<ddd', items, position)}
+    end
+    return all
   end
-  local all = {}
-  for position = 1, #items, 24 do
-    all[#all + 1] = {struct.unpack('<ddd', items, position)}
+
+  -- Returns the state that a refund or a block has left.
+  local function observe()
+    forget()
+    returns = false
+    plan()
+    returns = true
+    local state = found_state()
+    return block and block.enclose(state) or state
   end
-  return all
-end
 
--- Returns the state that a refund or a block has left.
-local function observe()
-  forget()
-  returns = false
-  plan()
-  returns = true
-  return in_block(found_state())
-end
-
--- Takes whether the request is admitted, and its wait. Returns the state from which the replies to
--- it, and to requests before it, are computed; for a refund or a block, the state that it has left.
-local function finish(admitted, wait)
-  if returns then
+  function finish()
     if found then
       release(step_back(), releases())
     end
-    if action == 'block' then
-      block.ends = math.max(block.ends, now + max_wait)
-    elseif action == 'unblock' then
-      block.ends = 0
+    if blocks then
+      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
     end
-    close_block()
+    if block then
+      block.close()
+    end
     return action ~= 'release' and observe()
   end
-  local before
-  if commits and admitted then
-    before = wait > 0 and encode(true)
-    commit(now + wait, cost)
+else
+  function finish(admitted, wait)
+    local before
+    if commits and admitted then
+      before = wait > 0 and encode(true)
+      commit(now + wait, cost)
+    end
+    local state = found_state()
+    if commits and (admitted or stale) then
+      store(before, now + wait)
+      if block then
+        block.close()
+      end
+    end
+    return block and block.enclose(state) or state
   end
-  local state = found_state()
-  if commits and (admitted or stale) then
-    store(before, now + wait)
-    close_block()
-  end
-  return in_block(state)
 end

@@ -4,9 +4,7 @@ mod store;
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
-#[cfg(feature = "redis")]
-pub(crate) use self::store::Kind as StoreErrorKind;
-pub use self::store::StoreError;
+pub use self::store::{FailureKind, StoreError};
 use crate::quota::Quota;
 
 /// The reason why a limiter made no decision, or did not change a count.

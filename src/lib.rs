@@ -21,6 +21,7 @@
 //! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`RequestError`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
 //! | other requests | [`RateLimitLayer::custom`], [`Custom`] |
 //! | stores | [`MemoryStore`], [`WhenFull`], [`RedisStore`], [`RedisConfig`], [`Health`], [`StoreError`] |
+//! | metrics and events | [`observe`], [`observe::Observer`], [`observe::Metrics`], [`observe::TopDenied`] |
 //! | configuration | [`Limits`], [`Limit`], [`Limiters`], [`WhenRemoved`], [`ConfigError`] |
 //! | Redisson | [`redisson::RateLimiter`] |
 //!
@@ -55,17 +56,18 @@
 //! | feature | adds |
 //! |---|---|
 //! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`Rejection`] is a response |
+//! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |
 //! | `redisson` | [`redisson`]: a limiter that Java services share; implies `redis` |
 //! | `serde` | [`Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
 //! | `tls-rustls`, `tls-rustls-webpki-roots` | `rediss://` URLs; imply `redis` |
-//! | `tracing` | events when Redis stops answering, and when it answers again |
+//! | `tracing` | [events](guide::operation#events) about denials, misconfigured services and failures of Redis |
 //! | `uuid` | `Uuid` as a key |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The crate docs link to items of all features.
 #![cfg_attr(
-    not(all(feature = "axum", feature = "redisson", feature = "serde")),
+    not(all(feature = "axum", feature = "metrics", feature = "redisson", feature = "serde")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 
@@ -83,6 +85,7 @@ pub mod guide;
 mod keys;
 mod limiter;
 mod middleware;
+pub mod observe;
 mod quota;
 #[cfg(feature = "redisson")]
 pub mod redisson;

@@ -6,6 +6,7 @@ mod charge;
 mod core;
 mod failure_policy;
 mod max_wait;
+mod report;
 mod retry;
 mod retry_queue;
 mod target;
@@ -16,6 +17,7 @@ pub(crate) use self::{
     acquire::{Acquire, DEFAULT_MAX_LATENESS},
     failure_policy::Recovery,
     max_wait::MaxWait,
+    report::{Wait, report_decided, report_released},
     wait_queue::{WaitQueue, WaitSlot},
 };
 pub use self::{charge::Charge, core::Limiter, failure_policy::FailurePolicy, target::AnyLimiter};

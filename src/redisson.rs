@@ -198,7 +198,8 @@ use self::{
 };
 use crate::{
     error::{ConfigError, Error},
-    store::{Deadline, RedisStore, StoreFuture},
+    observe::LimiterObservers,
+    store::{Deadline, RedisStore, Store, StoreFuture},
     sync::lock,
 };
 
@@ -267,9 +268,13 @@ pub struct RateLimiter {
     cached_rate: Arc<Mutex<Option<(Instant, RateLimiterConfig)>>>,
     /// True if the rate was per client in an earlier call, so that the script needs all keys.
     is_per_client: Arc<AtomicBool>,
+    observers: LimiterObservers,
 }
 
 type Id = [u8; 16];
+
+/// The default name in headers and decisions.
+const LABEL: &str = "redisson";
 
 fn random() -> u64 {
     RandomState::new().hash_one(0)
@@ -306,14 +311,16 @@ impl RateLimiter {
     /// `x{y` and `{}z` are rejected.
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, ConfigError> {
         let keys = Arc::new(Keys::new(name, process_id())?);
+        let observers = LimiterObservers::new(store.observers(), LABEL);
         Ok(Self {
             store,
             keys,
             keep_alive: None,
-            label: "redisson",
+            label: LABEL,
             template: None,
             cached_rate: Arc::default(),
             is_per_client: Arc::default(),
+            observers,
         })
     }
 

@@ -35,7 +35,12 @@ pub(crate) use self::{
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
     seal::Sealed,
 };
-use crate::{algorithm::Release, decision::Decision, keys::Key};
+use crate::{
+    algorithm::Release,
+    decision::Decision,
+    keys::Key,
+    observe::{Observer, Observers},
+};
 
 /// A task that no request waits for.
 pub(crate) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -90,6 +95,13 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn names(&self) -> &Names;
 
+    /// Returns the observers that the limiters over the store inherit.
+    #[doc(hidden)]
+    fn observers(&self) -> Observers;
+
+    #[doc(hidden)]
+    fn add_observer(&self, observer: Arc<dyn Observer>);
+
     #[doc(hidden)]
     fn into_any(self) -> AnyStore
     where
@@ -139,6 +151,14 @@ impl Store for AnyStore {
         self.as_dyn().names()
     }
 
+    fn observers(&self) -> Observers {
+        self.as_dyn().observers()
+    }
+
+    fn add_observer(&self, observer: Arc<dyn Observer>) {
+        self.as_dyn().add_observer(observer);
+    }
+
     fn into_any(self) -> AnyStore {
         self
     }
@@ -168,6 +188,13 @@ impl AnyStore {
             Self::Memory(store) => StoreFuture::ready(store.decide_now(request)),
             Self::Dyn(store) => store.decide(request),
         }
+    }
+
+    /// Adds an observer: see [`MemoryStore::observe`].
+    #[must_use]
+    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        self.add_observer(observer);
+        self
     }
 
     /// Returns the store, for calls other than decisions.

@@ -6,7 +6,7 @@ use std::{error::Error, fmt, sync::Arc};
 /// The failure of a store.
 #[derive(Clone)]
 pub struct StoreError {
-    kind: Kind,
+    kind: FailureKind,
     /// True if the call may have changed the store.
     #[cfg_attr(
         not(feature = "redisson"),
@@ -16,14 +16,48 @@ pub struct StoreError {
     cause: Arc<dyn Error + Send + Sync>,
 }
 
-/// The distinctions that callers can make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only calls can time out"))]
-pub(crate) enum Kind {
-    Full,
+/// The kind of a failure of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// There was no answer within the deadline.
     Timeout,
+    /// The connection ended before the answer.
     Interrupted,
+    /// The circuit breaker is open: no call was made.
+    CircuitOpen,
+    /// The server answered with an error.
+    ErrorReply,
+    /// The store in memory has no room for another key.
+    Full,
+    /// Another failure: most often, the server cannot be reached, or rejects the login.
     Other,
+}
+
+impl FailureKind {
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Timeout,
+        Self::Interrupted,
+        Self::CircuitOpen,
+        Self::ErrorReply,
+        Self::Full,
+        Self::Other,
+    ];
+
+    /// Returns the name, as in a label: `timeout`, `interrupted`, `circuit_open`, `error_reply`,
+    /// `full` or `other`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Interrupted => "interrupted",
+            Self::CircuitOpen => "circuit_open",
+            Self::ErrorReply => "error_reply",
+            Self::Full => "full",
+            Self::Other => "other",
+        }
+    }
 }
 
 /// The store is full, and all of its keys are in use.
@@ -61,18 +95,18 @@ impl StoreError {
     /// Returns the error of a store that is full, with `max_keys` keys in use.
     pub(crate) fn full(max_keys: usize) -> Self {
         let cause = Arc::new(Full { max_keys });
-        Self { kind: Kind::Full, may_have_run: false, cause }
+        Self { kind: FailureKind::Full, may_have_run: false, cause }
     }
 
     /// Returns the error of invalid settings.
     pub(crate) fn config(text: String) -> Self {
-        Self { kind: Kind::Other, may_have_run: false, cause: Arc::new(Config(text)) }
+        Self { kind: FailureKind::Other, may_have_run: false, cause: Arc::new(Config(text)) }
     }
 
     /// Returns the error of a backend.
     #[cfg(feature = "redis")]
     pub(crate) fn new(
-        kind: Kind,
+        kind: FailureKind,
         may_have_run: bool,
         cause: impl Error + Send + Sync + 'static,
     ) -> Self {
@@ -85,22 +119,26 @@ impl StoreError {
         self.may_have_run
     }
 
+    pub(crate) fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
     /// Returns whether the deadline passed; the cost may have been spent.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        self.kind == Kind::Timeout
+        self.kind == FailureKind::Timeout
     }
 
     /// Returns whether the connection ended during the call; the cost may have been spent.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
-        self.kind == Kind::Interrupted
+        self.kind == FailureKind::Interrupted
     }
 
     /// Returns whether the store has no room for another key.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.kind == Kind::Full
+        self.kind == FailureKind::Full
     }
 }
 

@@ -17,6 +17,7 @@ use super::{
     core::Limiter,
     failure_policy::Recovered,
     max_wait::MaxWait,
+    report::Wait,
     retry::{Retry, yield_to_queue},
     wait_queue::WaitSlot,
 };
@@ -245,6 +246,8 @@ pub(crate) struct Acquire {
     retries: bool,
     /// Set by the first denial. Boxed, as most requests are never denied.
     retry: Option<Box<Retry>>,
+    /// Set from the first sleep to the last one, if there is an observer.
+    wait: Option<Wait>,
 }
 
 enum Phase {
@@ -271,6 +274,7 @@ impl Acquire {
             blocked_until: None,
             retries: deadline.is_some(),
             retry: None,
+            wait: None,
         }
     }
 
@@ -303,7 +307,7 @@ impl Acquire {
                     }
                 }
                 Phase::Admitted(decision, None) => {
-                    self.slot = None;
+                    (self.slot, self.wait) = (None, None);
                     return Poll::Ready(Ok(decision.clone()));
                 }
                 Phase::Admitted(_, timer @ Some(_)) => {
@@ -344,6 +348,9 @@ impl Acquire {
             self.release();
         } else {
             let timer = timer(&decision);
+            if timer.is_some() {
+                self.begin_wait(&decision);
+            }
             self.phase = Phase::Admitted(decision, timer);
         }
         None
@@ -353,10 +360,18 @@ impl Acquire {
         let retries = self.retries
             && self.retry.get_or_insert_default().denied(&self.charge, &decision, self.deadline);
         if !retries {
+            self.wait = None;
             return Some(decision);
         }
+        self.begin_wait(&decision);
         self.phase = Phase::Retrying(decision);
         None
+    }
+
+    fn begin_wait(&mut self, decision: &Decision) {
+        if self.wait.is_none() {
+            self.wait = Wait::begin(&self.charge, decision);
+        }
     }
 
     /// Sets the deadline of an admitted request, which counts from the first decision. Returns by
@@ -423,7 +438,7 @@ impl Acquire {
     /// Ends the wait, so that the drop releases nothing. Returns the charge of the request.
     pub(crate) fn disarm(&mut self) -> Charge {
         self.phase = Phase::Done;
-        self.slot = None;
+        (self.slot, self.wait) = (None, None);
         self.retry = None;
         mem::replace(&mut self.charge, Charge::exempt())
     }

@@ -508,10 +508,11 @@ impl Charge {
         let versions = versions.collect::<Result<Vec<_>, Error>>()?;
         let mut limits: Vec<LimitRequest<'_>> = Vec::with_capacity(versions.len());
         for (part, version) in self.parts().zip(&versions) {
-            if !part.limiter.own()?.store().as_dyn().names().is_same(names) {
+            let limiter = part.limiter.own()?;
+            if !limiter.store().as_dyn().names().is_same(names) {
                 return Err(Error::DifferentStores);
             }
-            let limit = version.request(action, &part.key, part.cost(), max_wait)?;
+            let limit = limiter.request(version, action, &part.key, part.cost(), max_wait)?;
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
                 return Err(Error::SameLimitTwice { limiter: limit.settings.name });
             }

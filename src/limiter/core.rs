@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::{
     failure_policy::{FailurePolicy, Recovered},
     max_wait::MaxWait,
+    report::{report_now, report_released, reported},
     retry_queue::RetryQueues,
     version::{Current, Version, Versions},
 };
@@ -19,6 +20,7 @@ use crate::{
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
+    observe::{LimiterObservers, Observer},
     quota::Quota,
     store::{
         AnyStore, LimitRequest, MemoryStore, Name, Names, Settings, Store, StoreFuture,
@@ -61,6 +63,7 @@ struct Inner {
     taken: Arc<Name>,
     versions: Versions,
     on_failure: FailurePolicy,
+    observers: LimiterObservers,
 }
 
 impl Limiter {
@@ -115,7 +118,8 @@ impl Limiter {
             names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
         let source = Source::Store;
         let settings = Settings { name: taken.text, algorithm, quota, params, source };
-        Ok(Self::assemble(store, Arc::new(taken), settings))
+        let observers = LimiterObservers::new(store.as_dyn().observers(), taken.text);
+        Ok(Self::assemble(store, Arc::new(taken), settings, observers))
     }
 
     /// Creates a limiter with another quota, which shares the name and the counts of this one.
@@ -131,9 +135,9 @@ impl Limiter {
     ///
     /// If the algorithm does not support the quota.
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
-        let Inner { store, taken, .. } = &*self.0;
+        let Inner { store, taken, observers, .. } = &*self.0;
         let settings = self.settings(self.algorithm(), quota)?;
-        let limiter = Self::assemble(store.clone(), taken.clone(), settings);
+        let limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
         Ok(limiter.on_failure(self.0.on_failure))
     }
 
@@ -231,13 +235,42 @@ impl Limiter {
         Self(Arc::new(inner))
     }
 
+    /// Adds an observer, which gets the events of this limiter: see [`observe`](crate::observe).
+    /// The limiter shares the name and the counts of this one, and clones made before it are not
+    /// observed.
+    ///
+    /// The observers of a store are inherited, and an observer gets each event only once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::TopDenied};
+    ///
+    /// let denied = Arc::new(TopDenied::new(100));
+    /// let quota = Quota::per_second(10);
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+    ///     .observe(denied.clone());
+    /// # let _ = limiter;
+    /// ```
+    #[must_use]
+    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        let mut inner = Arc::unwrap_or_clone(self.0);
+        inner.observers.add(observer, inner.taken.text);
+        Self(Arc::new(inner))
+    }
+
     /// Returns the limiter with a fraction of the quota over a store in memory. Calls with the same
     /// fraction share counts.
     pub(super) fn fallback(&self, fraction: f64) -> Self {
         let version = self.current();
         let new = || self.new_fallback(&version.settings, fraction);
         let (known, limiter) = version.fallback.get_or_init(|| (fraction, new()));
-        if *known == fraction { limiter.clone() } else { new() }
+        let limiter = if *known == fraction { limiter.clone() } else { new() };
+        // Limiters that share a version can have other observers.
+        let mut inner = Arc::unwrap_or_clone(limiter.0);
+        inner.observers = self.0.observers.clone();
+        Self(Arc::new(inner))
     }
 
     fn new_fallback(&self, settings: &Settings, fraction: f64) -> Self {
@@ -256,12 +289,19 @@ impl Limiter {
         let params = Params::new(algorithm, quota).expect("a fraction of valid settings is valid");
         let source = Source::Local;
         let settings = Settings { name: settings.name, algorithm, quota, params, source };
-        Self::assemble(store.into_any(), self.0.taken.clone(), settings)
+        let (taken, observers) = (self.0.taken.clone(), LimiterObservers::default());
+        Self::assemble(store.into_any(), taken, settings, observers)
     }
 
-    fn assemble(store: AnyStore, taken: Arc<Name>, settings: Settings) -> Self {
+    fn assemble(
+        store: AnyStore,
+        taken: Arc<Name>,
+        settings: Settings,
+        observers: LimiterObservers,
+    ) -> Self {
         let versions = Versions::new(Version::new(settings));
-        Self(Arc::new(Inner { store, taken, versions, on_failure: FailurePolicy::Closed }))
+        let on_failure = FailurePolicy::Closed;
+        Self(Arc::new(Inner { store, taken, versions, on_failure, observers }))
     }
 
     /// Spends 1 unit of the quota of `key` if one is left.
@@ -560,7 +600,8 @@ impl Limiter {
     ) -> Result<Allowed, Error> {
         let answer = {
             let version = self.current();
-            let limits = &[LimitRequest { settings: &version.settings, key, cost: 1, max_wait }];
+            let (settings, observers) = (&version.settings, &*self.0.observers);
+            let limits = &[LimitRequest { settings, observers, key, cost: 1, max_wait }];
             self.decide_limits(&StoreRequest { action, limits })
         };
         Ok(answer.await?.into_report())
@@ -599,7 +640,7 @@ impl Limiter {
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
         let answer = self.0.store.as_dyn().reset(&self.current().settings, &key.into());
-        answer.await
+        self.reported_failure(answer).await
     }
 
     /// Returns the name.
@@ -627,6 +668,10 @@ impl Limiter {
             Algorithm::LeakyBucket => self.quota().burst_size() as usize,
             _ => DEFAULT_MAX_PER_KEY,
         }
+    }
+
+    pub(super) fn observers(&self) -> &LimiterObservers {
+        &self.0.observers
     }
 
     pub(super) fn failure_policy(&self) -> FailurePolicy {
@@ -657,6 +702,19 @@ impl Limiter {
         self.0.versions.current()
     }
 
+    /// Returns the part of a request to the store that concerns this limit.
+    #[inline]
+    pub(super) fn request<'a>(
+        &'a self,
+        version: &'a Version,
+        action: Action,
+        key: &'a Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<LimitRequest<'a>, Error> {
+        version.request(&self.0.observers, action, key, cost, max_wait)
+    }
+
     /// Returns the state that the limiters over the store share.
     pub(super) fn shared(&self) -> Arc<Shared> {
         self.0.store.as_dyn().names().shared()
@@ -672,7 +730,7 @@ impl Limiter {
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Decision>, Error> {
         let version = self.current();
-        let limits = &[version.request(action, key, cost, max_wait)?];
+        let limits = &[self.request(&version, action, key, cost, max_wait)?];
         Ok(self.decide_limits(&StoreRequest { action, limits }))
     }
 
@@ -688,8 +746,11 @@ impl Limiter {
         let result = match &self.0.store {
             AnyStore::Memory(store) => {
                 let version = self.current();
-                let limits = &[version.request(Action::Check, key, cost, max_wait)?];
-                store.decide_now(&StoreRequest { action: Action::Check, limits })
+                let limits = &[self.request(&version, Action::Check, key, cost, max_wait)?];
+                let request = StoreRequest { action: Action::Check, limits };
+                let result = store.decide_now(&request);
+                report_now(&request, result.as_ref());
+                result
             }
             AnyStore::Dyn(_) => self.decide(Action::Check, key, cost, max_wait)?.await,
         };
@@ -705,7 +766,7 @@ impl Limiter {
     /// Decides about several limits of this store.
     #[inline]
     pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
-        self.0.store.decide(request)
+        reported(request, self.0.store.decide(request))
     }
 
     /// Returns `units` of those that a decision about the key has `spent` or reserved.
@@ -716,10 +777,12 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) -> StoreFuture<()> {
-        match release_of(receipt, spent, units) {
-            Some(release) => self.0.store.as_dyn().release(&self.current().settings, key, release),
-            None => StoreFuture::ready(Ok(())),
-        }
+        let Some(release) = release_of(receipt, spent, units) else {
+            return StoreFuture::ready(Ok(()));
+        };
+        report_released(&self.0.observers, self.0.taken.text, key, units);
+        let answer = self.0.store.as_dyn().release(&self.current().settings, key, release);
+        self.reported_failure(answer)
     }
 
     /// Releases units in the background, as far as that is possible.
@@ -731,6 +794,7 @@ impl Limiter {
         units: u32,
     ) {
         if let Some(release) = release_of(receipt, spent, units) {
+            report_released(&self.0.observers, self.0.taken.text, key, units);
             let version = self.current();
             self.0.store.as_dyn().release_in_background(&version.settings, key, release);
         }

@@ -82,7 +82,11 @@ impl Charge {
     /// Applies the policy after the store has failed.
     pub(crate) fn recover(&self, policy: FailurePolicy, error: &StoreError) -> Recovery {
         match policy {
-            FailurePolicy::Open => Recovery::Uncounted(self.uncounted_decision()),
+            FailurePolicy::Open => {
+                let decision = self.uncounted_decision();
+                decision.iter().for_each(|decision| self.report_uncounted(decision));
+                Recovery::Uncounted(decision)
+            }
             // The fallback is a store in memory, too: it would be no better than the full one.
             FailurePolicy::Local { share } if !error.is_full() => match self.fallback(share) {
                 // The cost can be above the fraction of the quota, but within the quota.

@@ -13,6 +13,7 @@ use crate::{
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
+    observe::{LimiterObservers, Observer},
     quota::Quota,
     store::{BackgroundTask, StoreFuture},
 };
@@ -44,6 +45,8 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
 
     fn spawn_background(&self, task: BackgroundTask);
 
+    fn observers(&self) -> &LimiterObservers;
+
     /// Returns the queues of requests that retry, and the queue of the key.
     fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64);
 }
@@ -69,6 +72,21 @@ impl AnyLimiter {
         match &self.0 {
             Kind::Own(limiter) => limiter.name(),
             Kind::Foreign(target) => target.name(),
+        }
+    }
+
+    pub(crate) fn observers(&self) -> &LimiterObservers {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.observers(),
+            Kind::Foreign(target) => target.observers(),
+        }
+    }
+
+    /// Adds an observer, unless the limiter is foreign: that one has the observers of its store.
+    pub(crate) fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        match self.0 {
+            Kind::Own(limiter) => limiter.observe(observer).into(),
+            foreign => Self(foreign),
         }
     }
 

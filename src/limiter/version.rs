@@ -10,6 +10,7 @@ use crate::{
     algorithm::Action,
     error::Error,
     keys::Key,
+    observe::Observers,
     store::{LimitRequest, Settings},
 };
 
@@ -46,6 +47,7 @@ impl Version {
     #[inline]
     pub(super) fn request<'a>(
         &'a self,
+        observers: &'a Observers,
         action: Action,
         key: &'a Key<'_>,
         cost: u32,
@@ -58,7 +60,8 @@ impl Version {
         if action.can_be_denied() && cost > *max_cost {
             return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
         }
-        Ok(LimitRequest { settings, key, cost, max_wait: self.resolve(max_wait) })
+        let max_wait = self.resolve(max_wait);
+        Ok(LimitRequest { settings, observers, key, cost, max_wait })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Admission: calls the limiter for a request, and determines whether the request proceeds, waits
 //! or is rejected. Polling, and the call of the service, are in `future.rs`.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Action, micros},
@@ -17,6 +17,10 @@ use crate::{
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
     },
+    observe::{
+        Observers,
+        log::{self, Throttle},
+    },
     store::StoreFuture,
 };
 
@@ -29,6 +33,9 @@ pub(crate) struct Shared<P> {
     pub(crate) wait_queue: WaitQueue,
     pub(crate) dry_run: bool,
     pub(crate) on_failure: FailurePolicy,
+    /// Those that were added to the layer.
+    pub(crate) observers: Observers,
+    misconfigured: Arc<Throttle>,
 }
 
 /// The next step of a request.
@@ -50,6 +57,8 @@ impl<P: ProtocolBase> Shared<P> {
             wait_queue: WaitQueue::new(),
             dry_run: false,
             on_failure: FailurePolicy::Closed,
+            observers: Observers::default(),
+            misconfigured: Arc::default(),
         }
     }
 
@@ -195,13 +204,28 @@ impl<P: ProtocolBase> Shared<P> {
 
     /// Rejects the request, unless this is a dry run.
     fn reject(&self, rejection: Rejection, state: &mut ChargeState) -> Next {
+        if let Rejection::Request(RequestError::Misconfigured(error)) = &rejection {
+            log::misconfigured(&self.misconfigured, error);
+        }
         if !self.dry_run {
+            self.report(&rejection, &state.charge);
             return Next::Reject(rejection);
         }
         if let Rejection::Denied(decision) = rejection {
             state.decision = Some(decision);
         }
         Next::Proceed(None)
+    }
+
+    /// Reports a rejection to the observers of the limiter and of the layer.
+    fn report(&self, rejection: &Rejection, charge: &Charge) {
+        let event = rejection.event();
+        let limiter = charge.limiters().next().or(self.protocol.pricing().limiter());
+        let inherited = limiter.map(|limiter| &limiter.observers().added);
+        inherited.iter().for_each(|it| it.each(|it| it.rejected(&event)));
+        let is_inherited = |it: &_| inherited.is_some_and(|inherited| inherited.contains(it));
+        let added = self.observers.iter().filter(|it| !is_inherited(it));
+        added.for_each(|it| it.rejected(&event));
     }
 
     fn acquire(

@@ -19,6 +19,7 @@ use crate::{
         rule::Rule,
         service::RateLimit,
     },
+    observe::Observer,
     quota::Quota,
     store::MemoryStore,
 };
@@ -577,6 +578,30 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     #[track_caller]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
         Arc::make_mut(&mut self.0).on_failure = policy.validated();
+        self
+    }
+
+    /// Adds an observer, which gets the rejections of this layer. If the layer has a key extractor,
+    /// the observer also gets the events of its limiter: see [`observe`](crate::observe).
+    ///
+    /// The layer inherits the observers of the store of its limiter, and an observer gets each
+    /// event only once. With a [`Rule`], requests that the rule rejects have no limiter: only the
+    /// observers of the layer get these rejections.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Quota, RateLimitLayer, observe::TopDenied};
+    ///
+    /// let denied = Arc::new(TopDenied::new(1_000));
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).observe(denied.clone());
+    /// # let _ = layer;
+    /// ```
+    pub fn observe(mut self, observer: Arc<dyn Observer>) -> Self {
+        let shared = Arc::make_mut(&mut self.0);
+        shared.observers.add(observer.clone());
+        shared.protocol.pricing_mut().observe(observer);
         self
     }
 

@@ -14,6 +14,7 @@ use crate::{
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Rule},
     },
+    observe::Observer,
 };
 
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
@@ -72,6 +73,21 @@ impl<H: 'static> Pricing<H> {
         matches: impl Fn(&H) -> M + Send + Sync + 'static,
     ) {
         self.exempt.push(Arc::new(move |head| matches(head).into_match()));
+    }
+
+    /// Returns the limiter of a layer with a key extractor.
+    pub(crate) fn limiter(&self) -> Option<&AnyLimiter> {
+        match &self.source {
+            ChargeSource::Key(limiter, _) => Some(limiter),
+            ChargeSource::Rule(_) => None,
+        }
+    }
+
+    /// Adds an observer to the limiter of a layer with a key extractor.
+    pub(crate) fn observe(&mut self, observer: Arc<dyn Observer>) {
+        if let ChargeSource::Key(limiter, _) = &mut self.source {
+            *limiter = limiter.clone().observe(observer);
+        }
     }
 
     pub(crate) fn set_cost<C: IntoCost>(&mut self, cost: impl Fn(&H) -> C + Send + Sync + 'static) {

@@ -8,6 +8,7 @@ use http::StatusCode;
 use crate::{
     decision::{Decision, whole_seconds},
     error::{Error, StoreError},
+    observe::{Reason, Rejected},
 };
 
 /// `Retry-After` of a rejection because the store did not decide.
@@ -71,6 +72,20 @@ impl Rejection {
             Self::Store(_) => Some(STORE_RETRY_AFTER),
             Self::CostAboveQuota { .. } | Self::Request(_) => None,
         }
+    }
+
+    /// Returns the event that reports the rejection.
+    pub(crate) fn event(&self) -> Rejected<'_> {
+        let (reason, limiter) = match self {
+            Self::Denied(decision) => (Reason::Denied, Some(decision.limiter())),
+            Self::CostAboveQuota { limiter, .. } => (Reason::CostAboveQuota, Some(*limiter)),
+            Self::Store(_) => (Reason::Store, None),
+            Self::Request(RequestError::MissingKey(_)) => (Reason::MissingKey, None),
+            Self::Request(RequestError::Invalid(_)) => (Reason::Invalid, None),
+            Self::Request(RequestError::Misconfigured(_)) => (Reason::Misconfigured, None),
+            Self::Request(RequestError::Denied { .. }) => (Reason::Forbidden, None),
+        };
+        Rejected { reason, limiter }
     }
 
     /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header

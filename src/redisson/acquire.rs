@@ -18,7 +18,9 @@ use crate::{
     algorithm::EngineReply,
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::Error,
-    limiter::{Charge, MAX_STALL, Retry, visit_queue, yield_to_queue},
+    keys::Key,
+    limiter::{Charge, MAX_STALL, Retry, Wait, report_decided, visit_queue, yield_to_queue},
+    observe::Decided,
     quota::Quota,
     store::{Deadline, Store, StoreFuture},
 };
@@ -83,6 +85,7 @@ impl RateLimiter {
     {
         let deadline = Instant::now().checked_add(timeout);
         let (charge, mut retry) = (Charge::new(self, "").cost(permits), Retry::default());
+        let mut waiting = None;
         yield_to_queue(&charge).await;
         loop {
             let decision = attempt().await?;
@@ -91,6 +94,9 @@ impl RateLimiter {
                 return Ok(decision);
             }
             let retries = retry.denied(&charge, &decision, deadline);
+            if retries && waiting.is_none() {
+                waiting = Wait::begin(&charge, &decision);
+            }
             if !retries || !wait(&charge, &mut retry, deadline).await {
                 return Ok(decision);
             }
@@ -126,10 +132,24 @@ impl RateLimiter {
         if permits == 0 {
             return Err(Error::ZeroCost);
         }
+        let start = std::time::Instant::now();
         let answer = StoreFuture::pending(self.clone().acquire_in_steps(deadline, permits, id));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
-        let reply = poll_fn(|cx| attempt.poll(cx)).await?;
-        self.decision(permits, id, &reply)
+        let reply = poll_fn(|cx| attempt.poll(cx)).await;
+        let result = reply.and_then(|reply| self.decision(permits, id, &reply));
+        match &result {
+            Ok(decision) => {
+                let (key, duration) = (&self.key(), Some(start.elapsed()));
+                report_decided(&self.observers, Decided { decision, key, duration });
+            }
+            Err(error) => self.observers.store_failed(self.label, error),
+        }
+        result
+    }
+
+    /// Returns the name in Redis as the key of events.
+    pub(super) fn key(&self) -> Key<'_> {
+        self.name().into()
     }
 
     /// Executes the script, repeatedly if it takes several calls to read a long log.

@@ -11,7 +11,8 @@ use crate::{
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
-    limiter::{AnyLimiter, ChargeTarget, RetryQueues, retry_queues},
+    limiter::{AnyLimiter, ChargeTarget, RetryQueues, report_released, retry_queues},
+    observe::LimiterObservers,
     store::{BackgroundTask, Store, StoreFuture},
 };
 
@@ -40,6 +41,7 @@ impl ChargeTarget for RateLimiter {
             _ => return StoreFuture::ready(Ok(())),
         };
         let deadline = self.store.start_deadline();
+        report_released(&self.observers, self.label, &limiter.key(), units);
         StoreFuture::pending(async move {
             ok_without_rate(limiter.release_taken(deadline, units, spent, &id).await)
         })
@@ -47,6 +49,7 @@ impl ChargeTarget for RateLimiter {
 
     fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
         if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
+            report_released(&self.observers, self.label, &limiter.key(), units);
             limiter.release_later(units, spent, *id);
         }
     }
@@ -59,6 +62,10 @@ impl ChargeTarget for RateLimiter {
         StoreFuture::pending(async move {
             ok_without_rate(limiter.release_taken(deadline, units, 0, b"").await)
         })
+    }
+
+    fn observers(&self) -> &LimiterObservers {
+        &self.observers
     }
 
     fn spawn_background(&self, task: BackgroundTask) {

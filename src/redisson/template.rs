@@ -9,6 +9,7 @@ use super::{MAX_INTERVAL, RateLimiter, RateType, keys::Keys, millis};
 use crate::{
     error::{ConfigError, Error},
     keys::Key,
+    observe::LimiterObservers,
     store::Deadline,
     sync::lock,
 };
@@ -89,7 +90,8 @@ impl RateLimiter {
         if let Err(error) = crate::limiter::check_name(label) {
             panic!("{error}");
         }
-        Self { label, ..self }
+        let observers = LimiterObservers::new(self.observers.added, label);
+        Self { label, observers, ..self }
     }
 
     pub(super) fn is_template(&self) -> bool {

@@ -232,7 +232,7 @@ impl Memory {
     }
 
     fn find(&self, limit: &LimitRequest<'_>, now: Instant) -> Found {
-        let LimitRequest { settings, key, cost, max_wait } = *limit;
+        let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
         let hash = self.hash(settings.name, key);
         let shard = self.shard(hash);
         match shard.find(hash, settings.name, key) {

@@ -37,6 +37,7 @@ use crate::{
     decision::Decision,
     error::{Error, StoreError},
     keys::Key,
+    observe::{KeysHeld, Observer, Observers},
     sync::lock,
 };
 
@@ -111,6 +112,7 @@ struct Inner {
     hasher: RandomState,
     epoch: Instant,
     names: Names,
+    observers: Mutex<Observers>,
 }
 
 /// In a cache line of its own, so that threads disturb each other only over one shard.
@@ -144,6 +146,7 @@ impl MemoryStore {
             hasher: RandomState::default(),
             epoch: Instant::now(),
             names: Names::default(),
+            observers: Mutex::default(),
         }))
     }
 
@@ -155,6 +158,16 @@ impl MemoryStore {
     pub fn when_full(self, when_full: WhenFull) -> Self {
         let evicts = when_full == WhenFull::EvictSoonest;
         self.0.evicts.store(evicts, Ordering::Relaxed);
+        self
+    }
+
+    /// Adds an observer, which gets the events of all limiters that are made over this store from
+    /// now on: see [`observe`](crate::observe).
+    ///
+    /// Clones of the store share the observers.
+    #[must_use]
+    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        self.add_observer(observer);
         self
     }
 
@@ -199,7 +212,11 @@ impl MemoryStore {
                 }
                 None => entry.check(settings, &engine_request),
             },
-            None => self.decide_new(request, limit, hash, shard, &engine_request)?,
+            None => {
+                let reply = self.decide_new(request, limit, hash, shard, &engine_request)?;
+                self.report_keys(limit.observers);
+                reply
+            }
         };
         Ok(Decision::new(limit.policy(), reply, request.action, 0.0))
     }
@@ -264,6 +281,13 @@ impl MemoryStore {
         Ok(reply)
     }
 
+    /// Reports the number of keys after an insertion or a removal.
+    fn report_keys(&self, observers: &Observers) {
+        let slots = &self.0.slots.0;
+        let event = KeysHeld { keys: slots.used(), max_keys: slots.max() };
+        observers.each(|it| it.keys_held(&event));
+    }
+
     fn search<'a>(&self, now: f64, kept: &'a [LimitRequest<'a>]) -> Search<'a> {
         let evicts = self.0.evicts.load(Ordering::Relaxed);
         let when_full = if evicts { WhenFull::EvictSoonest } else { WhenFull::RejectNewKeys };
@@ -295,6 +319,7 @@ impl MemoryStore {
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
         drop(self.shard(hash).remove(hash, settings, key, &self.0.slots.0));
+        self.report_keys(&lock(&self.0.observers).clone());
     }
 
     fn hash(&self, settings: &Settings, key: &[u8]) -> u64 {
@@ -369,6 +394,14 @@ impl Store for MemoryStore {
 
     fn names(&self) -> &Names {
         &self.0.names
+    }
+
+    fn observers(&self) -> Observers {
+        lock(&self.0.observers).clone()
+    }
+
+    fn add_observer(&self, observer: Arc<dyn Observer>) {
+        lock(&self.0.observers).add(observer);
     }
 
     fn into_any(self) -> AnyStore {

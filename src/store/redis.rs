@@ -34,8 +34,9 @@ use super::{
 use crate::{
     algorithm::{Action, Release},
     decision::Decision,
-    error::{StoreError, StoreErrorKind},
+    error::{FailureKind, StoreError},
     keys::Key,
+    observe::{BatchSent, Observer, Observers},
 };
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
@@ -313,6 +314,30 @@ impl RedisStore {
         Self { denials: self.denials.with_ttl(denial_ttl), ..self }
     }
 
+    /// Adds an observer, which gets the events of all limiters that are made over this store from
+    /// now on, and the state of its circuit breakers: see [`observe`](crate::observe).
+    ///
+    /// Clones of the store share the observers.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{RedisStore, observe::TopDenied};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let denied = Arc::new(TopDenied::new(1_000));
+    /// let store = RedisStore::lazy("redis://127.0.0.1/")?.observe(denied.clone());
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        self.add_observer(observer);
+        self
+    }
+
     /// Starts the deadline of a call that takes several commands.
     pub(crate) fn start_deadline(&self) -> Deadline {
         Deadline::new(self.deadline)
@@ -370,12 +395,12 @@ impl fmt::Debug for RedisStore {
 /// The border: the only place in which errors of the transport become errors of a store.
 impl From<TransportError> for StoreError {
     fn from(error: TransportError) -> Self {
-        let kind = if error.is_timeout() {
-            StoreErrorKind::Timeout
-        } else if error.is_interrupted() {
-            StoreErrorKind::Interrupted
-        } else {
-            StoreErrorKind::Other
+        let kind = match () {
+            () if error.is_timeout() => FailureKind::Timeout,
+            () if error.is_interrupted() => FailureKind::Interrupted,
+            () if error.is_circuit_open() => FailureKind::CircuitOpen,
+            () if error.is_error_reply() => FailureKind::ErrorReply,
+            () => FailureKind::Other,
         };
         Self::new(kind, error.may_have_run(), error)
     }
@@ -392,7 +417,13 @@ impl Store for RedisStore {
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
-                Place::Alone(turn) => turn,
+                Place::Alone(turn) => {
+                    if turn.is_some() {
+                        let event = BatchSent { limiter: limit.settings.name, checks: 1 };
+                        limit.observers.each(|it| it.batch_sent(&event));
+                    }
+                    turn
+                }
                 Place::Queued(queued) => {
                     return StoreFuture::pending(async move {
                         let decision = queued.await.map_err(StoreError::from)?;
@@ -457,6 +488,14 @@ impl Store for RedisStore {
             let ((), _) = reply.map_err(StoreError::from)?;
             Ok(())
         })
+    }
+
+    fn observers(&self) -> Observers {
+        self.client.observers()
+    }
+
+    fn add_observer(&self, observer: Arc<dyn Observer>) {
+        self.client.add_observer(observer);
     }
 
     fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {

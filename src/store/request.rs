@@ -18,6 +18,7 @@ use crate::{
     decision::{Policy, Source},
     error::Error,
     keys::Key,
+    observe::Observers,
     quota::Quota,
 };
 
@@ -52,6 +53,8 @@ pub struct StoreRequest<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct LimitRequest<'a> {
     pub(crate) settings: &'a Arc<Settings>,
+    /// The observers of the limiter.
+    pub(crate) observers: &'a Observers,
     pub(crate) key: &'a Key<'a>,
     pub(crate) cost: u32,
     /// In microseconds. For a block its duration.

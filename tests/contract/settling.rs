@@ -308,6 +308,17 @@ impl Harness {
         (entry.is_admitted, entry.charge, entry.decision) = (true, charge, Some(decision));
     }
 
+    /// Forgets the uses of a request that seemed to wait, and was denied.
+    fn rejected(&self, id: usize) {
+        let Ledger { accounts, entries, .. } = &mut *self.ledger();
+        let Entry { is_admitted, indices, .. } = &entries[id];
+        for (account, indices) in zip(accounts, indices).filter(|_| !is_admitted) {
+            for index in indices {
+                account.uses[*index].used = 0.0;
+            }
+        }
+    }
+
     /// Adjusts the recorded uses of a limit, the latest first.
     async fn used(&self, id: usize, limit: usize, used: u32, in_background: bool) {
         let [newest, open] = self.windows(limit).await;
@@ -563,9 +574,17 @@ impl Player {
         let mut request = Request::new(Body::empty());
         request.extensions_mut().insert(Plan { id, costs, settles, responds });
         let response = self.service.clone().oneshot(request);
-        self.pending.push((id, Box::pin(async move { response.await.unwrap() })));
+        let ends = harness.clone();
+        self.pending.push((
+            id,
+            Box::pin(async move {
+                let status = response.await.unwrap();
+                ends.rejected(id);
+                status
+            }),
+        ));
         let now = harness.now();
-        self.drive().await;
+        self.calm().await;
         let waits = self.pending.iter().any(|(other, _)| *other == id);
         let is_admitted = harness.ledger().entries[id].is_admitted;
         if waits && !is_admitted && harness.setup.shape != Shape::And {
@@ -652,8 +671,8 @@ impl Player {
         self.pass(Duration::from_millis(1)).await;
     }
 
-    /// Waits for the decisions about requests that check again: one that Redis decides before a
-    /// loss must not be recorded after it.
+    /// Waits for the decisions about requests, also if they check again, or if their calls are sent
+    /// after the peek: one that Redis decides before a loss must not be recorded after it.
     async fn calm(&mut self) {
         for _ in 0..3 {
             self.drive().await;

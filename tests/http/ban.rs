@@ -1,4 +1,4 @@
-//! The recipe that bans clients after too many denials, as the page on operation shows it.
+//! The recipes that ban clients after too many denials, as the page on operation shows them.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -79,5 +79,35 @@ async fn a_client_that_ignores_denials_is_banned_and_no_other() {
     assert_eq!(send(&app, "192.0.2.2").await, (StatusCode::OK, 0));
     // Denials by a ban do not count, so it ends.
     advance(Duration::from_secs(600)).await;
+    assert_eq!(send(&app, "192.0.2.1").await, (StatusCode::OK, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_layers_ban_a_client_until_the_window_of_the_outer_one_ends() {
+    let store = MemoryStore::new();
+    let api = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
+    let denials = Quota::new(20, Duration::from_secs(600));
+    let denials = Limiter::named("denials", store, Algorithm::fixed_window(), denials);
+    let app = Router::new()
+        .route("/", get(|| async { "hello" }))
+        .layer(RateLimitLayer::new(api, key::PeerIp))
+        .layer(
+            RateLimitLayer::new(denials, key::PeerIp)
+                .charge_when(|response| response.extensions.get::<Rejection>().is_some()),
+        );
+    for _ in 0..10 {
+        assert_eq!(send(&app, "192.0.2.1").await, (StatusCode::OK, 0));
+    }
+    for _ in 0..19 {
+        assert_eq!(send(&app, "192.0.2.1").await, (StatusCode::TOO_MANY_REQUESTS, 1));
+    }
+    // The last denial that the outer layer lets through announces the ban.
+    assert_eq!(send(&app, "192.0.2.1").await, (StatusCode::TOO_MANY_REQUESTS, 600));
+    advance(Duration::from_secs(300)).await;
+    for _ in 0..50 {
+        assert_eq!(send(&app, "192.0.2.1").await, (StatusCode::TOO_MANY_REQUESTS, 300));
+    }
+    assert_eq!(send(&app, "192.0.2.2").await, (StatusCode::OK, 0));
+    advance(Duration::from_secs(300)).await;
     assert_eq!(send(&app, "192.0.2.1").await, (StatusCode::OK, 0));
 }

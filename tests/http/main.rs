@@ -10,6 +10,7 @@ mod config;
 mod grpc;
 mod keys;
 mod layer;
+mod observe;
 mod reload;
 mod responses;
 mod rule;

@@ -6,10 +6,12 @@ mod support;
 
 mod cluster;
 mod connecting;
+mod dashboard;
 mod denials;
 mod failure;
 mod faults;
 mod front;
+mod observe;
 mod redisson;
 mod redisson_layer;
 mod releases;

@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod load;
 pub mod log;
 pub mod proxy;
+pub mod recorder;
 pub mod sentinel;
 pub mod server;
 

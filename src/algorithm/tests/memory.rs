@@ -90,7 +90,13 @@ impl Both {
     fn decide(&mut self, settings: &Arc<Settings>, request: EngineRequest) -> EngineReply {
         let reply = self.twin.decide(&settings.params, request);
         let (cost, max_wait) = (request.cost as u32, request.max_wait);
-        let limits = &[LimitRequest { settings, key: &Key::from("key"), cost, max_wait }];
+        let limits = &[LimitRequest {
+            settings,
+            observers: &Default::default(),
+            key: &Key::from("key"),
+            cost,
+            max_wait,
+        }];
         let decision = self.store.decide_now(&StoreRequest { action: request.action, limits });
         let spent = reply.admitted && request.action.commits();
         let expected = EngineReply { instant: if spent { reply.instant } else { 0.0 }, ..reply };

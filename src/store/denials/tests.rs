@@ -50,7 +50,8 @@ impl<'a> Request<'a> {
     fn look_up(self, denials: &Denials, action: Action, now: Instant) -> Lookup {
         let key = Key::from(self.key);
         let Self { settings, cost, max_wait, .. } = self;
-        let limits = &[LimitRequest { settings, key: &key, cost, max_wait }];
+        let observers = &Default::default();
+        let limits = &[LimitRequest { settings, observers, key: &key, cost, max_wait }];
         denials.look_up(&StoreRequest { action, limits }, || now)
     }
 
@@ -215,9 +216,9 @@ fn look_up_all(
     now: Instant,
 ) -> Lookup {
     let keys: Vec<_> = requests.iter().map(|request| Key::from(request.key)).collect();
-    let mut limits = vec![];
+    let (mut limits, observers) = (vec![], &Default::default());
     for (&Request { settings, cost, max_wait, .. }, key) in requests.iter().zip(&keys) {
-        limits.push(LimitRequest { settings, key, cost, max_wait });
+        limits.push(LimitRequest { settings, observers, key, cost, max_wait });
     }
     denials.look_up(&StoreRequest { action, limits: &limits }, || now)
 }

@@ -46,6 +46,8 @@ impl MemoryStore {
                     _ => transaction.step(index, engine_request),
                 });
             transaction.insert_fresh(slots, now);
+            drop(transaction);
+            self.report_keys(limits[0].observers);
             return Ok(Decision::new(limits[binding].policy(), reply, request.action, 0.0));
         }
     }

@@ -24,6 +24,7 @@ use super::{
 use crate::{
     decision::Decision,
     keys::Key,
+    observe::{BatchSent, Observers},
     store::{LimitRequest, Settings},
     sync::lock,
 };
@@ -37,6 +38,8 @@ const MAX_DELAY: Duration = Duration::from_millis(1);
 
 pub(super) struct CheckBatch {
     settings: Arc<Settings>,
+    /// Those of the first check.
+    observers: Observers,
     /// The prefix of all keys in Redis.
     prefix: Arc<str>,
     contents: Mutex<Contents>,
@@ -89,8 +92,12 @@ struct BatchCall {
 }
 
 impl CheckBatch {
-    pub(super) fn new(settings: Arc<Settings>, prefix: Arc<str>) -> Arc<Self> {
-        Arc::new(Self { settings, prefix, contents: Mutex::default() })
+    pub(super) fn new(
+        settings: Arc<Settings>,
+        observers: Observers,
+        prefix: Arc<str>,
+    ) -> Arc<Self> {
+        Arc::new(Self { settings, observers, prefix, contents: Mutex::default() })
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -104,7 +111,7 @@ impl CheckBatch {
         hash: u64,
         deadline: Deadline,
     ) -> Option<Queued> {
-        let LimitRequest { settings, key, cost, max_wait } = *request;
+        let LimitRequest { settings, key, cost, max_wait, .. } = *request;
         let Contents { keys, index_of, callers } = &mut *self.contents();
         let is_fast = max_wait == 0.0 || reserves_fast(&settings.params);
         let max = if is_fast { MAX_CHECKS } else { MAX_KEYS };
@@ -133,6 +140,8 @@ impl CheckBatch {
         is_clustered: &AtomicBool,
     ) {
         let Some(call) = self.begin() else { return };
+        let event = BatchSent { limiter: self.settings.name, checks: call.callers.len() };
+        self.observers.each(|it| it.batch_sent(&event));
         if is_clustered.load(Relaxed) && !call.has_one_key {
             return self.execute_alone(&call.callers, client);
         }

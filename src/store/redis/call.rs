@@ -21,7 +21,7 @@ pub(super) struct ScriptCall {
 impl ScriptCall {
     pub(super) fn new(store: &RedisStore, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
-            let LimitRequest { settings, key, cost, max_wait } = *limit;
+            let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
             Limit { key: store.key(settings, key), params: settings.params, cost, max_wait }
         };
         Self {

@@ -254,7 +254,8 @@ impl Lane {
         {
             return queued;
         }
-        let batch = CheckBatch::new(self.settings.clone(), prefix.clone());
+        let batch =
+            CheckBatch::new(self.settings.clone(), request.observers.clone(), prefix.clone());
         let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
         self.queue.push_back(batch);
         queued

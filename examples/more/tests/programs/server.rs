@@ -27,6 +27,8 @@ struct Server {
     process: Child,
     output: BufReader<ChildStdout>,
     address: SocketAddr,
+    /// The address of the metrics.
+    admin: Option<SocketAddr>,
     /// The line after the address: the limit.
     limit: String,
     /// The line after that: the command to try.
@@ -42,15 +44,21 @@ impl Server {
             .spawn()
             .expect("the example starts");
         let mut output = BufReader::new(process.stdout.take().unwrap());
+        let admin = flags.contains(&"--metrics").then(|| read_line(&mut output));
         let [first, limit, command] = [(); 3].map(|()| read_line(&mut output));
         let address = first.strip_prefix("listening on http://").expect("the first line");
         let address = address.parse().unwrap();
-        Self { process, output, address, limit, command }
+        Self { process, output, address, admin: admin.map(admin_address), limit, command }
     }
 
     fn line(&mut self) -> String {
         read_line(&mut self.output)
     }
+}
+
+fn admin_address(line: String) -> SocketAddr {
+    let address = line.strip_prefix("metrics: http://").and_then(|rest| rest.split('/').next());
+    address.expect("the line of the metrics").parse().unwrap()
 }
 
 fn read_line(output: &mut impl BufRead) -> String {
@@ -342,6 +350,35 @@ async fn an_output_that_stalls_holds_up_no_request_and_keeps_one_second_of_lines
     let lines: Vec<_> = output.lines().collect();
     assert_eq!(lines[..LINES_PER_SECOND], ["denied"; LINES_PER_SECOND]);
     assert_eq!(lines[LINES_PER_SECOND..], [".. and 980 more in this second: 980 denied"]);
+}
+
+#[tokio::test]
+async fn the_metrics_and_the_denied_keys_are_served() {
+    let server = Server::start(&["--metrics", "127.0.0.1:0", "--key", "header:x-user"]);
+    send(server.address, 7, "x-user: ada\r\n").await;
+    send(server.address, 6, "x-user: ben\r\n").await;
+    let metrics = get(server.admin.unwrap(), "/metrics").await;
+    for line in [
+        r#"tower_ratelimit_decisions_total{limiter="server",outcome="denied",source="store"} 3"#,
+        r#"tower_ratelimit_rejections_total{reason="denied"} 3"#,
+        "tower_ratelimit_keys 2",
+    ] {
+        assert!(metrics.lines().any(|it| it == line), "{line}\n{metrics}");
+    }
+    let top = get(server.admin.unwrap(), "/top-denied").await;
+    let top: Vec<_> = top.lines().skip_while(|line| !line.starts_with("denied ")).collect();
+    let rows = ["2 0 server header:x-user=ada", "1 0 server header:x-user=ben"];
+    assert_eq!(top, [&["denied max-error limiter key"][..], &rows].concat());
+}
+
+/// Returns the response to a request, with its head.
+async fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
 }
 
 #[test]

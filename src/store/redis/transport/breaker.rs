@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -15,13 +15,19 @@ use super::{
     error::TransportError,
     reports::{Reports, State},
 };
-use crate::sync::lock;
+use crate::{
+    observe::{BreakerChanged, Observer, Observers, log::Throttle},
+    sync::lock,
+};
 
 /// The longest time between two probes. If it is exceeded, their runtime does not run.
 const MAX_PROBE: Duration = Duration::from_secs(3);
 
 /// The number of calls in a row without an answer that opens the breaker.
 const MAX_FAILURES: u32 = 5;
+
+/// The time between two reminders of an outage.
+const REMIND_AFTER: Duration = Duration::from_secs(60);
 
 /// The state of a [`RedisStore`](crate::RedisStore). The counters start with the store; clones
 /// share them.
@@ -85,7 +91,13 @@ pub(crate) struct Breaker {
     probed: Mutex<Option<Instant>>,
     failures: Mutex<Failures>,
     counters: Arc<Counters>,
+    /// The address of the server, or the name of the master.
+    server: Option<Arc<str>>,
     reports: Arc<Reports>,
+    reminders: Throttle,
+    /// The number of scripts in a row to which the server replied with an error.
+    refused: AtomicU32,
+    refusals: Arc<Reports>,
 }
 
 /// The calls in a row without an answer.
@@ -98,7 +110,7 @@ struct Failures {
     within: Duration,
 }
 
-/// The counters of a store. The nodes of a cluster share them.
+/// The counters and the observers of a store. The nodes of a cluster share them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     replies: AtomicU64,
@@ -108,6 +120,7 @@ pub(crate) struct Counters {
     skipped: AtomicU64,
     outages: AtomicU64,
     last_error: Mutex<Option<TransportError>>,
+    observers: Mutex<Observers>,
 }
 
 impl Counters {
@@ -124,6 +137,14 @@ impl Counters {
             skipped: self.skipped.load(Relaxed),
             outages: self.outages.load(Relaxed),
         }
+    }
+
+    pub(crate) fn observers(&self) -> Observers {
+        lock(&self.observers).clone()
+    }
+
+    pub(crate) fn add_observer(&self, observer: Arc<dyn Observer>) {
+        lock(&self.observers).add(observer);
     }
 
     fn count(&self, error: &TransportError) {
@@ -146,15 +167,16 @@ fn text_of(error: &TransportError) -> String {
 }
 
 impl Breaker {
-    pub(crate) fn new() -> Self {
-        Self::with(None, Arc::default())
+    /// Makes the breaker of a store with one server.
+    pub(crate) fn new(server: Option<Arc<str>>) -> Self {
+        Self::with(server, None, Arc::default())
     }
 
     pub(crate) fn of_node(node: Arc<str>, counters: Arc<Counters>) -> Self {
-        Self::with(Some(node), counters)
+        Self::with(Some(node.clone()), Some(node), counters)
     }
 
-    fn with(node: Option<Arc<str>>, counters: Arc<Counters>) -> Self {
+    fn with(server: Option<Arc<str>>, node: Option<Arc<str>>, counters: Arc<Counters>) -> Self {
         let made = Instant::now();
         Self {
             made,
@@ -165,7 +187,11 @@ impl Breaker {
             probed: Mutex::new(None),
             failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             counters,
-            reports: Arc::new(Reports::new(node)),
+            server,
+            reports: Arc::new(Reports::new(node.clone())),
+            reminders: Throttle::default(),
+            refused: AtomicU32::new(0),
+            refusals: Arc::new(Reports::new(node)),
         }
     }
 
@@ -189,6 +215,48 @@ impl Breaker {
         micros(deadline) < self.open_for.load(Relaxed)
     }
 
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Reports the state to an observer.
+    pub(crate) fn report_to(&self, observer: &dyn Observer) {
+        let server = self.server.as_deref().unwrap_or_default();
+        observer.breaker_changed(&BreakerChanged { server, is_open: self.is_open() });
+    }
+
+    /// Reports a change of the state to the observers.
+    fn report(&self) {
+        self.counters.observers().each(|observer| self.report_to(observer));
+    }
+
+    /// Reports in the log, now and then, that an outage lasts. `error` is that of a probe.
+    pub(crate) fn remind(&self, error: &TransportError) {
+        let since = lock(&self.failures).since;
+        let (outage, is_long) = (since.elapsed(), since.elapsed() >= REMIND_AFTER);
+        if cfg!(feature = "tracing") && is_long && self.reminders.next(REMIND_AFTER).is_some() {
+            self.reports.remind(error, outage);
+        }
+    }
+
+    /// Records that the server replied to a script with an error.
+    pub(crate) fn record_refusal(&self, error: &TransportError) {
+        if self.refused.fetch_add(1, Relaxed) + 1 == MAX_FAILURES {
+            self.refusals.change(State::Refuses(error.clone()));
+        }
+    }
+
+    /// Records that the server executed a script.
+    pub(crate) fn record_execution(&self) {
+        let refused = match self.refused.load(Relaxed) {
+            0 => 0,
+            _ => self.refused.swap(0, Relaxed),
+        };
+        if refused >= MAX_FAILURES {
+            self.refusals.change(State::Decides);
+        }
+    }
+
     pub(crate) fn count_skipped(&self) {
         self.counters.skipped.fetch_add(1, Relaxed);
     }
@@ -208,6 +276,7 @@ impl Breaker {
         } else if self.close() {
             let since = lock(&self.failures).since;
             self.reports.change(State::Available(since.elapsed()));
+            self.report();
         }
     }
 
@@ -221,6 +290,7 @@ impl Breaker {
     pub(crate) fn retire(&self) {
         if self.close() {
             self.reports.change(State::Retired);
+            self.report();
         }
     }
 
@@ -244,12 +314,18 @@ impl Breaker {
     ) -> bool {
         self.counters.count(error);
         let open_for = micros(deadline) + 1;
-        let opens = self.failing_for(start, deadline) >= deadline
-            && self.open_for.fetch_max(open_for, Relaxed) < open_for;
+        if self.failing_for(start, deadline) < deadline {
+            return false;
+        }
+        let opened_for = self.open_for.fetch_max(open_for, Relaxed);
+        let opens = opened_for < open_for;
         if opens {
             self.open_from.fetch_min(open_for, Relaxed);
             self.counters.outages.fetch_add(1, Relaxed);
             self.reports.change(State::Unavailable(error.clone()));
+        }
+        if opened_for == 0 {
+            self.report();
         }
         opens
     }
@@ -320,7 +396,7 @@ mod tests {
 
     fn an_hour_old() -> Breaker {
         let made = Instant::now() - Duration::from_secs(3_600);
-        Breaker { made, ..Breaker::new() }
+        Breaker { made, ..Breaker::new(None) }
     }
 
     /// Records five failed calls with a deadline, over a minute.

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 
 use super::{
     background::{Job, Queue},
-    breaker::Health,
+    breaker::{Counters, Health},
     cluster::{Cluster, slot_of},
     command::Command,
     connection::Connection,
@@ -17,6 +17,7 @@ use super::{
     node::Node,
     server::Server,
 };
+use crate::observe::{Observer, Observers};
 
 #[derive(Clone)]
 pub(crate) enum Client {
@@ -38,6 +39,26 @@ impl Client {
         match self {
             Self::Node(node) => node.health(deadline),
             Self::Cluster(cluster) => cluster.health(deadline),
+        }
+    }
+
+    pub(crate) fn observers(&self) -> Observers {
+        self.counters().observers()
+    }
+
+    /// Adds an observer, and reports the breakers to it.
+    pub(crate) fn add_observer(&self, observer: Arc<dyn Observer>) {
+        self.counters().add_observer(observer.clone());
+        match self {
+            Self::Node(node) => node.report_breaker(&*observer),
+            Self::Cluster(cluster) => cluster.report_breakers(&*observer),
+        }
+    }
+
+    fn counters(&self) -> &Counters {
+        match self {
+            Self::Node(node) => node.counters(),
+            Self::Cluster(cluster) => cluster.counters(),
         }
     }
 

@@ -37,7 +37,7 @@ use super::{
     probe::Probe,
     server::Server,
 };
-use crate::{sync::lock, time::random_fraction};
+use crate::{observe::Observer, sync::lock, time::random_fraction};
 
 const SLOTS: usize = 1 << 14;
 
@@ -261,6 +261,16 @@ impl Cluster {
         self.node_named(host, &self.seeds[0].at((self.mapping)(host, port)))
     }
 
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Reports the states of the breakers to a new observer.
+    pub(crate) fn report_breakers(&self, observer: &dyn Observer) {
+        let nodes: Vec<_> = self.read(|map| map.nodes.values().cloned().collect());
+        nodes.iter().for_each(|it| it.node.report_breaker(observer));
+    }
+
     fn seed_node(&self, seed: &Endpoint) -> Arc<ClusterNode> {
         let host = match seed.place() {
             Place::Tcp((host, _)) => host,
@@ -282,6 +292,7 @@ impl Cluster {
             node: Arc::new(Node::with(server, self.connections, breaker)),
             connections_known: AtomicUsize::new(0),
         });
+        self.counters.observers().each(|it| node.node.report_breaker(it));
         self.change(|map| map.nodes.entry(place.clone()).or_insert(node).clone())
     }
 

@@ -143,11 +143,24 @@ impl Connection {
                 let is_proof = !error.is_some_and(is_write_rejection);
                 self.breaker.record_reply(sent.elapsed(), is_proof);
             }
-            if let Some(error) = error.filter(|it| !is_routine(it)) {
-                self.breaker.count_error(&TransportError::of_redis(error.clone()));
-            }
+            self.record_result(error, command);
         }
         reply
+    }
+
+    /// Records whether the server executed the command.
+    fn record_result(&self, error: Option<&RedisError>, command: Command<'_>) {
+        match error {
+            None if command.is_script() => self.breaker.record_execution(),
+            Some(error) if !is_routine(error) => {
+                let error = TransportError::of_redis(error.clone());
+                self.breaker.count_error(&error);
+                if command.is_script() {
+                    self.breaker.record_refusal(&error);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Lets the runtime read that the server has closed the connection. It could not while a task

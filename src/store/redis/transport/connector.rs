@@ -33,6 +33,8 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+use super::events;
+
 /// The deadline of commands that are not decisions.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit for opening a connection and logging in. It is below the deadline of a ping, so
@@ -86,11 +88,49 @@ impl fmt::Display for Place {
 #[derive(Clone)]
 pub(crate) struct Credentials(pub(super) Arc<dyn StreamingCredentialsProvider>);
 
-impl StreamingCredentialsProvider for Credentials {
-    fn subscribe(
-        &self,
-    ) -> Pin<Box<dyn futures_core::Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
-        self.0.subscribe()
+type Updates = Pin<Box<dyn futures_core::Stream<Item = RedisResult<BasicAuth>> + Send>>;
+
+/// The provider for the connections to a server. It reports a login that the server rejects.
+struct Logins {
+    provider: Arc<dyn StreamingCredentialsProvider>,
+    server: Arc<str>,
+}
+
+/// The logins of a connection. The crate takes the next credentials when a login was accepted, and
+/// drops this if it was rejected.
+struct Login {
+    updates: Updates,
+    server: Arc<str>,
+    /// The number of credentials so far. The crate logs in with the first ones when it connects.
+    count: usize,
+    /// True until the crate asks for the next credentials.
+    is_under_way: bool,
+}
+
+impl StreamingCredentialsProvider for Logins {
+    fn subscribe(&self) -> Updates {
+        let (updates, server) = (self.provider.subscribe(), self.server.clone());
+        Box::pin(Login { updates, server, count: 0, is_under_way: false })
+    }
+}
+
+impl futures_core::Stream for Login {
+    type Item = RedisResult<BasicAuth>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.is_under_way = false;
+        let next = ready!(self.updates.as_mut().poll_next(cx));
+        self.is_under_way = matches!(next, Some(Ok(_)));
+        self.count += 1;
+        Poll::Ready(next)
+    }
+}
+
+impl Drop for Login {
+    fn drop(&mut self) {
+        if self.is_under_way && self.count > 1 {
+            events::login_rejected(&self.server);
+        }
     }
 }
 
@@ -165,7 +205,10 @@ impl Endpoint {
             .set_response_timeout(answers_within)
             .set_connection_timeout(None);
         let config = match &self.credentials {
-            Some(credentials) => config.set_credentials_provider(credentials.clone()),
+            Some(Credentials(provider)) => {
+                let (provider, server) = (provider.clone(), self.name.clone());
+                config.set_credentials_provider(Logins { provider, server })
+            }
             None => config,
         };
         let mut login = self.login.clone();

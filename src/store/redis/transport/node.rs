@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     background::{Executor, Queue},
-    breaker::{Breaker, Health, ProbeRole},
+    breaker::{Breaker, Counters, Health, ProbeRole},
     channel::{Channel, RETRY_AFTER},
     command::Command,
     connection::Connection,
@@ -27,7 +27,7 @@ use super::{
     probe::Probe,
     server::Server,
 };
-use crate::sync::lock;
+use crate::{observe::Observer, sync::lock};
 
 /// The least lifetime of a connection that is given up because of an error reply. A new one may
 /// lead to a server that accepts writes.
@@ -67,7 +67,8 @@ struct Failure {
 
 impl Node {
     pub(crate) fn new(server: Server, connections: usize) -> Self {
-        Self::with(server, connections, Breaker::new())
+        let breaker = Breaker::new(server.name());
+        Self::with(server, connections, breaker)
     }
 
     pub(crate) fn with(server: Server, connections: usize, breaker: Breaker) -> Self {
@@ -106,6 +107,15 @@ impl Node {
 
     pub(crate) fn health(&self, deadline: Duration) -> Health {
         self.breaker.health(deadline)
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        self.breaker.counters()
+    }
+
+    /// Reports the state of the breaker to a new observer.
+    pub(crate) fn report_breaker(&self, observer: &dyn Observer) {
+        self.breaker.report_to(observer);
     }
 
     /// Records the failure of a call that began at `start` and waited for this node, among others.
@@ -266,7 +276,10 @@ impl Node {
                 node.breaker.begin_probe();
                 let probe = Probe::beside(&lock(&node.failed_key));
                 let deadline = Deadline::new(PROBE_DEADLINE);
-                let _ = node.execute_unchecked::<()>(deadline, probe.command(), true).await;
+                let probed = node.execute_unchecked::<()>(deadline, probe.command(), true).await;
+                if let Err(error) = probed {
+                    node.breaker.remind(&error);
+                }
                 sleep(PROBE_PAUSE).await;
             }
         });

@@ -33,6 +33,16 @@ pub(crate) enum State {
     Available(Duration),
     /// The node no longer has slots.
     Retired,
+    /// It answers every script with an error.
+    Refuses(TransportError),
+    /// It executes scripts again.
+    Decides,
+}
+
+impl State {
+    fn is_failure(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::Refuses(_))
+    }
 }
 
 #[derive(Debug)]
@@ -54,16 +64,16 @@ struct Period {
 impl Period {
     /// Begins with a report.
     fn new(now: Instant, first: &State) -> Self {
-        let has_unavailable = matches!(first, State::Unavailable(_));
+        let has_unavailable = first.is_failure();
         let has_available = !has_unavailable;
         Self { ends: now + PERIOD, has_unavailable, has_available, held_back: None }
     }
 
     /// Takes a change. Returns it to be reported now, or holds it back.
     fn change(&mut self, state: State) -> Option<Report> {
-        let reported = match state {
-            State::Unavailable(_) => &mut self.has_unavailable,
-            State::Available(_) | State::Retired => &mut self.has_available,
+        let reported = match state.is_failure() {
+            true => &mut self.has_unavailable,
+            false => &mut self.has_available,
         };
         if self.held_back.is_none() && !mem::replace(reported, true) {
             return Some(Report { state, changes: 1 });
@@ -97,6 +107,11 @@ impl Reports {
                 }
             });
         }
+    }
+
+    /// Reports that an outage lasts.
+    pub(crate) fn remind(&self, error: &TransportError, outage: Duration) {
+        events::still_unavailable(self.node.as_deref(), outage, error);
     }
 
     /// Returns the report for now; and, if this is the first change that was held back, the end of
@@ -134,6 +149,8 @@ impl Reports {
             State::Unavailable(error) => events::unavailable(node, changes, error),
             State::Available(after) => events::available(node, changes, *after),
             State::Retired => events::retired(node, changes),
+            State::Refuses(error) => events::refuses(node, changes, error),
+            State::Decides => events::decides(node, changes),
         }
     }
 }

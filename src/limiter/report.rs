@@ -1,0 +1,160 @@
+//! Reports the events of limiters to their observers: decisions, failures of the store, waits and
+//! releases. It changes no answer.
+
+use std::time::Instant;
+
+use super::{charge::Charge, core::Limiter};
+use crate::{
+    algorithm::Action,
+    decision::Decision,
+    error::Error,
+    keys::Key,
+    observe::{Decided, Observers, Released, WaitBegan, WaitEnded, log},
+    store::{LimitRequest, StoreFuture, StoreRequest},
+};
+
+/// Reports an answer that the store gave immediately.
+#[inline]
+pub(super) fn report_now(request: &StoreRequest<'_>, result: Result<&Decision, &Error>) {
+    let is_denied = || !result.is_ok_and(Decision::is_allowed);
+    if is_observed(request) || cfg!(feature = "tracing") && is_denied() {
+        report(request, result);
+    }
+}
+
+fn is_observed(request: &StoreRequest<'_>) -> bool {
+    request.limits.iter().any(|limit| !limit.observers.is_empty())
+}
+
+// Inlined, it would make each check slower, also without observers.
+#[inline(never)]
+fn report(request: &StoreRequest<'_>, result: Result<&Decision, &Error>) {
+    let limits = request.limits.iter();
+    let limits = limits.map(|limit| (limit.settings.name, limit.observers, limit.key));
+    report_result(request.action, limits, result, None);
+}
+
+/// Reports an answer once it is there.
+pub(super) fn reported(
+    request: &StoreRequest<'_>,
+    answer: StoreFuture<Decision>,
+) -> StoreFuture<Decision> {
+    match &answer {
+        StoreFuture::Ready(Some(result)) => report_now(request, result.as_ref()),
+        #[cfg(feature = "redis")]
+        StoreFuture::Cached(Some(decision)) => report_now(request, Ok(decision)),
+        StoreFuture::Pending(_) if is_observed(request) || log::records_denials() => {
+            return reported_later(request, answer);
+        }
+        _ => {}
+    }
+    answer
+}
+
+fn reported_later(
+    request: &StoreRequest<'_>,
+    answer: StoreFuture<Decision>,
+) -> StoreFuture<Decision> {
+    let (action, start) = (request.action, Instant::now());
+    let owned = |limit: &LimitRequest<'_>| {
+        (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
+    };
+    let limits: Vec<_> = request.limits.iter().map(owned).collect();
+    StoreFuture::Pending(Box::pin(async move {
+        let result = answer.await;
+        let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
+        report_result(action, limits, result.as_ref(), Some(start));
+        result
+    }))
+}
+
+/// A limit of a request: the name of the limiter, its observers and the key.
+type Limit<'a> = (&'static str, &'a Observers, &'a Key<'a>);
+
+fn report_result<'a>(
+    action: Action,
+    mut limits: impl Iterator<Item = Limit<'a>>,
+    result: Result<&Decision, &Error>,
+    start: Option<Instant>,
+) {
+    let Some(first) = limits.next() else { return };
+    match result {
+        Ok(decision) if action == Action::Check => {
+            let is_binding = |(name, ..): &Limit<'_>| *name == decision.limiter();
+            let binding = [first].into_iter().chain(limits).find(is_binding);
+            let (_, observers, key) = binding.unwrap_or(first);
+            let duration = start.map(|start| start.elapsed());
+            report_decided(observers, Decided { decision, key, duration });
+        }
+        Ok(_) => {}
+        Err(error) => first.1.store_failed(first.0, error),
+    }
+}
+
+/// Reports a decision about a check.
+pub(crate) fn report_decided(observers: &Observers, event: Decided<'_>) {
+    observers.each(|it| it.decided(&event));
+    if !event.decision.is_allowed() {
+        log::denied(&event);
+    }
+}
+
+/// Reports that units of a key are returned.
+pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
+    observers.each(|it| it.released(&Released { limiter, key, units }));
+}
+
+impl Limiter {
+    /// Reports the failure of a call that decides nothing.
+    pub(super) fn reported_failure(&self, answer: StoreFuture<()>) -> StoreFuture<()> {
+        if self.observers().is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {
+            return answer;
+        }
+        let limiter = self.clone();
+        StoreFuture::Pending(Box::pin(async move {
+            let result = answer.await;
+            if let Err(error) = &result {
+                limiter.observers().store_failed(limiter.name(), error);
+            }
+            result
+        }))
+    }
+}
+
+impl Charge {
+    /// Reports a decision that no store made.
+    pub(super) fn report_uncounted(&self, decision: &Decision) {
+        if let (Some(limiter), Some(key)) = (self.limiters().next(), self.keys().next()) {
+            let event = Decided { decision, key, duration: None };
+            report_decided(limiter.observers(), event);
+        }
+    }
+}
+
+/// A wait that was reported. Its end is reported when it is dropped.
+pub(crate) struct Wait {
+    observers: Observers,
+    limiter: &'static str,
+    began: Instant,
+}
+
+impl Wait {
+    /// Reports that a request waits after a decision about its charge. Returns nothing if there is
+    /// no observer.
+    pub(crate) fn begin(charge: &Charge, decision: &Decision) -> Option<Self> {
+        let limiter = decision.limiter();
+        let observers = charge.limiters().find(|it| it.name() == limiter)?.observers();
+        if observers.is_empty() {
+            return None;
+        }
+        observers.each(|it| it.wait_began(&WaitBegan { limiter }));
+        Some(Self { observers: (**observers).clone(), limiter, began: Instant::now() })
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        let event = WaitEnded { limiter: self.limiter, duration: self.began.elapsed() };
+        self.observers.each(|it| it.wait_ended(&event));
+    }
+}

@@ -1,0 +1,386 @@
+//! What happens in limiters, layers and stores, for metrics and logs: the trait [`Observer`] and
+//! its events, the [`Metrics`] of the feature `metrics`, and [`TopDenied`], the keys that are
+//! denied most.
+//!
+//! An observer is set on a store, before its limiters are made, and is inherited by them and by
+//! their layers. [`Limiter::observe`](crate::Limiter::observe) and
+//! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) add further ones.
+//!
+//! | event | method | reported by |
+//! |---|---|---|
+//! | a check was decided, by a store or by a failure policy | [`decided`](Observer::decided) | limiter |
+//! | a request waits, and its wait ends | [`wait_began`](Observer::wait_began), [`wait_ended`](Observer::wait_ended) | limiter |
+//! | units of a request are returned | [`released`](Observer::released) | limiter |
+//! | a call of the store failed | [`store_failed`](Observer::store_failed) | limiter |
+//! | a request was rejected | [`rejected`](Observer::rejected) | layer |
+//! | the number of keys in memory changed | [`keys_held`](Observer::keys_held) | [`MemoryStore`](crate::MemoryStore) |
+//! | a call to Redis was sent | [`batch_sent`](Observer::batch_sent) | `RedisStore` |
+//! | a circuit breaker opened or closed | [`breaker_changed`](Observer::breaker_changed) | `RedisStore` |
+//!
+//! Without an observer, a check costs the test of one pointer more.
+//!
+//! # Examples
+//!
+//! ```
+//! use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
+//! use tower_ratelimit::{
+//!     Algorithm, Limiter, MemoryStore, Quota,
+//!     observe::{Decided, Observer, Outcome},
+//! };
+//!
+//! #[derive(Default)]
+//! struct CountDenials(AtomicU64);
+//!
+//! impl Observer for CountDenials {
+//!     fn decided(&self, event: &Decided<'_>) {
+//!         if event.outcome() == Outcome::Denied {
+//!             self.0.fetch_add(1, Relaxed);
+//!         }
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tower_ratelimit::Error> {
+//! let denials = Arc::new(CountDenials::default());
+//! let store = MemoryStore::new().observe(denials.clone());
+//! let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+//! limiter.check("alice").await?;
+//! limiter.check("alice").await?;
+//! assert_eq!(denials.0.load(Relaxed), 1);
+//! # Ok(())
+//! # }
+//! ```
+
+pub(crate) mod log;
+#[cfg(feature = "metrics")]
+mod metrics;
+mod top_denied;
+
+use std::{fmt, ops::Deref, ptr, sync::Arc, time::Duration};
+
+#[cfg(feature = "metrics")]
+pub use self::metrics::Metrics;
+pub use self::top_denied::{DeniedKey, TopDenied};
+pub use crate::error::FailureKind;
+use crate::{
+    decision::Decision,
+    error::{Error, StoreError},
+    keys::Key,
+};
+
+/// Gets the events of limiters, layers and stores. Each method does nothing by default.
+///
+/// The methods are called in the tasks of requests: they must be fast, and must not block or panic.
+/// Later versions add methods, and fields of events. If the future of a check is dropped before its
+/// answer, there is no event about it.
+pub trait Observer: Send + Sync + 'static {
+    /// Returns the observer that gets the events of one limiter instead of this one; `None` if this
+    /// one gets them.
+    ///
+    /// It is called when a limiter is made, with its name. So an observer can find the counters of
+    /// each limiter once, and not for each event.
+    fn of_limiter(&self, limiter: &'static str) -> Option<Arc<dyn Observer>> {
+        let _ = limiter;
+        None
+    }
+
+    /// A check was decided. A check of several limits has one event, for the limiter that the
+    /// decision names. A request that waits by retries has one for each of its checks. `peek`,
+    /// `spend`, `refund`, `block` and `unblock` have none.
+    fn decided(&self, event: &Decided<'_>) {
+        let _ = event;
+    }
+
+    /// A request began to wait for quota.
+    fn wait_began(&self, event: &WaitBegan<'_>) {
+        let _ = event;
+    }
+
+    /// A request ended its wait: it proceeds, was denied, or was dropped.
+    fn wait_ended(&self, event: &WaitEnded<'_>) {
+        let _ = event;
+    }
+
+    /// Units that a request has spent or reserved are returned: it was cancelled, was dropped while
+    /// it waited, or used less than it was charged.
+    fn released(&self, event: &Released<'_>) {
+        let _ = event;
+    }
+
+    /// A call of the store failed. If the [policy](crate::FailurePolicy) lets the request proceed,
+    /// or decides in memory, [`decided`](Observer::decided) follows.
+    fn store_failed(&self, event: &StoreFailed<'_>) {
+        let _ = event;
+    }
+
+    /// A layer rejected a request. There is no event in a [dry
+    /// run](crate::RateLimitLayer::dry_run).
+    fn rejected(&self, event: &Rejected<'_>) {
+        let _ = event;
+    }
+
+    /// The number of keys in a store in memory has changed.
+    fn keys_held(&self, event: &KeysHeld) {
+        let _ = event;
+    }
+
+    /// A call with checks of one limiter is sent to Redis.
+    fn batch_sent(&self, event: &BatchSent<'_>) {
+        let _ = event;
+    }
+
+    /// The circuit breaker of a server was opened or closed. The state when the observer is set is
+    /// reported, too.
+    fn breaker_changed(&self, event: &BreakerChanged<'_>) {
+        let _ = event;
+    }
+}
+
+/// A check was decided.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Decided<'a> {
+    /// The decision, which names the limiter and the source.
+    pub decision: &'a Decision,
+    /// The key at that limiter.
+    pub key: &'a Key<'a>,
+    /// The time from the call to the answer of a store outside of the process; `None` if the
+    /// decision was made in the memory of the process.
+    pub duration: Option<Duration>,
+}
+
+impl Decided<'_> {
+    /// Returns the outcome of the check.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        match self.decision.is_allowed() {
+            false => Outcome::Denied,
+            true if self.decision.delay().is_zero() => Outcome::Allowed,
+            true => Outcome::Waited,
+        }
+    }
+}
+
+/// The outcome of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The request may proceed immediately.
+    Allowed,
+    /// The request may proceed after a [delay](Decision::delay).
+    Waited,
+    /// The request may not proceed.
+    Denied,
+}
+
+/// A request began to wait for quota.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct WaitBegan<'a> {
+    /// The name of the limiter.
+    pub limiter: &'a str,
+}
+
+/// A request ended its wait for quota.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct WaitEnded<'a> {
+    /// The name of the limiter, as when the wait began.
+    pub limiter: &'a str,
+    /// The length of the wait.
+    pub duration: Duration,
+}
+
+/// Units of a request are returned.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Released<'a> {
+    /// The name of the limiter.
+    pub limiter: &'a str,
+    /// The key.
+    pub key: &'a Key<'a>,
+    /// The number of units. A bucket returns only those that it has not refilled since.
+    pub units: u32,
+}
+
+/// A call of the store failed.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct StoreFailed<'a> {
+    /// The name of the limiter; of several limiters, of the first.
+    pub limiter: &'a str,
+    /// The kind of the failure.
+    pub kind: FailureKind,
+    /// The error, with its sources.
+    pub error: &'a StoreError,
+}
+
+/// A layer rejected a request.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Rejected<'a> {
+    /// The reason.
+    pub reason: Reason,
+    /// The name of the limiter that denied the request, or whose quota is below its cost.
+    pub limiter: Option<&'a str>,
+}
+
+/// The reason for a rejection. See [`Rejection`](crate::Rejection).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The quota is used up.
+    Denied,
+    /// The request costs more than the quota can ever grant.
+    CostAboveQuota,
+    /// The request has no key.
+    MissingKey,
+    /// The request is invalid.
+    Invalid,
+    /// A rule or a list denies the request, or requests without a key.
+    Forbidden,
+    /// The service is misconfigured.
+    Misconfigured,
+    /// The store did not decide.
+    Store,
+}
+
+impl Reason {
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Denied,
+        Self::CostAboveQuota,
+        Self::MissingKey,
+        Self::Invalid,
+        Self::Forbidden,
+        Self::Misconfigured,
+        Self::Store,
+    ];
+
+    /// Returns the name, as in a label: `denied`, `cost_above_quota`, `missing_key`, `invalid`,
+    /// `forbidden`, `misconfigured` or `store`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::CostAboveQuota => "cost_above_quota",
+            Self::MissingKey => "missing_key",
+            Self::Invalid => "invalid",
+            Self::Forbidden => "forbidden",
+            Self::Misconfigured => "misconfigured",
+            Self::Store => "store",
+        }
+    }
+}
+
+/// The number of keys in a store in memory.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct KeysHeld {
+    /// The number of keys.
+    pub keys: usize,
+    /// The maximum.
+    pub max_keys: usize,
+}
+
+/// A call with checks of one limiter is sent to Redis.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct BatchSent<'a> {
+    /// The name of the limiter.
+    pub limiter: &'a str,
+    /// The number of checks in the call, at least 1.
+    pub checks: usize,
+}
+
+/// The state of a circuit breaker.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct BreakerChanged<'a> {
+    /// The address of the server, or the name of the master behind Sentinels; empty for a
+    /// connection of the application.
+    pub server: &'a str,
+    /// True if the breaker is open: the server does not answer, and calls fail immediately.
+    pub is_open: bool,
+}
+
+/// The observers of a store, a limiter or a layer.
+#[derive(Clone, Default)]
+pub struct Observers(Option<Arc<[Arc<dyn Observer>]>>);
+
+impl Observers {
+    /// Adds an observer, unless it is one of these already.
+    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) {
+        if !self.contains(&observer) {
+            self.0 = Some(self.iter().cloned().chain([observer]).collect());
+        }
+    }
+
+    /// Returns the observers for the events of one limiter.
+    fn of_limiter(&self, limiter: &'static str) -> Self {
+        let of = |it: &Arc<dyn Observer>| it.of_limiter(limiter).unwrap_or_else(|| it.clone());
+        Self(self.0.as_ref().map(|observers| observers.iter().map(of).collect()))
+    }
+
+    /// Reports the failure of a store; other errors are not reported.
+    pub(crate) fn store_failed(&self, limiter: &str, error: &Error) {
+        let Error::Store(error) = error else { return };
+        let event = StoreFailed { limiter, kind: error.kind(), error };
+        self.each(|it| it.store_failed(&event));
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Passes an event to all of them, for example by `each(|it| it.decided(&event))`.
+    #[inline]
+    pub(crate) fn each(&self, pass: impl Fn(&dyn Observer)) {
+        self.iter().for_each(|observer| pass(&**observer));
+    }
+
+    pub(crate) fn contains(&self, observer: &Arc<dyn Observer>) -> bool {
+        self.iter().any(|it| ptr::addr_eq(Arc::as_ptr(it), Arc::as_ptr(observer)))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Observer>> {
+        self.0.iter().flat_map(|observers| observers.iter())
+    }
+}
+
+/// The observers of a limiter.
+#[derive(Clone, Debug, Default)]
+pub struct LimiterObservers {
+    /// As they were added, for events that are not of one limiter.
+    pub(crate) added: Observers,
+    /// The observers for the events of the limiter.
+    of_limiter: Observers,
+}
+
+impl LimiterObservers {
+    pub(crate) fn new(added: Observers, limiter: &'static str) -> Self {
+        Self { of_limiter: added.of_limiter(limiter), added }
+    }
+
+    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>, limiter: &'static str) {
+        if !self.added.contains(&observer) {
+            self.of_limiter.add(observer.of_limiter(limiter).unwrap_or_else(|| observer.clone()));
+            self.added.add(observer);
+        }
+    }
+}
+
+impl Deref for LimiterObservers {
+    type Target = Observers;
+
+    fn deref(&self) -> &Observers {
+        &self.of_limiter
+    }
+}
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Observers({})", self.iter().count())
+    }
+}

@@ -1,0 +1,81 @@
+//! The events of limiters and layers for the crate `tracing`. Without the feature they are empty
+//! functions. The events about connections are in `store/redis/transport/events.rs`.
+#![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+
+use std::{
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use super::Decided;
+use crate::sync::lock;
+
+/// The time for which there is at most one event about a misconfigured service.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// Returns whether the events of denials are recorded.
+#[inline]
+pub(crate) fn records_denials() -> bool {
+    #[cfg(feature = "tracing")]
+    return tracing::enabled!(target: "tower_ratelimit", tracing::Level::DEBUG);
+    #[cfg(not(feature = "tracing"))]
+    false
+}
+
+/// Reports a denial. Only logs of the level `trace` contain the key, which can be an address or a
+/// name.
+#[cold]
+pub(crate) fn denied(event: &Decided<'_>) {
+    #[cfg(feature = "tracing")]
+    {
+        let Decided { decision, key, .. } = event;
+        let is_trace = tracing::enabled!(target: "tower_ratelimit", tracing::Level::TRACE);
+        tracing::debug!(
+            target: "tower_ratelimit",
+            limiter = decision.limiter(),
+            key = is_trace.then(|| key.as_str()),
+            retry_after = ?decision.retry_after().unwrap_or_default(),
+            source = ?decision.source(),
+            "request denied"
+        );
+    }
+}
+
+/// Reports that the service is set up wrong: at most one event in [`PERIOD`], with the number of
+/// requests since the last one.
+pub(crate) fn misconfigured(throttle: &Throttle, error: &str) {
+    #[cfg(feature = "tracing")]
+    if let Some(requests) = throttle.next(PERIOD) {
+        tracing::error!(
+            target: "tower_ratelimit",
+            requests,
+            error,
+            "the service is misconfigured: requests cannot be counted"
+        );
+    }
+}
+
+/// Limits the rate of an event that each request would cause.
+#[derive(Debug, Default)]
+pub(crate) struct Throttle(Mutex<Throttled>);
+
+#[derive(Debug, Default)]
+struct Throttled {
+    last: Option<Instant>,
+    /// The occurrences since the last event.
+    count: u64,
+}
+
+impl Throttle {
+    /// Counts an occurrence. Returns the number since the last event, if another event is due.
+    #[cfg_attr(not(feature = "tracing"), allow(dead_code))]
+    pub(crate) fn next(&self, period: Duration) -> Option<u64> {
+        let Throttled { last, count } = &mut *lock(&self.0);
+        *count += 1;
+        if last.is_some_and(|last| last.elapsed() < period) {
+            return None;
+        }
+        *last = Some(Instant::now());
+        Some(std::mem::take(count))
+    }
+}

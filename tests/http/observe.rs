@@ -1,0 +1,265 @@
+//! The events of limiters and layers, for observers, metrics and logs: each exactly once.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{body::Body, extract::ConnectInfo};
+use http::{Request, Response, StatusCode, request::Parts};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Algorithm, Charge, FailurePolicy, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
+    RequestError, key,
+    observe::{Metrics, TopDenied},
+};
+
+use crate::support::{get, log::Log, recorder::Recorder};
+
+const HOUR: Quota = Quota::per_hour(2);
+
+fn observed(quota: Quota) -> (Arc<Recorder>, Limiter) {
+    let recorder = Recorder::new();
+    let store = MemoryStore::with_max_keys(10).observe(recorder.clone());
+    let limiter = Limiter::named("api", store, Algorithm::token_bucket(), quota);
+    (recorder, limiter)
+}
+
+async fn send(layer: &RateLimitLayer, request: Request<Body>) -> StatusCode {
+    let service = service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::new(())));
+    layer.layer(service).oneshot(request).await.unwrap().status()
+}
+
+#[tokio::test]
+async fn a_check_is_one_decision_and_other_calls_are_none() {
+    let (recorder, limiter) = observed(HOUR);
+    let _ = limiter.check("alice").await.unwrap();
+    assert_eq!(recorder.take(), ["keys 1 of 10", "decided api alice Allowed Store"]);
+    limiter.spend("alice", 1).await.unwrap();
+    let _ = limiter.peek("alice").await.unwrap();
+    limiter.refund("alice", 1).await.unwrap();
+    limiter.spend("alice", 1).await.unwrap();
+    assert_eq!(recorder.take(), [""; 0]);
+    let _ = limiter.check_n("alice", 2).await.unwrap();
+    let _ = limiter.try_acquire("alice", 2, Duration::ZERO).await.unwrap();
+    let _ = Charge::new(&limiter, "alice").check().await.unwrap();
+    assert_eq!(recorder.take(), ["decided api alice Denied Store"; 3]);
+    assert!(limiter.check_n("alice", 3).await.is_err(), "above the quota");
+    assert_eq!(recorder.take(), [""; 0]);
+    limiter.reset("alice").await.unwrap();
+    assert_eq!(recorder.take(), ["keys 0 of 10"]);
+}
+
+#[tokio::test]
+async fn several_limits_are_one_decision_of_the_one_that_binds() {
+    let recorder = Recorder::new();
+    let store = MemoryStore::new().observe(recorder.clone());
+    let limiter =
+        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let (wide, narrow) = (limiter("wide", Quota::per_hour(9)), limiter("narrow", HOUR));
+    let charge = Charge::new(&wide, "all").and(Charge::new(&narrow, "alice"));
+    for outcome in ["Allowed", "Allowed", "Denied"] {
+        let _ = charge.check().await.unwrap();
+        let decided = format!("decided narrow alice {outcome} Store");
+        assert_eq!(recorder.take_of("decided"), [decided]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_begins_and_ends_once_and_a_dropped_one_releases() {
+    let (recorder, limiter) = observed(Quota::per_second(1).burst(1));
+    let timeout = Duration::from_secs(3);
+    let _ = limiter.try_acquire("key", 1, timeout).await.unwrap();
+    recorder.take();
+    let _ = limiter.try_acquire("key", 1, timeout).await.unwrap();
+    let waited = ["decided api key Waited Store", "wait began api", "wait ended api"];
+    assert_eq!(recorder.take(), waited);
+    let dropped = tokio::time::timeout(Duration::from_millis(10), limiter.acquire("key", 1)).await;
+    assert!(dropped.is_err());
+    let events = recorder.take();
+    assert_eq!(events.len(), 4, "{events:?}");
+    assert_eq!(events[..2], waited[..2]);
+    for event in ["wait ended api", "released api key 1"] {
+        assert!(events.iter().any(|it| it == event), "{events:?}");
+    }
+    // A full bucket reserves nothing: the request retries.
+    let store = MemoryStore::new().observe(recorder.clone());
+    let quota = Quota::per_second(1).burst(1);
+    let leaky = Limiter::new(store, Algorithm::leaky_bucket(), quota);
+    let _ = leaky.check("key").await.unwrap();
+    recorder.take();
+    let _ = leaky.acquire("key", 1).await.unwrap();
+    let events = recorder.take();
+    let waits = |what| events.iter().filter(|it| **it == format!("wait {what} default")).count();
+    assert_eq!((waits("began"), waits("ended")), (1, 1), "{events:?}");
+}
+
+#[tokio::test]
+async fn returned_units_are_one_release() {
+    let (recorder, limiter) = observed(HOUR);
+    let decision = limiter.check_n("alice", 2).await.unwrap();
+    recorder.take();
+    limiter.settle("alice", &decision, 1).await.unwrap();
+    assert_eq!(recorder.take(), ["released api alice 1"]);
+    limiter.cancel("alice", decision).await.unwrap();
+    assert_eq!(recorder.take(), ["released api alice 2"]);
+}
+
+#[tokio::test]
+async fn a_failed_call_is_one_failure_and_the_policy_one_decision() {
+    let recorder = Recorder::new();
+    let store = MemoryStore::with_max_keys(1).observe(recorder.clone());
+    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1));
+    let _ = limiter.check("alice").await.unwrap();
+    recorder.take();
+    assert!(limiter.check("ben").await.is_err());
+    assert_eq!(recorder.take(), ["failed default full"]);
+    let open = limiter.clone().on_failure(FailurePolicy::Open);
+    let _ = open.check("ben").await.unwrap();
+    let uncounted = ["failed default full", "decided default ben Allowed Open"];
+    assert_eq!(recorder.take(), uncounted);
+    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    let ben = || get(&[("x-user", "ben")]);
+    assert_eq!(send(&layer, ben()).await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(recorder.take(), ["failed default full", "rejected store -"]);
+    let layer = layer.on_failure(FailurePolicy::Open);
+    assert_eq!(send(&layer, ben()).await, StatusCode::OK);
+    let uncounted = ["failed default full", "decided default header:x-user=ben Allowed Open"];
+    assert_eq!(recorder.take(), uncounted);
+}
+
+#[tokio::test]
+async fn a_denied_request_is_one_decision_and_one_rejection() {
+    let (recorder, limiter) = observed(Quota::per_hour(1));
+    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    let alice = || get(&[("x-user", "alice")]);
+    assert_eq!(send(&layer, alice()).await, StatusCode::OK);
+    assert_eq!(recorder.take_of("decided"), ["decided api header:x-user=alice Allowed Store"]);
+    assert_eq!(send(&layer, alice()).await, StatusCode::TOO_MANY_REQUESTS);
+    let denied = ["decided api header:x-user=alice Denied Store", "rejected denied api"];
+    assert_eq!(recorder.take(), denied);
+    // The layer inherits the observer already.
+    let layer = layer.observe(recorder.clone());
+    assert_eq!(send(&layer, alice()).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(recorder.take(), denied);
+    let own = Recorder::new();
+    let layer = layer.observe(own.clone());
+    assert_eq!(send(&layer, alice()).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(
+        (recorder.take(), own.take()),
+        (denied.map(String::from).to_vec(), denied.map(String::from).to_vec())
+    );
+    let layer = layer.dry_run(true);
+    assert_eq!(send(&layer, alice()).await, StatusCode::OK);
+    assert_eq!(recorder.take(), denied[..1]);
+}
+
+#[tokio::test]
+async fn rejections_have_reasons() {
+    let (recorder, limiter) = observed(HOUR);
+    let user = || key::Header::new("x-user");
+    let layer = |cost: u32| RateLimitLayer::new(&limiter, user()).cost(move |_| cost);
+    let alice = || get(&[("x-user", "alice")]);
+    let rejected = async |layer: RateLimitLayer, request| {
+        assert!(!send(&layer, request).await.is_success());
+        recorder.take()
+    };
+    assert_eq!(rejected(layer(3), alice()).await, ["rejected cost_above_quota api"]);
+    assert_eq!(rejected(layer(1), get(&[])).await, ["rejected missing_key -"]);
+    let unauthorized = MissingKey::RejectWith(StatusCode::UNAUTHORIZED);
+    let layer = layer(1).missing_key(unauthorized);
+    assert_eq!(rejected(layer.clone(), get(&[])).await, ["rejected forbidden -"]);
+    assert_eq!(rejected(layer.deny(|_| true), alice()).await, ["rejected forbidden -"]);
+    let by_ip = RateLimitLayer::new(&limiter, key::PeerIp);
+    assert_eq!(rejected(by_ip, get(&[])).await, ["rejected misconfigured -"]);
+    // A request that a rule rejects has no limiter.
+    let rule = |_: &Parts| Err::<Charge, _>(RequestError::invalid("no"));
+    let by_rule = RateLimitLayer::by_rule(rule);
+    assert_eq!(rejected(by_rule.clone(), get(&[])).await, [""; 0]);
+    let by_rule = by_rule.observe(recorder.clone());
+    assert_eq!(rejected(by_rule, get(&[])).await, ["rejected invalid -"]);
+}
+
+#[tokio::test]
+async fn a_limiter_can_have_an_observer_of_its_own() {
+    let (of_store, limiter) = observed(HOUR);
+    let own = Recorder::new();
+    let limiter = limiter.observe(own.clone()).with_quota(Quota::per_hour(1)).unwrap();
+    let _ = limiter.check("alice").await.unwrap();
+    for recorder in [&of_store, &own] {
+        let events = ["keys 1 of 10", "decided api alice Allowed Store"];
+        assert_eq!(recorder.take(), events);
+    }
+}
+
+#[tokio::test]
+async fn the_metrics_count_what_happened() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let store = MemoryStore::with_max_keys(10).observe(Arc::new(Metrics::new().store("main")));
+    let limiter = Limiter::named("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    for _ in 0..3 {
+        send(&layer, get(&[("x-user", "alice")])).await;
+    }
+    let text = handle.render();
+    for line in [
+        r#"tower_ratelimit_decisions_total{store="main",limiter="api",outcome="allowed",source="store"} 1"#,
+        r#"tower_ratelimit_decisions_total{store="main",limiter="api",outcome="denied",source="store"} 2"#,
+        r#"tower_ratelimit_decisions_total{store="main",limiter="api",outcome="denied",source="cached"} 0"#,
+        r#"tower_ratelimit_rejections_total{store="main",reason="denied"} 2"#,
+        r#"tower_ratelimit_keys{store="main"} 1"#,
+        r#"tower_ratelimit_keys_limit{store="main"} 10"#,
+        r#"tower_ratelimit_waiting_requests{store="main",limiter="api"} 0"#,
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line}\n{text}");
+    }
+    assert!(!text.contains("alice"), "{text}");
+}
+
+#[tokio::test]
+async fn denied_keys_are_listed() {
+    let top = Arc::new(TopDenied::new(10));
+    let layer = RateLimitLayer::per_ip(Quota::per_hour(1)).observe(top.clone());
+    for (last, requests) in [(1, 2), (2, 4), (3, 1)] {
+        for _ in 0..requests {
+            let mut request = get(&[]);
+            let peer = SocketAddr::from(([192, 0, 2, last], 80));
+            request.extensions_mut().insert(ConnectInfo(peer));
+            send(&layer, request).await;
+        }
+    }
+    let top: Vec<_> = top.top(9).iter().map(|it| (it.key.to_string(), it.count)).collect();
+    assert_eq!(top, [("ip=192.0.2.2".to_owned(), 3), ("ip=192.0.2.1".to_owned(), 1)]);
+}
+
+#[tokio::test]
+async fn a_denial_is_an_event_and_contains_the_key_only_at_the_level_trace() {
+    for (level, has_key) in [(tracing::Level::DEBUG, false), (tracing::Level::TRACE, true)] {
+        let (log, _guard) = Log::start(level);
+        let quota = Quota::per_hour(1);
+        let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), quota);
+        for _ in 0..2 {
+            let _ = limiter.check("alice").await.unwrap();
+        }
+        let text = log.text();
+        let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+        let parts =
+            ["DEBUG tower_ratelimit: request denied", "limiter=\"default\"", "retry_after="];
+        assert!(parts.iter().all(|part| event.contains(part)), "{event}");
+        assert_eq!(event.contains("key=\"alice\""), has_key, "{event}");
+    }
+}
+
+#[tokio::test]
+async fn a_misconfigured_service_is_one_error_in_the_log() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let layer = RateLimitLayer::per_ip(HOUR);
+    for _ in 0..20 {
+        let status = send(&layer, get(&[])).await;
+        assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    }
+    let text = log.text();
+    let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let parts = ["ERROR tower_ratelimit: the service is misconfigured", "with_connect_info"];
+    assert!(parts.iter().all(|part| event.contains(part)), "{event}");
+}

@@ -1,0 +1,142 @@
+//! The dashboard and the table of the metrics name what an exporter renders after a run.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use serde_json::Value;
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key, observe::Metrics,
+};
+
+use crate::support::{counting, get, server::RedisServer};
+
+const DASHBOARD: &str = include_str!("../../docs/grafana.json");
+const PAGE: &str = include_str!("../../docs/operation.md");
+
+/// Returns the labels of each metric after a run in which everything happens.
+async fn exported() -> BTreeMap<String, BTreeSet<String>> {
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &[0.1])
+        .unwrap()
+        .set_buckets_for_metric(Matcher::Suffix("_checks".to_owned()), &[1.0])
+        .unwrap()
+        .build_recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let metrics = Arc::new(Metrics::new());
+
+    let store = MemoryStore::new().observe(metrics.clone());
+    let quota = Quota::per_second(50).burst(1);
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), quota);
+    let layer = RateLimitLayer::new(&limiter, key::Global);
+    for _ in 0..2 {
+        let _ = layer.layer(counting(&Arc::default())).oneshot(get(&[])).await.unwrap();
+    }
+    let decision = limiter.try_acquire("key", 1, Duration::from_secs(60)).await.unwrap();
+    let _ = limiter.try_acquire("key", 1, Duration::from_secs(60)).await.unwrap();
+    limiter.cancel("key", decision).await.unwrap();
+
+    let mut server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap().observe(metrics);
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let _ = limiter.check("key").await.unwrap();
+    server.kill();
+    assert!(limiter.check("other").await.is_err());
+
+    let text = recorder.handle().render();
+    let mut all = BTreeMap::<_, BTreeSet<_>>::new();
+    for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        let (series, _) = line.rsplit_once(' ').unwrap();
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let labels = labels.split(',').filter_map(|it| Some(it.split_once('=')?.0.to_owned()));
+        all.entry(name.to_owned()).or_default().extend(labels);
+    }
+    all
+}
+
+/// Returns the queries of the panels and variables.
+fn queries(value: &Value) -> Vec<String> {
+    match value {
+        Value::Array(values) => values.iter().flat_map(queries).collect(),
+        Value::Object(fields) => {
+            let is_query = |name: &str| name == "expr" || name == "definition";
+            let text = |(name, value): (&String, &Value)| match value.as_str() {
+                Some(text) if is_query(name) => vec![text.to_owned()],
+                _ => queries(value),
+            };
+            fields.iter().flat_map(text).collect()
+        }
+        _ => vec![],
+    }
+}
+
+/// Returns the words of a query outside of quotes and variables.
+fn words(query: &str) -> Vec<&str> {
+    let unquoted = query.split('"').step_by(2);
+    let is_word = |char: char| char.is_ascii_alphanumeric() || "_$".contains(char);
+    let words = unquoted.flat_map(|part| part.split(move |char| !is_word(char)));
+    words.filter(|word| word.starts_with(|first: char| first.is_ascii_alphabetic())).collect()
+}
+
+#[tokio::test]
+async fn the_dashboard_uses_exported_metrics_and_labels() {
+    let exported = exported().await;
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    assert!(dashboard["schemaVersion"].as_u64() >= Some(36));
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    assert_eq!(variables[0]["type"], "datasource");
+    let panels = dashboard["panels"].as_array().unwrap();
+    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), panels.len());
+    for panel in panels {
+        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
+        assert!(!queries(&panel["targets"]).is_empty(), "{}", panel["title"]);
+    }
+    let queries = queries(&dashboard);
+    let keywords = ["sum", "max", "by", "rate", "histogram_quantile", "label_values"];
+    let mut used = BTreeSet::new();
+    for query in &queries {
+        assert_eq!(query.matches(['(', '[', '{']).count(), query.matches([')', ']', '}']).count());
+        let words = words(query);
+        let names: Vec<_> = words.iter().filter(|it| it.starts_with("tower_ratelimit")).collect();
+        assert!(!names.is_empty(), "{query}");
+        for name in &names {
+            assert!(exported.contains_key(**name), "{query}: {name} in {exported:?}");
+            used.insert(family(name));
+        }
+        let labels = exported[*names[0]].clone();
+        for word in words.iter().filter(|it| !keywords.contains(it) && !names.contains(it)) {
+            assert!(labels.contains(*word), "{query}: label {word} of {labels:?}");
+        }
+    }
+    let families: BTreeSet<_> = exported.keys().map(|name| family(name)).collect();
+    assert_eq!(used, families, "the dashboard shows all metrics");
+}
+
+/// Returns the name without the suffix of a part of a histogram.
+fn family(name: &str) -> &str {
+    let suffixes = ["_bucket", "_sum", "_count"];
+    suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name)
+}
+
+#[tokio::test]
+async fn the_page_on_operation_lists_the_metrics_with_their_labels() {
+    let mut exported_labels = BTreeMap::<String, BTreeSet<String>>::new();
+    for (name, mut labels) in exported().await {
+        labels.remove("le");
+        exported_labels.entry(family(&name).to_owned()).or_default().extend(labels);
+    }
+    let rows = PAGE.lines().filter(|line| line.starts_with("| `tower_ratelimit_"));
+    let listed: BTreeMap<String, BTreeSet<String>> = rows
+        .map(|row| {
+            let cells: Vec<_> = row.split('|').map(|cell| cell.trim().replace('`', "")).collect();
+            let labels = cells[3].split(", ").filter(|label| !label.is_empty());
+            (cells[1].clone(), labels.map(String::from).collect())
+        })
+        .collect();
+    assert_eq!(listed, exported_labels);
+}

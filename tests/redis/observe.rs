@@ -1,0 +1,206 @@
+//! The events of the Redis store, for observers, metrics and logs: each exactly once.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tokio::{sync::watch, task::JoinSet, time::sleep};
+use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
+use tower_ratelimit::{
+    Algorithm, FailurePolicy, Limiter, Quota, RedisConfig, RedisStore,
+    observe::Metrics,
+    redis::{
+        self, RedisResult,
+        auth::{BasicAuth, StreamingCredentialsProvider},
+    },
+    redisson::{RateLimiter, RateType},
+};
+
+use crate::support::{
+    load::until, log::Log, recorder::Recorder, redis_store, server::RedisServer, with_long_deadline,
+};
+
+fn once_per_hour(store: RedisStore) -> Limiter {
+    Limiter::named("api", store, Algorithm::token_bucket(), Quota::per_hour(1))
+}
+
+#[tokio::test]
+async fn a_remembered_denial_is_a_decision_with_the_source_cached() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
+    assert_eq!(recorder.take(), ["breaker closed"]);
+    for events in [
+        &["batch api 1", "decided api alice Allowed Store timed"][..],
+        &["batch api 1", "decided api alice Denied Store timed"],
+        &["decided api alice Denied Cached"],
+    ] {
+        let _ = limiter.check("alice").await.unwrap();
+        assert_eq!(recorder.take(), events);
+    }
+}
+
+#[tokio::test]
+async fn checks_that_go_together_are_in_one_batch_and_have_a_decision_each() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
+    let mut tasks = JoinSet::new();
+    for i in 0..200 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { limiter.check(format!("key-{i}")).await.unwrap().is_allowed() });
+    }
+    assert!(tasks.join_all().await.into_iter().all(|is_allowed| is_allowed));
+    let events = recorder.take();
+    let decided = events.iter().filter(|it| it.starts_with("decided")).count();
+    let batches = events.iter().filter_map(|it| it.strip_prefix("batch api "));
+    let batches: Vec<usize> = batches.map(|checks| checks.parse().unwrap()).collect();
+    assert_eq!((decided, batches.iter().sum()), (200, 200));
+    assert!(batches.len() < 20, "{batches:?}");
+}
+
+#[tokio::test]
+async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_event() {
+    let (mut server, recorder) = (RedisServer::start(), Recorder::new());
+    let store = RedisStore::connect(&server.url()).await.unwrap().observe(recorder.clone());
+    let limiter =
+        Limiter::named("api", store.clone(), Algorithm::sliding_log(), Quota::per_hour(9));
+    server.kill();
+    recorder.take();
+    let mut failures = 0;
+    while store.health().is_available {
+        assert!(limiter.check("key").await.is_err());
+        failures += 1;
+    }
+    let events = recorder.take();
+    let count = |word: &str| events.iter().filter(|it| it.starts_with(word)).count();
+    assert_eq!((count("failed api"), count("breaker open")), (failures, 1), "{events:?}");
+    assert_eq!((count("breaker"), count("decided")), (1, 0), "{events:?}");
+
+    assert!(limiter.check("key").await.is_err());
+    assert_eq!(recorder.take(), ["failed api circuit_open"]);
+    let local = limiter.clone().on_failure(FailurePolicy::Local { share: 0.5 });
+    let _ = local.check("key").await.unwrap();
+    let events = recorder.take();
+    let decided = "decided api key Allowed Local".to_owned();
+    assert!(events.starts_with(&["failed api circuit_open".to_owned()]), "{events:?}");
+    assert!(events.ends_with(&[decided]) && events.len() <= 3, "{events:?}");
+
+    server.restart();
+    until("the store uses Redis again", async || store.health().is_available).await;
+    assert_eq!(recorder.take(), ["breaker closed"]);
+}
+
+#[tokio::test]
+async fn a_refused_decision_is_an_error_reply_and_refusing_all_is_one_event() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let mut admin = server.connection();
+    let mut set = |rules: &[&str]| {
+        redis::cmd("ACL").arg("SETUSER").arg("limiter").arg(rules).exec(&mut admin).unwrap();
+    };
+    set(&["on", ">secret", "~*", "+@all", "-set"]);
+    let config = RedisConfig::server(&server.url()).unwrap().user("limiter").password("secret");
+    let store = with_long_deadline(RedisStore::new(config).unwrap()).observe(recorder.clone());
+    let limiter = once_per_hour(store.clone());
+    recorder.take();
+    for i in 0..20 {
+        assert!(limiter.check(i).await.is_err());
+        assert_eq!(recorder.take(), ["batch api 1", "failed api error_reply"]);
+    }
+    assert!(store.health().is_available);
+    set(&["+set"]);
+    for i in 0..20 {
+        let _ = limiter.check(i).await.unwrap();
+    }
+    let text = log.text();
+    let [refuses, decides] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let parts = ["ERROR tower_ratelimit: Redis refuses every decision", "permission"];
+    assert!(parts.iter().all(|part| refuses.contains(part)), "{refuses}");
+    assert!(decides.contains("INFO tower_ratelimit: Redis decides again"), "{decides}");
+}
+
+struct Watching(watch::Receiver<BasicAuth>);
+
+impl StreamingCredentialsProvider for Watching {
+    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send>> {
+        Box::pin(WatchStream::new(self.0.clone()).map(Ok))
+    }
+}
+
+#[tokio::test]
+async fn a_rejected_login_of_an_open_connection_is_one_event() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let mut admin = server.connection();
+    let rules = ["on", ">first", "~*", "+@all"];
+    redis::cmd("ACL").arg("SETUSER").arg("limiter").arg(&rules).exec(&mut admin).unwrap();
+    let credentials = |password: &str| BasicAuth::new("limiter".into(), password.into());
+    let (sender, receiver) = watch::channel(credentials("first"));
+    let config = RedisConfig::server(&server.url()).unwrap();
+    let store = RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap();
+    let limiter = once_per_hour(with_long_deadline(store));
+    let _ = limiter.check("key").await.unwrap();
+    assert_eq!(log.text(), "");
+    sender.send_replace(credentials("unknown"));
+    let start = Instant::now();
+    while log.text().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "there is no event");
+        sleep(Duration::from_millis(1)).await;
+    }
+    let _ = limiter.check("other").await.unwrap();
+    let text = log.text();
+    let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    assert!(event.contains("ERROR tower_ratelimit: Redis rejected new credentials"), "{event}");
+    assert!(!event.contains("unknown"), "{event}");
+}
+
+#[tokio::test]
+async fn a_limiter_shared_with_redisson_has_the_same_events() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let store = redis_store(&server).await.observe(recorder.clone());
+    let limiter = RateLimiter::new(store, "shared").label("java");
+    limiter.try_set_rate(RateType::Overall, 1, Duration::from_millis(200)).await.unwrap();
+    recorder.take();
+    let _ = limiter.try_acquire(1, Duration::ZERO).await.unwrap();
+    assert_eq!(recorder.take(), ["decided java shared Allowed Store timed"]);
+    let _ = limiter.try_acquire(1, Duration::ZERO).await.unwrap();
+    assert_eq!(recorder.take(), ["decided java shared Denied Store timed"]);
+    let _ = limiter.try_acquire(1, Duration::from_secs(60)).await.unwrap();
+    let events = recorder.take();
+    let count = |event: &str| events.iter().filter(|it| *it == event).count();
+    assert_eq!((count("wait began java"), count("wait ended java")), (1, 1), "{events:?}");
+    assert_eq!(count("decided java shared Allowed Store timed"), 1, "{events:?}");
+}
+
+#[tokio::test]
+async fn the_metrics_of_redis_are_counted() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let mut server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let store = store.observe(Arc::new(Metrics::new()));
+    let limiter = once_per_hour(store.clone());
+    for _ in 0..3 {
+        let _ = limiter.check("alice").await.unwrap();
+    }
+    server.kill();
+    while store.health().is_available {
+        assert!(limiter.check("ben").await.is_err());
+    }
+    assert!(limiter.check("ben").await.is_err());
+    let text = handle.render();
+    for line in [
+        r#"tower_ratelimit_decisions_total{limiter="api",outcome="allowed",source="store"} 1"#,
+        r#"tower_ratelimit_decisions_total{limiter="api",outcome="denied",source="store"} 1"#,
+        r#"tower_ratelimit_decisions_total{limiter="api",outcome="denied",source="cached"} 1"#,
+        r#"tower_ratelimit_decision_duration_seconds_count{limiter="api"} 2"#,
+        r#"tower_ratelimit_store_errors_total{limiter="api",kind="circuit_open"} 1"#,
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line}\n{text}");
+    }
+    let open = text.lines().find(|it| it.starts_with("tower_ratelimit_circuit_open{server="));
+    assert!(open.is_some_and(|it| it.ends_with("} 1")), "{text}");
+}
