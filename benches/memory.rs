@@ -130,7 +130,7 @@ fn print_observers() {
             run_checks(&limiter, &keys, 1).nanos
         });
         println!(
-            "  buckets {label:<8}  none {:5.1}  an idle observer {:+5.1}  Metrics {:+5.1} (goal 60)  \
+            "  buckets {label:<8}  none {:5.1}  idle observer {:+5.1}  Metrics {:+5.1} (goal 60)  \
              TopDenied {:+5.1}",
             none.median(),
             idle.minus(&none).median(),

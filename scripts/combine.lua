@@ -2,12 +2,17 @@
 -- it waits as long as the longest wait of a limit.
 -- `algorithms` has the function of each algorithm under its letter; see algorithm.lua.
 local limits, wait, too_long = {}, 0, 0
-for i, key in ipairs(KEYS) do
-  local params = ARGV[i + 1]
+local is_plain = action == 'check'
+for i = 1, #KEYS do
   local cost, max_wait = struct.unpack('<dd', items, 16 * i - 15)
-  local own, over, finish = algorithms[string.byte(params)](key, params, cost, max_wait)
-  limits[i] = {finish = finish, wait = own}
-  wait, too_long = math.max(wait, own), math.max(too_long, over)
+  limits[i] = {cost = cost, max_wait = max_wait}
+  is_plain = is_plain and max_wait == 0
+end
+for i, limit in ipairs(limits) do
+  local params, over = ARGV[i + 1], nil
+  local decide = algorithms[string.byte(params)]
+  limit.wait, over, limit.finish = decide(KEYS[i], params, limit.cost, limit.max_wait, is_plain)
+  wait, too_long = math.max(wait, limit.wait), math.max(too_long, over)
 end
 
 local reply = {now}

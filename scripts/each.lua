@@ -1,7 +1,5 @@
 -- Each: decides about requests to keys of one limiter, each by itself, in their order. Texts of the
--- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path: a function
--- that decides about the most common checks of a key, and returns the state that it has found;
--- nothing, and it has stored nothing, if the engine must decide.
+-- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
 --        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row. The last
 --        runs are those of all further keys, too.
@@ -63,33 +61,6 @@ local function read_all()
   return action == 'check' and call('MGET', unpack(KEYS))
 end
 
--- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`,
--- and what is missing for the one that is denied longest; none if one of them has to wait.
-local function use(used, size, parts, runs)
-  local missing = 0
-  for i = 1, #runs do
-    local run = runs[i]
-    local each = run.cost * parts
-    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
-    used = used + granted * each
-    if granted < run.count then
-      if run.max_wait > 0 then
-        return
-      end
-      missing = math.max(missing, used + each - size)
-    end
-  end
-  return used, missing
-end
-
--- Stores a new state. Returns false if none was found, because the key holds another type of value.
-local function replace(key, found, state, expires)
-  if found then
-    return call('SET', key, state, 'PXAT', expire_at(expires))
-  end
-  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
-end
-
 local function read_runs(position)
   local count, runs = nil, {}
   count, position = struct.unpack('<I2', items, position)
@@ -102,13 +73,18 @@ local function read_runs(position)
 end
 
 -- FAST
+-- Stores what the fast path grants. Returns the state that it has found.
+local function apply(found, used, ...)
+  return found and (not used or write(key, found, used, ...)) and found
+end
+
 local reply, runs, position, written = {now}, nil, 1, false
 for i = 1, #KEYS do
   key = KEYS[i]
   if position <= #items then
     runs, position = read_runs(position)
   end
-  local found = fast and action == 'check' and fast(key, i, runs)
+  local found = fast and action == 'check' and apply(fast(key, i, runs))
   if found then
     reply[i + 1], written = found, true
   elseif #KEYS == 1 then

@@ -17,13 +17,13 @@ pub(crate) use self::{
     acquire::{Acquire, DEFAULT_MAX_LATENESS},
     failure_policy::Recovery,
     max_wait::MaxWait,
-    report::{Wait, report_decided, report_released},
     wait_queue::{WaitQueue, WaitSlot},
 };
 pub use self::{charge::Charge, core::Limiter, failure_policy::FailurePolicy, target::AnyLimiter};
 #[allow(unused_imports, reason = "only optional features use them")]
 pub(crate) use self::{
     core::{check_name, retry_queues},
+    report::{Wait, report_decided, report_released},
     retry::{Retry, visit_queue, yield_to_queue},
     retry_queue::{MAX_STALL, RetryQueues},
     target::ChargeTarget,

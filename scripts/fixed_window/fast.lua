@@ -3,7 +3,7 @@
 
 -- Returns the count, and whether the window is open; none if the engine must decide.
 local function read(found)
-  if not found then
+  if found == '' then
     return 0, false
   elseif #found ~= 26 or string.byte(found) ~= 70 then
     return
@@ -17,7 +17,6 @@ local function read(found)
   return count, true
 end
 
--- Stores the count. Returns false if the key holds a value of another type.
 local function write(key, found, count, is_open)
   if is_open then
     return call('SETRANGE', key, '8', struct.pack('<I7', count))
@@ -26,9 +25,11 @@ local function write(key, found, count, is_open)
 end
 
 local states = read_all()
-local function fast(key, i, runs)
-  local found = states[i]
+local function fast(_, i, runs)
+  local found = states[i] or ''
   local before, is_open = read(found)
   local count = before and use(before, limit, 1, runs)
-  return count and (count == before or write(key, found, count, is_open)) and (found or '')
+  if count then
+    return found, count > before and count, is_open
+  end
 end

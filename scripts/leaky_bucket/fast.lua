@@ -61,7 +61,7 @@ end
 
 -- Stores the content of the bucket, and what stands behind the state, if that changes. The rest of
 -- the state stays.
-local function write(key, value, tail, expires, old_grain)
+local function put(key, value, tail, expires, old_grain)
   local head = struct.pack('<I7I7', now, debt)
   if tail then
     head = head .. string.sub(value, 16, size) .. tail
@@ -73,22 +73,23 @@ local function write(key, value, tail, expires, old_grain)
   end
 end
 
-local function store(key, value, newest, entries, expires, old_grain)
+local function write(key, _, _, value, newest, entries, expires, old_grain)
   local tail = entries[1] and behind(value, newest, entries)
   if tail then
     local packed = {tail}
     for i, entry in ipairs(entries) do
       packed[i + 1] = struct.pack('<dd', entry[1], entry[2])
     end
-    write(key, value, table.concat(packed), expires, old_grain)
+    put(key, value, table.concat(packed), expires, old_grain)
   elseif entries[1] then
     engine().reserve_all(entries.before, entries)
   elseif #value == size then
-    write(key, value, nil, expires, old_grain)
+    put(key, value, nil, expires, old_grain)
   else
     local empty_at = now + math.ceil(debt / tick)
     call('SET', key, encode(), 'PXAT', expire_at(round_up(empty_at, grain)))
   end
+  return true
 end
 
 local function fast(key, _, runs)
@@ -103,10 +104,7 @@ local function fast(key, _, runs)
   for _, run in ipairs(runs) do
     grant(run, entries)
   end
-  if newest and debt > before and not (entries[1] and entries[1][1] >= newest) then
-    return
-  elseif debt > before then
-    store(key, value, newest, entries, expires, old_grain)
+  if debt == before or not newest or entries[1] and entries[1][1] >= newest then
+    return string.sub(value, 1, size), debt > before, value, newest, entries, expires, old_grain
   end
-  return string.sub(value, 1, size)
 end

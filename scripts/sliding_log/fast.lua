@@ -84,13 +84,17 @@ local function fast(_, _, runs)
   local used, missing = use(live, limit, 1, runs)
   -- The units that must leave for the next request, or for one that is denied.
   local state = used and found_until(math.max(live + 1 - limit, 1, missing), tail)
-  if state and used > live then
-    local granted = used - live
-    at, skew, live = now, 0, used
-    if length == 0 or last < now or last_cost + granted > MAX_COST then
-      last, last_cost, length = now, 0, length + 1
-    end
-    put_newest(last_cost + granted, false)
+  if state then
+    return state, used > live and used
   end
-  return state
+end
+
+local function write(_, _, used)
+  local granted = used - live
+  at, skew, live = now, 0, used
+  if length == 0 or last < now or last_cost + granted > MAX_COST then
+    last, last_cost, length = now, 0, length + 1
+  end
+  put_newest(last_cost + granted, false)
+  return true
 end

@@ -10,7 +10,7 @@ end
 -- sub-window, and how many have begun since the newest one of the state; none if the engine must
 -- decide.
 local function read(found)
-  if not found then
+  if found == '' then
     return 0, 0, buckets + 1
   elseif #found ~= size or string.byte(found) ~= 87 then
     return
@@ -44,8 +44,7 @@ local function weight(slot, oldest)
   return math.ceil(oldest * math.ceil(overlap / grain) / grains)
 end
 
--- Stores units that are granted. Returns false if the key holds a value of another type.
-local function write(key, found, slot, by, sum, granted)
+local function write(key, found, sum, slot, by, granted)
   local newest = by == 0 and count_at(found, 1) + granted or granted
   if newest > granted and slot < buckets then -- the expiry stays
     return call('SETRANGE', key, '16', struct.pack('<I7i7I5I4', now, now, sum, newest))
@@ -62,8 +61,8 @@ local function write(key, found, slot, by, sum, granted)
   return replace(key, found, state, opening(slot + buckets + 1))
 end
 
-local function fast(key, i, runs)
-  local found = states[i]
+local function fast(_, i, runs)
+  local found = states[i] or ''
   local sum, slot, by = read(found)
   if not sum then
     return
@@ -75,8 +74,7 @@ local function fast(key, i, runs)
     parts, length, start, slot, by = buckets, window, now, 0, buckets + 1
   end
   local used = use(inside, limit - weight(slot, oldest), 1, runs)
-  if used and used > inside then
-    used = write(key, found, slot, by, used, used - inside)
+  if used then
+    return found, used > inside and used, slot, by, used - inside
   end
-  return used and (found or '')
 end

@@ -10,7 +10,7 @@ end
 
 -- Returns the debt, and the instant at which the key expires; none if the engine must decide.
 local function read(found)
-  if not found then
+  if found == '' then
     return 0, 0
   elseif #found ~= 26 or string.byte(found) ~= 84 then
     return
@@ -21,7 +21,6 @@ local function read(found)
   end
 end
 
--- Stores the debt. Returns false if the key holds a value of another type.
 local function write(key, found, debt, expires)
   if now + debt / lump <= expires then
     return call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
@@ -31,11 +30,13 @@ local function write(key, found, debt, expires)
 end
 
 local states = read_all()
-local function fast(key, i, runs)
-  local found = states[i]
+local function fast(_, i, runs)
+  local found = states[i] or ''
   local before, expires = read(found)
   local debt = before and use(before, full, unit, runs)
-  return debt and (debt == before or write(key, found, debt, expires)) and (found or '')
+  if debt then
+    return found, debt > before and debt, expires
+  end
 end
 
 if new_period ~= 1 or overdraft > 0 then

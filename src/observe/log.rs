@@ -44,15 +44,17 @@ pub(crate) fn denied(event: &Decided<'_>) {
 /// Reports that the service is set up wrong: at most one event in [`PERIOD`], with the number of
 /// requests since the last one.
 pub(crate) fn misconfigured(throttle: &Throttle, error: &str) {
-    #[cfg(feature = "tracing")]
-    if let Some(requests) = throttle.next(PERIOD) {
-        tracing::error!(
-            target: "tower_ratelimit",
-            requests,
-            error,
-            "the service is misconfigured: requests cannot be counted"
-        );
+    if !cfg!(feature = "tracing") {
+        return;
     }
+    let Some(requests) = throttle.next(PERIOD) else { return };
+    #[cfg(feature = "tracing")]
+    tracing::error!(
+        target: "tower_ratelimit",
+        requests,
+        error,
+        "the service is misconfigured: requests cannot be counted"
+    );
 }
 
 /// Limits the rate of an event that each request would cause.
@@ -68,7 +70,6 @@ struct Throttled {
 
 impl Throttle {
     /// Counts an occurrence. Returns the number since the last event, if another event is due.
-    #[cfg_attr(not(feature = "tracing"), allow(dead_code))]
     pub(crate) fn next(&self, period: Duration) -> Option<u64> {
         let Throttled { last, count } = &mut *lock(&self.0);
         *count += 1;

@@ -10,6 +10,7 @@ use crate::algorithm::{
 };
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
+const FAST: &str = include_str!("../../../scripts/fast.lua");
 const EACH: &str = include_str!("../../../scripts/each.lua");
 const ALGORITHM: &str = include_str!("../../../scripts/algorithm.lua");
 const COMBINE: &str = include_str!("../../../scripts/combine.lua");
@@ -45,7 +46,7 @@ impl Script {
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
     let source = &SOURCES[index];
-    [PRELUDE, &compose(EACH, source).replace("-- FAST\n", source.fast)].concat()
+    [PRELUDE, FAST, &compose(EACH, source)].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -56,11 +57,12 @@ fn combined(set: usize) -> String {
         functions.push_str(&compose(ALGORITHM, source).replace("NAME", source.name));
         table.push_str(&format!("[{}] = {}, ", source.form, source.name));
     }
-    [PRELUDE, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
+    [PRELUDE, FAST, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
 }
 
 fn compose(text: &str, source: &Source) -> String {
-    text.replace("-- STATE\n", source.state).replace("-- MODEL\n", source.model)
+    let text = text.replace("-- STATE\n", source.state).replace("-- MODEL\n", source.model);
+    text.replace("-- FAST\n", source.fast)
 }
 
 /// A limit of a call: its key in Redis, its parameters, and its part of the request.
