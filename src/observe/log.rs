@@ -80,3 +80,16 @@ impl Throttle {
         Some(std::mem::take(count))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_has_the_number_of_occurrences_since_the_last_one() {
+        let throttle = Throttle::default();
+        let hour = Duration::from_secs(3_600);
+        let counts = [hour, hour, hour, Duration::ZERO, hour].map(|period| throttle.next(period));
+        assert_eq!(counts, [Some(1), None, None, Some(3), None]);
+    }
+}

@@ -139,4 +139,10 @@ async fn the_page_on_operation_lists_the_metrics_with_their_labels() {
         })
         .collect();
     assert_eq!(listed, exported_labels);
+    // The conditions of the alerts.
+    for code in PAGE.split('`').skip(1).step_by(2).filter(|code| code.contains("ratelimit_")) {
+        for name in words(code).iter().filter(|word| word.starts_with("tower_ratelimit_")) {
+            assert!(listed.contains_key(family(name)), "{code}: {name}");
+        }
+    }
 }

@@ -230,13 +230,19 @@ impl Breaker {
         self.counters.observers().each(|observer| self.report_to(observer));
     }
 
-    /// Reports in the log, now and then, that an outage lasts. `error` is that of a probe.
+    /// Reports in the log, once in [`REMIND_AFTER`], that an outage lasts. `error` is that of a
+    /// probe.
     pub(crate) fn remind(&self, error: &TransportError) {
-        let since = lock(&self.failures).since;
-        let (outage, is_long) = (since.elapsed(), since.elapsed() >= REMIND_AFTER);
-        if cfg!(feature = "tracing") && is_long && self.reminders.next(REMIND_AFTER).is_some() {
+        if let Some(outage) = self.long_outage() {
             self.reports.remind(error, outage);
         }
+    }
+
+    /// Returns the length of the outage, if a reminder is due.
+    fn long_outage(&self) -> Option<Duration> {
+        let outage = lock(&self.failures).since.elapsed();
+        let is_due = outage >= REMIND_AFTER && self.reminders.next(REMIND_AFTER).is_some();
+        is_due.then_some(outage)
     }
 
     /// Records that the server replied to a script with an error.
@@ -426,6 +432,14 @@ mod tests {
         assert!(!breaker.is_open());
         assert_eq!(breaker.consecutive_failures(), 0);
         assert_eq!(breaker.health(DEADLINE).outages, 2);
+    }
+
+    #[test]
+    fn a_long_outage_is_reported_again() {
+        let breaker = an_hour_old();
+        fail(&breaker, DEADLINE); // over a minute
+        assert!(breaker.long_outage().is_some_and(|outage| outage >= REMIND_AFTER));
+        assert!(breaker.long_outage().is_none(), "the last reminder was a moment ago");
     }
 
     #[test]
