@@ -1,4 +1,4 @@
-.PHONY: test test-servers test-faults lint package release-check bench bench-peers redis-server
+.PHONY: test test-servers test-faults lint package features release-check bench bench-peers redis-server
 
 # rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
 export CARGO_INCREMENTAL = 0
@@ -28,28 +28,35 @@ lint:
 	cargo clippy -p tower-ratelimit --lib --features uuid -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
 
-# The crate as it is published, and its tests, outside of the checkout.
-package: redis-server
-	cargo package -p tower-ratelimit --target-dir target
-	folder=$$(mktemp -d) && \
-	  tar -xzf target/package/tower-ratelimit-$(VERSION).crate -C $$folder && \
-	  cargo test --all-features --manifest-path $$folder/tower-ratelimit-$(VERSION)/Cargo.toml \
-	    --target-dir target/package-tests && \
-	  rm -r $$folder
-
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
-# What a release needs in addition to lint, test and package. The tools are installed by hand:
-# cargo-deny, cargo-hack and cargo-semver-checks.
+# Runs a command in the crate as it is published, outside of the checkout.
+define in-package
+folder=$$(mktemp -d) && tar -xzf target/package/tower-ratelimit-$(VERSION).crate -C $$folder && \
+  cd $$folder/tower-ratelimit-$(VERSION) && $(1) --target-dir $(CURDIR)/target/package-tests && \
+  rm -r $$folder
+endef
+
+package: redis-server
+	cargo package -p tower-ratelimit --target-dir target
+	$(call in-package,cargo test --all-features)
+
+# Each feature by itself, with cargo-hack. In the workspace, it would add the features that the examples
+# use.
+features:
+	cargo package -p tower-ratelimit --target-dir target --no-verify --allow-dirty
+	$(call in-package,cargo hack check --lib --each-feature)
+
+# What a release needs in addition to lint and test. The tools are installed by hand: cargo-deny,
+# cargo-hack and cargo-semver-checks.
 release-check:
 	@! grep -n '\.invalid' Cargo.toml || { echo "Cargo.toml: set the repository" >&2; exit 1; }
 	@grep -q '^## \[$(VERSION)\]' CHANGELOG.md || \
 	  { echo "CHANGELOG.md: name the version $(VERSION)" >&2; exit 1; }
 	cargo deny check
-	cargo hack check -p tower-ratelimit --lib --each-feature
 	tag=$$(git describe --tags --abbrev=0 2>/dev/null) || exit 0; \
 	  cargo semver-checks -p tower-ratelimit --baseline-rev "$$tag"
-	$(MAKE) package
+	$(MAKE) features package
 
 bench: redis-server
 	cargo bench --bench memory

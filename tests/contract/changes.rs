@@ -53,6 +53,26 @@ async fn a_changed_quota_applies_to_all_clones_and_to_the_state_as_it_is() {
 }
 
 #[tokio::test]
+async fn a_block_stays_when_the_quota_changes() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        for limiter in limiters(&server, algorithm, Quota::per_hour(10)).await {
+            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            let _ = limiter.block("key", 24 * HOUR).await.unwrap();
+            for limit in [20, 5] {
+                limiter.set_quota(Quota::per_hour(limit)).unwrap();
+                let denied = limiter.check("key").await.unwrap();
+                assert!(!denied.is_allowed() && denied.is_blocked(), "{algorithm} {limit}");
+            }
+            limiter.set_quota(Quota::per_hour(20)).unwrap();
+            let lifted = limiter.unblock("key").await.unwrap();
+            assert_eq!(lifted.remaining(), 12, "{algorithm}");
+            assert!(limiter.check("key").await.unwrap().is_allowed(), "{algorithm}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_changed_quota_applies_to_charges_of_several_limits() {
     let server = RedisServer::start();
     for url in ["memory:", &(server.url() + "?deadline=30s")] {

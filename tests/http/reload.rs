@@ -1,6 +1,6 @@
 //! Limits that are read again while requests flow. Changes of one quota are in `contract`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
@@ -43,6 +43,8 @@ async fn counts_are_kept_where_the_algorithm_stays() {
         for limiter in &held {
             assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
         }
+        // It ends with the algorithm.
+        assert!(held[3].block("key", Duration::from_secs(60)).await.unwrap().is_blocked());
         let second = read(
             r#"
             quota = { algorithm = "token-bucket", quota = "20/h" }
@@ -62,6 +64,22 @@ async fn counts_are_kept_where_the_algorithm_stays() {
             assert_eq!(decision.remaining(), remaining - 1, "{url}: {}", limiter.name());
         }
         assert_eq!(limiters.get("added").unwrap().algorithm(), Algorithm::LeakyBucket);
+    }
+}
+
+#[tokio::test]
+async fn a_block_stays_with_another_algorithm_in_memory_and_ends_in_redis() {
+    let server = RedisServer::start();
+    for (url, stays) in [("memory:", true), (&*(server.url() + "?deadline=30s"), false)] {
+        let store = store::connect(url).await.unwrap();
+        let first = read("api = { algorithm = 'fixed-window', quota = '10/h' }");
+        let limiters = first.limiters(&store).unwrap();
+        let api = limiters.get("api").unwrap();
+        assert!(api.block("key", Duration::from_secs(60)).await.unwrap().is_blocked());
+        assert!(!api.check("key").await.unwrap().is_allowed());
+        limiters.reload(&read("api = { algorithm = 'sliding-log', quota = '10/h' }")).unwrap();
+        let decision = api.check("key").await.unwrap();
+        assert_eq!((decision.is_blocked(), decision.is_allowed()), (stays, !stays), "{url}");
     }
 }
 
