@@ -77,9 +77,11 @@ fn report_result<'a>(
     let Some(first) = limits.next() else { return };
     match result {
         Ok(decision) if action == Action::Check => {
-            let is_binding = |(name, ..): &Limit<'_>| *name == decision.limiter();
-            let binding = [first].into_iter().chain(limits).find(is_binding);
-            let (_, observers, key) = binding.unwrap_or(first);
+            let of_limiter = |(name, ..): &Limit<'_>| *name == decision.limiter();
+            let mut of_limiter = [first].into_iter().chain(limits).filter(of_limiter);
+            let (_, observers, key) = of_limiter.next().unwrap_or(first);
+            // The decision names a limiter, but no key.
+            let key = of_limiter.next().is_none().then_some(key);
             let duration = start.map(|start| start.elapsed());
             report_decided(observers, Decided { decision, key, duration });
         }
@@ -90,7 +92,7 @@ fn report_result<'a>(
 
 /// Reports a decision about a check.
 pub(crate) fn report_decided(observers: &Observers, event: Decided<'_>) {
-    observers.each(|it| it.decided(&event));
+    observers.each(|observer| observer.decided(&event));
     if !event.decision.is_allowed() {
         log::denied(&event);
     }
@@ -98,7 +100,7 @@ pub(crate) fn report_decided(observers: &Observers, event: Decided<'_>) {
 
 /// Reports that units of a key are returned.
 pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
-    observers.each(|it| it.released(&Released { limiter, key, units }));
+    observers.each(|observer| observer.released(&Released { limiter, key, units }));
 }
 
 impl Limiter {
@@ -137,10 +139,11 @@ impl Limiter {
 impl Charge {
     /// Reports a decision that no store made.
     pub(super) fn report_uncounted(&self, decision: &Decision) {
-        if let (Some(limiter), Some(key)) = (self.limiters().next(), self.keys().next()) {
-            let event = Decided { decision, key, duration: None };
-            report_decided(limiter.observers(), event);
-        }
+        let mut of_limiter = self.limiters().zip(self.keys());
+        let Some((limiter, key)) = of_limiter.next() else { return };
+        let is_only = of_limiter.all(|(other, _)| other.name() != limiter.name());
+        let event = Decided { decision, key: is_only.then_some(key), duration: None };
+        report_decided(limiter.observers(), event);
     }
 }
 
@@ -156,11 +159,11 @@ impl Wait {
     /// no observer.
     pub(crate) fn begin(charge: &Charge, decision: &Decision) -> Option<Self> {
         let limiter = decision.limiter();
-        let observers = charge.limiters().find(|it| it.name() == limiter)?.observers();
+        let observers = charge.limiters().find(|target| target.name() == limiter)?.observers();
         if observers.is_empty() {
             return None;
         }
-        observers.each(|it| it.wait_began(&WaitBegan { limiter }));
+        observers.each(|observer| observer.wait_began(&WaitBegan { limiter }));
         Some(Self { observers: (**observers).clone(), limiter, began: Instant::now() })
     }
 }
@@ -168,6 +171,6 @@ impl Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         let event = WaitEnded { limiter: self.limiter, duration: self.began.elapsed() };
-        self.observers.each(|it| it.wait_ended(&event));
+        self.observers.each(|observer| observer.wait_ended(&event));
     }
 }

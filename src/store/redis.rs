@@ -375,6 +375,11 @@ impl RedisStore {
     }
 }
 
+/// Reports that a call is sent.
+fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
+    observers.each(|observer| observer.batch_sent(&BatchSent { limiter, checks }));
+}
+
 /// Returns the name of a key in Redis.
 fn name_of(prefix: &str, settings: &Settings, key: &Key<'_>) -> String {
     let Settings { name, algorithm, .. } = settings;
@@ -418,11 +423,7 @@ impl Store for RedisStore {
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
                 Place::Alone(turn) => {
-                    if turn.is_some() {
-                        let event = BatchSent { limiter: limit.settings.name, checks: 1 };
-                        limit.observers.each(|it| it.batch_sent(&event));
-                    }
-                    turn
+                    turn.map(|turn| (turn, limit.settings.name, limit.observers.clone()))
                 }
                 Place::Queued(queued) => {
                     return StoreFuture::pending(async move {
@@ -437,7 +438,9 @@ impl Store for RedisStore {
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
-                let _turn = turn;
+                if let Some((_, limiter, observers)) = &turn {
+                    report_sent(observers, limiter, 1);
+                }
                 let decision = call.execute(&client, deadline).await.map_err(StoreError::from)?;
                 Ok(undecided.decided(decision, Instant::now))
             });
