@@ -16,7 +16,7 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, LONGEST_BLOCK, Params, Release, micros},
+    algorithm::{Action, Algorithm, LONGEST_BLOCK, Params, micros},
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -379,7 +379,11 @@ impl Limiter {
     /// - Another quota was applied to the key, or the clock of the store stepped back, after the
     ///   reservation was made. A sliding log finds the reservation nevertheless.
     ///
-    /// Call it on the limiter that decided. On a limiter with another quota, units refilled in the
+    /// If another algorithm was applied to the limiter after the decision, nothing is returned: that
+    /// algorithm has not counted the units.
+    ///
+    /// Call it on the limiter that decided; a decision about several limits is cancelled by its
+    /// [charge](crate::Charge::cancel). On a limiter with another quota, units refilled in the
     /// meantime are counted at the faster rate, and a sliding window returns nothing. If the quota
     /// of the key was changed and changed back, or if the clock of the store stepped back, units
     /// that were refilled then can be returned a second time.
@@ -777,11 +781,12 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) -> StoreFuture<()> {
-        let Some(release) = release_of(receipt, spent, units) else {
+        let version = self.current();
+        let Some(release) = version.release(receipt, spent, units) else {
             return StoreFuture::ready(Ok(()));
         };
         report_released(&self.0.observers, self.0.taken.text, key, units);
-        let answer = self.0.store.as_dyn().release(&self.current().settings, key, release);
+        let answer = self.0.store.as_dyn().release(&version.settings, key, release);
         self.reported_failure(answer)
     }
 
@@ -793,9 +798,9 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) {
-        if let Some(release) = release_of(receipt, spent, units) {
+        let version = self.current();
+        if let Some(release) = version.release(receipt, spent, units) {
             report_released(&self.0.observers, self.0.taken.text, key, units);
-            let version = self.current();
             self.0.store.as_dyn().release_in_background(&version.settings, key, release);
         }
     }
@@ -822,16 +827,6 @@ pub(crate) fn retry_queues(names: &Names) -> Arc<RetryQueues> {
 impl Shared {
     fn fallback_store(&self) -> &MemoryStore {
         self.fallback_store.get_or_init(MemoryStore::new)
-    }
-}
-
-fn release_of(receipt: &Receipt, spent: u32, units: u32) -> Option<Release> {
-    match *receipt {
-        Receipt::At(instant) if units > 0 => {
-            let kept = spent.saturating_sub(units).into();
-            Some(Release { instant: Some(instant), units: units.into(), kept })
-        }
-        _ => None,
     }
 }
 

@@ -7,7 +7,8 @@ use std::{
 
 use super::{core::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::Action,
+    algorithm::{Action, Release},
+    decision::Receipt,
     error::Error,
     keys::Key,
     observe::Observers,
@@ -41,6 +42,20 @@ impl Version {
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
     pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
         max_wait.resolve(self.default_wait, self.max_reservable)
+    }
+
+    /// Returns the release of `units` of those that a request has `spent`; `None` if there is
+    /// nothing to return.
+    pub(super) fn release(&self, receipt: &Receipt, spent: u32, units: u32) -> Option<Release> {
+        match *receipt {
+            Receipt::At(instant, algorithm)
+                if units > 0 && algorithm == self.settings.params.kind() =>
+            {
+                let kept = spent.saturating_sub(units).into();
+                Some(Release { instant: Some(instant), units: units.into(), kept })
+            }
+            _ => None,
+        }
     }
 
     /// Returns the part of a request to the store that concerns this limit.

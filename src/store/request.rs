@@ -35,7 +35,7 @@ pub struct Settings {
 impl Settings {
     pub(crate) fn policy(&self, cost: u32) -> Policy {
         let Self { name, quota, source, .. } = *self;
-        Policy { limiter: name, quota, cost, source }
+        Policy { limiter: name, algorithm: Some(self.params.kind()), quota, cost, source }
     }
 }
 
