@@ -136,7 +136,8 @@ impl Limiter {
     /// If the algorithm does not support the quota.
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
         let Inner { store, taken, observers, .. } = &*self.0;
-        let settings = self.settings(self.algorithm(), quota)?;
+        let known = self.current();
+        let settings = known.settings.changed(known.settings.algorithm, quota)?;
         let limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
         Ok(limiter.on_failure(self.0.on_failure))
     }
@@ -177,22 +178,12 @@ impl Limiter {
     /// # }
     /// ```
     pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
-        self.set(self.algorithm(), quota)
+        self.0.versions.update(None, quota)
     }
 
     /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
     pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
-        // A new version of the same settings would make the next check of each key slower.
-        if (algorithm, quota) != (self.algorithm(), self.quota()) {
-            self.0.versions.replace(Version::new(self.settings(algorithm, quota)?));
-        }
-        Ok(())
-    }
-
-    /// Returns settings with the name of this limiter.
-    fn settings(&self, algorithm: Algorithm, quota: Quota) -> Result<Settings, ConfigError> {
-        let params = Params::new(algorithm, quota)?;
-        Ok(Settings { algorithm, quota, params, ..*self.current().settings })
+        self.0.versions.update(Some(algorithm), quota)
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
@@ -667,9 +658,10 @@ impl Limiter {
 
     /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
-        match self.algorithm() {
+        let settings = &self.current().settings;
+        match settings.algorithm {
             // The bucket itself bounds it.
-            Algorithm::LeakyBucket => self.quota().burst_size() as usize,
+            Algorithm::LeakyBucket => settings.quota.burst_size() as usize,
             _ => DEFAULT_MAX_PER_KEY,
         }
     }

@@ -7,11 +7,12 @@ use std::{
 
 use super::{core::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::{Action, Release},
+    algorithm::{Action, Algorithm, Release},
     decision::Receipt,
-    error::Error,
+    error::{ConfigError, Error},
     keys::Key,
     observe::Observers,
+    quota::Quota,
     store::{LimitRequest, Settings},
 };
 
@@ -104,10 +105,28 @@ impl Versions {
         }
     }
 
-    pub(super) fn replace(&self, version: Version) {
-        let version = Arc::new(version);
-        let latest = self.latest.get_or_init(|| RwLock::new(version.clone()));
-        *latest.write().unwrap_or_else(PoisonError::into_inner) = version;
+    /// Changes the quota, and the algorithm if there is one.
+    pub(super) fn update(
+        &self,
+        algorithm: Option<Algorithm>,
+        quota: Quota,
+    ) -> Result<(), ConfigError> {
+        let changed = |known: &Settings| {
+            let algorithm = algorithm.unwrap_or(known.algorithm);
+            // A new version of the same settings would make the next check of each key slower.
+            let is_change = (algorithm, quota) != (known.algorithm, known.quota);
+            is_change.then(|| known.changed(algorithm, quota)).transpose()
+        };
+        if self.latest.get().is_none() && changed(&self.first.settings)?.is_none() {
+            return Ok(());
+        }
+        let latest = self.latest.get_or_init(|| RwLock::new(Arc::new(self.first.clone())));
+        // Kept from the read of the old version on, so that no concurrent change is undone.
+        let mut latest = latest.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(settings) = changed(&latest.settings)? {
+            *latest = Arc::new(Version::new(settings));
+        }
+        Ok(())
     }
 }
 

@@ -4,10 +4,11 @@
 use std::{
     pin::pin,
     sync::{
-        Arc,
+        Arc, Barrier,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Waker},
+    thread,
     time::Duration,
 };
 
@@ -204,6 +205,25 @@ async fn the_fallback_follows_the_quota() {
     assert!(decision.is_allowed(), "2 of 3 units were spent");
     assert_eq!((decision.quota(), decision.remaining()), (Quota::per_hour(3), 0));
     assert!(!local.check("key").await.unwrap().is_allowed());
+}
+
+#[test]
+fn a_change_of_the_quota_undoes_no_change_of_the_algorithm() {
+    for _ in 0..2_000 {
+        let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
+        let barrier = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                for limit in 2..20 {
+                    limiter.set_quota(Quota::per_hour(limit)).unwrap();
+                }
+            });
+            barrier.wait();
+            set(&limiter, Algorithm::SlidingLog, Quota::per_hour(1));
+        });
+        assert_eq!(limiter.algorithm(), Algorithm::SlidingLog);
+    }
 }
 
 /// All pairs of algorithms.
