@@ -22,6 +22,7 @@ use self::transport::{
 };
 pub use self::transport::{Health, RedisConfig};
 use self::{
+    batch::report_sent,
     call::ScriptCall,
     cross_slot::CrossSlot,
     front::{Front, Place},
@@ -36,7 +37,7 @@ use crate::{
     decision::Decision,
     error::{FailureKind, StoreError},
     keys::Key,
-    observe::{BatchSent, Observer, Observers},
+    observe::{Observer, Observers},
 };
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
@@ -417,13 +418,7 @@ impl Store for RedisStore {
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
-                Place::Alone(turn) => {
-                    if turn.is_some() {
-                        let event = BatchSent { limiter: limit.settings.name, checks: 1 };
-                        limit.observers.each(|it| it.batch_sent(&event));
-                    }
-                    turn
-                }
+                Place::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
                 Place::Queued(queued) => {
                     return StoreFuture::pending(async move {
                         let decision = queued.await.map_err(StoreError::from)?;
@@ -436,8 +431,12 @@ impl Store for RedisStore {
         let first = request.limits[0].key;
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
+            let limiter = request.limits[0].settings.name;
             return StoreFuture::pending(async move {
-                let _turn = turn;
+                let turn = turn;
+                if let Some((_, observers)) = &turn {
+                    report_sent(observers, limiter, 1);
+                }
                 let decision = call.execute(&client, deadline).await.map_err(StoreError::from)?;
                 Ok(undecided.decided(decision, Instant::now))
             });

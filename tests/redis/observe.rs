@@ -61,6 +61,23 @@ async fn checks_that_go_together_are_in_one_batch_and_have_a_decision_each() {
 }
 
 #[tokio::test]
+async fn a_check_that_a_batch_cannot_decide_is_reported_with_its_second_call() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
+    let foreign = "ratelimit:api:token-bucket:{key-100}";
+    redis::cmd("LPUSH").arg(&[foreign, "1"]).exec(&mut server.connection()).unwrap();
+    let mut tasks = JoinSet::new();
+    for i in 0..200 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { limiter.check(format!("key-{i}")).await.is_err() });
+    }
+    let failed = tasks.join_all().await.into_iter().filter(|has_failed| *has_failed).count();
+    let batches = recorder.take_of("batch api ");
+    let checks = batches.iter().map(|event| event["batch api ".len()..].parse::<usize>().unwrap());
+    assert_eq!((failed, checks.sum()), (1, 201), "{batches:?}");
+}
+
+#[tokio::test]
 async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_event() {
     let (mut server, recorder) = (RedisServer::start(), Recorder::new());
     let store = RedisStore::connect(&server.url()).await.unwrap().observe(recorder.clone());

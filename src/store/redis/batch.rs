@@ -140,11 +140,10 @@ impl CheckBatch {
         is_clustered: &AtomicBool,
     ) {
         let Some(call) = self.begin() else { return };
-        let event = BatchSent { limiter: self.settings.name, checks: call.callers.len() };
-        self.observers.each(|it| it.batch_sent(&event));
         if is_clustered.load(Relaxed) && !call.has_one_key {
             return self.execute_alone(&call.callers, client);
         }
+        report_sent(&self.observers, self.settings.name, call.callers.len());
         match execute_each(&call.checks, client, call.deadline).await {
             Ok(reply) => {
                 let uncounted = self.complete(&call, &reply);
@@ -221,6 +220,7 @@ impl CheckBatch {
             let (client, alone) = (client.clone(), Alone { batch: self.clone(), index });
             tokio::spawn(async move {
                 let (call, deadline) = call;
+                report_sent(&alone.batch.observers, alone.batch.settings.name, 1);
                 let result = call.execute(&client, deadline).await;
                 alone.batch.complete_one(index, result);
             });
@@ -278,6 +278,12 @@ impl CheckBatch {
             waker.wake();
         }
     }
+}
+
+/// Reports a call with checks of one limiter.
+pub(super) fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
+    let event = BatchSent { limiter, checks };
+    observers.each(|observer| observer.batch_sent(&event));
 }
 
 impl Caller {
