@@ -30,7 +30,7 @@ pub(crate) use self::{
     combine::combine,
     packed::{INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release},
-    table::{Params, State},
+    table::{Kind, Params, State},
     token_bucket::FastCheck,
 };
 use crate::error::ConfigError;

@@ -4,7 +4,7 @@
 use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
-    algorithm::{Action, EngineReply},
+    algorithm::{Action, EngineReply, Kind},
     quota::Quota,
 };
 
@@ -97,10 +97,11 @@ impl From<Allowed> for Decision {
 pub enum Receipt {
     /// Nothing was spent.
     None,
-    /// The instant at which the request proceeds, by the clock of the store, for all of its limits.
-    At(f64),
-    /// One instant per limit, if the limits are on several servers.
-    Each(Arc<[f64]>),
+    /// The instant at which the request proceeds, by the clock of the store, and the algorithm of
+    /// all limits. Another algorithm has not counted the request, and must return nothing.
+    At(f64, Kind),
+    /// One receipt per limit, if they differ.
+    Each(Arc<[Self]>),
     /// The id of an acquire in the log of a foreign limiter.
     Id(u64),
 }
@@ -109,9 +110,7 @@ impl Receipt {
     /// Returns the receipt of one limit, by its index in the charge.
     pub(crate) fn for_limit(&self, limit: usize) -> Self {
         match self {
-            Self::Each(instants) => {
-                instants.get(limit).map_or(Self::None, |instant| Self::At(*instant))
-            }
+            Self::Each(receipts) => receipts.get(limit).cloned().unwrap_or(Self::None),
             receipt => receipt.clone(),
         }
     }
@@ -121,6 +120,8 @@ impl Receipt {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Policy {
     pub(crate) limiter: &'static str,
+    /// `None` for a limiter in a foreign format.
+    pub(crate) algorithm: Option<Kind>,
     pub(crate) quota: Quota,
     pub(crate) cost: u32,
     pub(crate) source: Source,
@@ -150,7 +151,10 @@ impl Decision {
     #[inline]
     pub(crate) fn new(limit: Policy, reply: EngineReply, action: Action, age: f64) -> Self {
         let spent = reply.admitted && action.commits();
-        let receipt = if spent { Receipt::At(reply.instant) } else { Receipt::None };
+        let receipt = match limit.algorithm {
+            Some(algorithm) if spent => Receipt::At(reply.instant, algorithm),
+            _ => Receipt::None,
+        };
         Self::with_receipt(limit, reply, receipt, age)
     }
 
@@ -161,7 +165,7 @@ impl Decision {
         receipt: Receipt,
         age: f64,
     ) -> Self {
-        let Policy { limiter, quota, cost, source } = limit;
+        let Policy { limiter, quota, cost, source, .. } = limit;
         let EngineReply { admitted, wait, remaining, replenish, reset, blocked, .. } = reply;
         Self {
             limiter,
@@ -316,10 +320,22 @@ impl Decision {
         &self.receipt
     }
 
-    /// Sets the receipts of all limits.
-    #[cfg(feature = "redis")]
-    pub(crate) fn with_receipts(self, instants: Arc<[f64]>) -> Self {
-        Self { receipt: Receipt::Each(instants), ..self }
+    /// Sets the receipts of all limits of a request that proceeds at one instant.
+    pub(crate) fn counted_by(self, algorithms: impl Iterator<Item = Kind> + Clone) -> Self {
+        match self.receipt {
+            Receipt::At(instant, known) if algorithms.clone().any(|kind| kind != known) => {
+                self.with_receipts(algorithms.map(|kind| Receipt::At(instant, kind)).collect())
+            }
+            _ => self,
+        }
+    }
+
+    /// Sets the receipts of all limits, if the request has spent anything.
+    pub(crate) fn with_receipts(self, receipts: Arc<[Receipt]>) -> Self {
+        match self.receipt {
+            Receipt::None => self,
+            _ => Self { receipt: Receipt::Each(receipts), ..self },
+        }
     }
 
     /// Returns the cost of the request.

@@ -1,15 +1,15 @@
 //! Block: a key that is denied until an instant, whatever its count. Does not know the algorithms:
 //! the block stands around the state of one. Its Lua twin is `scripts/block.lua`.
 
+use std::mem::take;
+
 #[cfg(feature = "redis")]
 use super::state_bytes::Reader;
 use super::{
     arithmetic::max,
     request::{Action, EngineReply, EngineRequest},
-    table::{Params, State},
+    table::{Kind, Params, State},
 };
-use std::mem::{Discriminant, discriminant, take};
-
 use crate::quota::LONGEST_REFILL;
 
 /// The longest block, in microseconds.
@@ -22,7 +22,7 @@ pub(crate) struct Block {
     pub(super) ends: f64,
     pub(super) state: State,
     /// The algorithm that it is for: with another one, it ends.
-    algorithm: Discriminant<Params>,
+    algorithm: Kind,
 }
 
 impl Block {
@@ -39,11 +39,11 @@ impl Block {
     }
 
     pub(super) fn is_of(&self, params: &Params) -> bool {
-        self.algorithm == discriminant(params)
+        self.algorithm == params.kind()
     }
 
     pub(super) fn around(params: &Params, state: State, ends: f64) -> State {
-        State::Blocked(Box::new(Self { ends, state, algorithm: discriminant(params) }))
+        State::Blocked(Box::new(Self { ends, state, algorithm: params.kind() }))
     }
 
     /// Decides about a key that is blocked, or is to be.

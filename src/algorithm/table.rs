@@ -106,17 +106,18 @@ macro_rules! algorithms {
             }
         }
 
+        /// An algorithm, whatever its settings. No algorithm applies the state of another.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind {
+            $($variant,)*
+        }
+
         /// For the scripts.
         #[cfg(feature = "redis")]
         impl Params {
             /// The index of the algorithm in [`SOURCES`].
             pub(crate) fn index(&self) -> usize {
-                enum Index {
-                    $($variant,)*
-                }
-                match self {
-                    $(Self::$variant(_) => Index::$variant as usize,)*
-                }
+                self.kind() as usize
             }
 
             /// The parameters of the script.
@@ -144,6 +145,12 @@ macro_rules! algorithms {
         }
 
         impl Params {
+            pub(crate) fn kind(&self) -> Kind {
+                match self {
+                    $(Self::$variant(_) => Kind::$variant,)*
+                }
+            }
+
             /// The largest cost that a check can be granted.
             pub(crate) fn max_cost(&self) -> f64 {
                 match self {

@@ -125,9 +125,10 @@ impl Limiters {
     /// | a limit without changes | none |
     /// | a limit that is no longer contained | see [`WhenRemoved`] |
     ///
-    /// Requests that are waiting keep their instants, as [`Limiter::try_acquire`] describes. Other
-    /// processes apply the limits when they reload. While two quotas alternate on a key in Redis,
-    /// each check applies its own.
+    /// Requests that are waiting keep their instants, as [`Limiter::try_acquire`] describes. Units
+    /// that another algorithm counted are not returned by [`Limiter::cancel`] and
+    /// [`Limiter::settle`]. Other processes apply the limits when they reload. While two quotas
+    /// alternate on a key in Redis, each check applies its own.
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, LONGEST_BLOCK, Params, Release, micros},
+    algorithm::{Action, Algorithm, LONGEST_BLOCK, Params, micros},
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -136,7 +136,8 @@ impl Limiter {
     /// If the algorithm does not support the quota.
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
         let Inner { store, taken, observers, .. } = &*self.0;
-        let settings = self.settings(self.algorithm(), quota)?;
+        let known = self.current();
+        let settings = known.settings.changed(known.settings.algorithm, quota)?;
         let limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
         Ok(limiter.on_failure(self.0.on_failure))
     }
@@ -177,22 +178,12 @@ impl Limiter {
     /// # }
     /// ```
     pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
-        self.set(self.algorithm(), quota)
+        self.0.versions.update(None, quota)
     }
 
     /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
     pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
-        // A new version of the same settings would make the next check of each key slower.
-        if (algorithm, quota) != (self.algorithm(), self.quota()) {
-            self.0.versions.replace(Version::new(self.settings(algorithm, quota)?));
-        }
-        Ok(())
-    }
-
-    /// Returns settings with the name of this limiter.
-    fn settings(&self, algorithm: Algorithm, quota: Quota) -> Result<Settings, ConfigError> {
-        let params = Params::new(algorithm, quota)?;
-        Ok(Settings { algorithm, quota, params, ..*self.current().settings })
+        self.0.versions.update(Some(algorithm), quota)
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
@@ -379,7 +370,11 @@ impl Limiter {
     /// - Another quota was applied to the key, or the clock of the store stepped back, after the
     ///   reservation was made. A sliding log finds the reservation nevertheless.
     ///
-    /// Call it on the limiter that decided. On a limiter with another quota, units refilled in the
+    /// If another algorithm was applied to the limiter after the decision, nothing is returned: that
+    /// algorithm has not counted the units.
+    ///
+    /// Call it on the limiter that decided; a decision about several limits is cancelled by its
+    /// [charge](crate::Charge::cancel). On a limiter with another quota, units refilled in the
     /// meantime are counted at the faster rate, and a sliding window returns nothing. If the quota
     /// of the key was changed and changed back, or if the clock of the store stepped back, units
     /// that were refilled then can be returned a second time.
@@ -672,9 +667,10 @@ impl Limiter {
 
     /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
-        match self.algorithm() {
+        let settings = &self.current().settings;
+        match settings.algorithm {
             // The bucket itself bounds it.
-            Algorithm::LeakyBucket => self.quota().burst_size() as usize,
+            Algorithm::LeakyBucket => settings.quota.burst_size() as usize,
             _ => DEFAULT_MAX_PER_KEY,
         }
     }
@@ -790,11 +786,12 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) -> StoreFuture<()> {
-        let Some(release) = release_of(receipt, spent, units) else {
+        let version = self.current();
+        let Some(release) = version.release(receipt, spent, units) else {
             return StoreFuture::ready(Ok(()));
         };
         report_released(&self.0.observers, self.0.taken.text, key, units);
-        let answer = self.0.store.as_dyn().release(&self.current().settings, key, release);
+        let answer = self.0.store.as_dyn().release(&version.settings, key, release);
         self.reported_failure(answer)
     }
 
@@ -806,9 +803,9 @@ impl Limiter {
         spent: u32,
         units: u32,
     ) {
-        if let Some(release) = release_of(receipt, spent, units) {
+        let version = self.current();
+        if let Some(release) = version.release(receipt, spent, units) {
             report_released(&self.0.observers, self.0.taken.text, key, units);
-            let version = self.current();
             self.0.store.as_dyn().release_in_background(&version.settings, key, release);
         }
     }
@@ -835,16 +832,6 @@ pub(crate) fn retry_queues(names: &Names) -> Arc<RetryQueues> {
 impl Shared {
     fn fallback_store(&self) -> &MemoryStore {
         self.fallback_store.get_or_init(MemoryStore::new)
-    }
-}
-
-fn release_of(receipt: &Receipt, spent: u32, units: u32) -> Option<Release> {
-    match *receipt {
-        Receipt::At(instant) if units > 0 => {
-            let kept = spent.saturating_sub(units).into();
-            Some(Release { instant: Some(instant), units: units.into(), kept })
-        }
-        _ => None,
     }
 }
 

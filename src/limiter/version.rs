@@ -7,10 +7,12 @@ use std::{
 
 use super::{core::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::Action,
-    error::Error,
+    algorithm::{Action, Algorithm, Release},
+    decision::Receipt,
+    error::{ConfigError, Error},
     keys::Key,
     observe::Observers,
+    quota::Quota,
     store::{LimitRequest, Settings},
 };
 
@@ -41,6 +43,20 @@ impl Version {
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
     pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
         max_wait.resolve(self.default_wait, self.max_reservable)
+    }
+
+    /// Returns the release of `units` of those that a request has `spent`; `None` if there is
+    /// nothing to return.
+    pub(super) fn release(&self, receipt: &Receipt, spent: u32, units: u32) -> Option<Release> {
+        match *receipt {
+            Receipt::At(instant, algorithm)
+                if units > 0 && algorithm == self.settings.params.kind() =>
+            {
+                let kept = spent.saturating_sub(units).into();
+                Some(Release { instant: Some(instant), units: units.into(), kept })
+            }
+            _ => None,
+        }
     }
 
     /// Returns the part of a request to the store that concerns this limit.
@@ -89,10 +105,28 @@ impl Versions {
         }
     }
 
-    pub(super) fn replace(&self, version: Version) {
-        let version = Arc::new(version);
-        let latest = self.latest.get_or_init(|| RwLock::new(version.clone()));
-        *latest.write().unwrap_or_else(PoisonError::into_inner) = version;
+    /// Changes the quota, and the algorithm if there is one.
+    pub(super) fn update(
+        &self,
+        algorithm: Option<Algorithm>,
+        quota: Quota,
+    ) -> Result<(), ConfigError> {
+        let changed = |known: &Settings| {
+            let algorithm = algorithm.unwrap_or(known.algorithm);
+            // A new version of the same settings would make the next check of each key slower.
+            let is_change = (algorithm, quota) != (known.algorithm, known.quota);
+            is_change.then(|| known.changed(algorithm, quota)).transpose()
+        };
+        if self.latest.get().is_none() && changed(&self.first.settings)?.is_none() {
+            return Ok(());
+        }
+        let latest = self.latest.get_or_init(|| RwLock::new(Arc::new(self.first.clone())));
+        // Kept from the read of the old version on, so that no concurrent change is undone.
+        let mut latest = latest.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(settings) = changed(&latest.settings)? {
+            *latest = Arc::new(Version::new(settings));
+        }
+        Ok(())
     }
 }
 

@@ -195,7 +195,8 @@ impl RateLimiter {
             reset,
             ..EngineReply::uncounted(0.0)
         };
-        let policy = Policy { limiter: self.label, quota, cost, source: Source::Store };
+        let (limiter, source) = (self.label, Source::Store);
+        let policy = Policy { limiter, algorithm: None, quota, cost, source };
         let receipt = if admitted { Receipt::Id(id) } else { Receipt::None };
         Ok(Decision::with_receipt(policy, reply, receipt, 0.0))
     }

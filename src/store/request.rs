@@ -16,7 +16,7 @@ use tokio::task::coop;
 use crate::{
     algorithm::{Action, Algorithm, EngineRequest, Params},
     decision::{Policy, Source},
-    error::Error,
+    error::{ConfigError, Error},
     keys::Key,
     observe::Observers,
     quota::Quota,
@@ -33,9 +33,15 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns settings of the same limiter with another algorithm and quota.
+    pub(crate) fn changed(&self, algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
+        let params = Params::new(algorithm, quota)?;
+        Ok(Self { algorithm, quota, params, ..*self })
+    }
+
     pub(crate) fn policy(&self, cost: u32) -> Policy {
         let Self { name, quota, source, .. } = *self;
-        Policy { limiter: name, quota, cost, source }
+        Policy { limiter: name, algorithm: Some(self.params.kind()), quota, cost, source }
     }
 }
 

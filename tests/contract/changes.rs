@@ -1,30 +1,33 @@
-//! Changes of a quota while requests flow, over either store. Reloaded files are in the tests
-//! `http`, and remembered denials in the tests `redis`.
+//! Changes of a quota or an algorithm while requests flow, over either store. Reloaded files are in
+//! the tests `http`, and remembered denials in the tests `redis`.
 
 use std::{
     pin::pin,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Barrier,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Waker},
+    thread,
     time::Duration,
 };
 
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::{
-    Algorithm, Charge, ConfigError, Error, FailurePolicy, Limiter, MemoryStore, Quota, RedisStore,
-    Source, store,
+    Algorithm, Charge, ConfigError, Error, FailurePolicy, Limit, Limiter, MemoryStore, Quota,
+    RedisStore, Source, Store, store,
 };
 
-use crate::support::{self, ALGORITHMS, server::RedisServer};
+use crate::support::{self, ALGORITHMS, recorder::Recorder, server::RedisServer};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A limiter in memory, and one in Redis.
+/// A limiter in memory, and one in Redis, with counts of its own.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Limiter; 2] {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
     let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
-    let redis = support::redis_store(server).await.prefix(algorithm.name());
+    let prefix = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
+    let redis = support::redis_store(server).await.prefix(&prefix);
     [memory, Limiter::new(redis, algorithm, quota)]
 }
 
@@ -202,4 +205,133 @@ async fn the_fallback_follows_the_quota() {
     assert!(decision.is_allowed(), "2 of 3 units were spent");
     assert_eq!((decision.quota(), decision.remaining()), (Quota::per_hour(3), 0));
     assert!(!local.check("key").await.unwrap().is_allowed());
+}
+
+#[test]
+fn a_change_of_the_quota_undoes_no_change_of_the_algorithm() {
+    for _ in 0..2_000 {
+        let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
+        let barrier = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                for limit in 2..20 {
+                    limiter.set_quota(Quota::per_hour(limit)).unwrap();
+                }
+            });
+            barrier.wait();
+            set(&limiter, Algorithm::SlidingLog, Quota::per_hour(1));
+        });
+        assert_eq!(limiter.algorithm(), Algorithm::SlidingLog);
+    }
+}
+
+/// All pairs of algorithms.
+fn changes() -> impl Iterator<Item = (Algorithm, Algorithm)> {
+    let pairs = ALGORITHMS.map(|from| ALGORITHMS.map(|to| (from, to)));
+    pairs.into_iter().flatten().filter(|(from, to)| from != to)
+}
+
+fn set(limiter: &Limiter, algorithm: Algorithm, quota: Quota) {
+    Limit::try_new(algorithm, quota).unwrap().apply_to(limiter);
+}
+
+#[tokio::test]
+async fn units_that_another_algorithm_counted_are_not_returned() {
+    let server = RedisServer::start();
+    let quota = Quota::per_day(10);
+    for (from, to) in changes() {
+        for limiter in limiters(&server, from, quota).await {
+            let check = async |key| {
+                let decision = limiter.check_n(key, 5).await.unwrap();
+                assert!(decision.is_allowed());
+                decision
+            };
+            let decisions = [check("a").await, check("b").await, check("c").await];
+            let bound = Charge::new(&limiter, "d").cost(5);
+            let bound = bound.clone().decided(&bound.check().await.unwrap());
+            set(&limiter, to, quota);
+            for key in ["a", "b", "c", "d"] {
+                assert!(limiter.check_n(key, 10).await.unwrap().is_allowed());
+            }
+            let [a, b, c] = decisions;
+            limiter.settle("a", &a, 1).await.unwrap();
+            limiter.cancel("b", b).await.unwrap();
+            Charge::new(&limiter, "c").cost(5).cancel(c).await.unwrap();
+            bound.settle("default", 2).await.unwrap();
+            for key in ["a", "b", "c", "d"] {
+                let left = limiter.peek(key).await.unwrap().remaining();
+                assert_eq!(left, 0, "{from} to {to}, {key}");
+            }
+        }
+    }
+}
+
+fn pair(store: impl Store + Clone, algorithm: Algorithm, quota: Quota) -> [Limiter; 2] {
+    let two = Limiter::named("two", store.clone(), Algorithm::FixedWindow, quota);
+    [Limiter::named("one", store, algorithm, quota), two]
+}
+
+#[tokio::test]
+async fn a_charge_returns_units_only_to_the_limits_whose_algorithm_stays() {
+    let server = RedisServer::start();
+    let quota = Quota::per_day(10);
+    for (from, to) in changes() {
+        let redis = support::redis_store(&server).await.prefix(&format!("{from} {to}"));
+        for [one, two] in [pair(MemoryStore::new(), from, quota), pair(redis, from, quota)] {
+            let on_one_key = |key| Charge::new(&one, key).cost(5).also(&two).cost(5);
+            let on_two_keys =
+                |key| Charge::new(&two, key).cost(5).and(Charge::new(&one, key).cost(5));
+            let charges = [on_one_key("a"), on_one_key("b"), on_two_keys("c"), on_two_keys("d")];
+            let mut decisions = vec![];
+            for charge in &charges {
+                decisions.push(charge.check().await.unwrap());
+                assert!(decisions[decisions.len() - 1].is_allowed());
+            }
+            set(&one, to, quota);
+            for key in ["a", "b", "c", "d"] {
+                assert!(one.check_n(key, 10).await.unwrap().is_allowed());
+            }
+            for ((charge, decision), key) in charges.iter().zip(decisions).zip(["a", "b", "c", "d"])
+            {
+                if key == "a" || key == "c" {
+                    charge.cancel(decision).await.unwrap();
+                } else {
+                    let bound = charge.clone().decided(&decision);
+                    bound.settle("one", 0).await.unwrap();
+                    bound.settle("two", 0).await.unwrap();
+                }
+                let left = one.peek(key).await.unwrap().remaining();
+                assert_eq!(left, 0, "{from} to {to}, {key}");
+                let left = two.peek(key).await.unwrap().remaining();
+                assert_eq!(left, 10, "{from} to {to}, {key}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_waits_by_another_algorithm_releases_nothing_if_it_is_dropped() {
+    let server = RedisServer::start();
+    let quota = Quota::per_day(10);
+    for (from, to) in changes() {
+        for limiter in limiters(&server, from, quota).await {
+            let recorder = Recorder::new();
+            let limiter = limiter.observe(recorder.clone());
+            let _ = limiter.check_n("key", 10).await.unwrap();
+            let mut waiting = Box::pin(limiter.acquire("key", 1));
+            let pause = tokio::time::sleep(Duration::from_millis(20));
+            tokio::select! {
+                allowed = &mut waiting => panic!("{allowed:?}"),
+                () = pause => {}
+            }
+            set(&limiter, to, quota);
+            let _ = limiter.check_n("key", 10).await.unwrap();
+            drop(waiting);
+            assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0, "{from} to {to}");
+            let events = recorder.take();
+            let released = events.iter().any(|event| event.starts_with("released"));
+            assert!(!released, "{from} to {to}: {events:?}");
+        }
+    }
 }

@@ -53,7 +53,8 @@ impl ScriptCall {
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
         let age = connection.age(decided.now);
-        Ok(decision(policies[decided.limit], decided.reply, *action, age))
+        let decision = decision(policies[decided.limit], decided.reply, *action, age);
+        Ok(decision.counted_by(limits.iter().map(|limit| limit.params.kind())))
     }
 }
 

@@ -22,21 +22,22 @@ use crate::{
 pub(super) struct CrossSlot {
     /// For each key a call.
     calls: Vec<ScriptCall>,
-    /// For each limit the index of its call.
-    call_of: Vec<usize>,
+    /// For each limit the index of its call, and its index in the call.
+    call_of: Vec<(usize, usize)>,
     client: Client,
 }
 
 impl CrossSlot {
     pub(super) fn new(store: &RedisStore, request: &StoreRequest<'_>) -> Self {
         let mut keys: Vec<&Key<'_>> = vec![];
-        let mut call_of = vec![];
+        let mut call_of: Vec<(usize, usize)> = vec![];
         for limit in request.limits {
             let known = keys.iter().position(|key| *key == limit.key);
-            call_of.push(known.unwrap_or_else(|| {
+            let call = known.unwrap_or_else(|| {
                 keys.push(limit.key);
                 keys.len() - 1
-            }));
+            });
+            call_of.push((call, call_of.iter().filter(|of| of.0 == call).count()));
         }
         let of_key = |key| {
             let limits = request.limits.iter().filter(|limit| limit.key == key);
@@ -53,18 +54,18 @@ impl CrossSlot {
     /// Executes one call after the other. If one denies or fails, the calls before it are released,
     /// and its result is returned.
     pub(super) async fn execute_in_order(self, deadline: Deadline) -> Result<Decision, StoreError> {
-        let mut charged = Charged { calls: &self, instants: vec![] };
+        let mut charged = Charged { calls: &self, receipts: vec![] };
         let mut binding = None;
         for call in &self.calls {
             let decision = call.execute(&self.client, deadline).await?;
             if !decision.is_allowed() {
                 return Ok(decision);
             }
-            charged.instants.push(instant_of(&decision));
+            charged.receipts.push(decision.receipt().clone());
             binding = tighter(binding, decision);
         }
-        let instants = mem::take(&mut charged.instants);
-        Ok(self.with_receipts(binding, &instants))
+        let receipts = mem::take(&mut charged.receipts);
+        Ok(self.with_receipts(binding, &receipts))
     }
 
     /// Executes all calls, even if one fails.
@@ -79,11 +80,11 @@ impl CrossSlot {
             );
         }
         let (mut binding, mut failure) = (None, None);
-        let mut instants = vec![0.0; count];
+        let mut receipts = vec![Receipt::None; count];
         for (index, result) in tasks.join_all().await {
             match result {
                 Ok(decision) => {
-                    instants[index] = instant_of(&decision);
+                    receipts[index] = decision.receipt().clone();
                     binding = tighter(binding, decision);
                 }
                 Err(error) => failure = Some(error),
@@ -91,13 +92,14 @@ impl CrossSlot {
         }
         match failure {
             Some(error) => Err(error.into()),
-            None => Ok(this.with_receipts(binding, &instants)),
+            None => Ok(this.with_receipts(binding, &receipts)),
         }
     }
 
-    fn with_receipts(&self, binding: Option<Decision>, instants: &[f64]) -> Decision {
-        let of_limits = self.call_of.iter().map(|call| instants[*call]).collect();
-        binding.expect("a request has a limit").with_receipts(of_limits)
+    /// Sets the receipts of all limits. `receipts` has those of the calls.
+    fn with_receipts(&self, binding: Option<Decision>, receipts: &[Receipt]) -> Decision {
+        let of_limits = self.call_of.iter().map(|&(call, limit)| receipts[call].for_limit(limit));
+        binding.expect("a request has a limit").with_receipts(of_limits.collect())
     }
 }
 
@@ -105,26 +107,19 @@ impl CrossSlot {
 struct Charged<'a> {
     calls: &'a CrossSlot,
     /// Of the calls that were answered.
-    instants: Vec<f64>,
+    receipts: Vec<Receipt>,
 }
 
 impl Drop for Charged<'_> {
     fn drop(&mut self) {
-        for (call, instant) in self.calls.calls.iter().zip(&self.instants) {
-            for limit in call.limits().iter().filter(|_| *instant > 0.0) {
-                let (instant, units) = (Some(*instant), limit.cost.into());
-                let release = Release { instant, units, kept: 0.0 };
+        for (call, receipt) in self.calls.calls.iter().zip(&self.receipts) {
+            for (index, limit) in call.limits().iter().enumerate() {
+                let Receipt::At(instant, _) = receipt.for_limit(index) else { continue };
+                let release =
+                    Release { instant: Some(instant), units: limit.cost.into(), kept: 0.0 };
                 self.calls.client.execute_later(release::job(&limit.params, &limit.key, release));
             }
         }
-    }
-}
-
-/// Returns the instant of a decision that has spent units; else one that matches no request.
-fn instant_of(decision: &Decision) -> f64 {
-    match decision.receipt() {
-        Receipt::At(instant) => *instant,
-        _ => 0.0,
     }
 }
 
