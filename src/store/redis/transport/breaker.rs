@@ -13,6 +13,7 @@ use redis::RedisError;
 
 use super::{
     error::TransportError,
+    events,
     reports::{Reports, State},
 };
 use crate::{
@@ -25,6 +26,9 @@ const MAX_PROBE: Duration = Duration::from_secs(3);
 
 /// The number of calls in a row without an answer that opens the breaker.
 const MAX_FAILURES: u32 = 5;
+
+/// The time between two events about single decisions that failed.
+const FAILED_AFTER: Duration = Duration::from_secs(10);
 
 /// The time between two reminders of an outage.
 const REMIND_AFTER: Duration = Duration::from_secs(60);
@@ -123,6 +127,7 @@ pub(crate) struct Counters {
     skipped: AtomicU64,
     outages: AtomicU64,
     last_error: Mutex<Option<TransportError>>,
+    failed_decisions: Throttle,
     observers: Mutex<Observers>,
 }
 
@@ -148,6 +153,17 @@ impl Counters {
 
     pub(crate) fn add_observer(&self, observer: Arc<dyn Observer>) {
         lock(&self.observers).add(observer);
+    }
+
+    /// Reports in the log, once in [`FAILED_AFTER`], that decisions fail. While the breaker is
+    /// open, another event reports it.
+    pub(crate) fn report_failed(&self, limiter: &str, error: &TransportError) {
+        if cfg!(feature = "tracing")
+            && !error.is_circuit_open()
+            && let Some(requests) = self.failed_decisions.next(FAILED_AFTER)
+        {
+            events::decisions_failed(limiter, requests, error);
+        }
     }
 
     fn count(&self, error: &TransportError) {

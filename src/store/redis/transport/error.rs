@@ -128,6 +128,11 @@ impl TransportError {
         matches!(self.kind, Kind::Interrupted(_))
     }
 
+    /// Returns whether the error concerns one key, which its text can contain.
+    pub(crate) fn is_of_one_key(&self) -> bool {
+        self.redis().is_some_and(is_of_one_key)
+    }
+
     pub(crate) fn is_error_reply(&self) -> bool {
         use ErrorKind::{Extension, Server};
         self.redis().is_some_and(|error| matches!(error.kind(), Server(_) | Extension))

@@ -2,10 +2,49 @@
 //! feature they are empty functions.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-use std::{error::Error, fmt::Display, time::Duration};
+use std::{
+    error::Error,
+    fmt::{self, Display},
+    time::Duration,
+};
+
+use super::error::TransportError;
+
+/// The text of an error of one key, without the key.
+#[cfg(feature = "tracing")]
+#[derive(Debug)]
+struct OfOneKey;
+
+#[cfg(feature = "tracing")]
+impl Display for OfOneKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key holds no state of the limiter; at the level `trace`, the error names it")
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl Error for OfOneKey {}
 
 #[cfg(feature = "tracing")]
 const TARGET: &str = "tower_ratelimit";
+
+/// Reports that decisions fail. An error of one key can contain the key, and only logs of the level
+/// `trace` contain keys.
+pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &TransportError) {
+    #[cfg(feature = "tracing")]
+    {
+        let hides_key =
+            error.is_of_one_key() && !tracing::enabled!(target: TARGET, tracing::Level::TRACE);
+        let error: &(dyn Error + 'static) = if hides_key { &OfOneKey } else { error };
+        tracing::warn!(
+            target: TARGET,
+            limiter,
+            requests,
+            error,
+            "decisions failed: the failure policy applies to them"
+        );
+    }
+}
 
 pub(super) fn unavailable(node: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
     #[cfg(feature = "tracing")]
