@@ -117,16 +117,20 @@ async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() 
     }
     assert!(store.health().is_available);
     set(&["+set"]);
-    for i in 0..20 {
-        let _ = limiter.check(i).await.unwrap();
-    }
+    until("Redis has rejected no decision for a while", async || {
+        let _ = limiter.check("key").await.unwrap();
+        log.text().contains("Redis decides again")
+    })
+    .await;
     let text = log.text();
     let [failed, rejects, decides] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
     let parts = ["WARN tower_ratelimit: decisions failed", "limiter=\"api\"", "permission"];
     assert!(parts.iter().all(|part| failed.contains(part)), "{failed}");
-    let parts = ["ERROR tower_ratelimit: Redis rejects every decision", "permission"];
+    let parts = ["ERROR tower_ratelimit: Redis rejects decisions", "permission"];
     assert!(parts.iter().all(|part| rejects.contains(part)), "{rejects}");
-    assert!(decides.contains("INFO tower_ratelimit: Redis decides again"), "{decides}");
+    assert!(rejects.contains(&*server.socket().to_string_lossy()), "{rejects}");
+    let parts = ["INFO tower_ratelimit: Redis decides again", "outage=", "server="];
+    assert!(parts.iter().all(|part| decides.contains(part)), "{decides}");
 }
 
 #[tokio::test]
@@ -276,6 +280,24 @@ async fn a_rejected_login_of_an_open_connection_is_one_event() {
     let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
     assert!(event.contains("ERROR tower_ratelimit: Redis rejected new credentials"), "{event}");
     assert!(!event.contains("unknown"), "{event}");
+}
+
+#[tokio::test]
+async fn a_rejected_login_is_not_reported_as_a_missing_answer() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let config = RedisConfig::server(&server.url()).unwrap().user("limiter").password("unknown");
+    let store = RedisStore::new(config).unwrap();
+    let limiter = once_per_hour(store.clone());
+    until("the store is unavailable", async || {
+        assert!(limiter.check("key").await.is_err());
+        !store.health().is_available
+    })
+    .await;
+    let text = log.text();
+    let rejected = text.lines().find(|line| line.contains("WARN tower_ratelimit: Redis rejects"));
+    assert!(rejected.is_some_and(|line| line.contains("login") && line.contains("WRONGPASS")));
+    assert!(!text.contains("does not answer"), "{text}");
 }
 
 #[tokio::test]

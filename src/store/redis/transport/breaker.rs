@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -14,6 +14,7 @@ use redis::RedisError;
 use super::{
     error::TransportError,
     events,
+    rejections::{Rejection, Rejections},
     reports::{Reports, State},
 };
 use crate::{
@@ -102,9 +103,10 @@ pub(crate) struct Breaker {
     /// Locked while the state changes and the change is reported, so that reports are in the order
     /// of the changes.
     changing: Mutex<()>,
-    /// The number of scripts in a row to which the server replied with an error.
-    rejected: AtomicU32,
-    rejections: Arc<Reports>,
+    rejections: Mutex<Rejections>,
+    /// True if an executed script may change the rejections.
+    has_rejected: AtomicBool,
+    rejection_reports: Arc<Reports>,
 }
 
 /// The calls in a row without an answer.
@@ -188,14 +190,14 @@ fn text_of(error: &TransportError) -> String {
 impl Breaker {
     /// Makes the breaker of a store with one server.
     pub(crate) fn new(server: Option<Arc<str>>) -> Self {
-        Self::with(server, None, Arc::default())
+        Self::with(server, Arc::default())
     }
 
     pub(crate) fn of_node(node: Arc<str>, counters: Arc<Counters>) -> Self {
-        Self::with(Some(node.clone()), Some(node), counters)
+        Self::with(Some(node), counters)
     }
 
-    fn with(server: Option<Arc<str>>, node: Option<Arc<str>>, counters: Arc<Counters>) -> Self {
+    fn with(server: Option<Arc<str>>, counters: Arc<Counters>) -> Self {
         let made = Instant::now();
         Self {
             made,
@@ -206,12 +208,13 @@ impl Breaker {
             probed: Mutex::new(None),
             failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             counters,
-            server,
-            reports: Arc::new(Reports::new(node.clone())),
+            reports: Arc::new(Reports::new(server.clone())),
             reminders: Throttle::default(),
             changing: Mutex::new(()),
-            rejected: AtomicU32::new(0),
-            rejections: Arc::new(Reports::new(node)),
+            rejections: Mutex::new(Rejections::new(made)),
+            has_rejected: AtomicBool::new(false),
+            rejection_reports: Arc::new(Reports::new(server.clone())),
+            server,
         }
     }
 
@@ -273,20 +276,25 @@ impl Breaker {
 
     /// Records that the server replied to a script with an error.
     pub(crate) fn record_rejection(&self, error: &TransportError) {
-        if self.rejected.fetch_add(1, Relaxed) + 1 == MAX_FAILURES {
-            self.rejections.change(State::Rejects(error.clone()));
+        let mut rejections = lock(&self.rejections);
+        self.has_rejected.store(true, Relaxed);
+        match rejections.reject(Instant::now()) {
+            Rejection::Begins => self.rejection_reports.change(State::Rejects(error.clone())),
+            Rejection::Lasts(outage) => self.rejection_reports.remind_rejects(error, outage),
+            Rejection::Known => {}
         }
     }
 
     /// Records that the server executed a script.
     pub(crate) fn record_execution(&self) {
-        let rejected = match self.rejected.load(Relaxed) {
-            0 => 0,
-            _ => self.rejected.swap(0, Relaxed),
-        };
-        if rejected >= MAX_FAILURES {
-            self.rejections.change(State::Decides);
+        if !self.has_rejected.load(Relaxed) {
+            return;
         }
+        let mut rejections = lock(&self.rejections);
+        if let Some(outage) = rejections.execute(Instant::now()) {
+            self.rejection_reports.change(State::Decides(outage));
+        }
+        self.has_rejected.store(!rejections.is_empty(), Relaxed);
     }
 
     pub(crate) fn count_skipped(&self) {

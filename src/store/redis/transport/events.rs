@@ -46,42 +46,53 @@ pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &TransportEr
     }
 }
 
-pub(super) fn unavailable(node: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
+pub(super) fn unavailable(server: Option<&str>, changes: u32, error: &TransportError) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: TARGET,
-        node,
-        changes,
-        error,
-        "Redis does not answer: decisions fail immediately until it answers again"
-    );
+    {
+        let what = match error.is_rejected_login() {
+            true => "Redis rejects the login: decisions fail immediately until it accepts it",
+            false => "Redis does not answer: decisions fail immediately until it answers again",
+        };
+        let error: &(dyn Error + 'static) = error;
+        tracing::warn!(target: TARGET, server, changes, error, "{what}");
+    }
 }
 
 /// Reports that an outage lasts, with the error of the last probe.
-pub(super) fn still_unavailable(
-    node: Option<&str>,
-    outage: Duration,
-    error: &(dyn Error + 'static),
-) {
+pub(super) fn still_unavailable(server: Option<&str>, outage: Duration, error: &TransportError) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, node, ?outage, error, "Redis still does not answer");
+    {
+        let what = match error.is_rejected_login() {
+            true => "Redis still rejects the login",
+            false => "Redis still does not answer",
+        };
+        let error: &(dyn Error + 'static) = error;
+        tracing::warn!(target: TARGET, server, ?outage, error, "{what}");
+    }
 }
 
-/// Reports that Redis answers, but with errors only. The error contains no key.
-pub(super) fn rejects(node: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
+/// Reports that Redis answers, but rejects decisions. The error contains no key.
+pub(super) fn rejects(server: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
     #[cfg(feature = "tracing")]
     tracing::error!(
         target: TARGET,
-        node,
+        server,
         changes,
         error,
-        "Redis rejects every decision: the failure policy applies until it decides again"
+        "Redis rejects decisions: the failure policy applies to these"
     );
 }
 
-pub(super) fn decides(node: Option<&str>, changes: u32) {
+/// Reports that Redis still rejects decisions, with the last error.
+pub(super) fn still_rejects(server: Option<&str>, outage: Duration, error: &(dyn Error + 'static)) {
     #[cfg(feature = "tracing")]
-    tracing::info!(target: TARGET, node, changes, "Redis decides again");
+    tracing::error!(target: TARGET, server, ?outage, error, "Redis still rejects decisions");
+}
+
+/// Reports that Redis no longer rejects decisions, with the time for which it did.
+pub(super) fn decides(server: Option<&str>, changes: u32, outage: Duration) {
+    #[cfg(feature = "tracing")]
+    tracing::info!(target: TARGET, server, changes, ?outage, "Redis decides again");
 }
 
 /// Reports that a server rejected new credentials on an open connection.
@@ -96,14 +107,14 @@ pub(super) fn login_rejected(server: &str) {
 }
 
 /// Reports the end of an outage, with its duration.
-pub(super) fn available(node: Option<&str>, changes: u32, outage: Duration) {
+pub(super) fn available(server: Option<&str>, changes: u32, outage: Duration) {
     #[cfg(feature = "tracing")]
-    tracing::info!(target: TARGET, node, changes, ?outage, "Redis answers again");
+    tracing::info!(target: TARGET, server, changes, ?outage, "Redis answers again");
 }
 
-pub(super) fn retired(node: Option<&str>, changes: u32) {
+pub(super) fn retired(server: Option<&str>, changes: u32) {
     #[cfg(feature = "tracing")]
-    tracing::info!(target: TARGET, node, changes, "the node of the cluster no longer has slots");
+    tracing::info!(target: TARGET, server, changes, "the node of the cluster no longer has slots");
 }
 
 pub(super) fn master_changed(master: &str, old: impl Display, new: impl Display) {
