@@ -65,14 +65,15 @@ pub struct Metrics(Arc<Shared>);
 struct Shared {
     /// The label of the store.
     store: Option<SharedString>,
-    handles: OnceLock<Handles>,
+    /// By [`Reason::ALL`].
+    rejections: OnceLock<[Counter; Reason::ALL.len()]>,
+    keys: OnceLock<Keys>,
 }
 
-struct Handles {
-    /// By [`Reason::ALL`].
-    rejections: [Counter; Reason::ALL.len()],
-    keys: Gauge,
-    keys_limit: Gauge,
+/// The metrics of a store in memory.
+struct Keys {
+    held: Gauge,
+    limit: Gauge,
 }
 
 /// The metrics of one limiter.
@@ -112,7 +113,7 @@ impl Metrics {
     #[must_use]
     pub fn store(self, name: &str) -> Self {
         let store = Some(name.to_owned().into());
-        Self(Arc::new(Shared { store, handles: OnceLock::new() }))
+        Self(Arc::new(Shared { store, ..Shared::default() }))
     }
 
     /// Returns the metrics of a limiter for one event, if the event was not passed to the observer
@@ -128,16 +129,20 @@ impl Shared {
         store.chain(labels).map(|(name, value)| Label::new(name, value)).collect()
     }
 
-    fn handles(&self) -> &Handles {
-        self.handles.get_or_init(|| {
+    fn rejections(&self) -> &[Counter; Reason::ALL.len()] {
+        self.rejections.get_or_init(|| {
             describe_counter!(REJECTIONS, Unit::Count, "Requests rejected by a layer, by reason");
+            Reason::ALL.map(|reason| {
+                counter!(REJECTIONS, self.labels([("reason", reason.as_str().into())]))
+            })
+        })
+    }
+
+    fn keys(&self) -> &Keys {
+        self.keys.get_or_init(|| {
             describe_gauge!(KEYS, Unit::Count, "Keys in the store in memory");
             describe_gauge!(KEYS_LIMIT, Unit::Count, "Maximum number of keys in memory");
-            let rejections = Reason::ALL.map(|reason| {
-                counter!(REJECTIONS, self.labels([("reason", reason.as_str().into())]))
-            });
-            let keys = gauge!(KEYS, self.labels([]));
-            Handles { rejections, keys, keys_limit: gauge!(KEYS_LIMIT, self.labels([])) }
+            Keys { held: gauge!(KEYS, self.labels([])), limit: gauge!(KEYS_LIMIT, self.labels([])) }
         })
     }
 }
@@ -158,12 +163,18 @@ impl OfLimiter {
     }
 
     fn register(&self) -> LimiterHandles {
+        // So that the rate of rejections includes the first one.
+        self.shared.rejections();
         describe_counter!(DECISIONS, Unit::Count, "Decided checks, by limiter, outcome and source");
         describe_histogram!(DECISION_DURATION, Unit::Seconds, "Time until Redis has decided");
         describe_gauge!(WAITING, Unit::Count, "Requests that wait for quota");
         describe_histogram!(WAIT_DURATION, Unit::Seconds, "Time that requests waited for quota");
         describe_counter!(RELEASED, Unit::Count, "Units that requests returned");
-        describe_counter!(STORE_ERRORS, Unit::Count, "Failed calls of the store, by kind");
+        describe_counter!(
+            STORE_ERRORS,
+            Unit::Count,
+            "Checks that the store could not decide, by kind"
+        );
         describe_histogram!(BATCH_CHECKS, Unit::Count, "Checks in a call to Redis");
         let decisions = |outcome: &'static str, source: &'static str| {
             let labels = [("outcome", outcome.into()), ("source", source.into())];
@@ -236,7 +247,7 @@ impl Observer for Metrics {
     }
 
     fn rejected(&self, event: &Rejected<'_>) {
-        self.0.handles().rejections[event.reason as usize].increment(1);
+        self.0.rejections()[event.reason as usize].increment(1);
     }
 
     fn breaker_changed(&self, event: &BreakerChanged<'_>) {
@@ -271,9 +282,9 @@ impl Observer for Metrics {
     }
 
     fn keys_held(&self, event: &KeysHeld) {
-        let Handles { keys, keys_limit, .. } = self.0.handles();
-        keys.set(event.keys as f64);
-        keys_limit.set(event.max_keys as f64);
+        let Keys { held, limit } = self.0.keys();
+        held.set(event.keys as f64);
+        limit.set(event.max_keys as f64);
     }
 }
 

@@ -376,9 +376,12 @@ async fn the_metrics_of_redis_are_counted() {
         r#"tower_ratelimit_decisions_total{limiter="api",outcome="denied",source="cached"} 1"#,
         r#"tower_ratelimit_decision_duration_seconds_count{limiter="api"} 2"#,
         r#"tower_ratelimit_store_errors_total{limiter="api",kind="circuit_open"} 1"#,
+        r#"tower_ratelimit_store_errors_total{limiter="api",kind="error_reply"} 0"#,
+        r#"tower_ratelimit_rejections_total{reason="store"} 0"#,
     ] {
         assert!(text.lines().any(|it| it == line), "{line}\n{text}");
     }
     let open = text.lines().find(|it| it.starts_with("tower_ratelimit_circuit_open{server="));
     assert!(open.is_some_and(|it| it.ends_with("} 1")), "{text}");
+    assert!(!text.contains("tower_ratelimit_keys"), "there is no store in memory: {text}");
 }
