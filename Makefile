@@ -30,9 +30,10 @@ lint:
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
-# Runs a command in the crate as it is published, outside of the checkout.
+# Runs a command in the crate as it is published, outside of the checkout. By the times in the archive,
+# which are constant, Cargo would not notice changes: `-m` sets the current time.
 define in-package
-folder=$$(mktemp -d) && tar -xzf target/package/tower-ratelimit-$(VERSION).crate -C $$folder && \
+folder=$$(mktemp -d) && tar -xzmf target/package/tower-ratelimit-$(VERSION).crate -C $$folder && \
   cd $$folder/tower-ratelimit-$(VERSION) && $(1) --target-dir $(CURDIR)/target/package-tests && \
   rm -r $$folder
 endef

@@ -3,11 +3,16 @@
 -- looks at that end, leaves a blocked key to the engine.
 -- Stands between a model and reservations.lua or log.lua. These read and write the state by `call`,
 -- which is led to the state inside of the block.
-local block -- of the key, if it has one: {ends, enclose, close}
+-- A request that may not wait until the end of the block is denied without the state.
+local block -- of the key, if it has one: {ends, denies, close}
+
+local function in_block(state)
+  return struct.pack('<BI7', 66, block.ends) .. state
+end
 
 -- Holds the state of the key in a block, and leads `call` to it.
 local function hold(state, ends)
-  local own, outer, expires, changed = key, call, nil, blocks
+  local held_key, outer, expires, changed = key, call, nil, blocks
   local function put(new, expiry)
     state, expires, changed = new, expiry, true
   end
@@ -33,30 +38,27 @@ local function hold(state, ends)
     end,
   }
   function call(command, name, ...)
-    if name ~= own then
+    if name ~= held_key then
       return outer(command, name, ...)
     end
     return commands[command](...)
   end
 
   block = {ends = ends}
-  function block.enclose(found)
-    return struct.pack('<BI7', 66, block.ends) .. found
-  end
 
   -- Stores the state, if it has been changed.
   function block.close()
     local is_over = block.ends <= now
-    local value = is_over and state or block.enclose(state) .. 'B'
+    local value = is_over and state or in_block(state) .. 'B'
     if not changed then
       return
     elseif value == '' then
-      redis.call('DEL', own)
+      redis.call('DEL', held_key)
     elseif expires or state == '' then
       local time = math.max((expires or 0) * 1000, is_over and 0 or block.ends)
-      redis.call('SET', own, value, 'PXAT', expire_at(time))
+      redis.call('SET', held_key, value, 'PXAT', expire_at(time))
     else
-      redis.call('SET', own, value, 'KEEPTTL')
+      redis.call('SET', held_key, value, 'KEEPTTL')
     end
   end
 end
@@ -64,16 +66,22 @@ end
 -- Opens the block of a key whose value begins or ends with `letter`, or begins one, if the action
 -- requires that. Returns true if the state has to be read again.
 local function open_block(letter)
-  if block or letter ~= 66 and not blocks then
+  if block and not block.denies or letter ~= 66 and not blocks then
     return false
   end
-  local value = call('GETRANGE', key, '0', '-1')
-  if letter ~= 66 then
-    hold(value, 0)
-  elseif #value < 9 or string.byte(value) ~= 66 or string.byte(value, -1) ~= 66 then
-    fail(key)
-  else
-    hold(string.sub(value, 9, -2), (struct.unpack('<I7', value, 2)))
+  local ends = 0
+  if letter == 66 then
+    local head, last = call('GETRANGE', key, '0', '7'), call('GETRANGE', key, '-1', '-1')
+    if #head < 8 or string.byte(head) ~= 66 or last ~= 'B' then
+      fail(key)
+    end
+    ends = struct.unpack('<I7', head, 2)
+    if can_be_denied and ends - now > max_wait then
+      block = {ends = ends, denies = true}
+      return false
+    end
   end
+  local value = call('GETRANGE', key, '0', '-1')
+  hold(letter == 66 and string.sub(value, 9, -2) or value, ends)
   return true
 end

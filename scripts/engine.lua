@@ -8,7 +8,11 @@ local wait, too_long
 local function plan()
   wait, too_long = 0, 0
   load()
-  if returns then
+  if block and block.denies then
+    wait = block.ends - now
+    too_long = wait - max_wait
+    return
+  elseif returns then
     return
   elseif found then
     stale = step_back()

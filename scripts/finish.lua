@@ -26,7 +26,7 @@ if returns then
     plan()
     returns = true
     local state = found_state()
-    return block and block.enclose(state) or state
+    return block and in_block(state) or state
   end
 
   function finish()
@@ -55,6 +55,6 @@ else
         block.close()
       end
     end
-    return block and block.enclose(state) or state
+    return block and in_block(state) or state
   end
 end

@@ -15,7 +15,7 @@ local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
 local blocks = action == 'block' or action == 'unblock'
-local returns = action == 'refund' or action == 'release' or blocks -- none to block
+local returns = action == 'refund' or action == 'release' or blocks -- a block returns nothing
 
 local call = redis.call
 local time = call('TIME')

@@ -20,13 +20,16 @@ local function load()
   found, stale = call('GETRANGE', key, '0', size_text), false
   if open_block(string.byte(found)) then
     found = call('GETRANGE', key, '0', size_text)
+  elseif block and block.denies then
+    found = nil
+    return
   end
   found = found ~= '' and decode(found, true) or nil
   first_found = first_found or found or ''
 end
 
 local function found_state()
-  return first_found
+  return first_found or ''
 end
 
 local function put(value, reset)

@@ -43,11 +43,12 @@ pub struct Decision {
     cost: u32,
     source: Source,
     admitted: bool,
-    blocked: bool,
     wait: f64,
     remaining: f64,
     replenish: f64,
     reset: f64,
+    /// The time until the block of the key ends; 0 without one.
+    blocked: f64,
     receipt: Receipt,
     /// The time since the store decided, in microseconds.
     age: f64,
@@ -172,11 +173,11 @@ impl Decision {
             cost,
             source,
             admitted,
-            blocked,
             wait,
             remaining,
             replenish,
             reset,
+            blocked,
             receipt,
             age,
         }
@@ -204,6 +205,7 @@ impl Decision {
             wait: rest(self.wait),
             replenish: rest(self.replenish),
             reset: rest(self.reset),
+            blocked: rest(self.blocked),
             ..self.clone()
         }
     }
@@ -234,7 +236,13 @@ impl Decision {
     /// If another limit of the request binds, this is false.
     #[must_use]
     pub const fn is_blocked(&self) -> bool {
-        self.blocked
+        self.blocked > 0.0
+    }
+
+    /// Returns the time until the block of the key ends.
+    #[cfg(feature = "redis")]
+    pub(crate) const fn block_rest(&self) -> Duration {
+        micros(self.blocked)
     }
 
     /// Returns the time after which an allowed request may proceed.
@@ -246,7 +254,9 @@ impl Decision {
     }
 
     /// Returns the time after which the same request is allowed, if no other request spends units
-    /// before; `None` if it is allowed now. Exact to the microsecond.
+    /// before; `None` if it is allowed now. Exact to the microsecond. If a key is
+    /// [blocked](crate::Limiter::block), it is a lower bound: a block is reported without a look at the
+    /// count.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         if self.is_allowed() { None } else { Some(micros(self.wait)) }

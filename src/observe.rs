@@ -4,7 +4,8 @@
 //!
 //! An observer is set on a store, before its limiters are made, and is inherited by them and by
 //! their layers. [`Limiter::observe`](crate::Limiter::observe) and
-//! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) add further ones.
+//! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) add further ones, without the events
+//! about keys in memory and circuit breakers.
 //!
 //! | event | method | reported by |
 //! |---|---|---|
@@ -17,7 +18,8 @@
 //! | a call to Redis was sent | [`batch_sent`](Observer::batch_sent) | `RedisStore` |
 //! | a circuit breaker opened or closed | [`breaker_changed`](Observer::breaker_changed) | `RedisStore` |
 //!
-//! Without an observer, a check costs the test of one pointer more.
+//! Without an observer, a check adds the test of a pointer. The feature `tracing` adds, for each
+//! denial and each call to Redis, a question to the subscriber: whether it records the events.
 //!
 //! # Examples
 //!
@@ -69,8 +71,15 @@ use crate::{decision::Decision, error::StoreError, keys::Key};
 /// Gets the events of limiters, layers and stores. Each method does nothing by default.
 ///
 /// The methods are called in the tasks of requests: they must be fast, and must not block or panic.
-/// Later versions add methods, and fields of events. If the future of a check is dropped before its
-/// answer, there is no event about it.
+/// Later versions add methods, and fields of events.
+///
+/// A check is reported when it is decided: in memory with the first poll of its future, in Redis
+/// with the answer. If the future is dropped before that answer:
+///
+/// * [`check`](crate::Limiter::check), `check_n` and `check_within` have no event
+/// * [`try_acquire`](crate::Limiter::try_acquire), `acquire` and layers await the answer in the
+///   background, which is [`decided`](Observer::decided), and then [`released`](Observer::released)
+///   if units were spent
 pub trait Observer: Send + Sync + 'static {
     /// Returns the observer that gets the events of one limiter instead of this one; `None` if this
     /// one gets them.
@@ -117,7 +126,9 @@ pub trait Observer: Send + Sync + 'static {
         let _ = event;
     }
 
-    /// The number of keys in a store in memory has changed.
+    /// The number of keys in a store in memory has changed. Only observers of the store get this
+    /// event. If threads change the number at the same time, the last event can have a number that
+    /// is not the last one.
     fn keys_held(&self, event: &KeysHeld) {
         let _ = event;
     }
@@ -128,7 +139,7 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// The circuit breaker of a server was opened or closed. The state when the observer is set is
-    /// reported, too.
+    /// reported, too. This method must not add an observer to the store.
     fn breaker_changed(&self, event: &BreakerChanged<'_>) {
         let _ = event;
     }
@@ -140,8 +151,9 @@ pub trait Observer: Send + Sync + 'static {
 pub struct Decided<'a> {
     /// The decision, which names the limiter and the source.
     pub decision: &'a Decision,
-    /// The key at that limiter.
-    pub key: &'a Key<'a>,
+    /// The key at that limiter; `None` if the check contained several keys of the limiter, because
+    /// the decision does not name one of them.
+    pub key: Option<&'a Key<'a>>,
     /// The time from the call to the answer of a store outside of the process; `None` if the
     /// decision was made in the memory of the process.
     pub duration: Option<Duration>,

@@ -14,6 +14,7 @@ local function load()
     tail = call('GETRANGE', key, tail_text, '-1')
   end
   found, stale, committed, merges = tail ~= '', false, false, false
+  found = found and not (block and block.denies)
   first, live, live_dead, last, last_cost, instants, costs = 0, 0, 0, 0, 0, {}, {}
   if not found then
     return

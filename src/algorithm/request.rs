@@ -82,8 +82,8 @@ pub(crate) struct EngineReply {
     pub(crate) reset: f64,
     /// The instant at which the request proceeds, or could, by the clock of the store.
     pub(crate) instant: f64,
-    /// True if the key is blocked.
-    pub(crate) blocked: bool,
+    /// The time until the block of the key ends; 0 without one.
+    pub(crate) blocked: f64,
 }
 
 impl EngineReply {
@@ -96,15 +96,23 @@ impl EngineReply {
             replenish: 0.0,
             reset: 0.0,
             instant,
-            blocked: false,
+            blocked: 0.0,
         }
+    }
+
+    /// The reply to a request that may not wait until the block of its key ends. It depends on the
+    /// block alone.
+    pub(super) fn denied_by_block(request: &EngineRequest, rest: f64) -> Self {
+        let EngineRequest { max_wait, now, admission, .. } = *request;
+        let wait = admission.map_or(rest - max_wait, |all| all.wait);
+        Self { admitted: false, wait, ..Self::uncounted(now + wait).blocked(rest) }
     }
 
     /// Returns the reply about a key whose block ends after `rest`.
     pub(super) fn blocked(self, rest: f64) -> Self {
         let Self { remaining, replenish, reset, .. } = self;
         let replenish = if remaining > 0.0 { rest } else { max(replenish, rest) };
-        Self { remaining: 0.0, replenish, reset: max(reset, rest), blocked: true, ..self }
+        Self { remaining: 0.0, replenish, reset: max(reset, rest), blocked: rest, ..self }
     }
 }
 

@@ -175,10 +175,18 @@ macro_rules! algorithms {
             /// Decides, and changes the state. A state of another algorithm counts as initial.
             #[inline]
             pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
-                if request.action.blocks() || matches!(state, State::Blocked(_)) {
-                    return Block::step(self, state, request);
+                match state {
+                    State::Blocked(block) if !block.is_of(self) => {
+                        if !request.action.commits() && !request.action.blocks() {
+                            return self.step(&mut State::Initial, request);
+                        }
+                        *state = State::Initial;
+                        self.step(state, request)
+                    }
+                    State::Blocked(_) => Block::step(self, state, request),
+                    _ if request.action.blocks() => Block::step(self, state, request),
+                    _ => self.step_inside(state, request),
                 }
-                self.step_inside(state, request)
             }
 
             /// Decides about the state inside of a block, or of a key without one.

@@ -126,7 +126,7 @@ impl FastCheck<'_> {
         let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
         let reset = ceil_div(debt, *lump);
         let instant = now + wait;
-        EngineReply { admitted, wait, remaining, replenish, reset, instant, blocked: false }
+        EngineReply { admitted, wait, remaining, replenish, reset, instant, blocked: 0.0 }
     }
 }
 

@@ -120,7 +120,7 @@ impl Limiters {
     /// | change | effect on the next check of a key |
     /// |---|---|
     /// | the quota, the buckets, the refill or the overdraft | used units stay used, and are restored at the new rate |
-    /// | another algorithm | the key counts as unused; in Redis, the old state expires, and its block ends |
+    /// | another algorithm | the key counts as unused, and a block ends; in Redis, the old state expires |
     /// | a new limit | [`get`](Limiters::get) returns its limiter from then on |
     /// | a limit without changes | none |
     /// | a limit that is no longer contained | see [`WhenRemoved`] |

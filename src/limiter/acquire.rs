@@ -403,8 +403,8 @@ impl Acquire {
     fn is_blocked(&mut self) -> bool {
         let own = self.charge.own_parts();
         let ends = own.filter_map(|(limiter, key, _)| limiter.blocked_until(key)).max();
-        let is_new = ends.is_some_and(|ends| ends > Instant::now()) && ends > self.blocked_until;
-        self.blocked_until = self.blocked_until.max(ends);
+        let is_new = ends.is_some_and(|ends| ends > Instant::now()) && ends != self.blocked_until;
+        self.blocked_until = ends;
         is_new
     }
 

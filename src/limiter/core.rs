@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{
     failure_policy::{FailurePolicy, Recovered},
     max_wait::MaxWait,
-    report::{report_now, report_released, reported},
+    report::{is_reported, report_released, reported},
     retry_queue::RetryQueues,
     version::{Current, Version, Versions},
 };
@@ -514,8 +514,9 @@ impl Limiter {
         }
     }
 
-    /// Denies all requests of `key` for `duration`, whatever is left of its quota: for a client that
-    /// misbehaves, or an upstream that answers 429 with `Retry-After`.
+    /// Denies the requests of `key` for `duration`, whatever is left of its quota: for a client that
+    /// misbehaves, or an upstream that answers 429 with `Retry-After`. Requests that a layer exempts,
+    /// or that cost 0, proceed.
     ///
     /// The block begins now, by the clock of the store, and holds for all processes that share the
     /// store, in one call. Until it ends,
@@ -526,12 +527,13 @@ impl Limiter {
     ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait up
     ///   to the time in which it drains
     /// - a request of this process that is waiting already checks again when its time has come; one
-    ///   of another process does so if that process has seen the block
+    ///   of another process does so if a decision there has found the block
     ///
     /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend) and
     /// [`refund`](Limiter::refund) change it. A block of a key that is blocked never shortens the
-    /// block. It is at most 100 years long. [`unblock`](Limiter::unblock) ends it, and so does
-    /// [`reset`](Limiter::reset), which also deletes the count.
+    /// block. It is at most 100 years long, and the end is an instant of the clock of the store: if
+    /// the clock is set back, the block is longer. [`unblock`](Limiter::unblock) ends it, and so does
+    /// [`reset`](Limiter::reset), which also deletes the count. So does another algorithm.
     ///
     /// If the key is counted by a layer, pass the key that its extractor makes: see
     /// [`reset`](Limiter::reset). The decision describes the key afterwards.
@@ -577,7 +579,9 @@ impl Limiter {
     /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
     ///
     /// Other processes may deny the key for up to
-    /// [`denial_ttl`](crate::RedisStore::denial_ttl) more.
+    /// [`denial_ttl`](crate::RedisStore::denial_ttl) more. Requests that wait for the end of the block
+    /// keep their instants and their units, so the key can stay denied because of them:
+    /// [`reset`](Limiter::reset) frees it.
     ///
     /// # Errors
     ///
@@ -644,6 +648,11 @@ impl Limiter {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
+        self.0.taken.text
+    }
+
+    /// Returns the name for as long as the process runs.
+    pub(super) fn static_name(&self) -> &'static str {
         self.0.taken.text
     }
 
@@ -746,13 +755,13 @@ impl Limiter {
             AnyStore::Memory(store) => {
                 let version = self.current();
                 let limits = &[self.request(&version, Action::Check, key, cost, max_wait)?];
-                let request = StoreRequest { action: Action::Check, limits };
-                let result = store.decide_now(&request);
-                report_now(&request, result.as_ref());
-                result
+                store.decide_now(&StoreRequest { action: Action::Check, limits })
             }
             AnyStore::Dyn(_) => self.decide(Action::Check, key, cost, max_wait)?.await,
         };
+        if matches!(self.0.store, AnyStore::Memory(_)) {
+            self.report_now(key, &result);
+        }
         match result {
             Err(error) => match self.recover(error, key, cost)? {
                 Recovered::Uncounted(decision) => Ok(decision),
@@ -765,7 +774,11 @@ impl Limiter {
     /// Decides about several limits of this store.
     #[inline]
     pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
-        reported(request, self.0.store.decide(request))
+        let mut answer = self.0.store.decide(request);
+        if is_reported(request, &answer) {
+            answer = reported(request, answer);
+        }
+        answer
     }
 
     /// Returns `units` of those that a decision about the key has `spent` or reserved.

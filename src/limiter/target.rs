@@ -47,6 +47,9 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
 
     fn observers(&self) -> &LimiterObservers;
 
+    /// Returns the limiter with another observer.
+    fn observe(&self, observer: Arc<dyn Observer>) -> Arc<dyn ChargeTarget>;
+
     /// Returns the queues of requests that retry, and the queue of the key.
     fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64);
 }
@@ -82,11 +85,11 @@ impl AnyLimiter {
         }
     }
 
-    /// Adds an observer, unless the limiter is foreign: that one has the observers of its store.
+    /// Adds an observer.
     pub(crate) fn observe(self, observer: Arc<dyn Observer>) -> Self {
         match self.0 {
             Kind::Own(limiter) => limiter.observe(observer).into(),
-            foreign => Self(foreign),
+            Kind::Foreign(target) => Self(Kind::Foreign(target.observe(observer))),
         }
     }
 

@@ -33,7 +33,7 @@ pub(crate) fn denied(event: &Decided<'_>) {
         tracing::debug!(
             target: "tower_ratelimit",
             limiter = decision.limiter(),
-            key = is_trace.then(|| key.as_str()),
+            key = key.filter(|_| is_trace).map(|key| key.as_str()),
             retry_after = ?decision.retry_after().unwrap_or_default(),
             source = ?decision.source(),
             "request denied"

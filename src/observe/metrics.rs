@@ -95,6 +95,8 @@ struct LimiterHandles {
     waiting: Gauge,
     wait_duration: Histogram,
     released: Counter,
+    /// By [`FailureKind::ALL`].
+    store_errors: [Counter; FailureKind::ALL.len()],
     batch_checks: Histogram,
 }
 
@@ -161,6 +163,7 @@ impl OfLimiter {
         describe_gauge!(WAITING, Unit::Count, "Requests that wait for quota");
         describe_histogram!(WAIT_DURATION, Unit::Seconds, "Time that requests waited for quota");
         describe_counter!(RELEASED, Unit::Count, "Units that requests returned");
+        describe_counter!(STORE_ERRORS, Unit::Count, "Failed calls of the store, by kind");
         describe_histogram!(BATCH_CHECKS, Unit::Count, "Checks in a call to Redis");
         let decisions = |outcome: &'static str, source: &'static str| {
             let labels = [("outcome", outcome.into()), ("source", source.into())];
@@ -179,6 +182,8 @@ impl OfLimiter {
             waiting: gauge!(WAITING, self.labels([])),
             wait_duration: histogram!(WAIT_DURATION, self.labels([])),
             released: counter!(RELEASED, self.labels([])),
+            store_errors: FailureKind::ALL
+                .map(|kind| counter!(STORE_ERRORS, self.labels([("kind", kind.as_str().into())]))),
             batch_checks: histogram!(BATCH_CHECKS, self.labels([])),
         }
     }
@@ -217,22 +222,11 @@ impl Observer for OfLimiter {
     }
 
     fn store_failed(&self, event: &StoreFailed<'_>) {
-        let help = "Failed calls of the store, by limiter and kind";
-        describe_counter!(STORE_ERRORS, Unit::Count, help);
-        for kind in FailureKind::ALL {
-            let counter = counter!(STORE_ERRORS, self.labels([("kind", kind.as_str().into())]));
-            counter.increment(u64::from(kind == event.kind));
-        }
+        self.handles().store_errors[event.kind as usize].increment(1);
     }
 
     fn batch_sent(&self, event: &BatchSent<'_>) {
         self.handles().batch_checks.record(event.checks as f64);
-    }
-
-    fn keys_held(&self, event: &KeysHeld) {
-        let Handles { keys, keys_limit, .. } = self.shared.handles();
-        keys.set(event.keys as f64);
-        keys_limit.set(event.max_keys as f64);
     }
 }
 
@@ -277,7 +271,9 @@ impl Observer for Metrics {
     }
 
     fn keys_held(&self, event: &KeysHeld) {
-        self.limiter("").keys_held(event);
+        let Handles { keys, keys_limit, .. } = self.0.handles();
+        keys.set(event.keys as f64);
+        keys_limit.set(event.max_keys as f64);
     }
 }
 

@@ -19,7 +19,9 @@ impl Observers {
 
     /// Returns the observers for the events of one limiter.
     fn of_limiter(&self, limiter: &'static str) -> Self {
-        let of = |it: &Arc<dyn Observer>| it.of_limiter(limiter).unwrap_or_else(|| it.clone());
+        let of = |observer: &Arc<dyn Observer>| {
+            observer.of_limiter(limiter).unwrap_or_else(|| observer.clone())
+        };
         Self(self.0.as_ref().map(|observers| observers.iter().map(of).collect()))
     }
 
@@ -27,7 +29,7 @@ impl Observers {
     pub(crate) fn store_failed(&self, limiter: &str, error: &Error) {
         let Error::Store(error) = error else { return };
         let event = StoreFailed { limiter, kind: error.kind(), error };
-        self.each(|it| it.store_failed(&event));
+        self.each(|observer| observer.store_failed(&event));
     }
 
     #[inline]
@@ -35,14 +37,14 @@ impl Observers {
         self.0.is_none()
     }
 
-    /// Passes an event to all of them, for example by `each(|it| it.decided(&event))`.
+    /// Passes an event to all of them, for example by `each(|observer| observer.decided(&event))`.
     #[inline]
     pub(crate) fn each(&self, pass: impl Fn(&dyn Observer)) {
         self.iter().for_each(|observer| pass(&**observer));
     }
 
     pub(crate) fn contains(&self, observer: &Arc<dyn Observer>) -> bool {
-        self.iter().any(|it| ptr::addr_eq(Arc::as_ptr(it), Arc::as_ptr(observer)))
+        self.iter().any(|known| ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(observer)))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Observer>> {

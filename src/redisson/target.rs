@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{AnyLimiter, ChargeTarget, RetryQueues, report_released, retry_queues},
-    observe::LimiterObservers,
+    observe::{LimiterObservers, Observer},
     store::{BackgroundTask, Store, StoreFuture},
 };
 
@@ -66,6 +66,12 @@ impl ChargeTarget for RateLimiter {
 
     fn observers(&self) -> &LimiterObservers {
         &self.observers
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) -> Arc<dyn ChargeTarget> {
+        let mut limiter = self.clone();
+        limiter.observers.add(observer, limiter.label);
+        Arc::new(limiter)
     }
 
     fn spawn_background(&self, task: BackgroundTask) {

@@ -5,7 +5,7 @@
 //! instant at which a request is allowed, in all algorithms. It holds for the same limiter and
 //! quota, for at least the same cost, and for at most the same longest wait, whatever other limits
 //! the requests have: of several limits, the one that denies for longest denies for that time by
-//! itself. Three changes can end it earlier: units are returned, the key is reset, or another quota
+//! itself. Changes can end it earlier: units are returned, the key is reset or unblocked, or another quota
 //! is applied to it. If this process makes the change, the denial is dropped. A change by another
 //! process, or one whose answer was lost, is seen when the TTL of the denial is over.
 //!
@@ -156,9 +156,7 @@ impl Denials {
         let Self { memory, ttl } = self;
         let undecided = |changes| Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         match (request.action, request.limits) {
-            (Action::Check | Action::Spend | Action::Peek, _) if ttl.is_zero() => {
-                return undecided(vec![]);
-            }
+            (Action::Spend | Action::Peek, _) if ttl.is_zero() => return undecided(vec![]),
             (Action::Check, limits) => return self.look_up_check(limits, now()),
             _ => {}
         }
@@ -183,7 +181,7 @@ impl Denials {
         let (mut denial, mut first, mut rest) = (None, None, vec![]);
         let mut has_other_quota = false;
         for limit in limits {
-            match memory.find(limit, now) {
+            match memory.find(limit, now, !ttl.is_zero()) {
                 Found::Denial(found) => denial = longest(denial, found),
                 Found::OtherQuota => has_other_quota = true,
                 Found::None(checked) if first.is_none() => first = Some(checked),
@@ -231,13 +229,14 @@ impl Memory {
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
     }
 
-    fn find(&self, limit: &LimitRequest<'_>, now: Instant) -> Found {
+    /// Finds a denial, if the request `uses` those that are remembered.
+    fn find(&self, limit: &LimitRequest<'_>, now: Instant, uses: bool) -> Found {
         let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
         let hash = self.hash(settings.name, key);
         let shard = self.shard(hash);
         match shard.find(hash, settings.name, key) {
-            Some(entry) if !entry.is_of(settings) => Found::OtherQuota,
-            Some(entry) if entry.holds_for(limit, now) => {
+            Some(entry) if uses && !entry.is_of(settings) => Found::OtherQuota,
+            Some(entry) if uses && entry.holds_for(limit, now) => {
                 let age = now.saturating_duration_since(entry.received);
                 Found::Denial(entry.denial.aged(age, cost))
             }
@@ -316,32 +315,37 @@ impl Undecided {
     pub(crate) fn decided(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
         let Self { check, changes, block_sent } = self;
         if let (Some(sent), [change]) = (block_sent, &*changes) {
-            change.note_block(block_end(sent, &decision));
+            change.note_block(sent, &decision);
         }
         drop(changes);
-        if let (Some(check), Some(wait)) = (check, decision.retry_after()) {
-            check.denied(wait, &decision, now());
+        if let Some(check) = check.filter(|_| !decision.is_allowed() || decision.is_blocked()) {
+            check.decided(&decision, now());
         }
         decision
     }
 }
 
 impl Check {
-    fn denied(self, wait: Duration, denial: &Decision, received: Instant) {
+    /// Remembers a denial, and a block.
+    fn decided(self, decision: &Decision, received: Instant) {
         let Self { memory, ttl, sent, first, rest } = self;
-        // Two limits of one limiter have different keys. The denial does not name the key.
+        // Two limits of one limiter have different keys. The decision does not name the key.
         let limits = iter::once(first).chain(rest);
-        let mut limits = limits.filter(|it| ptr::eq(it.limiter, denial.limiter()));
+        let mut limits = limits.filter(|it| ptr::eq(it.limiter, decision.limiter()));
         let (Some(limit), None) = (limits.next(), limits.next()) else { return };
         let CheckedLimit { hash, key, algorithm, max_wait, changes, .. } = limit;
+        let mut shard = memory.shard(hash);
+        if shard.changes != changes {
+            return;
+        }
+        if decision.is_blocked() {
+            memory.blocks.insert(hash, decision.limiter(), &key, block_end(sent, decision));
+        }
+        let Some(wait) = decision.retry_after() else { return };
         // The clock of the store may be faster than that of the process.
         let until = sent + (wait - wait / 1_000).min(ttl);
-        if denial.is_blocked() {
-            memory.blocks.insert(hash, denial.limiter(), &key, block_end(sent, denial));
-        }
-        let denial = denial.clone();
-        let mut shard = memory.shard(hash);
-        if until > received && shard.changes == changes {
+        if until > received {
+            let denial = decision.clone();
             let entry = Entry { key, algorithm, max_wait, denial, received, until };
             shard.insert(hash, entry, &memory, ttl);
         }
@@ -351,7 +355,7 @@ impl Check {
 /// Returns a lower bound of the end of the block of a key that a decision, sent at that instant,
 /// has found or made.
 fn block_end(sent: Instant, blocked: &Decision) -> Instant {
-    let rest = blocked.replenish_after();
+    let rest = blocked.block_rest();
     sent + (rest - rest / 1_000)
 }
 
@@ -371,8 +375,11 @@ impl Change {
         }
     }
 
-    fn note_block(&self, until: Instant) {
-        self.memory.blocks.insert(self.hash, self.limiter, &self.key, until);
+    fn note_block(&self, sent: Instant, blocked: &Decision) {
+        if blocked.is_blocked() {
+            let until = block_end(sent, blocked);
+            self.memory.blocks.insert(self.hash, self.limiter, &self.key, until);
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Waker},
     time::Duration,
@@ -113,6 +113,9 @@ struct Inner {
     epoch: Instant,
     names: Names,
     observers: Mutex<Observers>,
+    is_observed: AtomicBool,
+    /// The number of keys that was reported last.
+    reported_keys: AtomicUsize,
 }
 
 /// In a cache line of its own, so that threads disturb each other only over one shard.
@@ -147,6 +150,8 @@ impl MemoryStore {
             epoch: Instant::now(),
             names: Names::default(),
             observers: Mutex::default(),
+            is_observed: AtomicBool::new(false),
+            reported_keys: AtomicUsize::new(0),
         }))
     }
 
@@ -189,7 +194,11 @@ impl MemoryStore {
     pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Decision, Error> {
         match request.limits {
             [limit] => self.decide_single(request, limit),
-            _ => Ok(self.decide_combined(request)?),
+            _ => {
+                let decision = self.decide_combined(request);
+                self.report_keys();
+                Ok(decision?)
+            }
         }
     }
 
@@ -213,9 +222,9 @@ impl MemoryStore {
                 None => entry.check(settings, &engine_request),
             },
             None => {
-                let reply = self.decide_new(request, limit, hash, shard, &engine_request)?;
-                self.report_keys(limit.observers);
-                reply
+                let reply = self.decide_new(request, limit, hash, shard, &engine_request);
+                self.report_keys();
+                reply?
             }
         };
         Ok(Decision::new(limit.policy(), reply, request.action, 0.0))
@@ -281,11 +290,18 @@ impl MemoryStore {
         Ok(reply)
     }
 
-    /// Reports the number of keys after an insertion or a removal.
-    fn report_keys(&self, observers: &Observers) {
-        let slots = &self.0.slots.0;
-        let event = KeysHeld { keys: slots.used(), max_keys: slots.max() };
-        observers.each(|it| it.keys_held(&event));
+    /// Reports the number of keys to the observers of the store, if it has changed.
+    fn report_keys(&self) {
+        let Inner { slots, reported_keys, is_observed, .. } = &*self.0;
+        if !is_observed.load(Ordering::Relaxed) {
+            return;
+        }
+        let event = KeysHeld { keys: slots.0.used(), max_keys: slots.0.max() };
+        if reported_keys.swap(event.keys, Ordering::Relaxed) != event.keys {
+            // Copied, because an observer can use the store.
+            let observers = lock(&self.0.observers).clone();
+            observers.each(|observer| observer.keys_held(&event));
+        }
     }
 
     fn search<'a>(&self, now: f64, kept: &'a [LimitRequest<'a>]) -> Search<'a> {
@@ -319,7 +335,7 @@ impl MemoryStore {
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
         drop(self.shard(hash).remove(hash, settings, key, &self.0.slots.0));
-        self.report_keys(&lock(&self.0.observers).clone());
+        self.report_keys();
     }
 
     fn hash(&self, settings: &Settings, key: &[u8]) -> u64 {
@@ -402,6 +418,7 @@ impl Store for MemoryStore {
 
     fn add_observer(&self, observer: Arc<dyn Observer>) {
         lock(&self.0.observers).add(observer);
+        self.0.is_observed.store(true, Ordering::Relaxed);
     }
 
     fn into_any(self) -> AnyStore {

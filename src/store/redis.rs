@@ -22,7 +22,6 @@ use self::transport::{
 };
 pub use self::transport::{Health, RedisConfig};
 use self::{
-    batch::report_sent,
     call::ScriptCall,
     cross_slot::CrossSlot,
     front::{Front, Place},
@@ -37,7 +36,7 @@ use crate::{
     decision::Decision,
     error::{FailureKind, StoreError},
     keys::Key,
-    observe::{Observer, Observers},
+    observe::{BatchSent, Observer, Observers},
 };
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
@@ -376,6 +375,11 @@ impl RedisStore {
     }
 }
 
+/// Reports that a call is sent.
+fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
+    observers.each(|observer| observer.batch_sent(&BatchSent { limiter, checks }));
+}
+
 /// Returns the name of a key in Redis.
 fn name_of(prefix: &str, settings: &Settings, key: &Key<'_>) -> String {
     let Settings { name, algorithm, .. } = settings;
@@ -418,7 +422,9 @@ impl Store for RedisStore {
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
-                Place::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
+                Place::Alone(turn) => {
+                    turn.map(|turn| (turn, limit.settings.name, limit.observers.clone()))
+                }
                 Place::Queued(queued) => {
                     return StoreFuture::pending(async move {
                         let decision = queued.await.map_err(StoreError::from)?;
@@ -431,10 +437,8 @@ impl Store for RedisStore {
         let first = request.limits[0].key;
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
-            let limiter = request.limits[0].settings.name;
             return StoreFuture::pending(async move {
-                let turn = turn;
-                if let Some((_, observers)) = &turn {
+                if let Some((_, limiter, observers)) = &turn {
                     report_sent(observers, limiter, 1);
                 }
                 let decision = call.execute(&client, deadline).await.map_err(StoreError::from)?;

@@ -226,12 +226,53 @@ async fn a_request_that_waits_for_redis_knows_the_blocks_of_its_process() {
     });
     assert_eq!(waited.await, None);
     here.reset("key").await.unwrap();
+    // Another process begins it, and a request of this one may wait for its end.
+    let waited = wait_while(&here, async |here| {
+        there.block("key", HOUR).await.unwrap();
+        let waits = here.check_within("key", 1, 2 * HOUR).await.unwrap();
+        assert!(waits.is_blocked() && waits.is_allowed());
+    });
+    assert_eq!(waited.await, None);
+    here.reset("key").await.unwrap();
     // It was lifted before the time of the request came.
     let waited = wait_while(&here, async |here| {
         here.block("key", HOUR).await.unwrap();
         here.unblock("key").await.unwrap();
     });
     assert!(waited.await.unwrap() >= SECOND);
+}
+
+#[tokio::test]
+async fn a_block_that_is_over_does_not_disturb_a_request_that_waits() {
+    let server = RedisServer::start();
+    let store = support::redis_store(&server).await;
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(2));
+    for block in [Duration::ZERO, Duration::from_millis(100)] {
+        let waited = wait_while(&limiter, async |limiter| {
+            // If the request checked again, it would have to wait for longer than it may.
+            limiter.spend("key", 100).await.unwrap();
+            limiter.block("key", block).await.unwrap();
+        });
+        assert!(waited.await.is_some());
+        limiter.reset("key").await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_the_end_of_a_block_keeps_its_instant_when_it_is_lifted() {
+    for algorithm in ALGORITHMS {
+        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+        limiter.block("key", HOUR).await.unwrap();
+        let start = Instant::now();
+        let mut waiting = pin!(limiter.acquire("key", 1));
+        assert!(poll_once(waiting.as_mut()).is_pending());
+        limiter.unblock("key").await.unwrap();
+        assert!(!limiter.peek("key").await.unwrap().is_blocked(), "{algorithm}");
+        limiter.reset("key").await.unwrap();
+        assert!(limiter.check("key").await.unwrap().is_allowed(), "{algorithm}");
+        assert!(waiting.await.unwrap().is_allowed());
+        assert_eq!(start.elapsed(), HOUR, "{algorithm}");
+    }
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
     RequestError, key,
-    observe::{Metrics, TopDenied},
+    observe::{KeysHeld, Metrics, Observer, TopDenied},
 };
 
 use crate::support::{get, log::Log, recorder::Recorder};
@@ -184,10 +184,64 @@ async fn a_limiter_can_have_an_observer_of_its_own() {
     let own = Recorder::new();
     let limiter = limiter.observe(own.clone()).with_quota(Quota::per_hour(1)).unwrap();
     let _ = limiter.check("alice").await.unwrap();
-    for recorder in [&of_store, &own] {
-        let events = ["keys 1 of 10", "decided api alice Allowed Store"];
-        assert_eq!(recorder.take(), events);
+    let decided = "decided api alice Allowed Store";
+    assert_eq!(of_store.take(), ["keys 1 of 10", decided]);
+    assert_eq!(own.take(), [decided], "the keys are of the store");
+}
+
+#[tokio::test]
+async fn only_another_number_of_keys_is_reported_and_to_the_store_only() {
+    let recorder = Recorder::new();
+    let store = MemoryStore::with_max_keys(2).observe(recorder.clone());
+    let limiter =
+        |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(9));
+    let (one, two) = (limiter("one"), limiter("two"));
+    let _ = one.peek("alice").await.unwrap();
+    assert_eq!(recorder.take(), [""; 0]);
+    let charge = Charge::new(&one, "alice").and(Charge::new(&two, "alice"));
+    let _ = charge.check().await.unwrap();
+    assert_eq!(recorder.take_of("keys"), ["keys 2 of 2"]);
+    let _ = charge.check().await.unwrap();
+    let _ = charge.peek().await.unwrap();
+    let _ = one.check("ben").await.unwrap(); // evicts another key
+    assert_eq!(recorder.take_of("keys"), [""; 0]);
+    one.reset("carl").await.unwrap();
+    assert_eq!(recorder.take_of("keys"), [""; 0]);
+    one.reset("ben").await.unwrap();
+    assert_eq!(recorder.take_of("keys"), ["keys 1 of 2"]);
+}
+
+/// Makes a limiter over its store at each event about keys.
+struct UsesStore(MemoryStore);
+
+impl Observer for UsesStore {
+    fn keys_held(&self, event: &KeysHeld) {
+        let name = format!("keys-{}", event.keys);
+        let name = name.as_str();
+        let _ = Limiter::try_named(name, self.0.clone(), Algorithm::FixedWindow, HOUR).unwrap();
     }
+}
+
+#[tokio::test]
+async fn an_observer_can_use_its_store() {
+    let store = MemoryStore::new();
+    let store = store.clone().observe(Arc::new(UsesStore(store)));
+    let limiter = Limiter::new(store, Algorithm::sliding_log(), HOUR);
+    let _ = limiter.check("alice").await.unwrap();
+    limiter.reset("alice").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_decision_about_several_keys_of_a_limiter_names_none_of_them() {
+    let (recorder, limiter) = observed(Quota::per_hour(1));
+    let top = Arc::new(TopDenied::new(10));
+    let limiter = limiter.observe(top.clone());
+    let _ = limiter.check("alice").await.unwrap();
+    recorder.take();
+    let charge = Charge::new(&limiter, "tenant").and(Charge::new(&limiter, "alice"));
+    assert!(!charge.check().await.unwrap().is_allowed());
+    assert_eq!(recorder.take_of("decided"), ["decided api - Denied Store"]);
+    assert_eq!(top.total(), 0);
 }
 
 #[tokio::test]
@@ -210,6 +264,7 @@ async fn the_metrics_count_what_happened() {
         r#"tower_ratelimit_keys{store="main"} 1"#,
         r#"tower_ratelimit_keys_limit{store="main"} 10"#,
         r#"tower_ratelimit_waiting_requests{store="main",limiter="api"} 0"#,
+        r#"tower_ratelimit_store_errors_total{store="main",limiter="api",kind="full"} 0"#,
     ] {
         assert!(text.lines().any(|it| it == line), "{line}\n{text}");
     }

@@ -7,10 +7,15 @@ use std::{
 };
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use tokio::{sync::watch, task::JoinSet, time::sleep};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
+use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, FailurePolicy, Limiter, Quota, RedisConfig, RedisStore,
+    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisConfig, RedisStore, key,
     observe::Metrics,
     redis::{
         self, RedisResult,
@@ -20,7 +25,8 @@ use tower_ratelimit::{
 };
 
 use crate::support::{
-    load::until, log::Log, recorder::Recorder, redis_store, server::RedisServer, with_long_deadline,
+    cluster::Cluster, counting, get, load::until, log::Log, proxy::Proxy, recorder::Recorder,
+    redis_store, server::RedisServer, with_long_deadline,
 };
 
 fn once_per_hour(store: RedisStore) -> Limiter {
@@ -61,23 +67,6 @@ async fn checks_that_go_together_are_in_one_batch_and_have_a_decision_each() {
 }
 
 #[tokio::test]
-async fn a_check_that_a_batch_cannot_decide_is_reported_with_its_second_call() {
-    let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
-    let foreign = "ratelimit:api:token-bucket:{key-100}";
-    redis::cmd("LPUSH").arg(&[foreign, "1"]).exec(&mut server.connection()).unwrap();
-    let mut tasks = JoinSet::new();
-    for i in 0..200 {
-        let limiter = limiter.clone();
-        tasks.spawn(async move { limiter.check(format!("key-{i}")).await.is_err() });
-    }
-    let failed = tasks.join_all().await.into_iter().filter(|has_failed| *has_failed).count();
-    let batches = recorder.take_of("batch api ");
-    let checks = batches.iter().map(|event| event["batch api ".len()..].parse::<usize>().unwrap());
-    assert_eq!((failed, checks.sum()), (1, 201), "{batches:?}");
-}
-
-#[tokio::test]
 async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_event() {
     let (mut server, recorder) = (RedisServer::start(), Recorder::new());
     let store = RedisStore::connect(&server.url()).await.unwrap().observe(recorder.clone());
@@ -110,7 +99,7 @@ async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_even
 }
 
 #[tokio::test]
-async fn a_refused_decision_is_an_error_reply_and_refusing_all_is_one_event() {
+async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
     let (server, recorder) = (RedisServer::start(), Recorder::new());
     let mut admin = server.connection();
@@ -132,10 +121,89 @@ async fn a_refused_decision_is_an_error_reply_and_refusing_all_is_one_event() {
         let _ = limiter.check(i).await.unwrap();
     }
     let text = log.text();
-    let [refuses, decides] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
-    let parts = ["ERROR tower_ratelimit: Redis refuses every decision", "permission"];
-    assert!(parts.iter().all(|part| refuses.contains(part)), "{refuses}");
+    let [rejects, decides] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let parts = ["ERROR tower_ratelimit: Redis rejects every decision", "permission"];
+    assert!(parts.iter().all(|part| rejects.contains(part)), "{rejects}");
     assert!(decides.contains("INFO tower_ratelimit: Redis decides again"), "{decides}");
+}
+
+#[tokio::test]
+async fn errors_of_one_key_are_no_event() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let store = with_long_deadline(redis_store(&server).await).observe(recorder.clone());
+    let limiter = once_per_hour(store);
+    for (key, command) in [("alice", "SET"), ("ben", "SADD")] {
+        let name = format!("ratelimit:api:token-bucket:{{{key}}}");
+        redis::cmd(command).arg(name).arg("x").exec(&mut server.connection()).unwrap();
+        recorder.take();
+        for _ in 0..20 {
+            assert!(limiter.check(key).await.is_err());
+            assert_eq!(recorder.take(), ["batch api 1", "failed api error_reply"]);
+        }
+    }
+    assert_eq!(log.text(), "");
+}
+
+#[tokio::test]
+async fn each_call_of_a_batch_is_reported() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let limiter = once_per_hour(with_long_deadline(redis_store(&server).await));
+    let limiter = limiter.observe(recorder.clone());
+    let _ = limiter.check("first").await.unwrap(); // loads the script
+    let foreign = "ratelimit:api:token-bucket:{key-1}";
+    redis::cmd("SET").arg(foreign).arg("x").exec(&mut server.connection()).unwrap();
+    let before = server.calls("evalsha");
+    recorder.take();
+    let keys = (0..3).map(|i| format!("key-{i}"));
+    let checks: Vec<_> = keys.map(|key| (limiter.clone(), key)).collect();
+    let tasks = checks.into_iter().map(|(limiter, key)| async move { limiter.check(key).await });
+    let mut tasks: JoinSet<_> = tasks.collect();
+    while tasks.join_next().await.is_some() {}
+    // The first check is alone, the others are together, and the foreign key is alone again.
+    assert_eq!(recorder.take_of("batch"), ["batch api 1", "batch api 2", "batch api 1"]);
+    assert_eq!(server.calls("evalsha") - before, 3);
+}
+
+#[tokio::test]
+async fn keys_in_several_slots_are_a_call_each() {
+    let cluster = Cluster::start(1, false, &[]);
+    let (node, recorder) = (cluster.nodes().next().unwrap(), Recorder::new());
+    let store = with_long_deadline(RedisStore::lazy(&node.url()).unwrap());
+    let limiter = once_per_hour(store).observe(recorder.clone());
+    for is_known in [false, true] {
+        recorder.take();
+        let keys = (0..20).map(|i| format!("{is_known}-{i}"));
+        let checks: Vec<_> = keys.map(|key| (limiter.clone(), key)).collect();
+        let tasks =
+            checks.into_iter().map(|(limiter, key)| async move { limiter.check(key).await });
+        let decided = tasks.collect::<JoinSet<_>>().join_all().await;
+        assert!(decided.iter().all(Result::is_ok), "{decided:?}");
+        let batches = recorder.take_of("batch");
+        let alone = batches.iter().filter(|batch| *batch == "batch api 1").count();
+        // Until a call was rejected, the store does not know that the server is in a cluster.
+        assert_eq!((alone, batches.len() > 20), (20, !is_known), "{batches:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_check_is_decided_in_the_background_if_its_units_are_returned() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let proxy = Proxy::start(&server);
+    let store = with_long_deadline(RedisStore::connect(&proxy.url()).await.unwrap());
+    let limiter = Limiter::named("api", store, Algorithm::token_bucket(), Quota::per_hour(9));
+    let _ = limiter.check("key").await.unwrap();
+    let limiter = limiter.observe(recorder.clone());
+    proxy.hold_replies(true);
+    let short = Duration::from_millis(10);
+    assert!(timeout(short, limiter.check("key")).await.is_err());
+    assert!(timeout(short, limiter.try_acquire("key", 2, short)).await.is_err());
+    proxy.hold_replies(false);
+    let spent = async || 9 - limiter.peek("key").await.unwrap().remaining();
+    until("the units of the second check are returned", async || spent().await == 2).await;
+    let events = recorder.take();
+    let events: Vec<_> = events.iter().filter(|event| !event.starts_with("batch")).collect();
+    assert_eq!(events, ["decided api key Allowed Store timed", "released api key 2"]);
 }
 
 struct Watching(watch::Receiver<BasicAuth>);
@@ -171,6 +239,40 @@ async fn a_rejected_login_of_an_open_connection_is_one_event() {
     let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
     assert!(event.contains("ERROR tower_ratelimit: Redis rejected new credentials"), "{event}");
     assert!(!event.contains("unknown"), "{event}");
+}
+
+#[tokio::test]
+async fn a_login_whose_connection_ends_is_not_reported_as_rejected() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let mut server = RedisServer::start();
+    let credentials = |password: &str| BasicAuth::new("default".into(), password.into());
+    let (sender, receiver) = watch::channel(credentials("any"));
+    let config = RedisConfig::server(&server.url()).unwrap();
+    let store = RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap();
+    let limiter = once_per_hour(with_long_deadline(store));
+    let _ = limiter.check("key").await.unwrap();
+    server.freeze();
+    sender.send_replace(credentials("next"));
+    sleep(Duration::from_millis(50)).await; // the login is sent
+    server.kill();
+    until("the connection has ended", async || limiter.check("other").await.is_err()).await;
+    sleep(Duration::from_millis(50)).await;
+    assert!(!log.text().contains("credentials"), "{}", log.text());
+}
+
+#[tokio::test]
+async fn an_observer_of_a_layer_gets_the_decisions_of_a_limiter_shared_with_redisson() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let limiter = RateLimiter::new(redis_store(&server).await, "shared").label("java");
+    limiter.try_set_rate(RateType::Overall, 1, Duration::from_secs(3_600)).await.unwrap();
+    let layer = RateLimitLayer::new(&limiter, key::Global).observe(recorder.clone());
+    for events in [
+        &["decided java shared Allowed Store timed"][..],
+        &["decided java shared Denied Store timed", "rejected denied java"],
+    ] {
+        let _ = layer.layer(counting(&Arc::default())).oneshot(get(&[])).await.unwrap();
+        assert_eq!(recorder.take(), events);
+    }
 }
 
 #[tokio::test]

@@ -33,7 +33,8 @@ impl Recorder {
 impl Observer for Recorder {
     fn decided(&self, event: &Decided<'_>) {
         let (outcome, source) = (event.outcome(), event.decision.source());
-        let (limiter, key) = (event.decision.limiter(), event.key);
+        let limiter = event.decision.limiter();
+        let key = event.key.map_or_else(|| "-".into(), |key| key.to_string());
         let timed = if event.duration.is_some() { " timed" } else { "" };
         self.add(format!("decided {limiter} {key} {outcome:?} {source:?}{timed}"));
     }

@@ -217,7 +217,7 @@ fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady:
         let before = (!expired).then_some((bytes, expiry));
         let limits = if steady { &limits[..1] } else { &limits[..] };
         check_writes(scripted, limits, before, (&request, &reply), steady);
-        if steady && !reply.blocked {
+        if steady && reply.blocked == 0.0 {
             laws(params, &twin, request, reply);
         }
     }

@@ -121,7 +121,7 @@ fn state(text: &[u8], params: &Params) -> State {
     if let [b'B', block @ .., b'B'] = text {
         let (ends, text) = block.split_at(7);
         let state = if text.is_empty() { State::Initial } else { state(text, params) };
-        return State::Blocked(Box::new(Block { ends: integer(ends), state }));
+        return Block::around(params, state, integer(ends));
     }
     match params {
         Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 26))),
@@ -342,7 +342,7 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
             Receipt::At(instant, _) => instant,
             _ => 0.0,
         },
-        blocked: decision.is_blocked(),
+        blocked: micros(decision.block_rest()),
     }
 }
 

@@ -1,7 +1,7 @@
-//! The blocks of keys that this process knows: those that it began, and those that it was denied by.
-//! Only requests that wait look at them, so one lock suffices.
+//! The blocks of keys that this process knows: those that it began, and those that it has found in
+//! decisions of the store. Only requests that wait look for them, so one lock suffices.
 
-use std::{ptr, sync::Mutex};
+use std::{ptr, sync::Mutex, time::Duration};
 
 use hashbrown::HashTable;
 use tokio::time::Instant;
@@ -11,8 +11,17 @@ use crate::{keys::Key, sync::lock};
 /// More blocks are not remembered.
 const MAX_BLOCKS: usize = 10_000;
 
+/// The time for which a full table is not searched for blocks that are over.
+const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+
 #[derive(Default)]
-pub(super) struct Blocks(Mutex<HashTable<Block>>);
+pub(super) struct Blocks(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    blocks: HashTable<Block>,
+    searched: Option<Instant>,
+}
 
 struct Block {
     hash: u64,
@@ -29,19 +38,20 @@ impl Block {
 
 impl Blocks {
     pub(super) fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<Instant> {
-        let blocks = lock(&self.0);
-        Some(blocks.find(hash, |block| block.is(limiter, key))?.until)
+        let table = lock(&self.0);
+        Some(table.blocks.find(hash, |block| block.is(limiter, key))?.until)
     }
 
     pub(super) fn insert(&self, hash: u64, limiter: &'static str, key: &Key<'_>, until: Instant) {
-        let mut blocks = lock(&self.0);
+        let Table { blocks, searched } = &mut *lock(&self.0);
         if let Some(block) = blocks.find_mut(hash, |block| block.is(limiter, key)) {
             block.until = until;
             return;
         }
-        if blocks.len() == MAX_BLOCKS {
-            let now = Instant::now();
+        let now = Instant::now();
+        if blocks.len() == MAX_BLOCKS && searched.is_none_or(|at| now >= at + SEARCH_PAUSE) {
             blocks.retain(|block| block.until > now);
+            *searched = Some(now);
         }
         if blocks.len() < MAX_BLOCKS {
             let block = Block { hash, limiter, key: key.clone().into_owned(), until };
@@ -50,7 +60,7 @@ impl Blocks {
     }
 
     pub(super) fn remove(&self, hash: u64, limiter: &'static str, key: &Key<'_>) {
-        if let Ok(block) = lock(&self.0).find_entry(hash, |block| block.is(limiter, key)) {
+        if let Ok(block) = lock(&self.0).blocks.find_entry(hash, |block| block.is(limiter, key)) {
             block.remove();
         }
     }

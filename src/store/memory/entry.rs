@@ -253,11 +253,12 @@ impl Counts {
     }
 }
 
+/// A peek that is not denied by a block, so that the reply tells the state inside of it, too.
 fn peek(now: f64) -> EngineRequest {
     EngineRequest {
         action: Action::Peek,
         cost: 1.0,
-        max_wait: 0.0,
+        max_wait: f64::INFINITY,
         now,
         admission: None,
         blocked: 0.0,

@@ -47,7 +47,6 @@ impl MemoryStore {
                 });
             transaction.insert_fresh(slots, now);
             drop(transaction);
-            self.report_keys(limits[0].observers);
             let decision = Decision::new(limits[binding].policy(), reply, request.action, 0.0);
             return Ok(decision.counted_by(limits.iter().map(|limit| limit.settings.params.kind())));
         }

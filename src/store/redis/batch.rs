@@ -17,14 +17,14 @@ use redis::ServerErrorKind;
 
 use super::{
     call::{EachReply, ScriptCall, execute_each},
-    name_of,
+    name_of, report_sent,
     script::{CheckEach, reserves_fast},
     transport::{Client, Deadline, TransportError},
 };
 use crate::{
     decision::Decision,
     keys::Key,
-    observe::{BatchSent, Observers},
+    observe::Observers,
     store::{LimitRequest, Settings},
     sync::lock,
 };
@@ -278,12 +278,6 @@ impl CheckBatch {
             waker.wake();
         }
     }
-}
-
-/// Reports a call with checks of one limiter.
-pub(super) fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
-    let event = BatchSent { limiter, checks };
-    observers.each(|observer| observer.batch_sent(&event));
 }
 
 impl Caller {

@@ -95,9 +95,12 @@ pub(crate) struct Breaker {
     server: Option<Arc<str>>,
     reports: Arc<Reports>,
     reminders: Throttle,
+    /// Locked while the state changes and the change is reported, so that reports are in the order
+    /// of the changes.
+    changing: Mutex<()>,
     /// The number of scripts in a row to which the server replied with an error.
-    refused: AtomicU32,
-    refusals: Arc<Reports>,
+    rejected: AtomicU32,
+    rejections: Arc<Reports>,
 }
 
 /// The calls in a row without an answer.
@@ -190,8 +193,9 @@ impl Breaker {
             server,
             reports: Arc::new(Reports::new(node.clone())),
             reminders: Throttle::default(),
-            refused: AtomicU32::new(0),
-            refusals: Arc::new(Reports::new(node)),
+            changing: Mutex::new(()),
+            rejected: AtomicU32::new(0),
+            rejections: Arc::new(Reports::new(node)),
         }
     }
 
@@ -221,13 +225,19 @@ impl Breaker {
 
     /// Reports the state to an observer.
     pub(crate) fn report_to(&self, observer: &dyn Observer) {
-        let server = self.server.as_deref().unwrap_or_default();
-        observer.breaker_changed(&BreakerChanged { server, is_open: self.is_open() });
+        let _changing = lock(&self.changing);
+        observer.breaker_changed(&self.event());
     }
 
-    /// Reports a change of the state to the observers.
+    /// Reports a change of the state to the observers. The caller holds the lock.
     fn report(&self) {
-        self.counters.observers().each(|observer| self.report_to(observer));
+        let event = self.event();
+        self.counters.observers().each(|observer| observer.breaker_changed(&event));
+    }
+
+    fn event(&self) -> BreakerChanged<'_> {
+        let server = self.server.as_deref().unwrap_or_default();
+        BreakerChanged { server, is_open: self.is_open() }
     }
 
     /// Reports in the log, once in [`REMIND_AFTER`], that an outage lasts. `error` is that of a
@@ -246,20 +256,20 @@ impl Breaker {
     }
 
     /// Records that the server replied to a script with an error.
-    pub(crate) fn record_refusal(&self, error: &TransportError) {
-        if self.refused.fetch_add(1, Relaxed) + 1 == MAX_FAILURES {
-            self.refusals.change(State::Refuses(error.clone()));
+    pub(crate) fn record_rejection(&self, error: &TransportError) {
+        if self.rejected.fetch_add(1, Relaxed) + 1 == MAX_FAILURES {
+            self.rejections.change(State::Rejects(error.clone()));
         }
     }
 
     /// Records that the server executed a script.
     pub(crate) fn record_execution(&self) {
-        let refused = match self.refused.load(Relaxed) {
+        let rejected = match self.rejected.load(Relaxed) {
             0 => 0,
-            _ => self.refused.swap(0, Relaxed),
+            _ => self.rejected.swap(0, Relaxed),
         };
-        if refused >= MAX_FAILURES {
-            self.refusals.change(State::Decides);
+        if rejected >= MAX_FAILURES {
+            self.rejections.change(State::Decides);
         }
     }
 
@@ -277,6 +287,10 @@ impl Breaker {
         if !is_proof || latency >= self.open_for.load(Relaxed) {
             return;
         }
+        let _changing = lock(&self.changing);
+        if latency >= self.open_for.load(Relaxed) {
+            return; // another reply closed the breaker
+        }
         if latency >= self.open_from.load(Relaxed) {
             self.open_for.store(latency, Relaxed);
         } else if self.close() {
@@ -286,7 +300,7 @@ impl Breaker {
         }
     }
 
-    /// Closes the breaker. Returns whether it was open.
+    /// Closes the breaker. Returns whether it was open. The caller holds the lock.
     fn close(&self) -> bool {
         self.open_from.store(u64::MAX, Relaxed);
         self.open_for.swap(0, Relaxed) > 0
@@ -294,6 +308,7 @@ impl Breaker {
 
     /// Records that the node has left the cluster: it gets no more calls.
     pub(crate) fn retire(&self) {
+        let _changing = lock(&self.changing);
         if self.close() {
             self.reports.change(State::Retired);
             self.report();
@@ -323,6 +338,7 @@ impl Breaker {
         if self.failing_for(start, deadline) < deadline {
             return false;
         }
+        let _changing = lock(&self.changing);
         let opened_for = self.open_for.fetch_max(open_for, Relaxed);
         let opens = opened_for < open_for;
         if opens {
@@ -396,6 +412,8 @@ pub(crate) enum ProbeRole {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     const DEADLINE: Duration = Duration::from_millis(100);
@@ -432,6 +450,38 @@ mod tests {
         assert!(!breaker.is_open());
         assert_eq!(breaker.consecutive_failures(), 0);
         assert_eq!(breaker.health(DEADLINE).outages, 2);
+    }
+
+    #[test]
+    fn each_change_is_reported_once_and_in_order() {
+        #[derive(Default)]
+        struct Changes(Mutex<Vec<bool>>);
+
+        impl Observer for Changes {
+            fn breaker_changed(&self, event: &BreakerChanged<'_>) {
+                thread::yield_now();
+                lock(&self.0).push(event.is_open);
+            }
+        }
+
+        const SHORT: Duration = Duration::from_nanos(1);
+        let (breaker, changes) = (an_hour_old(), Arc::new(Changes::default()));
+        breaker.counters().add_observer(changes.clone());
+        let error = TransportError::timeout(SHORT);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..5_000 {
+                        breaker.record_failure(Instant::now(), SHORT, &error);
+                    }
+                });
+                scope.spawn(|| (0..5_000).for_each(|_| breaker.record_reply(SHORT, true)));
+            }
+        });
+        let changes = lock(&changes.0);
+        assert!(changes.len() > 1, "{changes:?}");
+        assert!(changes.iter().enumerate().all(|(i, is_open)| *is_open == (i % 2 == 0)));
+        assert_eq!(changes.last(), Some(&breaker.is_open()));
     }
 
     #[test]

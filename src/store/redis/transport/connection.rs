@@ -15,7 +15,7 @@ use super::{
     clock_offset::ClockOffset,
     command::Command,
     connector::{ANSWER_TIMEOUT, Traffic, race},
-    error::{TransportError, is_reply, is_routine, is_write_rejection},
+    error::{TransportError, is_of_one_key, is_reply, is_routine, is_write_rejection},
     server::{Connected, DynConnection, Server},
 };
 use crate::sync::lock;
@@ -153,10 +153,11 @@ impl Connection {
         match error {
             None if command.is_script() => self.breaker.record_execution(),
             Some(error) if !is_routine(error) => {
+                let is_of_one_key = is_of_one_key(error);
                 let error = TransportError::of_redis(error.clone());
                 self.breaker.count_error(&error);
-                if command.is_script() {
-                    self.breaker.record_refusal(&error);
+                if command.is_script() && !is_of_one_key {
+                    self.breaker.record_rejection(&error);
                 }
             }
             _ => {}

@@ -90,17 +90,19 @@ pub(crate) struct Credentials(pub(super) Arc<dyn StreamingCredentialsProvider>);
 
 type Updates = Pin<Box<dyn futures_core::Stream<Item = RedisResult<BasicAuth>> + Send>>;
 
-/// The provider for the connections to a server. It reports a login that the server rejects.
+/// The provider for one connection. It reports a login that the server rejects.
+#[derive(Clone)]
 struct Logins {
     provider: Arc<dyn StreamingCredentialsProvider>,
     server: Arc<str>,
+    traffic: Arc<Traffic>,
 }
 
 /// The logins of a connection. The crate takes the next credentials when a login was accepted, and
-/// drops this if it was rejected.
+/// drops this if it was rejected, or if the connection has ended.
 struct Login {
     updates: Updates,
-    server: Arc<str>,
+    of: Logins,
     /// The number of credentials so far. The crate logs in with the first ones when it connects.
     count: usize,
     /// True until the crate asks for the next credentials.
@@ -109,8 +111,8 @@ struct Login {
 
 impl StreamingCredentialsProvider for Logins {
     fn subscribe(&self) -> Updates {
-        let (updates, server) = (self.provider.subscribe(), self.server.clone());
-        Box::pin(Login { updates, server, count: 0, is_under_way: false })
+        let (updates, of) = (self.provider.subscribe(), self.clone());
+        Box::pin(Login { updates, of, count: 0, is_under_way: false })
     }
 }
 
@@ -128,8 +130,8 @@ impl futures_core::Stream for Login {
 
 impl Drop for Login {
     fn drop(&mut self) {
-        if self.is_under_way && self.count > 1 {
-            events::login_rejected(&self.server);
+        if self.is_under_way && self.count > 1 && !self.of.traffic.has_ended() {
+            events::login_rejected(&self.of.server);
         }
     }
 }
@@ -138,16 +140,21 @@ impl Drop for Login {
 /// missing.
 #[derive(Clone)]
 pub(crate) struct Session {
+    // The first field: the traffic ends before the drop of the commands ends the logins.
+    _driver: Arc<Driver>,
     pub(crate) commands: MultiplexedConnection,
     pub(crate) traffic: Arc<Traffic>,
-    _driver: Arc<Driver>,
 }
 
-struct Driver(AbortHandle);
+struct Driver {
+    task: AbortHandle,
+    traffic: Arc<Traffic>,
+}
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.0.abort();
+        self.traffic.end();
+        self.task.abort();
     }
 }
 
@@ -204,13 +211,6 @@ impl Endpoint {
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(answers_within)
             .set_connection_timeout(None);
-        let config = match &self.credentials {
-            Some(Credentials(provider)) => {
-                let (provider, server) = (provider.clone(), self.name.clone());
-                config.set_credentials_provider(Logins { provider, server })
-            }
-            None => config,
-        };
         let mut login = self.login.clone();
         let mut was_cut = false;
         loop {
@@ -244,7 +244,8 @@ impl Endpoint {
             Place::Unix(path) => {
                 let stream = before(ends, tokio::net::UnixStream::connect(path)).await;
                 let stream = stream.map_err(|it| cannot("connect", &it, within, ""))?;
-                return log_in(boxed(stream), login, config, within, ends, "").await;
+                let stream = boxed(stream);
+                return self.log_in_over(stream, login, config, within, ends, "").await;
             }
             #[cfg(not(unix))]
             Place::Unix(_) => {
@@ -268,7 +269,7 @@ impl Endpoint {
                          trusts the CA that signed it"
                     }
                 };
-                log_in(stream, &login, config, within, ends, hint).await
+                endpoint.log_in_over(stream, &login, config, within, ends, hint).await
             });
         }
         let mut failure = None;
@@ -327,34 +328,43 @@ impl Endpoint {
             Some(never) => match *never {},
         }
     }
-}
 
-/// Logs in over a stream. The hint is for a server that does not understand the login.
-async fn log_in(
-    stream: Pin<Box<dyn Stream>>,
-    login: &RedisConnectionInfo,
-    config: AsyncConnectionConfig,
-    within: Duration,
-    ends: Instant,
-    hint: &str,
-) -> Result<Session, Failure> {
-    let traffic = Arc::<Traffic>::default();
-    let stream = Watched { stream, traffic: traffic.clone() };
-    let login = MultiplexedConnection::new_with_config(login, stream, config);
-    let cannot_log_in = |cause: io::Error| cannot("log in", &cause, within, hint);
-    let (commands, driver) = match timeout_at(ends, login).await {
-        Ok(Err(error)) if error.is_connection_dropped() => {
-            let error = cannot_log_in(io::Error::other("the server closed the connection"));
-            return Err(Failure { error, is_cut: true });
+    /// Logs in over a stream. The hint is for a server that does not understand the login.
+    async fn log_in_over(
+        &self,
+        stream: Pin<Box<dyn Stream>>,
+        login: &RedisConnectionInfo,
+        mut config: AsyncConnectionConfig,
+        within: Duration,
+        ends: Instant,
+        hint: &str,
+    ) -> Result<Session, Failure> {
+        let traffic = Arc::<Traffic>::default();
+        if let Some(Credentials(provider)) = &self.credentials {
+            let (provider, server) = (provider.clone(), self.name.clone());
+            let traffic = traffic.clone();
+            config = config.set_credentials_provider(Logins { provider, server, traffic });
         }
-        Ok(Err(error)) if error.kind() == ErrorKind::Parse || error.is_io_error() => {
-            return Err(cannot_log_in(io::Error::other(error)).into());
-        }
-        Ok(result) => result?,
-        Err(_) => return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into()),
-    };
-    let driver = Driver(tokio::spawn(driver).abort_handle());
-    Ok(Session { commands, traffic, _driver: Arc::new(driver) })
+        let stream = Watched { stream, traffic: traffic.clone() };
+        let login = MultiplexedConnection::new_with_config(login, stream, config);
+        let cannot_log_in = |cause: io::Error| cannot("log in", &cause, within, hint);
+        let (commands, driver) = match timeout_at(ends, login).await {
+            Ok(Err(error)) if error.is_connection_dropped() => {
+                let error = cannot_log_in(io::Error::other("the server closed the connection"));
+                return Err(Failure { error, is_cut: true });
+            }
+            Ok(Err(error)) if error.kind() == ErrorKind::Parse || error.is_io_error() => {
+                return Err(cannot_log_in(io::Error::other(error)).into());
+            }
+            Ok(result) => result?,
+            Err(_) => {
+                return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into());
+            }
+        };
+        let task = tokio::spawn(driver).abort_handle();
+        let driver = Arc::new(Driver { task, traffic: traffic.clone() });
+        Ok(Session { _driver: driver, commands, traffic })
+    }
 }
 
 /// Returns the output of the first future, or nothing if the second future ends before.

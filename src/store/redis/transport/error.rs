@@ -211,6 +211,17 @@ pub(crate) fn is_write_rejection(error: &RedisError) -> bool {
     })
 }
 
+/// Texts in the errors of a script that found a foreign value in a key. Redis 6.2 wraps the errors
+/// of its commands into an `ERR`.
+const KEY_ERRORS: [&str; 2] = ["WRONGTYPE", " holds no state of this limiter"];
+
+/// Returns whether the error concerns one key: it says nothing about others, and its text can
+/// contain the key.
+pub(crate) fn is_of_one_key(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    error.code() == Some("WRONGTYPE") || KEY_ERRORS.iter().any(|text| detail.contains(text))
+}
+
 /// Returns whether the error means that the connection is unusable. Other errors concern one
 /// command.
 pub(crate) fn is_of_the_connection(error: &RedisError) -> bool {

@@ -28,15 +28,15 @@ pub(super) fn still_unavailable(
     tracing::warn!(target: TARGET, node, ?outage, error, "Redis still does not answer");
 }
 
-/// Reports that Redis answers, but with errors only.
-pub(super) fn refuses(node: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
+/// Reports that Redis answers, but with errors only. The error contains no key.
+pub(super) fn rejects(node: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
     #[cfg(feature = "tracing")]
     tracing::error!(
         target: TARGET,
         node,
         changes,
         error,
-        "Redis refuses every decision: the failure policy applies until it decides again"
+        "Redis rejects every decision: the failure policy applies until it decides again"
     );
 }
 

@@ -34,14 +34,14 @@ pub(crate) enum State {
     /// The node no longer has slots.
     Retired,
     /// It answers every script with an error.
-    Refuses(TransportError),
+    Rejects(TransportError),
     /// It executes scripts again.
     Decides,
 }
 
 impl State {
     fn is_failure(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::Refuses(_))
+        matches!(self, Self::Unavailable(_) | Self::Rejects(_))
     }
 }
 
@@ -149,7 +149,7 @@ impl Reports {
             State::Unavailable(error) => events::unavailable(node, changes, error),
             State::Available(after) => events::available(node, changes, *after),
             State::Retired => events::retired(node, changes),
-            State::Refuses(error) => events::refuses(node, changes, error),
+            State::Rejects(error) => events::rejects(node, changes, error),
             State::Decides => events::decides(node, changes),
         }
     }
