@@ -23,11 +23,8 @@ local function plan()
   end
   local full
   wait, full = earliest(can_be_denied and cost or -math.huge)
-  full = full or 0
   if block and can_be_denied then
-    local rest = block.ends - now
-    wait = math.max(wait, rest)
-    full = full > rest and full or 0 -- there is room by the end of the block
+    wait, full = after_block(wait, full or 0)
   end
-  too_long = math.max(wait - max_wait, full)
+  too_long = math.max(wait - max_wait, full or 0)
 end
