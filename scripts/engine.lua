@@ -23,8 +23,11 @@ local function plan()
   end
   local full
   wait, full = earliest(can_be_denied and cost or -math.huge)
+  full = full or 0
   if block and can_be_denied then
-    wait = math.max(wait, block.ends - now)
+    local rest = block.ends - now
+    wait = math.max(wait, rest)
+    full = full > rest and full or 0 -- there is room by the end of the block
   end
-  too_long = math.max(wait - max_wait, full or 0)
+  too_long = math.max(wait - max_wait, full)
 end

@@ -24,6 +24,7 @@ pub(super) fn step<M: Model>(
 
     let Earliest { wait, full } = state.earliest(now, request.needed(), params);
     let wait = max(wait, request.blocked);
+    let full = if full > request.blocked { full } else { 0.0 }; // there is room by the end of a block
     let Admission { admitted, wait } = request.admission(wait, max(wait - max_wait, full));
     let instant = now + wait;
     let admits = action.commits() && admitted;

@@ -438,6 +438,7 @@ impl Store for RedisStore {
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
+                let turn = turn; // kept during the call
                 if let Some((_, limiter, observers)) = &turn {
                     report_sent(observers, limiter, 1);
                 }

@@ -15,8 +15,8 @@ use http::StatusCode;
 use tokio::time::{Instant, advance, pause, resume};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Source,
-    key,
+    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
+    Rejection, Source, key,
 };
 
 use crate::support::{self, ALGORITHMS, counting, get, server::RedisServer};
@@ -157,6 +157,22 @@ async fn no_more_than_the_quota_proceeds_at_the_end_of_a_block() {
         assert_eq!(early, 0, "{algorithm}: {waits:?}");
         let burst = if algorithm == Algorithm::LeakyBucket { 1 } else { 3 };
         assert_eq!(at_the_end, burst, "{algorithm}: {waits:?}");
+    }
+}
+
+#[tokio::test]
+async fn as_many_requests_wait_for_the_end_of_a_block_as_fit_into_a_leaky_bucket() {
+    let server = RedisServer::start();
+    for [limiter, _] in replicas(&server, Algorithm::LeakyBucket, Quota::per_hour(4)).await {
+        limiter.block("key", 24 * HOUR).await.unwrap();
+        for place in 0..4 {
+            let waits = limiter.check_within("key", 1, 30 * HOUR).await.unwrap();
+            let expected = 24 * HOUR + place * HOUR / 4;
+            let delay = waits.delay();
+            assert!(delay <= expected && delay + 10 * SECOND > expected, "{place}: {waits:?}");
+        }
+        let denied = limiter.check_within("key", 1, 30 * HOUR).await.unwrap();
+        assert!(denied.retry_after().unwrap() > 24 * HOUR, "{denied:?}");
     }
 }
 
@@ -332,7 +348,10 @@ async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     let rejected = send(&layer).await;
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(rejected.headers()["retry-after"], "5");
+    let rejection = rejected.extensions().get::<Rejection>().unwrap();
+    assert_eq!(rejection.to_string(), "the key is blocked; try again in 5s");
     assert!(rejected.extensions().get::<Decision>().unwrap().is_blocked());
+    assert_eq!(support::json(rejected).await["title"], "The client is blocked");
     assert_eq!(calls.load(Ordering::Relaxed), 0);
 
     let start = Instant::now();
