@@ -185,6 +185,7 @@ impl Limiter {
     }
 
     /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
+    #[cfg(feature = "serde")]
     pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
         self.0.versions.update(Some(algorithm), quota)
     }
