@@ -263,14 +263,19 @@ async fn a_block_that_is_over_does_not_disturb_a_request_that_waits() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(2));
+    let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(10 * SECOND);
+    let service = layer.max_lateness(HOUR).layer(counting(&Arc::default()));
     for block in [Duration::ZERO, Duration::from_millis(100)] {
-        let waited = wait_while(&limiter, async |limiter| {
-            // If the request checked again, it would have to wait for longer than it may.
-            limiter.spend("key", 100).await.unwrap();
-            limiter.block("key", block).await.unwrap();
-        });
-        assert!(waited.await.is_some());
-        limiter.reset("key").await.unwrap();
+        assert!(limiter.check_n("global", 2).await.unwrap().is_allowed());
+        let waiting = tokio::spawn(service.clone().oneshot(get(&[])));
+        while limiter.peek("global").await.unwrap().replenish_after() <= SECOND / 2 {
+            tokio::task::yield_now().await;
+        }
+        // If the request checked again, it would have to wait for longer than it may.
+        limiter.spend("global", 100).await.unwrap();
+        limiter.block("global", block).await.unwrap();
+        assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
+        limiter.reset("global").await.unwrap();
     }
 }
 
