@@ -301,6 +301,18 @@ impl fmt::Display for ConfigError {
                 "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
                  burst it must be below 2^32 and refill within 100 years; lower it"
             ),
+            Self::Slots { .. }
+            | Self::Rate { .. }
+            | Self::Interval { .. }
+            | Self::KeepAlive { .. } => self.fmt_redisson(f),
+        }
+    }
+}
+
+impl ConfigError {
+    /// Writes the errors of a `redisson::RateLimiter`.
+    fn fmt_redisson(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Self::Slots { name } => write!(
                 f,
                 "limiter name {name:?}: its keys would be in several slots of a cluster; use a \
@@ -315,6 +327,7 @@ impl fmt::Display for ConfigError {
                 "keep-alive {keep_alive:?}: the limiter would forget permits taken in its interval \
                  of {interval:?}; use at least the interval, and at most 100 years"
             ),
+            _ => Ok(()),
         }
     }
 }
