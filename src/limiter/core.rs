@@ -148,7 +148,7 @@ impl Limiter {
     /// The next check applies the quota to the current state of its key: used units stay used, and
     /// are restored at the new rate. So a higher quota takes effect immediately, also for a key
     /// that was denied, and a lower quota forgets no debt. Waiting requests keep their instants, as
-    /// [`try_acquire`](Limiter::try_acquire) describes.
+    /// [`try_acquire`](Limiter::try_acquire) describes, and new requests may have to wait for them.
     ///
     /// Limiters from [`with_quota`](Limiter::with_quota) keep their quotas, and other processes
     /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check
@@ -612,8 +612,9 @@ impl Limiter {
 
     /// Deletes the state of `key`: its next request counts as its first.
     ///
-    /// Requests that are waiting keep their instants. For a key that a layer counts, pass the key
-    /// that its extractor makes: each has a method `key`.
+    /// Requests that are waiting keep their instants. Other processes may deny the key for up to
+    /// [`denial_ttl`](crate::RedisStore::denial_ttl) more. For a key that a layer counts, pass the
+    /// key that its extractor makes: each has a method `key`.
     ///
     /// # Examples
     ///
