@@ -1,13 +1,23 @@
 -- Probe: shows that Redis can decide, as it runs scripts and accepts writes. Nothing is written.
 -- KEYS     a key that does not exist
+-- ARGV     'ping' to use every command of a decision, and to name the key in errors
+local is_ping = ARGV[1] == 'ping'
+
 local function call(command, ...)
   local reply = redis.pcall(command, ...)
   if type(reply) == 'table' and reply.err then
     if string.find(reply.err, 'user', 1, true) then -- the error does not name the command
-      return redis.error_reply('NOPERM ' .. command .. ' on ' .. KEYS[1] .. ': ' .. reply.err)
+      local key = is_ping and ' on ' .. KEYS[1] or ''
+      return redis.error_reply('NOPERM ' .. command .. key .. ': ' .. reply.err)
     end
     return reply
   end
 end
 
-return call('TIME') or call('SET', KEYS[1], '', 'XX', 'PX', '1') or 1
+local function call_others(key)
+  return call('MGET', key) or call('GETRANGE', key, '0', '-1') or call('STRLEN', key)
+    or call('SETRANGE', key, '0', '') or call('PEXPIREAT', key, '1') or call('DEL', key)
+end
+
+return call('TIME') or call('SET', KEYS[1], '', 'XX', 'PX', '1')
+  or is_ping and call_others(KEYS[1]) or 1

@@ -585,7 +585,7 @@ impl RateLimiter {
     pub async fn remaining_ttl(&self) -> Result<Option<Duration>, Error> {
         let mut command = redis::cmd("PTTL");
         command.arg(self.name());
-        let ms: i64 = self.store.run(self.store.start_deadline(), command, "").await?;
+        let ms: i64 = self.store.run(self.label, self.store.start_deadline(), command, "").await?;
         Ok(u64::try_from(ms).ok().map(Duration::from_millis))
     }
 
@@ -602,7 +602,8 @@ impl RateLimiter {
     pub async fn delete(&self) -> Result<bool, Error> {
         let mut command = redis::cmd("DEL");
         command.arg(&self.keys.all);
-        let deleted: i64 = self.store.run(self.store.start_deadline(), command, "").await?;
+        let deleted: i64 =
+            self.store.run(self.label, self.store.start_deadline(), command, "").await?;
         Ok(deleted > 0)
     }
 
@@ -629,7 +630,7 @@ impl RateLimiter {
         T: redis::FromRedisValue + Send + 'static,
     {
         let command = script.by_hash(&self.keys.all, args, template_rate, tally);
-        self.store.run(deadline, command, script.text)
+        self.store.run(self.label, deadline, command, script.text)
     }
 
     /// Executes a script, repeatedly if it takes several calls to read a long log.

@@ -166,7 +166,8 @@ impl RateLimiter {
                 true => ACQUIRE.by_hash(&self.keys.all, &[&entry], &rate, &tally),
                 false => ACQUIRE.by_hash(&self.keys.overall(), &[&entry], &rate, &tally),
             };
-            let reply: AcquireReply = self.store.run(deadline, command, ACQUIRE.text).await?;
+            let reply: AcquireReply =
+                self.store.run(self.label, deadline, command, ACQUIRE.text).await?;
             match reply.status {
                 AGAIN => tally = reply.tally,
                 PER_CLIENT => self.is_per_client.store(true, Relaxed),

@@ -256,12 +256,13 @@ impl RedisStore {
     }
 
     /// Proves that Redis can decide: the server, or each master with slots in a cluster, runs a
-    /// script and accepts writes. Connecting may take a second.
+    /// script with every command that decisions use, and accepts writes. Nothing is written.
+    /// Connecting may take a second.
     ///
     /// # Errors
     ///
     /// If the server does not answer, is a replica or rejects writes, or if the user lacks a
-    /// permission that every decision needs. The error names the permission.
+    /// permission that decisions need. The error names the permission.
     ///
     /// # Cancel safety
     ///
@@ -356,9 +357,11 @@ impl RedisStore {
         Deadline::new(self.deadline)
     }
 
-    /// Executes a command. If the server does not know the script of an `EVALSHA`, sends the text.
+    /// Executes a command for a limiter. If the server does not know the script of an `EVALSHA`,
+    /// sends the text.
     pub(crate) fn run<T>(
         &self,
+        limiter: &'static str,
         deadline: Deadline,
         command: Cmd,
         text: &'static str,
@@ -369,7 +372,7 @@ impl RedisStore {
         let client = self.client.clone();
         StoreFuture::Pending(Box::pin(async move {
             let reply = client.execute(deadline, Command::script(&command, text)).await;
-            let (reply, _) = reply.map_err(StoreError::from)?;
+            let (reply, _) = reply.map_err(|error| failed(&client, limiter, error))?;
             Ok(reply)
         }))
     }
@@ -386,6 +389,12 @@ impl RedisStore {
     fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         name_of(&self.prefix, settings, key)
     }
+}
+
+/// Reports in the log that a call for a limiter has failed. Returns its error.
+fn failed(client: &Client, limiter: &str, error: TransportError) -> StoreError {
+    client.report_failed(limiter, &error);
+    error.into()
 }
 
 /// Reports that a call is sent.
@@ -433,14 +442,13 @@ impl Store for RedisStore {
             Lookup::Undecided(undecided) => undecided,
         };
         let (client, deadline) = (self.client.clone(), self.start_deadline());
+        let limiter = request.limits[0].settings.name;
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
-                Place::Alone(turn) => {
-                    turn.map(|turn| (turn, limit.settings.name, limit.observers.clone()))
-                }
+                Place::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
                 Place::Queued(queued) => {
                     return StoreFuture::pending(async move {
-                        let decision = queued.await.map_err(StoreError::from)?;
+                        let decision = queued.await.map_err(|it| failed(&client, limiter, it))?;
                         Ok(undecided.decided(decision, Instant::now))
                     });
                 }
@@ -452,10 +460,11 @@ impl Store for RedisStore {
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
                 let turn = turn; // kept during the call
-                if let Some((_, limiter, observers)) = &turn {
+                if let Some((_, observers)) = &turn {
                     report_sent(observers, limiter, 1);
                 }
-                let decision = call.execute(&client, deadline).await.map_err(StoreError::from)?;
+                let decision = call.execute(&client, deadline).await;
+                let decision = decision.map_err(|error| failed(&client, limiter, error))?;
                 Ok(undecided.decided(decision, Instant::now))
             });
         }
@@ -463,9 +472,10 @@ impl Store for RedisStore {
         let action = request.action;
         StoreFuture::pending(async move {
             let decision = match action.can_be_denied() {
-                true => calls.execute_in_order(deadline).await?,
-                false => calls.execute_all(deadline).await?,
+                true => calls.execute_in_order(deadline).await,
+                false => calls.execute_all(deadline).await,
             };
+            let decision = decision.map_err(|error| failed(&client, limiter, error))?;
             Ok(undecided.decided(decision, Instant::now))
         })
     }

@@ -117,32 +117,73 @@ async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() 
     }
     assert!(store.health().is_available);
     set(&["+set"]);
-    for i in 0..20 {
-        let _ = limiter.check(i).await.unwrap();
-    }
+    until("Redis has rejected no decision for a while", async || {
+        let _ = limiter.check("key").await.unwrap();
+        log.text().contains("Redis decides again")
+    })
+    .await;
     let text = log.text();
-    let [rejects, decides] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
-    let parts = ["ERROR tower_ratelimit: Redis rejects every decision", "permission"];
+    let [failed, rejects, decides] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let parts = ["WARN tower_ratelimit: decisions failed", "limiter=\"api\"", "permission"];
+    assert!(parts.iter().all(|part| failed.contains(part)), "{failed}");
+    let parts = ["ERROR tower_ratelimit: Redis rejects decisions", "permission"];
     assert!(parts.iter().all(|part| rejects.contains(part)), "{rejects}");
-    assert!(decides.contains("INFO tower_ratelimit: Redis decides again"), "{decides}");
+    assert!(rejects.contains(&*server.socket().to_string_lossy()), "{rejects}");
+    let parts = ["INFO tower_ratelimit: Redis decides again", "outage=", "server="];
+    assert!(parts.iter().all(|part| decides.contains(part)), "{decides}");
 }
 
 #[tokio::test]
-async fn errors_of_one_key_are_no_event() {
-    let (log, _guard) = Log::start(tracing::Level::INFO);
-    let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let store = with_long_deadline(redis_store(&server).await).observe(recorder.clone());
-    let limiter = once_per_hour(store);
+async fn errors_of_one_key_are_one_event_which_names_the_limiter_but_not_the_key() {
     for (key, command) in [("alice", "SET"), ("ben", "SADD")] {
+        let (log, _guard) = Log::start(tracing::Level::DEBUG);
+        let (server, recorder) = (RedisServer::start(), Recorder::new());
+        let store = with_long_deadline(redis_store(&server).await).observe(recorder.clone());
+        let limiter = once_per_hour(store);
         let name = format!("ratelimit:api:token-bucket:{{{key}}}");
         redis::cmd(command).arg(name).arg("x").exec(&mut server.connection()).unwrap();
         recorder.take();
         for _ in 0..20 {
             assert!(limiter.check(key).await.is_err());
             assert_eq!(recorder.take(), ["batch api 1", "failed api error_reply"]);
+            let _ = limiter.check("other").await.unwrap();
+            recorder.take();
         }
+        let text = log.text();
+        let ours = text.lines().filter(|line| line.contains("WARN tower_ratelimit"));
+        let [failed] = ours.collect::<Vec<_>>()[..] else { panic!("{text}") };
+        let parts = ["decisions failed", "limiter=\"api\"", "requests=1", "holds no state"];
+        assert!(parts.iter().all(|part| failed.contains(part)), "{failed}");
+        assert!(!text.contains(key), "{text}");
     }
-    assert_eq!(log.text(), "");
+}
+
+#[tokio::test]
+async fn the_event_of_a_failed_decision_names_the_key_at_the_level_trace() {
+    let (log, _guard) = Log::start(tracing::Level::TRACE);
+    let server = RedisServer::start();
+    let limiter = once_per_hour(redis_store(&server).await);
+    let foreign = "ratelimit:api:token-bucket:{alice}";
+    redis::cmd("SET").arg(foreign).arg("x").exec(&mut server.connection()).unwrap();
+    assert!(limiter.check("alice").await.is_err());
+    let text = log.text();
+    let failed = text.lines().find(|line| line.contains("decisions failed"));
+    assert!(failed.is_some_and(|line| line.contains(foreign)), "{text}");
+}
+
+#[tokio::test]
+async fn single_timeouts_are_an_event() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    let limiter = once_per_hour(store.deadline(Duration::from_millis(50)));
+    proxy.hold_replies(true);
+    assert!(limiter.check("key").await.is_err());
+    let text = log.text();
+    let parts = ["WARN tower_ratelimit: decisions failed", "no answer", "limiter=\"api\""];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
 }
 
 #[tokio::test]
@@ -239,6 +280,24 @@ async fn a_rejected_login_of_an_open_connection_is_one_event() {
     let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
     assert!(event.contains("ERROR tower_ratelimit: Redis rejected new credentials"), "{event}");
     assert!(!event.contains("unknown"), "{event}");
+}
+
+#[tokio::test]
+async fn a_rejected_login_is_not_reported_as_a_missing_answer() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let config = RedisConfig::server(&server.url()).unwrap().user("limiter").password("unknown");
+    let store = RedisStore::new(config).unwrap();
+    let limiter = once_per_hour(store.clone());
+    until("the store is unavailable", async || {
+        assert!(limiter.check("key").await.is_err());
+        !store.health().is_available
+    })
+    .await;
+    let text = log.text();
+    let rejected = text.lines().find(|line| line.contains("WARN tower_ratelimit: Redis rejects"));
+    assert!(rejected.is_some_and(|line| line.contains("login") && line.contains("WRONGPASS")));
+    assert!(!text.contains("does not answer"), "{text}");
 }
 
 #[tokio::test]

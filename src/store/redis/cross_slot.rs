@@ -9,12 +9,11 @@ use super::{
     RedisStore,
     call::ScriptCall,
     release,
-    transport::{Client, Deadline},
+    transport::{Client, Deadline, TransportError},
 };
 use crate::{
     algorithm::Release,
     decision::{Decision, Receipt},
-    error::StoreError,
     keys::Key,
     store::StoreRequest,
 };
@@ -53,7 +52,10 @@ impl CrossSlot {
 
     /// Executes one call after the other. If one denies or fails, the calls before it are released,
     /// and its result is returned.
-    pub(super) async fn execute_in_order(self, deadline: Deadline) -> Result<Decision, StoreError> {
+    pub(super) async fn execute_in_order(
+        self,
+        deadline: Deadline,
+    ) -> Result<Decision, TransportError> {
         let mut charged = Charged { calls: &self, receipts: vec![] };
         let mut binding = None;
         for call in &self.calls {
@@ -69,7 +71,7 @@ impl CrossSlot {
     }
 
     /// Executes all calls, even if one fails.
-    pub(super) async fn execute_all(self, deadline: Deadline) -> Result<Decision, StoreError> {
+    pub(super) async fn execute_all(self, deadline: Deadline) -> Result<Decision, TransportError> {
         let mut tasks = JoinSet::new();
         let count = self.calls.len();
         let this = Arc::new(self);
@@ -91,7 +93,7 @@ impl CrossSlot {
             }
         }
         match failure {
-            Some(error) => Err(error.into()),
+            Some(error) => Err(error),
             None => Ok(this.with_receipts(binding, &receipts)),
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! From the door down: `client`, `cluster`, `node` (with `background` jobs), `channel`,
 //! `connection`, `server`, `sentinel`, `connector`. The states beside them: `breaker` with
-//! `reports` and `events`, `clock_offset`, `deadline`.
+//! `rejections`, `reports` and `events`, `clock_offset`, `deadline`.
 
 mod background;
 mod breaker;
@@ -20,6 +20,7 @@ mod error;
 mod events;
 mod node;
 mod probe;
+mod rejections;
 mod reports;
 mod sentinel;
 mod server;

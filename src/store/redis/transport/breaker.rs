@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -13,6 +13,8 @@ use redis::RedisError;
 
 use super::{
     error::TransportError,
+    events,
+    rejections::{Rejection, Rejections},
     reports::{Reports, State},
 };
 use crate::{
@@ -25,6 +27,9 @@ const MAX_PROBE: Duration = Duration::from_secs(3);
 
 /// The number of calls in a row without an answer that opens the breaker.
 const MAX_FAILURES: u32 = 5;
+
+/// The time between two events about single decisions that failed.
+const FAILED_AFTER: Duration = Duration::from_secs(10);
 
 /// The time between two reminders of an outage.
 const REMIND_AFTER: Duration = Duration::from_secs(60);
@@ -98,9 +103,10 @@ pub(crate) struct Breaker {
     /// Locked while the state changes and the change is reported, so that reports are in the order
     /// of the changes.
     changing: Mutex<()>,
-    /// The number of scripts in a row to which the server replied with an error.
-    rejected: AtomicU32,
-    rejections: Arc<Reports>,
+    rejections: Mutex<Rejections>,
+    /// True if an executed script may change the rejections.
+    has_rejected: AtomicBool,
+    rejection_reports: Arc<Reports>,
 }
 
 /// The calls in a row without an answer.
@@ -123,6 +129,7 @@ pub(crate) struct Counters {
     skipped: AtomicU64,
     outages: AtomicU64,
     last_error: Mutex<Option<TransportError>>,
+    failed_decisions: Throttle,
     observers: Mutex<Observers>,
 }
 
@@ -150,6 +157,17 @@ impl Counters {
         lock(&self.observers).add(observer);
     }
 
+    /// Reports in the log, once in [`FAILED_AFTER`], that decisions fail. While the breaker is
+    /// open, another event reports it.
+    pub(crate) fn report_failed(&self, limiter: &str, error: &TransportError) {
+        if cfg!(feature = "tracing")
+            && !error.is_circuit_open()
+            && let Some(requests) = self.failed_decisions.next(FAILED_AFTER)
+        {
+            events::decisions_failed(limiter, requests, error);
+        }
+    }
+
     fn count(&self, error: &TransportError) {
         let counter = match error {
             error if error.is_timeout() => &self.timeouts,
@@ -172,14 +190,14 @@ fn text_of(error: &TransportError) -> String {
 impl Breaker {
     /// Makes the breaker of a store with one server.
     pub(crate) fn new(server: Option<Arc<str>>) -> Self {
-        Self::with(server, None, Arc::default())
+        Self::with(server, Arc::default())
     }
 
     pub(crate) fn of_node(node: Arc<str>, counters: Arc<Counters>) -> Self {
-        Self::with(Some(node.clone()), Some(node), counters)
+        Self::with(Some(node), counters)
     }
 
-    fn with(server: Option<Arc<str>>, node: Option<Arc<str>>, counters: Arc<Counters>) -> Self {
+    fn with(server: Option<Arc<str>>, counters: Arc<Counters>) -> Self {
         let made = Instant::now();
         Self {
             made,
@@ -190,12 +208,13 @@ impl Breaker {
             probed: Mutex::new(None),
             failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             counters,
-            server,
-            reports: Arc::new(Reports::new(node.clone())),
+            reports: Arc::new(Reports::new(server.clone())),
             reminders: Throttle::default(),
             changing: Mutex::new(()),
-            rejected: AtomicU32::new(0),
-            rejections: Arc::new(Reports::new(node)),
+            rejections: Mutex::new(Rejections::new(made)),
+            has_rejected: AtomicBool::new(false),
+            rejection_reports: Arc::new(Reports::new(server.clone())),
+            server,
         }
     }
 
@@ -257,20 +276,25 @@ impl Breaker {
 
     /// Records that the server replied to a script with an error.
     pub(crate) fn record_rejection(&self, error: &TransportError) {
-        if self.rejected.fetch_add(1, Relaxed) + 1 == MAX_FAILURES {
-            self.rejections.change(State::Rejects(error.clone()));
+        let mut rejections = lock(&self.rejections);
+        self.has_rejected.store(true, Relaxed);
+        match rejections.reject(Instant::now()) {
+            Rejection::Begins => self.rejection_reports.change(State::Rejects(error.clone())),
+            Rejection::Lasts(outage) => self.rejection_reports.remind_rejects(error, outage),
+            Rejection::Known => {}
         }
     }
 
     /// Records that the server executed a script.
     pub(crate) fn record_execution(&self) {
-        let rejected = match self.rejected.load(Relaxed) {
-            0 => 0,
-            _ => self.rejected.swap(0, Relaxed),
-        };
-        if rejected >= MAX_FAILURES {
-            self.rejections.change(State::Decides);
+        if !self.has_rejected.load(Relaxed) {
+            return;
         }
+        let mut rejections = lock(&self.rejections);
+        if let Some(outage) = rejections.execute(Instant::now()) {
+            self.rejection_reports.change(State::Decides(outage));
+        }
+        self.has_rejected.store(!rejections.is_empty(), Relaxed);
     }
 
     pub(crate) fn count_skipped(&self) {

@@ -106,6 +106,11 @@ impl Client {
         self.node_of(slot).record_failure_of_caller(deadline, error)
     }
 
+    /// Reports in the log that a decision of a limiter has failed.
+    pub(crate) fn report_failed(&self, limiter: &str, error: &TransportError) {
+        self.counters().report_failed(limiter, error);
+    }
+
     /// Executes a job in the background, at the server that has its key.
     pub(crate) fn execute_later(&self, job: Job) {
         match self {

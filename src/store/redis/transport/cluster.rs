@@ -226,7 +226,7 @@ impl Cluster {
             let owner = self.owner(slot_of(key.as_bytes()));
             if !owners.iter().any(|node| Arc::ptr_eq(node, &owner)) {
                 owners.push(owner);
-                probes.push(Probe::beside(key.as_bytes()));
+                probes.push(Probe::ping(key.as_bytes()));
             }
             if owners.len() >= nodes {
                 break;

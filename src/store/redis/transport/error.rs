@@ -128,6 +128,21 @@ impl TransportError {
         matches!(self.kind, Kind::Interrupted(_))
     }
 
+    /// Returns whether the error concerns one key, which its text can contain.
+    #[cfg(feature = "tracing")]
+    pub(crate) fn is_of_one_key(&self) -> bool {
+        self.redis().is_some_and(is_of_one_key)
+    }
+
+    /// Returns whether the server rejects the user or the password.
+    #[cfg(feature = "tracing")]
+    pub(crate) fn is_rejected_login(&self) -> bool {
+        self.redis().is_some_and(|error| {
+            let is_code = matches!(error.code(), Some("WRONGPASS" | "NOAUTH"));
+            is_code || error.kind() == ErrorKind::AuthenticationFailed
+        })
+    }
+
     pub(crate) fn is_error_reply(&self) -> bool {
         use ErrorKind::{Extension, Server};
         self.redis().is_some_and(|error| matches!(error.kind(), Server(_) | Extension))

@@ -2,47 +2,97 @@
 //! feature they are empty functions.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-use std::{error::Error, fmt::Display, time::Duration};
+use std::{
+    error::Error,
+    fmt::{self, Display},
+    time::Duration,
+};
+
+use super::error::TransportError;
+
+/// The text of an error of one key, without the key.
+#[cfg(feature = "tracing")]
+#[derive(Debug)]
+struct OfOneKey;
+
+#[cfg(feature = "tracing")]
+impl Display for OfOneKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key holds no state of the limiter; at the level `trace`, the error names it")
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl Error for OfOneKey {}
 
 #[cfg(feature = "tracing")]
 const TARGET: &str = "tower_ratelimit";
 
-pub(super) fn unavailable(node: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
+/// Reports that decisions fail. An error of one key can contain the key, and only logs of the level
+/// `trace` contain keys.
+pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &TransportError) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: TARGET,
-        node,
-        changes,
-        error,
-        "Redis does not answer: decisions fail immediately until it answers again"
-    );
+    {
+        let hides_key =
+            error.is_of_one_key() && !tracing::enabled!(target: TARGET, tracing::Level::TRACE);
+        let error: &(dyn Error + 'static) = if hides_key { &OfOneKey } else { error };
+        tracing::warn!(
+            target: TARGET,
+            limiter,
+            requests,
+            error,
+            "decisions failed: the failure policy applies to them"
+        );
+    }
+}
+
+pub(super) fn unavailable(server: Option<&str>, changes: u32, error: &TransportError) {
+    #[cfg(feature = "tracing")]
+    {
+        let what = match error.is_rejected_login() {
+            true => "Redis rejects the login: decisions fail immediately until it accepts it",
+            false => "Redis does not answer: decisions fail immediately until it answers again",
+        };
+        let error: &(dyn Error + 'static) = error;
+        tracing::warn!(target: TARGET, server, changes, error, "{what}");
+    }
 }
 
 /// Reports that an outage lasts, with the error of the last probe.
-pub(super) fn still_unavailable(
-    node: Option<&str>,
-    outage: Duration,
-    error: &(dyn Error + 'static),
-) {
+pub(super) fn still_unavailable(server: Option<&str>, outage: Duration, error: &TransportError) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, node, ?outage, error, "Redis still does not answer");
+    {
+        let what = match error.is_rejected_login() {
+            true => "Redis still rejects the login",
+            false => "Redis still does not answer",
+        };
+        let error: &(dyn Error + 'static) = error;
+        tracing::warn!(target: TARGET, server, ?outage, error, "{what}");
+    }
 }
 
-/// Reports that Redis answers, but with errors only. The error contains no key.
-pub(super) fn rejects(node: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
+/// Reports that Redis answers, but rejects decisions. The error contains no key.
+pub(super) fn rejects(server: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
     #[cfg(feature = "tracing")]
     tracing::error!(
         target: TARGET,
-        node,
+        server,
         changes,
         error,
-        "Redis rejects every decision: the failure policy applies until it decides again"
+        "Redis rejects decisions: the failure policy applies to these"
     );
 }
 
-pub(super) fn decides(node: Option<&str>, changes: u32) {
+/// Reports that Redis still rejects decisions, with the last error.
+pub(super) fn still_rejects(server: Option<&str>, outage: Duration, error: &(dyn Error + 'static)) {
     #[cfg(feature = "tracing")]
-    tracing::info!(target: TARGET, node, changes, "Redis decides again");
+    tracing::error!(target: TARGET, server, ?outage, error, "Redis still rejects decisions");
+}
+
+/// Reports that Redis no longer rejects decisions, with the time for which it did.
+pub(super) fn decides(server: Option<&str>, changes: u32, outage: Duration) {
+    #[cfg(feature = "tracing")]
+    tracing::info!(target: TARGET, server, changes, ?outage, "Redis decides again");
 }
 
 /// Reports that a server rejected new credentials on an open connection.
@@ -57,14 +107,14 @@ pub(super) fn login_rejected(server: &str) {
 }
 
 /// Reports the end of an outage, with its duration.
-pub(super) fn available(node: Option<&str>, changes: u32, outage: Duration) {
+pub(super) fn available(server: Option<&str>, changes: u32, outage: Duration) {
     #[cfg(feature = "tracing")]
-    tracing::info!(target: TARGET, node, changes, ?outage, "Redis answers again");
+    tracing::info!(target: TARGET, server, changes, ?outage, "Redis answers again");
 }
 
-pub(super) fn retired(node: Option<&str>, changes: u32) {
+pub(super) fn retired(server: Option<&str>, changes: u32) {
     #[cfg(feature = "tracing")]
-    tracing::info!(target: TARGET, node, changes, "the node of the cluster no longer has slots");
+    tracing::info!(target: TARGET, server, changes, "the node of the cluster no longer has slots");
 }
 
 pub(super) fn master_changed(master: &str, old: impl Display, new: impl Display) {

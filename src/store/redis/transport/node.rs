@@ -168,7 +168,7 @@ impl Node {
         deadline: Deadline,
         prefix: &str,
     ) -> Result<(), TransportError> {
-        let probe = Probe::beside(format!("{prefix}:{{ping}}").as_bytes());
+        let probe = Probe::ping(format!("{prefix}:{{ping}}").as_bytes());
         let ((), _) = self.execute(deadline, Command::new(&probe.by_text())).await?;
         self.execute(deadline, probe.command()).await.map(|((), _)| ())
     }

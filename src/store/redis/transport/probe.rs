@@ -17,6 +17,13 @@ const DEFAULT_KEY: &[u8] = b"ratelimit:{probe}";
 pub(crate) struct Probe(Cmd);
 
 impl Probe {
+    /// Makes the probe of a ping, which uses every command of the scripts that decide.
+    pub(crate) fn ping(key: &[u8]) -> Self {
+        let Self(mut command) = Self::beside(key);
+        command.arg("ping");
+        Self(command)
+    }
+
     /// Makes a probe with a separate key in the slot of `key`, with the same prefix.
     pub(crate) fn beside(key: &[u8]) -> Self {
         let tag = key.iter().position(|it| *it == b'{');
@@ -34,9 +41,7 @@ impl Probe {
     /// Returns the same script by its text. A ping sends both forms: a decision needs the
     /// permission for each of them.
     pub(crate) fn by_text(&self) -> Cmd {
-        let mut command = redis::cmd("EVAL");
-        command.arg(TEXT).arg(1).arg(self.command().key());
-        command
+        self.command().by_text().expect("a probe is a script")
     }
 
     pub(crate) fn command(&self) -> Command<'_> {

@@ -33,10 +33,10 @@ pub(crate) enum State {
     Available(Duration),
     /// The node no longer has slots.
     Retired,
-    /// It answers every script with an error.
+    /// It rejects scripts.
     Rejects(TransportError),
-    /// It executes scripts again.
-    Decides,
+    /// It executes scripts again, after rejecting some for this time.
+    Decides(Duration),
 }
 
 impl State {
@@ -47,8 +47,8 @@ impl State {
 
 #[derive(Debug)]
 pub(crate) struct Reports {
-    /// The node of a cluster.
-    node: Option<Arc<str>>,
+    /// The address of the server, or the name of the master.
+    server: Option<Arc<str>>,
     period: Mutex<Option<Period>>,
 }
 
@@ -85,8 +85,8 @@ impl Period {
 }
 
 impl Reports {
-    pub(crate) fn new(node: Option<Arc<str>>) -> Self {
-        Self { node, period: Mutex::new(None) }
+    pub(crate) fn new(server: Option<Arc<str>>) -> Self {
+        Self { server, period: Mutex::new(None) }
     }
 
     /// Reports a change, at the latest at the end of the period.
@@ -111,7 +111,12 @@ impl Reports {
 
     /// Reports that an outage lasts.
     pub(crate) fn remind(&self, error: &TransportError, outage: Duration) {
-        events::still_unavailable(self.node.as_deref(), outage, error);
+        events::still_unavailable(self.server.as_deref(), outage, error);
+    }
+
+    /// Reports that the server still rejects scripts.
+    pub(crate) fn remind_rejects(&self, error: &TransportError, outage: Duration) {
+        events::still_rejects(self.server.as_deref(), outage, error);
     }
 
     /// Returns the report for now; and, if this is the first change that was held back, the end of
@@ -144,13 +149,13 @@ impl Reports {
     }
 
     fn emit(&self, report: &Report) {
-        let (node, changes) = (self.node.as_deref(), report.changes);
+        let (server, changes) = (self.server.as_deref(), report.changes);
         match &report.state {
-            State::Unavailable(error) => events::unavailable(node, changes, error),
-            State::Available(after) => events::available(node, changes, *after),
-            State::Retired => events::retired(node, changes),
-            State::Rejects(error) => events::rejects(node, changes, error),
-            State::Decides => events::decides(node, changes),
+            State::Unavailable(error) => events::unavailable(server, changes, error),
+            State::Available(outage) => events::available(server, changes, *outage),
+            State::Retired => events::retired(server, changes),
+            State::Rejects(error) => events::rejects(server, changes, error),
+            State::Decides(outage) => events::decides(server, changes, *outage),
         }
     }
 }
