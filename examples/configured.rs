@@ -10,7 +10,7 @@
 
 mod support;
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use axum::{
     Router,
@@ -19,7 +19,7 @@ use axum::{
 use clap::Parser;
 use serde::Deserialize;
 use support::{Context, Failure, exit_code};
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{fs, net::TcpListener, time::sleep};
 use tower_ratelimit::{Limiters, Limits, MemoryStore, RateLimitLayer, key};
 
 /// The limits that the routes use.
@@ -76,7 +76,7 @@ async fn watch(file: PathBuf, mut text: String, listen: SocketAddr, limiters: Li
     loop {
         sleep(Duration::from_secs(1)).await;
         // While an editor replaces the file, it may be missing for a moment.
-        let Ok(new) = fs::read_to_string(&file) else { continue };
+        let Ok(new) = fs::read_to_string(&file).await else { continue };
         if new == text {
             continue;
         }
@@ -120,7 +120,8 @@ async fn serve(listen: SocketAddr, limits: &Limits, app: Router) -> Result<(), F
 
 async fn run(flags: Flags) -> Result<(), Failure> {
     let file = flags.file.display();
-    let text = fs::read_to_string(&flags.file).context("cannot read the file").context(&file)?;
+    let text = fs::read_to_string(&flags.file).await;
+    let text = text.context("cannot read the file").context(&file)?;
     let Config { listen, limits } = parse(&text).context(&file)?;
     let limiters = limits.limiters(&MemoryStore::new())?;
     let app = app(&limiters).context(&file)?;

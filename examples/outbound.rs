@@ -49,6 +49,9 @@ const LIMIT: usize = 240;
 const WINDOW: Duration = Duration::from_secs(12);
 const BAN: Duration = Duration::from_secs(5);
 
+/// The longest block, whatever the vendor demands.
+const MAX_BLOCK: Duration = Duration::from_secs(3_600);
+
 /// 97.5 % of the vendor's rate. The limiter spaces departures evenly, but the vendor counts
 /// arrivals, and some are late. The margin of 6 requests in 12 s covers 300 ms of delay, or a
 /// caller that stalls with 4 requests in flight.
@@ -118,7 +121,11 @@ fn client(limiter: Option<Limiter>) -> Client {
         // Inside the layer, so that all responses are those of the vendor.
         .and_then(async move |response: Response<_>| {
             if response.status() == StatusCode::TOO_MANY_REQUESTS {
-                limiter.block(key::Global.key(), retry_after(&response)).await?;
+                let blocked = limiter.block(key::Global.key(), retry_after(&response)).await;
+                // The vendor has answered nevertheless.
+                if let Err(error) = blocked {
+                    eprintln!("cannot block the callers: {error}");
+                }
             }
             Ok::<_, BoxError>(response)
         })
@@ -129,7 +136,7 @@ fn client(limiter: Option<Limiter>) -> Client {
 /// Returns the time in which the vendor accepts no request.
 fn retry_after<B>(response: &Response<B>) -> Duration {
     let seconds = response.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(1))
+    Duration::from_secs(seconds.unwrap_or(1)).min(MAX_BLOCK)
 }
 
 /// Sends requests, one after the other, until one fails.

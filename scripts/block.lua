@@ -10,6 +10,13 @@ local function in_block(state)
   return struct.pack('<BI7', 66, block.ends) .. state
 end
 
+-- Returns the wait of a request that proceeds after the block, and the time until there is room for
+-- it to wait.
+local function after_block(wait, full)
+  local rest = block.ends - now
+  return math.max(wait, rest), full > rest and full or 0
+end
+
 -- Holds the state of the key in a block, and leads `call` to it.
 local function hold(state, ends)
   local held_key, outer, expires, changed = key, call, nil, blocks

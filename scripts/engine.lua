@@ -24,7 +24,7 @@ local function plan()
   local full
   wait, full = earliest(can_be_denied and cost or -math.huge)
   if block and can_be_denied then
-    wait = math.max(wait, block.ends - now)
+    wait, full = after_block(wait, full or 0)
   end
   too_long = math.max(wait - max_wait, full or 0)
 end

@@ -184,11 +184,18 @@ pub enum ConfigError {
         /// The name.
         name: String,
     },
-    /// The configuration has no limit of this name, or has it no longer.
+    /// The configuration has no limit of this name.
     #[non_exhaustive]
     MissingLimit {
         /// The name.
         name: String,
+    },
+    /// The new configuration lacks limits of the previous one, which limiters use. Nothing was
+    /// changed.
+    #[non_exhaustive]
+    LimitsRemoved {
+        /// The names of all limits that were removed, in their order.
+        names: Vec<String>,
     },
     /// No algorithm has this name.
     #[non_exhaustive]
@@ -268,6 +275,7 @@ impl fmt::Display for ConfigError {
             Self::MissingLimit { name } => {
                 write!(f, "limit {name:?} is missing: add it to the configuration")
             }
+            Self::LimitsRemoved { names } => removed_limits(names, f),
             Self::UnknownAlgorithm { name } => write!(
                 f,
                 "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket \
@@ -293,6 +301,18 @@ impl fmt::Display for ConfigError {
                 "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
                  burst it must be below 2^32 and refill within 100 years; lower it"
             ),
+            Self::Slots { .. }
+            | Self::Rate { .. }
+            | Self::Interval { .. }
+            | Self::KeepAlive { .. } => self.fmt_redisson(f),
+        }
+    }
+}
+
+impl ConfigError {
+    /// Writes the errors of a `redisson::RateLimiter`.
+    fn fmt_redisson(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Self::Slots { name } => write!(
                 f,
                 "limiter name {name:?}: its keys would be in several slots of a cluster; use a \
@@ -307,8 +327,23 @@ impl fmt::Display for ConfigError {
                 "keep-alive {keep_alive:?}: the limiter would forget permits taken in its interval \
                  of {interval:?}; use at least the interval, and at most 100 years"
             ),
+            _ => Ok(()),
         }
     }
+}
+
+fn removed_limits(names: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (noun, uses, pronoun) = match names.len() {
+        1 => ("limit", "was removed, but a limiter uses it", "it"),
+        _ => ("limits", "were removed, but limiters use them", "them"),
+    };
+    let names: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
+    write!(
+        f,
+        "the {noun} {} {uses}; nothing changed: restore {pronoun}, or set \
+         `when_removed(WhenRemoved::Keep)`",
+        names.join(", ")
+    )
 }
 
 impl StdError for ConfigError {}

@@ -5,16 +5,23 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use reqwest::{Client, Request, Response, StatusCode, Url, header::RETRY_AFTER};
+use reqwest::{
+    Client, Request, Response, StatusCode, Url, header::RETRY_AFTER, redirect::Policy as Redirects,
+};
 use tower::{BoxError, ServiceBuilder, ServiceExt, retry::Policy, util::BoxCloneService};
 use tower_ratelimit::{Limiter, RateLimitLayer, Rejection};
 
+/// The longest block, whatever a vendor demands.
+const MAX_BLOCK: Duration = Duration::from_secs(3_600);
+
 /// Returns a client whose clones share the quota. Requests wait for the quota of their host and for
-/// the end of its blocks. With retries, a request takes at most `deadline` in all.
+/// the end of its blocks. With retries, a request takes at most `deadline` in all. Redirects are
+/// returned: the limit would not count a request that the client sends by itself.
 pub fn client(
     limiter: Limiter,
     deadline: Duration,
 ) -> BoxCloneService<Request, Response, BoxError> {
+    let client = Client::builder().redirect(Redirects::none()).build();
     let limit = RateLimitLayer::custom(limiter.clone(), host, reject).max_wait(deadline);
     ServiceBuilder::new()
         .timeout(deadline)
@@ -22,7 +29,7 @@ pub fn client(
         .layer(limit)
         // Inside the limit, so that all responses are those of vendors.
         .and_then(move |response| block_if_busy(limiter.clone(), response))
-        .service(Client::new())
+        .service(client.expect("TLS and the resolver are available"))
         .boxed_clone()
 }
 
@@ -40,11 +47,19 @@ fn reject(rejection: &Rejection, _: &Request) -> Response {
     rejection.to_response().map(|body| body.into_bytes()).into()
 }
 
+/// A `429` of a vendor whose host is blocked, so that the request can be sent again.
+#[derive(Clone)]
+struct Blocked;
+
 /// Blocks a host for all callers, on all replicas, if it has too many requests.
-async fn block_if_busy(limiter: Limiter, response: Response) -> Result<Response, BoxError> {
+async fn block_if_busy(limiter: Limiter, mut response: Response) -> Result<Response, BoxError> {
     if response.status() == StatusCode::TOO_MANY_REQUESTS {
         let time = retry_after(&response).unwrap_or(Duration::from_secs(1));
-        limiter.block(key(response.url()), time).await?;
+        let host = key(response.url());
+        match limiter.block(&host, time.min(MAX_BLOCK)).await {
+            Ok(_) => _ = response.extensions_mut().insert(Blocked),
+            Err(error) => eprintln!("cannot block {host}: {error}"),
+        }
     }
     Ok(response)
 }
@@ -72,8 +87,7 @@ impl Policy<Request, Response, BoxError> for WhenBusy {
         result: &mut Result<Response, BoxError>,
     ) -> Option<Ready<()>> {
         let response = result.as_ref().ok()?;
-        let is_own = response.extensions().get::<Rejection>().is_some();
-        (response.status() == StatusCode::TOO_MANY_REQUESTS && !is_own).then(|| ready(()))
+        response.extensions().get::<Blocked>().map(|_| ready(()))
     }
 
     fn clone_request(&mut self, request: &Request) -> Option<Request> {

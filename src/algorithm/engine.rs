@@ -22,8 +22,8 @@ pub(super) fn step<M: Model>(
     let mut saved = state.save();
     let stale = found && follow(state, now, params, &mut saved);
 
-    let Earliest { wait, full } = state.earliest(now, request.needed(), params);
-    let wait = max(wait, request.blocked);
+    let earliest = state.earliest(now, request.needed(), params);
+    let Earliest { wait, full } = earliest.after(request.blocked);
     let Admission { admitted, wait } = request.admission(wait, max(wait - max_wait, full));
     let instant = now + wait;
     let admits = action.commits() && admitted;

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::{packed::Packed, request::Release};
+use super::{arithmetic::max, packed::Packed, request::Release};
 use crate::quota::LONGEST_REFILL;
 
 /// The state of a key under one algorithm. [`engine`](super::engine) decides with it.
@@ -99,6 +99,15 @@ pub(crate) struct Earliest {
     pub(crate) wait: f64,
     /// The time until there is room for it to wait.
     pub(crate) full: f64,
+}
+
+impl Earliest {
+    /// The same for a request that proceeds after a block.
+    #[inline]
+    pub(super) fn after(self, block: f64) -> Self {
+        let full = if self.full > block { self.full } else { 0.0 };
+        Self { wait: max(self.wait, block), full }
+    }
 }
 
 impl From<f64> for Earliest {

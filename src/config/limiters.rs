@@ -111,7 +111,8 @@ impl Limiters {
     ///
     /// [`ConfigError::MissingLimit`] if there is no limit of this name.
     pub fn get(&self, name: &str) -> Result<Limiter, ConfigError> {
-        lock(&self.by_name).get(name).cloned().ok_or_else(|| missing(name))
+        let limiter = lock(&self.by_name).get(name).cloned();
+        limiter.ok_or_else(|| ConfigError::MissingLimit { name: name.to_owned() })
     }
 
     /// Applies new limits to the limiters of the same names, to their clones, and to the layers
@@ -120,7 +121,7 @@ impl Limiters {
     /// | change | effect on the next check of a key |
     /// |---|---|
     /// | the quota, the buckets, the refill or the overdraft | used units stay used, and are restored at the new rate |
-    /// | another algorithm | the key counts as unused, and a block ends; in Redis, the old state expires |
+    /// | another algorithm | the key counts as unused, and a block ends; in Redis, the old state, with its block, is in force again if the algorithm is changed back before it expires |
     /// | a new limit | [`get`](Limiters::get) returns its limiter from then on |
     /// | a limit without changes | none |
     /// | a limit that is no longer contained | see [`WhenRemoved`] |
@@ -134,13 +135,14 @@ impl Limiters {
     ///
     /// Nothing changes in these cases:
     ///
-    /// * [`ConfigError::MissingLimit`] if a limit was removed, unless removed limits are kept.
+    /// * [`ConfigError::LimitsRemoved`] if limits were removed, unless removed limits are kept.
     /// * [`ConfigError::NameTaken`] if another limiter over the store has the name of a new limit.
     pub fn reload(&self, limits: &Limits) -> Result<(), ConfigError> {
         let mut by_name = lock(&self.by_name);
-        let removed = by_name.keys().find(|name| limits.get(name).is_none());
-        if let (Some(name), WhenRemoved::Reject) = (removed, self.when_removed) {
-            return Err(missing(name));
+        let removed = by_name.keys().filter(|name| limits.get(name).is_none());
+        let names: Vec<_> = removed.cloned().collect();
+        if !names.is_empty() && self.when_removed == WhenRemoved::Reject {
+            return Err(ConfigError::LimitsRemoved { names });
         }
         let added = limits.iter().filter(|(name, _)| !by_name.contains_key(*name));
         let added = added.map(|(name, limit)| {
@@ -156,8 +158,4 @@ impl Limiters {
         by_name.extend(added);
         Ok(())
     }
-}
-
-fn missing(name: &str) -> ConfigError {
-    ConfigError::MissingLimit { name: name.to_owned() }
 }

@@ -49,8 +49,9 @@ impl Limiter {
     /// `timeout`.
     ///
     /// If the quota is changed in the meantime, the change applies to later requests. Waiting
-    /// requests keep their instants, but their reservations are not released if they are dropped
-    /// later. In a fixed window and in a leaky bucket, other requests may proceed before them.
+    /// requests keep their instants. In a token bucket, a leaky bucket, and a fixed window that
+    /// becomes shorter, other requests may proceed before them. If they are dropped later, their
+    /// reservations may pass unused: [configuration](crate::guide::configuration) describes when.
     ///
     /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a
     /// `RedisStore` it counts from the decision in Redis, which is estimated from the times of

@@ -148,11 +148,14 @@ impl Limiter {
     /// The next check applies the quota to the current state of its key: used units stay used, and
     /// are restored at the new rate. So a higher quota takes effect immediately, also for a key
     /// that was denied, and a lower quota forgets no debt. Waiting requests keep their instants, as
-    /// [`try_acquire`](Limiter::try_acquire) describes.
+    /// [`try_acquire`](Limiter::try_acquire) describes, and new requests may have to wait for them.
     ///
     /// Limiters from [`with_quota`](Limiter::with_quota) keep their quotas, and other processes
     /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check
     /// applies its own.
+    ///
+    /// After the first change, each check reads the quota under a lock that is shared by all
+    /// threads: about 20 ns more.
     ///
     /// # Errors
     ///
@@ -182,6 +185,7 @@ impl Limiter {
     }
 
     /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
+    #[cfg(feature = "serde")]
     pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
         self.0.versions.update(Some(algorithm), quota)
     }
@@ -608,8 +612,9 @@ impl Limiter {
 
     /// Deletes the state of `key`: its next request counts as its first.
     ///
-    /// Requests that are waiting keep their instants. For a key that a layer counts, pass the key
-    /// that its extractor makes: each has a method `key`.
+    /// Requests that are waiting keep their instants. Other processes may deny the key for up to
+    /// [`denial_ttl`](crate::RedisStore::denial_ttl) more. For a key that a layer counts, pass the
+    /// key that its extractor makes: each has a method `key`.
     ///
     /// # Examples
     ///

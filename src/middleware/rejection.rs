@@ -101,7 +101,11 @@ impl fmt::Display for Rejection {
         match self {
             Self::Denied(decision) => {
                 let retry_after = decision.retry_after().unwrap_or_default();
-                write!(f, "the quota is used up; try again in {retry_after:?}")
+                let reason = match decision.is_blocked() {
+                    true => "the key is blocked",
+                    false => "the quota is used up",
+                };
+                write!(f, "{reason}; try again in {retry_after:?}")
             }
             Self::CostAboveQuota { cost, max, .. } => {
                 write!(f, "the request costs {cost}, but the quota grants at most {max} at once")

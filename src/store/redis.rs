@@ -29,6 +29,7 @@ use self::{
 };
 use super::{
     BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest,
+    connect::check_redis_url,
     denials::{Denials, Lookup},
 };
 use crate::{
@@ -122,8 +123,14 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If the TLS settings are invalid, or a user has no password.
+    /// If the TLS settings are invalid, a user has no password, or the deadline is 0.
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
+        if config.deadline.is_zero() {
+            return Err(StoreError::config(
+                "cannot use a deadline of 0: every decision would fail; set for example 100 ms"
+                    .to_owned(),
+            ));
+        }
         let store = Self::over(config.client()?).prefix(&config.prefix);
         Ok(store.deadline(config.deadline).denial_ttl(config.denial_ttl))
     }
@@ -154,6 +161,7 @@ impl RedisStore {
     ///
     /// If the URL is invalid.
     pub fn lazy(url: &str) -> Result<Self, StoreError> {
+        check_redis_url(url)?;
         Self::new(RedisConfig::from_url(url)?)
     }
 
@@ -289,8 +297,13 @@ impl RedisStore {
     ///
     /// Clones with other deadlines share the connections. If Redis is too slow for one clone,
     /// clones with a longer deadline still call it.
+    ///
+    /// # Panics
+    ///
+    /// If `deadline` is 0, with which every decision would fail.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
+        assert!(!deadline.is_zero(), "a deadline of 0 would fail every decision");
         Self { deadline, ..self }
     }
 
@@ -446,6 +459,7 @@ impl Store for RedisStore {
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
+                let turn = turn; // kept during the call
                 if let Some((_, observers)) = &turn {
                     report_sent(observers, limiter, 1);
                 }

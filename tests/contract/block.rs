@@ -15,8 +15,8 @@ use http::StatusCode;
 use tokio::time::{Instant, advance, pause, resume};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Source,
-    key,
+    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
+    Rejection, Source, key,
 };
 
 use crate::support::{self, ALGORITHMS, counting, get, server::RedisServer};
@@ -160,6 +160,22 @@ async fn no_more_than_the_quota_proceeds_at_the_end_of_a_block() {
     }
 }
 
+#[tokio::test]
+async fn as_many_requests_wait_for_the_end_of_a_block_as_fit_into_a_leaky_bucket() {
+    let server = RedisServer::start();
+    for [limiter, _] in replicas(&server, Algorithm::LeakyBucket, Quota::per_hour(4)).await {
+        limiter.block("key", 24 * HOUR).await.unwrap();
+        for place in 0..4 {
+            let waits = limiter.check_within("key", 1, 30 * HOUR).await.unwrap();
+            let expected = 24 * HOUR + place * HOUR / 4;
+            let delay = waits.delay();
+            assert!(delay <= expected && delay + 10 * SECOND > expected, "{place}: {waits:?}");
+        }
+        let denied = limiter.check_within("key", 1, 30 * HOUR).await.unwrap();
+        assert!(denied.retry_after().unwrap() > 24 * HOUR, "{denied:?}");
+    }
+}
+
 /// Waits for a second, during which a function blocks the key. Returns how long it took.
 async fn wait_while(limiter: &Limiter, block: impl AsyncFnOnce(&Limiter)) -> Option<Duration> {
     let start = Instant::now();
@@ -247,14 +263,19 @@ async fn a_block_that_is_over_does_not_disturb_a_request_that_waits() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(2));
+    let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(10 * SECOND);
+    let service = layer.max_lateness(HOUR).layer(counting(&Arc::default()));
     for block in [Duration::ZERO, Duration::from_millis(100)] {
-        let waited = wait_while(&limiter, async |limiter| {
-            // If the request checked again, it would have to wait for longer than it may.
-            limiter.spend("key", 100).await.unwrap();
-            limiter.block("key", block).await.unwrap();
-        });
-        assert!(waited.await.is_some());
-        limiter.reset("key").await.unwrap();
+        assert!(limiter.check_n("global", 2).await.unwrap().is_allowed());
+        let waiting = tokio::spawn(service.clone().oneshot(get(&[])));
+        while limiter.peek("global").await.unwrap().replenish_after() <= SECOND / 2 {
+            tokio::task::yield_now().await;
+        }
+        // If the request checked again, it would have to wait for longer than it may.
+        limiter.spend("global", 100).await.unwrap();
+        limiter.block("global", block).await.unwrap();
+        assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
+        limiter.reset("global").await.unwrap();
     }
 }
 
@@ -332,7 +353,10 @@ async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     let rejected = send(&layer).await;
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(rejected.headers()["retry-after"], "5");
+    let rejection = rejected.extensions().get::<Rejection>().unwrap();
+    assert_eq!(rejection.to_string(), "the key is blocked; try again in 5s");
     assert!(rejected.extensions().get::<Decision>().unwrap().is_blocked());
+    assert_eq!(support::json(rejected).await["title"], "The client is blocked");
     assert_eq!(calls.load(Ordering::Relaxed), 0);
 
     let start = Instant::now();

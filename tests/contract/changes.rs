@@ -2,7 +2,8 @@
 //! the tests `http`, and remembered denials in the tests `redis`.
 
 use std::{
-    pin::pin,
+    convert::Infallible,
+    pin::{Pin, pin},
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -13,9 +14,10 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::Instant};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, ConfigError, Error, FailurePolicy, Limit, Limiter, MemoryStore, Quota,
-    RedisStore, Source, Store, store,
+    Algorithm, Allowed, Charge, ConfigError, Error, FailurePolicy, Limit, Limiter, MemoryStore,
+    Quota, RateLimitLayer, RedisStore, Source, Store, store,
 };
 
 use crate::support::{self, ALGORITHMS, recorder::Recorder, server::RedisServer};
@@ -130,6 +132,105 @@ async fn waiting_requests_keep_their_instants_and_later_ones_follow_the_new_quot
         let reserved = waiting.await.unwrap().delay();
         assert!(start.elapsed() - reserved <= Duration::from_millis(1), "{algorithm}");
         assert!(later.delay() <= reserved + Duration::from_secs(1), "{algorithm}");
+    }
+}
+
+/// Polls a future once, after which it waits.
+fn start_waiting<F: Future>(future: F) -> Pin<Box<F>> {
+    let mut future = Box::pin(future);
+    assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    future
+}
+
+/// A limiter in memory, with five requests that wait for its quota.
+async fn with_waiting(
+    algorithm: Algorithm,
+    quota: Quota,
+) -> (Limiter, Vec<Pin<Box<impl Future<Output = Result<Allowed, Error>>>>>) {
+    let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
+    while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
+    let acquire = |limiter: Limiter| async move { limiter.acquire("key", 1).await };
+    let waiting = (0..5).map(|_| start_waiting(acquire(limiter.clone()))).collect();
+    (limiter, waiting)
+}
+
+const WINDOWS: [Algorithm; 3] =
+    [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 1 }];
+
+async fn longest_wait(
+    waiting: Vec<impl Future<Output = Result<Allowed, Error>> + Unpin>,
+) -> Duration {
+    let mut longest = Duration::ZERO;
+    for request in waiting {
+        longest = longest.max(request.await.unwrap().delay());
+    }
+    longest
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_higher_quota_a_new_request_waits_for_reservations_and_can_overtake_in_some() {
+    let (before, after) = (Quota::per_second(2), Quota::per_second(100));
+    for algorithm in WINDOWS {
+        let (limiter, waiting) = with_waiting(algorithm, before).await;
+        limiter.set_quota(after).unwrap();
+        assert!(!limiter.check("key").await.unwrap().is_allowed(), "{algorithm}");
+        let new = limiter.check_within("key", 1, HOUR).await.unwrap().delay();
+        assert_eq!(new, longest_wait(waiting).await, "{algorithm}");
+    }
+    for (algorithm, before, wait) in [
+        (Algorithm::token_bucket(), before, Duration::from_millis(70)),
+        (Algorithm::FixedWindow, Quota::per_minute(2), Duration::from_secs(3)),
+    ] {
+        let (limiter, waiting) = with_waiting(algorithm, before).await;
+        limiter.set_quota(after).unwrap();
+        let new = limiter.check_within("key", 1, HOUR).await.unwrap().delay();
+        assert_eq!(new, wait, "{algorithm}");
+        assert!(new < longest_wait(waiting).await, "{algorithm}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_after_a_check_with_another_quota_releases_in_some_algorithms() {
+    let second = |limit| Quota::per_second(limit);
+    for (algorithm, other, is_released) in [
+        (Algorithm::SlidingLog, second(100), true),
+        (Algorithm::SlidingLog, Quota::per_minute(100), true),
+        (Algorithm::FixedWindow, second(100), true),
+        (Algorithm::FixedWindow, Quota::per_minute(100), false),
+        (Algorithm::SlidingWindow { buckets: 1 }, second(100), true),
+        (Algorithm::SlidingWindow { buckets: 1 }, Quota::per_minute(100), false),
+        (Algorithm::token_bucket(), second(100), false),
+    ] {
+        let (limiter, waiting) = with_waiting(algorithm, second(2)).await;
+        limiter.set_quota(other).unwrap();
+        let _ = limiter.check("key").await.unwrap();
+        drop(waiting);
+        let remaining = limiter.peek("key").await.unwrap().remaining();
+        assert_eq!(remaining > 0, is_released, "{algorithm} {other} {remaining}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_charge_waits_its_other_limit_has_no_units_left() {
+    for algorithm in WINDOWS.into_iter().chain([Algorithm::token_bucket()]) {
+        let store = MemoryStore::new();
+        let limiter =
+            |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_second(limit));
+        let (small, large) = (limiter("small", 1), limiter("large", 100));
+        let charge = Charge::new(&small, "key").also(&large);
+        assert!(charge.check().await.unwrap().is_allowed());
+        assert_eq!(large.peek("key").await.unwrap().remaining(), 99);
+        let layer = RateLimitLayer::custom_by_rule(
+            move |(): &()| Ok(charge.clone()),
+            |rejection, (): &()| panic!("{rejection}"),
+        );
+        let service = layer.max_wait(HOUR).layer(service_fn(async |()| Ok::<_, Infallible>(())));
+        let waiting = start_waiting(service.oneshot(()));
+        assert_eq!(large.peek("key").await.unwrap().remaining(), 0, "{algorithm}");
+        assert!(!large.check("key").await.unwrap().is_allowed(), "{algorithm}");
+        let later = large.check_within("key", 1, HOUR).await.unwrap().delay();
+        assert!(later >= Duration::from_secs(1), "{algorithm}");
+        drop(waiting);
     }
 }
 

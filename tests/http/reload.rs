@@ -96,7 +96,14 @@ async fn a_limit_that_is_removed_rejects_the_reload_or_stays() {
          logins = { algorithm = 'sliding-log', quota = '6/h' }",
     );
     let error = limiters.reload(&renamed).unwrap_err();
-    assert!(matches!(error, ConfigError::MissingLimit { name, .. } if name == "login"));
+    assert!(matches!(&error, ConfigError::LimitsRemoved { names, .. } if names == &["login"]));
+    assert_eq!(
+        error.to_string(),
+        "the limit \"login\" was removed, but a limiter uses it; nothing changed: restore it, or set \
+         `when_removed(WhenRemoved::Keep)`"
+    );
+    let text = limiters.reload(&Limits::default()).unwrap_err().to_string();
+    assert!(text.starts_with("the limits \"api\", \"login\" were removed"), "{text}");
     assert_eq!((api.quota(), login.quota()), (Quota::per_hour(10), Quota::per_hour(5)));
     assert!(limiters.get("logins").is_err(), "nothing changes");
 

@@ -67,6 +67,6 @@ async fn an_error_names_the_address_and_no_password() {
     assert!(!error.is_timeout() && text.contains("refused"), "{text}");
     for url in ["redis://127.0.0.1?deadlin=1s", "redsi://127.0.0.1", "127.0.0.1:6379"] {
         let text = with_sources(&store::connect(url).await.unwrap_err());
-        assert!(text.contains("cannot use the Redis URL"), "{text}");
+        assert!(text.contains("cannot use the URL of a store"), "{text}");
     }
 }

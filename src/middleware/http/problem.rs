@@ -38,7 +38,11 @@ impl Problem {
             Rejection::Denied(decision) => {
                 let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
                 let detail = format!("Try again in {seconds} s.");
-                Self::quota_exceeded("The quota is used up", detail, decision.limiter())
+                let title = match decision.is_blocked() {
+                    true => "The client is blocked",
+                    false => "The quota is used up",
+                };
+                Self::quota_exceeded(title, detail, decision.limiter())
             }
             Rejection::CostAboveQuota { limiter, cost, max } => {
                 let detail = format!(

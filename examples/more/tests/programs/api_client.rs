@@ -5,14 +5,24 @@ mod client;
 #[path = "../../vendor.rs"]
 mod vendor;
 
-use std::{process::Command, time::Duration};
+use std::{
+    future::ready,
+    process::Command,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
+use axum::{
+    Router,
+    response::{IntoResponse, Redirect},
+};
 use reqwest::{Method, Request, Response, StatusCode, Url};
+use tokio::net::TcpListener;
 use tower::{BoxError, ServiceExt};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, Rejection};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore, Rejection};
 use vendor::{Counts, Vendor};
 
-use crate::support;
+use crate::support::{self, server::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -29,6 +39,18 @@ async fn get(limiter: &Limiter, deadline: Duration, url: &str) -> Result<Respons
 fn rejection(response: &Response) -> &Rejection {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     response.extensions().get().expect("a response of the layer")
+}
+
+/// Starts a server that gives the same answer to all requests. Returns its URL.
+async fn serve<R, F>(answer: impl FnMut() -> F + Clone + Send + Sync + 'static) -> String
+where
+    R: IntoResponse + 'static,
+    F: Future<Output = R> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
+    url
 }
 
 fn key(url: &str) -> String {
@@ -81,8 +103,43 @@ async fn the_rejections_of_the_layer_are_neither_retried_nor_taken_for_those_of_
 }
 
 #[tokio::test]
+async fn a_redirect_is_returned_as_it_would_pass_the_limit_of_the_other_host() {
+    let (vendor, url) = Vendor::start(0, HOUR).await.unwrap();
+    let elsewhere = serve(move || ready(Redirect::to(&url))).await;
+    let limiter = limiter(Quota::per_hour(100));
+    let response = get(&limiter, SECOND, &elsewhere).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SEE_OTHER);
+    assert_eq!(vendor.lock().unwrap().counts, Counts::default());
+}
+
+#[tokio::test]
+async fn a_vendor_blocks_its_host_for_an_hour_at_most() {
+    let (_, url) = Vendor::start(0, 24 * HOUR).await.unwrap();
+    let limiter = limiter(Quota::per_hour(100));
+    rejection(&get(&limiter, SECOND, &url).await.unwrap());
+    let denied = limiter.peek(key(&url)).await.unwrap();
+    assert!(denied.is_blocked());
+    assert!(denied.retry_after().unwrap() <= HOUR);
+}
+
+#[tokio::test]
+async fn the_429_of_the_vendor_is_returned_if_the_store_cannot_block_its_host() {
+    let server = RedisServer::start();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let server = Arc::new(Mutex::new(server));
+    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(100));
+    let answer = move || {
+        server.lock().unwrap().kill();
+        ready(axum::http::StatusCode::TOO_MANY_REQUESTS)
+    };
+    let response = get(&limiter, HOUR, &serve(answer).await).await.unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(response.extensions().get::<Rejection>().is_none());
+}
+
+#[tokio::test]
 async fn the_deadline_ends_a_request_to_a_vendor_that_does_not_answer() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let limiter = limiter(Quota::per_hour(1));
     let error = get(&limiter, SECOND / 4, &url).await.unwrap_err();
