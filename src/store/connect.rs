@@ -17,9 +17,9 @@ use crate::error::StoreError;
 /// | `redis+cluster://[[USER]:PASSWORD@]HOST:PORT,HOST:PORT` | a cluster with these nodes, among others |
 ///
 /// With the feature `tls-rustls`, `rediss` in place of `redis` selects TLS for all servers and
-/// Sentinels. Special characters of a password must be percent-encoded (`%23` for `#`, `%40` for
-/// `@`). The login is that at the
-/// servers; `sentinel_user` and `sentinel_password` are the parameters for that at the Sentinels.
+/// Sentinels. Special characters of a password must be percent-encoded: `%23` for `#`, `%40` for
+/// `@`. The login is that at the servers; `sentinel_user` and `sentinel_password` are the
+/// parameters for that at the Sentinels.
 ///
 /// These parameters follow a `?`, separated by `&`. A URL with another parameter is invalid.
 ///
