@@ -594,10 +594,11 @@ async fn a_clone_with_a_short_deadline_fails_no_other_clone() {
     let limiter =
         |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
     let (short_deadline, long_deadline) = (limiter("a", short_deadline), limiter("b", store));
+    let pinged = server.calls("mget");
     for _ in 0..20 {
         let _ = short_deadline.check("key").await;
     }
     let _ =
         long_deadline.check("key").await.expect("the deadline of the other clone does not apply");
-    assert_eq!(server.calls("mget"), 1, "a command is sent after its deadline");
+    assert_eq!(server.calls("mget") - pinged, 1, "a command is sent after its deadline");
 }
