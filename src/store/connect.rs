@@ -121,8 +121,12 @@ fn check_scheme(url: &str) -> Result<(), StoreError> {
     if SCHEMES.contains(&scheme) || matches!(topology, Some("sentinel" | "cluster")) {
         return Ok(());
     }
+    // Other text can contain a password.
+    let is_address = url.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:".contains(&byte))
+        && url.split_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_ok());
     let is_word = scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+');
     let why = match scheme {
+        "" if is_address => format!("`{url}` has no scheme"),
         "" => "it has no scheme".to_owned(),
         _ if is_word => format!("the scheme `{scheme}` is unknown"),
         _ => "the scheme is invalid".to_owned(),
@@ -197,7 +201,7 @@ mod tests {
             let error = connect(url).await.unwrap_err().to_string();
             assert!(error.ends_with("write memory:"), "{url}: {error}");
         }
-        for url in ["http://127.0.0.1", "127.0.0.1:6379", "p@zz://h", "redis+ring://a"] {
+        for url in ["http://127.0.0.1", "127.0.0.1:6379", "p@zz://h", "u:zz", "redis+ring://a"] {
             let error = connect(url).await.unwrap_err().to_string();
             for part in
                 ["memory:", "redis:", "rediss:", "unix:", "redis+sentinel:", "redis+cluster:"]

@@ -208,7 +208,7 @@ fn invalid_addresses_are_rejected_immediately() {
     let cases = [
         (
             RedisStore::lazy("localhost"),
-            "the Redis URL localhost: Redis URL did not parse; write redis://",
+            "`localhost` has no scheme; write memory:, redis://HOST:PORT, rediss://HOST:PORT",
         ),
         (RedisStore::lazy("redis://:secret@host/x"), "redis://***@host/x: Invalid database number"),
         (RedisStore::lazy("rediss://localhost/#insecure"), "`RedisConfig::tls`"),
