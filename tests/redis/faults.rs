@@ -590,7 +590,7 @@ async fn health_contains_the_last_error() {
 async fn a_clone_with_a_short_deadline_fails_no_other_clone() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap().deadline(MAX_TIME);
-    let short_deadline = store.clone().deadline(Duration::ZERO);
+    let short_deadline = store.clone().deadline(Duration::from_nanos(1));
     let limiter =
         |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
     let (short_deadline, long_deadline) = (limiter("a", short_deadline), limiter("b", store));
