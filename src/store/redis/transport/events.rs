@@ -2,11 +2,7 @@
 //! feature they are empty functions.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-use std::{
-    error::Error,
-    fmt::{self, Display},
-    time::Duration,
-};
+use std::{error::Error, fmt::Display, time::Duration};
 
 use super::error::TransportError;
 
@@ -17,7 +13,7 @@ struct OfOneKey;
 
 #[cfg(feature = "tracing")]
 impl Display for OfOneKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a key holds no state of the limiter; at the level `trace`, the error names it")
     }
 }
