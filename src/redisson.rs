@@ -178,6 +178,7 @@
 //! SET SETRANGE TIME UNLINK EXISTS ZADD ZCARD ZCOUNT ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
 
 mod acquire;
+mod id;
 mod keys;
 mod script;
 mod target;
@@ -187,13 +188,13 @@ mod tests;
 
 use std::{
     fmt,
-    hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
 use self::{
-    keys::{Keys, process_id},
+    id::process_id,
+    keys::Keys,
     script::{AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
 };
 use crate::{
@@ -271,21 +272,8 @@ pub struct RateLimiter {
     observers: LimiterObservers,
 }
 
-type Id = [u8; 16];
-
 /// The default name in headers and decisions.
 const LABEL: &str = "redisson";
-
-fn random() -> u64 {
-    RandomState::new().hash_one(0)
-}
-
-/// Returns the id of an acquire, from the number in its decision and a number of this process.
-fn id_of(number: u64) -> Id {
-    static PROCESS: OnceLock<u64> = OnceLock::new();
-    let process = *PROCESS.get_or_init(random);
-    (u128::from(process) << 64 | u128::from(number)).to_le_bytes()
-}
 
 impl RateLimiter {
     /// Creates a limiter with the name that Java passes to `getRateLimiter`. Sends no command.

@@ -11,7 +11,8 @@ use std::{
 use tokio::time::{Instant, timeout};
 
 use super::{
-    RateLimiter, id_of, random,
+    RateLimiter,
+    id::{id_of, random},
     script::{ABOVE_RATE, ACQUIRE, AGAIN, AcquireReply, DONE, NO_RATE, PER_CLIENT, entry},
 };
 use crate::{

@@ -1,8 +1,5 @@
-//! The names of the keys of a limiter, and the id of a client. Commands are in the other files.
+//! The names of the keys of a limiter. Commands are in the other files.
 
-use std::sync::OnceLock;
-
-use super::{id_of, random};
 use crate::error::ConfigError;
 
 /// The keys of a limiter: five with Redisson's names, and two that this crate adds.
@@ -46,16 +43,4 @@ fn is_in_one_slot(name: &str) -> bool {
         Some((_, rest)) => rest.find('}').is_some_and(|end| end > 0),
         None => !name.is_empty() && !name.contains('}'),
     }
-}
-
-/// Returns the id of this process: a random UUID, as Redisson makes one for each client.
-pub(super) fn process_id() -> &'static str {
-    static ID: OnceLock<String> = OnceLock::new();
-    ID.get_or_init(|| {
-        let mut bytes = id_of(random());
-        bytes[6] = bytes[6] & 0x0f | 0x40;
-        bytes[8] = bytes[8] & 0x3f | 0x80;
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
-    })
 }

@@ -5,7 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{RateLimiter, id_of, random};
+use super::{
+    RateLimiter,
+    id::{id_of, random},
+};
 use crate::{
     algorithm::Action,
     decision::{Decision, Receipt},
