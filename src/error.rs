@@ -55,6 +55,13 @@ pub enum Error {
     /// A limiter that Redisson shares does not support the operation. It supports checks, waiting,
     /// refunds, and settling with at most the charged cost.
     Unsupported,
+    /// The store of the limiter answers later, such as a `RedisStore`: only a
+    /// [`MemoryStore`](crate::MemoryStore) answers a call that is not awaited. Nothing was spent.
+    #[non_exhaustive]
+    NotImmediate {
+        /// The name of the limiter.
+        limiter: &'static str,
+    },
     /// The settings of a limiter are invalid. Nothing was changed.
     Config(ConfigError),
     /// The store failed.
@@ -103,6 +110,11 @@ impl fmt::Display for Error {
             Self::Unsupported => f.write_str(
                 "the operation is not supported: Redisson shares the limiter; check, wait, refund, \
                  or settle with at most the charged cost",
+            ),
+            Self::NotImmediate { limiter } => write!(
+                f,
+                "cannot check the limiter {limiter:?} without waiting: its store answers later; await \
+                 `check`"
             ),
             Self::Config(_) => f.write_str("the settings of the rate limiter are invalid"),
             Self::Store(error) => f.write_str(store_failure(error)),

@@ -2,29 +2,32 @@
 //! knows no HTTP.
 
 mod acquire;
+mod change;
 mod charge;
-mod core;
+mod check;
 mod failure_policy;
+mod handle;
 mod max_wait;
+mod recovery;
 mod report;
 mod retry;
-mod retry_queue;
 mod target;
 mod version;
 mod wait_queue;
 
 pub(crate) use self::{
     acquire::{Acquire, DEFAULT_MAX_LATENESS},
-    failure_policy::Recovery,
     max_wait::MaxWait,
+    recovery::Recovery,
     wait_queue::{WaitQueue, WaitSlot},
 };
-pub use self::{charge::Charge, core::Limiter, failure_policy::FailurePolicy, target::AnyLimiter};
+pub use self::{
+    charge::Charge, failure_policy::FailurePolicy, handle::Limiter, target::AnyLimiter,
+};
 #[allow(unused_imports, reason = "only optional features use them")]
 pub(crate) use self::{
-    core::{check_name, retry_queues},
-    report::{Wait, report_decided, report_released},
+    handle::check_name,
+    report::{report_decided, report_released},
     retry::{Retry, visit_queue, yield_to_queue},
-    retry_queue::{MAX_STALL, RetryQueues},
     target::ChargeTarget,
 };

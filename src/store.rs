@@ -12,6 +12,7 @@ mod names;
 #[cfg_attr(not(feature = "redisson"), allow(dead_code, reason = "runs commands of other formats"))]
 mod redis;
 mod request;
+mod retry_queue;
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -33,6 +34,7 @@ pub use self::{
 pub(crate) use self::{
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
+    retry_queue::{Entry, Forecast, MAX_STALL, RetryQueues, Ticket, after},
     seal::Sealed,
 };
 use crate::{
@@ -69,9 +71,9 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release);
 
-    /// True if a release in the background is done when the call returns.
+    /// True if every call is done when it returns, a release in the background too.
     #[doc(hidden)]
-    fn releases_immediately(&self) -> bool {
+    fn is_immediate(&self) -> bool {
         false
     }
 
@@ -102,6 +104,13 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn add_observer(&self, observer: Arc<dyn Observer>);
 
+    /// Returns the store that decides about fractions of the quotas while this one fails; `None`
+    /// if no other store would be better.
+    #[doc(hidden)]
+    fn fallback(&self) -> Option<&MemoryStore> {
+        None
+    }
+
     #[doc(hidden)]
     fn into_any(self) -> AnyStore
     where
@@ -131,8 +140,8 @@ impl Store for AnyStore {
         self.as_dyn().release_in_background(settings, key, release);
     }
 
-    fn releases_immediately(&self) -> bool {
-        self.as_dyn().releases_immediately()
+    fn is_immediate(&self) -> bool {
+        self.as_dyn().is_immediate()
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
@@ -157,6 +166,10 @@ impl Store for AnyStore {
 
     fn add_observer(&self, observer: Arc<dyn Observer>) {
         self.as_dyn().add_observer(observer);
+    }
+
+    fn fallback(&self) -> Option<&MemoryStore> {
+        self.as_dyn().fallback()
     }
 
     fn into_any(self) -> AnyStore {

@@ -14,9 +14,9 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::{
     charge::Charge,
-    core::Limiter,
-    failure_policy::Recovered,
+    handle::Limiter,
     max_wait::MaxWait,
+    recovery::Recovered,
     report::Wait,
     retry::{Retry, yield_to_queue},
     wait_queue::WaitSlot,
@@ -216,6 +216,13 @@ impl Charge {
         acquire.wait().await.map(Allowed)
     }
 
+    /// Reports that the request waits after a decision.
+    pub(crate) fn begin_wait(&self, decision: &Decision) -> Option<Wait> {
+        let limiter = decision.limiter();
+        let waiting = self.limiters().find(|target| target.name() == limiter)?;
+        Wait::begin(waiting.observers(), limiter)
+    }
+
     /// Returns the units that `answer` spends or reserves, in the background, and then drops
     /// `slot`.
     fn release_answer_in_background(self, answer: StoreFuture<Decision>, slot: Option<WaitSlot>) {
@@ -371,7 +378,7 @@ impl Acquire {
 
     fn begin_wait(&mut self, decision: &Decision) {
         if self.wait.is_none() {
-            self.wait = Wait::begin(&self.charge, decision);
+            self.wait = self.charge.begin_wait(decision);
         }
     }
 
@@ -417,10 +424,8 @@ impl Acquire {
             panic!("only an admitted request has a reservation");
         };
         self.charge.clone().decided(&decision).release_in_background();
-        let is_released = self
-            .charge
-            .own_parts()
-            .all(|(limiter, ..)| limiter.store().as_dyn().releases_immediately());
+        let is_released =
+            self.charge.own_parts().all(|(limiter, ..)| limiter.store().as_dyn().is_immediate());
         self.phase = Phase::Releasing((!is_released).then(|| Box::pin(sleep(RELEASE_TIME))));
     }
 

@@ -8,7 +8,7 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 use tokio::time::Instant;
 
 use self::record::{Record, Return, Spent};
-use super::{core::Limiter, max_wait::MaxWait, target::AnyLimiter};
+use super::{handle::Limiter, max_wait::MaxWait, target::AnyLimiter};
 use crate::{
     algorithm::Action,
     decision::{Allowed, Decision},
@@ -386,7 +386,7 @@ impl Charge {
     /// if one of the limiters has no such fallback.
     pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {
         let parts = self.parts().map(|part| {
-            let limiter = part.limiter.own().ok()?.fallback(fraction).into();
+            let limiter = part.limiter.own().ok()?.fallback(fraction)?.into();
             Some(Part { limiter, ..part.clone() })
         });
         let parts = parts.collect::<Option<Vec<_>>>()?;

@@ -1,12 +1,5 @@
-//! `FailurePolicy`: the treatment of a request if the store does not decide. For a limiter that is
-//! used alone, this file applies it; for a layer, `middleware/admission.rs` does.
-
-use crate::{
-    decision::Decision,
-    error::{Error, StoreError},
-    keys::Key,
-    limiter::{Charge, Limiter},
-};
+//! `FailurePolicy`: the treatment of a request if the store does not decide. `recovery.rs` applies
+//! it for a limiter that is used alone, and `middleware/admission.rs` for a layer.
 
 /// The treatment of a request about which the store does not decide. The policy has no effect on
 /// requests that are denied or misconfigured. See
@@ -66,57 +59,5 @@ impl FailurePolicy {
             );
         }
         self
-    }
-}
-
-/// The treatment of a charge about which the store has not decided.
-pub(crate) enum Recovery {
-    /// The request proceeds uncounted. There is no decision if the quota is unknown.
-    Uncounted(Option<Decision>),
-    /// A charge in memory decides.
-    Fallback(Charge),
-    Fail,
-}
-
-impl Charge {
-    /// Applies the policy after the store has failed.
-    pub(crate) fn recover(&self, policy: FailurePolicy, error: &StoreError) -> Recovery {
-        match policy {
-            FailurePolicy::Open => {
-                let decision = self.uncounted_decision();
-                decision.iter().for_each(|decision| self.report_uncounted(decision));
-                Recovery::Uncounted(decision)
-            }
-            // The fallback is a store in memory, too: it would be no better than the full one.
-            FailurePolicy::Local { share } if !error.is_full() => match self.fallback(share) {
-                // The cost can be above the fraction of the quota, but within the quota.
-                Some(fallback) if fallback.can_be_granted() => Recovery::Fallback(fallback),
-                _ => Recovery::Fail,
-            },
-            _ => Recovery::Fail,
-        }
-    }
-}
-
-/// A check of one limiter about which its store has not decided.
-pub(super) enum Recovered {
-    Uncounted(Decision),
-    Fallback(Charge),
-}
-
-impl Limiter {
-    /// Applies the policy of the limiter.
-    pub(super) fn recover(
-        &self,
-        error: Error,
-        key: &Key<'_>,
-        cost: u32,
-    ) -> Result<Recovered, Error> {
-        let Error::Store(failure) = &error else { return Err(error) };
-        match Charge::new(self, key).cost(cost).recover(self.failure_policy(), failure) {
-            Recovery::Uncounted(Some(decision)) => Ok(Recovered::Uncounted(decision)),
-            Recovery::Fallback(charge) => Ok(Recovered::Fallback(charge)),
-            Recovery::Uncounted(None) | Recovery::Fail => Err(error),
-        }
     }
 }

@@ -3,7 +3,6 @@
 
 use std::time::Instant;
 
-use super::{charge::Charge, core::Limiter};
 use crate::{
     algorithm::Action,
     decision::Decision,
@@ -103,48 +102,23 @@ pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_
     observers.each(|observer| observer.released(&Released { limiter, key, units }));
 }
 
-impl Limiter {
-    /// Reports the answer to a check that a store in memory gave.
-    // By reference: a function that returned the answer would copy it, also without observers
-    // (5 ns).
-    #[inline]
-    pub(super) fn report_now(&self, key: &Key<'_>, result: &Result<Decision, Error>) {
-        if !self.observers().is_empty() || is_logged(result.as_ref()) {
-            self.report_check(key, result.as_ref());
+/// Reports the failure of a call that decides nothing.
+pub(super) fn reported_failure(
+    observers: &Observers,
+    limiter: &'static str,
+    answer: StoreFuture<()>,
+) -> StoreFuture<()> {
+    if observers.is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {
+        return answer;
+    }
+    let observers = observers.clone();
+    StoreFuture::Pending(Box::pin(async move {
+        let result = answer.await;
+        if let Err(error) = &result {
+            observers.store_failed(limiter, error);
         }
-    }
-
-    #[inline(never)]
-    fn report_check(&self, key: &Key<'_>, result: Result<&Decision, &Error>) {
-        let limit: Limit<'_> = (self.static_name(), self.observers(), key);
-        report_result(Action::Check, [limit].into_iter(), result, None);
-    }
-
-    /// Reports the failure of a call that decides nothing.
-    pub(super) fn reported_failure(&self, answer: StoreFuture<()>) -> StoreFuture<()> {
-        if self.observers().is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {
-            return answer;
-        }
-        let limiter = self.clone();
-        StoreFuture::Pending(Box::pin(async move {
-            let result = answer.await;
-            if let Err(error) = &result {
-                limiter.observers().store_failed(limiter.name(), error);
-            }
-            result
-        }))
-    }
-}
-
-impl Charge {
-    /// Reports a decision that no store made.
-    pub(super) fn report_uncounted(&self, decision: &Decision) {
-        let mut of_limiter = self.limiters().zip(self.keys());
-        let Some((limiter, key)) = of_limiter.next() else { return };
-        let is_only = of_limiter.all(|(other, _)| other.name() != limiter.name());
-        let event = Decided { decision, key: is_only.then_some(key), duration: None };
-        report_decided(limiter.observers(), event);
-    }
+        result
+    }))
 }
 
 /// A wait that was reported. Its end is reported when it is dropped.
@@ -155,16 +129,13 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// Reports that a request waits after a decision about its charge. Returns nothing if there is
-    /// no observer.
-    pub(crate) fn begin(charge: &Charge, decision: &Decision) -> Option<Self> {
-        let limiter = decision.limiter();
-        let observers = charge.limiters().find(|target| target.name() == limiter)?.observers();
+    /// Reports that a request waits for a limiter. Returns nothing if there is no observer.
+    pub(crate) fn begin(observers: &Observers, limiter: &'static str) -> Option<Self> {
         if observers.is_empty() {
             return None;
         }
         observers.each(|observer| observer.wait_began(&WaitBegan { limiter }));
-        Some(Self { observers: (**observers).clone(), limiter, began: Instant::now() })
+        Some(Self { observers: observers.clone(), limiter, began: Instant::now() })
     }
 }
 

@@ -19,16 +19,12 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::{
-    charge::Charge,
-    core::{Limiter, retry_queues},
-    max_wait::MaxWait,
-    retry_queue::{Entry, Forecast, RetryQueues, Ticket, after},
-};
+use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
     algorithm::{Algorithm, Refill},
     decision::Decision,
     quota::Quota,
+    store::{Entry, Forecast, RetryQueues, Store, Ticket, after},
 };
 
 /// The precision of sleeps.
@@ -100,7 +96,7 @@ impl LimiterPart {
 }
 
 fn queues(limiter: &Limiter) -> Arc<RetryQueues> {
-    retry_queues(limiter.store().as_dyn().names())
+    limiter.store().names().retry_queues().clone()
 }
 
 /// Returns the queue of a charge of a limiter in a foreign format.
@@ -242,8 +238,8 @@ mod tests {
 
     use tokio::task::JoinSet;
 
-    use super::{super::retry_queue::MAX_STALL, *};
-    use crate::{MemoryStore, Quota};
+    use super::*;
+    use crate::{MemoryStore, Quota, store::MAX_STALL};
 
     const MINUTE: Duration = Duration::from_secs(60);
 

@@ -4,9 +4,8 @@
 use std::{fmt, sync::Arc};
 
 use super::{
-    core::{DEFAULT_MAX_PER_KEY, Limiter},
+    handle::{DEFAULT_MAX_PER_KEY, Limiter},
     max_wait::MaxWait,
-    retry_queue::RetryQueues,
 };
 use crate::{
     algorithm::Action,
@@ -15,7 +14,7 @@ use crate::{
     keys::Key,
     observe::{LimiterObservers, Observer},
     quota::Quota,
-    store::{BackgroundTask, StoreFuture},
+    store::{BackgroundTask, RetryQueues, StoreFuture},
 };
 
 /// A hundred years, in microseconds.

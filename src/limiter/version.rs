@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock, PoisonError, RwLock},
 };
 
-use super::{core::Limiter, max_wait::MaxWait};
+use super::max_wait::MaxWait;
 use crate::{
     algorithm::{Action, Algorithm, Release},
     decision::Receipt,
@@ -24,18 +24,19 @@ pub(super) struct Version {
     default_wait: f64,
     max_reservable: f64,
     pub(super) max_cost: u32,
-    /// The last fallback, and its fraction of the quota.
-    pub(super) fallback: OnceLock<(f64, Limiter)>,
+    /// The settings of the fallback that was used first, and its fraction of the quota.
+    pub(super) fallback: OnceLock<(f64, Arc<Settings>)>,
 }
 
 impl Version {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: impl Into<Arc<Settings>>) -> Self {
+        let settings = settings.into();
         let params = &settings.params;
         Self {
             default_wait: params.default_wait(),
             max_reservable: params.max_reservable(),
             max_cost: params.max_cost() as u32,
-            settings: Arc::new(settings),
+            settings,
             fallback: OnceLock::new(),
         }
     }

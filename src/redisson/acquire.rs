@@ -20,10 +20,10 @@ use crate::{
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::Error,
     keys::Key,
-    limiter::{Charge, MAX_STALL, Retry, Wait, report_decided, visit_queue, yield_to_queue},
+    limiter::{Charge, Retry, report_decided, visit_queue, yield_to_queue},
     observe::Decided,
     quota::Quota,
-    store::{Deadline, Store, StoreFuture},
+    store::{Deadline, MAX_STALL, Store, StoreFuture},
 };
 
 impl RateLimiter {
@@ -96,7 +96,7 @@ impl RateLimiter {
             }
             let retries = retry.denied(&charge, &decision, deadline);
             if retries && waiting.is_none() {
-                waiting = Wait::begin(&charge, &decision);
+                waiting = charge.begin_wait(&decision);
             }
             if !retries || !wait(&charge, &mut retry, deadline).await {
                 return Ok(decision);

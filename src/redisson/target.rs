@@ -14,9 +14,9 @@ use crate::{
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
-    limiter::{AnyLimiter, ChargeTarget, RetryQueues, report_released, retry_queues},
+    limiter::{AnyLimiter, ChargeTarget, report_released},
     observe::{LimiterObservers, Observer},
-    store::{BackgroundTask, Store, StoreFuture},
+    store::{BackgroundTask, RetryQueues, Store, StoreFuture},
 };
 
 impl ChargeTarget for RateLimiter {
@@ -82,7 +82,7 @@ impl ChargeTarget for RateLimiter {
     }
 
     fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64) {
-        let queues = retry_queues(self.store.names());
+        let queues = self.store.names().retry_queues().clone();
         let mut queue = queues.hasher();
         let limiter = self.for_key(key);
         let keys = limiter.as_ref().map_or(&self.keys, |limiter| &limiter.keys);

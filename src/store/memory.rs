@@ -387,7 +387,7 @@ impl Store for MemoryStore {
         self.release_now(settings, key, &[release]);
     }
 
-    fn releases_immediately(&self) -> bool {
+    fn is_immediate(&self) -> bool {
         true
     }
 

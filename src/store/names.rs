@@ -1,12 +1,12 @@
-//! The names of the limiters over a store, and the state that these limiters share.
+//! The names of the limiters over a store, and the queues of their requests that retry.
 
 use std::{
-    any::Any,
     collections::{BTreeSet, HashSet},
     fmt,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
 };
 
+use super::retry_queue::RetryQueues;
 use crate::sync::lock;
 
 /// The names in use over one store, so that no two limiters share a count by accident.
@@ -14,7 +14,7 @@ use crate::sync::lock;
 pub struct Names {
     taken: Arc<Mutex<HashSet<String>>>,
     scope: Arc<str>,
-    shared: Arc<OnceLock<Arc<dyn Any + Send + Sync>>>,
+    retry_queues: Arc<RetryQueues>,
 }
 
 impl Names {
@@ -31,10 +31,9 @@ impl Names {
         free.then(|| Name { text: interned(name), scoped, names: self.clone() })
     }
 
-    /// Returns the state that the limiters over the store share, of the one type that they use.
-    pub(crate) fn shared<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
-        let shared = self.shared.get_or_init(|| Arc::new(T::default()));
-        shared.clone().downcast().expect("all callers use one type")
+    /// Returns the queues of the requests that retry over the store.
+    pub(crate) fn retry_queues(&self) -> &Arc<RetryQueues> {
+        &self.retry_queues
     }
 
     /// Returns whether these are the names of the same store.

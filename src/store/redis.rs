@@ -8,7 +8,11 @@ mod release;
 pub(crate) mod script;
 mod transport;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
 use tokio::{runtime::Handle, time::Instant};
@@ -28,7 +32,7 @@ use self::{
     release::ReleaseFuture,
 };
 use super::{
-    BackgroundTask, Names, Sealed, Settings, Store, StoreFuture, StoreRequest,
+    BackgroundTask, MemoryStore, Names, Sealed, Settings, Store, StoreFuture, StoreRequest,
     connect::check_redis_url,
     denials::{Denials, Lookup},
 };
@@ -116,6 +120,7 @@ pub struct RedisStore {
     deadline: Duration,
     denials: Denials,
     names: Names,
+    fallback: Arc<OnceLock<MemoryStore>>,
 }
 
 impl RedisStore {
@@ -252,6 +257,7 @@ impl RedisStore {
             deadline: DEFAULT_DEADLINE,
             denials: Denials::new(DEFAULT_DENIAL_TTL),
             names: Names::default().scoped(DEFAULT_PREFIX),
+            fallback: Arc::default(),
         }
     }
 
@@ -288,7 +294,8 @@ impl RedisStore {
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
         let (denials, names) = (self.denials.renewed(), self.names.scoped(prefix));
-        Self { prefix: prefix.into(), denials, names, ..self }
+        let fallback = Arc::default();
+        Self { prefix: prefix.into(), denials, names, fallback, ..self }
     }
 
     /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
@@ -533,6 +540,10 @@ impl Store for RedisStore {
         if let Some(runtime) = Handle::try_current().ok().or_else(|| self.client.runtime()) {
             runtime.spawn(task);
         }
+    }
+
+    fn fallback(&self) -> Option<&MemoryStore> {
+        Some(self.fallback.get_or_init(MemoryStore::new))
     }
 
     fn names(&self) -> &Names {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use proptest::{prelude::*, test_runner::TestRunner};
 use tokio::sync::Barrier;
 use tower_ratelimit::{
-    Algorithm, ConfigError, Error, Limiter, MemoryStore, Quota, QuotaError, Refill,
+    Algorithm, ConfigError, Error, FailurePolicy, Limiter, MemoryStore, Quota, QuotaError, Refill,
 };
 
 use crate::support::{self, ALGORITHMS, server::RedisServer};
@@ -265,4 +265,27 @@ fn invalid_text_is_no_quota() {
     }
     let no_input: QuotaError = Quota::try_new(0, Duration::from_secs(1)).unwrap_err();
     assert_eq!(no_input.to_string(), "quota: the limit is 0, but must be at least 1");
+}
+
+#[tokio::test]
+async fn a_check_that_is_not_awaited_needs_a_store_that_answers_immediately() {
+    let quota = Quota::per_hour(3);
+    let limiter = Limiter::new(MemoryStore::with_max_keys(1), Algorithm::sliding_log(), quota);
+    assert_eq!(limiter.check_n_now("key", 2).unwrap().remaining(), 1);
+    assert!(limiter.check_now("key").unwrap().is_allowed());
+    assert!(!limiter.check_now("key").unwrap().is_allowed());
+    assert!(matches!(limiter.check_n_now("key", 0), Err(Error::ZeroCost)));
+    assert!(matches!(limiter.check_n_now("key", 4), Err(Error::CostAboveQuota { max: 3, .. })));
+    assert!(matches!(limiter.check_now("other"), Err(Error::Store(_)))); // the store is full
+    let open = limiter.on_failure(FailurePolicy::Open);
+    assert!(open.check_now("other").unwrap().is_allowed());
+
+    let server = RedisServer::start();
+    let store = support::redis_store(&server).await;
+    let limiter = Limiter::new(store, Algorithm::sliding_log(), quota);
+    let before = (server.calls("evalsha"), server.calls("eval"));
+    let error = limiter.check_now("key").unwrap_err();
+    assert!(matches!(error, Error::NotImmediate { limiter: "default", .. }));
+    assert!(error.to_string().ends_with("await `check`"), "{error}");
+    assert_eq!((server.calls("evalsha"), server.calls("eval")), before);
 }

@@ -1,5 +1,5 @@
 //! The queues of requests that retry: one per limiter and key, within one process. They hold costs
-//! and instants, and know no limiters and no charges: `retry.rs` translates.
+//! and instants, and know no limiters and no charges: `limiter/retry.rs` translates.
 //!
 //! Only the first request of a queue sleeps until the quota has units for it, and checks. When it
 //! leaves, the next request checks: immediately, or when units are available, as far as that is
@@ -40,30 +40,30 @@ pub struct RetryQueues {
 
 /// A request, as a queue needs it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     /// The hash of the limiter and the key that the queue is for.
-    pub(super) queue: u64,
+    pub(crate) queue: u64,
     /// The hash of all limiters and keys of the request.
-    pub(super) group: u64,
-    pub(super) cost: u32,
+    pub(crate) group: u64,
+    pub(crate) cost: u32,
     /// The units that the other limits of the group admit at once.
-    pub(super) max_units: u64,
+    pub(crate) max_units: u64,
     /// The pause of the next request if this one moves to another queue.
-    pub(super) gap: Duration,
+    pub(crate) gap: Duration,
 }
 
 /// The expected state of the quota, from the last decision.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Forecast {
+pub(crate) struct Forecast {
     /// The units that are available.
-    pub(super) available: u64,
+    pub(crate) available: u64,
     /// When more units are available, for a request of this cost; `None` for any cost.
-    pub(super) next_at: Instant,
-    pub(super) cost: Option<u32>,
+    pub(crate) next_at: Instant,
+    pub(crate) cost: Option<u32>,
 }
 
 impl Forecast {
-    pub(super) fn unknown() -> Self {
+    pub(crate) fn unknown() -> Self {
         Self { available: 0, next_at: Instant::now(), cost: None }
     }
 }
@@ -125,11 +125,11 @@ impl RetryQueues {
     }
 
     /// Returns the next number in the order of arrival.
-    pub(super) fn next_arrival(&self) -> u64 {
+    pub(crate) fn next_arrival(&self) -> u64 {
         self.arrivals.fetch_add(1, Relaxed)
     }
 
-    pub(super) fn join(self: &Arc<Self>, entry: Entry, arrival: u64, forecast: Forecast) -> Ticket {
+    pub(crate) fn join(self: &Arc<Self>, entry: Entry, arrival: u64, forecast: Forecast) -> Ticket {
         let Entry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
         let queue = queues.entry(id).or_default().clone();
@@ -146,7 +146,7 @@ impl RetryQueues {
     }
 
     /// Returns whether requests wait in this queue. If all checks are overdue, the next one starts.
-    pub(super) fn has(&self, id: u64) -> bool {
+    pub(crate) fn has(&self, id: u64) -> bool {
         let queue = lock(&self.queues).get(&id).cloned();
         let wakers = queue.as_ref().map(|queue| lock(queue).start_checks(Forecast::unknown()));
         wakers.into_iter().flatten().for_each(Waker::wake);
@@ -154,13 +154,13 @@ impl RetryQueues {
     }
 
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         lock(&self.queues).is_empty()
     }
 
     /// Returns the units that are spent before a request that would join its queue now, as far as
     /// that is known.
-    pub(super) fn units_before(&self, entry: &Entry, arrival: u64) -> u64 {
+    pub(crate) fn units_before(&self, entry: &Entry, arrival: u64) -> u64 {
         let Some(queue) = lock(&self.queues).get(&entry.queue).cloned() else { return 0 };
         let queue = lock(&queue);
         let last = queue.checking.keys().next_back().max(queue.waiting.keys().next_back());
@@ -243,7 +243,7 @@ impl Queue {
 
 /// The position of a request in a queue. Dropping it removes the request.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     queues: Arc<RetryQueues>,
     queue: Arc<Mutex<Queue>>,
     arrival: u64,
@@ -252,26 +252,26 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    pub(super) fn entry(&self) -> &Entry {
+    pub(crate) fn entry(&self) -> &Entry {
         &self.entry
     }
 
     /// Returns the request to its position after a denial.
-    pub(super) fn denied(&self, forecast: Forecast) {
+    pub(crate) fn denied(&self, forecast: Forecast) {
         let wakers = lock(&self.queue).denied(self.arrival, forecast);
         wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Records the result of a check at the expected instant: a denial means that another process
     /// took the units.
-    pub(super) fn record_competition(&self, was_denied: bool) {
+    pub(crate) fn record_competition(&self, was_denied: bool) {
         let competition = &mut lock(&self.queue).competition;
         *competition = if was_denied { COMPETITION } else { competition.saturating_sub(1) };
     }
 
     /// Returns the extension of a pause if other processes compete: random, so that no process is
     /// always the first.
-    pub(super) fn jitter(&self) -> Duration {
+    pub(crate) fn jitter(&self) -> Duration {
         if lock(&self.queue).competition == 0 {
             return Duration::ZERO;
         }
@@ -279,7 +279,7 @@ impl Ticket {
     }
 
     /// Returns the instant at which the request checks, once it is known.
-    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Instant> {
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Instant> {
         let mut queue = lock(&self.queue);
         if let Some(checking) = queue.checking.get(&self.arrival) {
             return Poll::Ready(checking.at);
@@ -296,7 +296,7 @@ impl Ticket {
     }
 
     /// Leaves the queue, with a forecast for the requests behind.
-    pub(super) fn leave(mut self, forecast: Forecast) {
+    pub(crate) fn leave(mut self, forecast: Forecast) {
         self.forecast = Some(forecast);
     }
 }
@@ -323,7 +323,7 @@ impl Drop for Ticket {
 }
 
 /// Returns the instant after a pause, however long.
-pub(super) fn after(now: Instant, pause: Duration) -> Instant {
+pub(crate) fn after(now: Instant, pause: Duration) -> Instant {
     now.checked_add(pause).unwrap_or_else(|| now + FOREVER)
 }
 

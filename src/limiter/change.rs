@@ -1,0 +1,255 @@
+//! Changes of a key that are made whatever is left of its quota. Checks are in `check.rs`.
+
+use std::time::Duration;
+
+use super::{handle::Limiter, max_wait::MaxWait, report::reported_failure};
+use crate::{
+    algorithm::{Action, LONGEST_BLOCK, micros},
+    decision::{Allowed, Decision},
+    error::Error,
+    keys::Key,
+    store::{LimitRequest, Store, StoreRequest},
+};
+
+impl Limiter {
+    /// Returns the units that an allowed `decision` about `key` has spent or reserved.
+    ///
+    /// Before the instant at which the request may proceed, the reservation is released: requests
+    /// behind it keep their instants; later requests still proceed after these, but may find more
+    /// units left. After that instant, only units that still count are returned: none if their
+    /// window is over, and for a bucket none that were refilled since.
+    ///
+    /// A reservation is not returned in these cases:
+    ///
+    /// - The store has lost the key in the meantime: the units would be those of other requests.
+    /// - Another quota was applied to the key, or the clock of the store stepped back, after the
+    ///   reservation was made. A sliding log finds the reservation nevertheless.
+    ///
+    /// If another algorithm was applied to the limiter after the decision, nothing is returned: that
+    /// algorithm has not counted the units.
+    ///
+    /// Call it on the limiter that decided; a decision about several limits is cancelled by its
+    /// [charge](crate::Charge::cancel). On a limiter with another quota, units refilled in the
+    /// meantime are counted at the faster rate, and a sliding window returns nothing. If the quota
+    /// of the key was changed and changed back, or if the clock of the store stepped back, units
+    /// that were refilled then can be returned a second time.
+    ///
+    /// Cancel a decision only once, and do not [settle](Limiter::settle) it as well: the second
+    /// call would return units that other requests have spent. A
+    /// [bound charge](crate::Charge::decided) prevents that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
+        let cost = decision.cost();
+        self.release(&key.into(), decision.receipt(), cost, cost).await
+    }
+
+    /// Spends `cost` units of the quota of `key`, even if fewer are left: for a cost that is known
+    /// only after the request was served.
+    ///
+    /// If more is spent than is left, later requests are denied or wait until the debt is repaid. A
+    /// fixed window forgets the debt when it ends. Waiting requests keep their reservations. To
+    /// adjust the cost of a request that was checked, call [`settle`](Limiter::settle).
+    ///
+    /// The decision describes the key afterwards. A cost of 0 spends nothing: the decision
+    /// describes the key as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_minute(1000);
+    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// if tokens.check_n("alice", 200).await?.is_allowed() {
+    ///     let used = 1_450; // as the response reports
+    ///     tokens.spend("alice", used - 200).await?;
+    /// }
+    /// assert!(!tokens.check("alice").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
+        self.change(Action::Spend, &key.into(), cost).await
+    }
+
+    /// Grants `cost` units to `key`, up to the units that were spent.
+    ///
+    /// A refund refers to no decision, so it returns units that any request has spent: the key gets
+    /// `cost` units more than its quota. To return the unused units of one request, call
+    /// [`cancel`](Limiter::cancel) or [`settle`](Limiter::settle).
+    ///
+    /// The sliding algorithms return the units that were spent first, so that later ones still
+    /// count for their full time. A fixed window returns units of the current window. Reservations
+    /// of waiting requests are not returned.
+    ///
+    /// The decision describes the key afterwards. A cost of 0 grants nothing: the decision
+    /// describes the key as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
+        self.change(Action::Refund, &key.into(), cost).await
+    }
+
+    /// Spends or grants units, whatever is left.
+    async fn change(&self, action: Action, key: &Key<'_>, cost: u32) -> Result<Allowed, Error> {
+        match cost {
+            0 => Ok(self.decide(Action::Peek, key, 1, MaxWait::DEFAULT)?.await?.into_report()),
+            cost => Ok(Allowed(self.decide(action, key, cost, MaxWait::DEFAULT)?.await?)),
+        }
+    }
+
+    /// Denies the requests of `key` for `duration`, whatever is left of its quota: for a client that
+    /// misbehaves, or an upstream that answers 429 with `Retry-After`. Requests that a layer exempts,
+    /// or that cost 0, proceed.
+    ///
+    /// The block begins now, by the clock of the store, and holds for all processes that share the
+    /// store, in one call. Until it ends,
+    ///
+    /// - [`check`](Limiter::check) is denied, and [`is_blocked`](Decision::is_blocked) is true
+    /// - a request that may wait as long proceeds after the end of the block: with
+    ///   [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire), a layer with a
+    ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait up
+    ///   to the time in which it drains
+    /// - a request of this process that is waiting already checks again when its time has come; one
+    ///   of another process does so if a decision there has found the block
+    ///
+    /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend) and
+    /// [`refund`](Limiter::refund) change it. A block of a key that is blocked never shortens the
+    /// block. It is at most 100 years long, and the end is an instant of the clock of the store: if
+    /// the clock is set back, the block is longer. [`unblock`](Limiter::unblock) ends it, and so does
+    /// [`reset`](Limiter::reset), which also deletes the count. So does another algorithm.
+    ///
+    /// If the key is counted by a layer, pass the key that its extractor makes: see
+    /// [`reset`](Limiter::reset). The decision describes the key afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let vendor = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(9));
+    /// let retry_after = Duration::from_secs(30); // from the response of the vendor
+    /// vendor.block("api.example.com", retry_after).await?;
+    ///
+    /// let denied = vendor.check("api.example.com").await?;
+    /// assert!(denied.is_blocked());
+    /// assert_eq!(denied.retry_after(), Some(retry_after));
+    ///
+    /// vendor.unblock("api.example.com").await?;
+    /// assert!(vendor.check("api.example.com").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn block(
+        &self,
+        key: impl Into<Key<'_>>,
+        duration: Duration,
+    ) -> Result<Allowed, Error> {
+        let max_wait = micros(duration).min(LONGEST_BLOCK);
+        self.change_block(Action::Block, &key.into(), max_wait).await
+    }
+
+    /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
+    ///
+    /// Other processes may deny the key for up to
+    /// [`denial_ttl`](crate::RedisStore::denial_ttl) more. Requests that wait for the end of the block
+    /// keep their instants and their units, so the key can stay denied because of them:
+    /// [`reset`](Limiter::reset) frees it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<Allowed, Error> {
+        self.change_block(Action::Unblock, &key.into(), 0.0).await
+    }
+
+    async fn change_block(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        max_wait: f64,
+    ) -> Result<Allowed, Error> {
+        let answer = {
+            let version = self.current();
+            let (settings, observers) = (&version.settings, &**self.observers());
+            let limits = &[LimitRequest { settings, observers, key, cost: 1, max_wait }];
+            self.decide_limits(&StoreRequest { action, limits })
+        };
+        Ok(answer.await?.into_report())
+    }
+
+    /// Deletes the state of `key`: its next request counts as its first.
+    ///
+    /// Requests that are waiting keep their instants. Other processes may deny the key for up to
+    /// [`denial_ttl`](crate::RedisStore::denial_ttl) more. For a key that a layer counts, pass the
+    /// key that its extractor makes: each has a method `key`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    /// let api_key = key::Header::new("x-api-key");
+    /// let layer = RateLimitLayer::new(&limiter, (api_key.clone(), key::PeerIp));
+    /// # let _ = layer;
+    ///
+    /// let address: std::net::IpAddr = "2001:db8::7".parse()?; // the layer counts 2001:db8::/64
+    /// limiter.reset((api_key.key("k1"), key::PeerIp.key(address))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
+        let answer = self.store().reset(&self.current().settings, &key.into());
+        reported_failure(self.observers(), self.static_name(), answer).await
+    }
+}

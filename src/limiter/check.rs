@@ -1,0 +1,191 @@
+//! The checks of one limiter. Those of several limits are in `charge.rs`, and those that wait in
+//! `acquire.rs`.
+
+use std::time::Duration;
+
+use super::{handle::Limiter, max_wait::MaxWait, recovery::Recovered};
+use crate::{
+    algorithm::{Action, micros},
+    decision::Decision,
+    error::Error,
+    keys::Key,
+    store::{Store, StoreFuture},
+};
+
+impl Limiter {
+    /// Spends 1 unit of the quota of `key` if one is left.
+    ///
+    /// A denied request spends nothing. A leaky bucket with room allows a request with a
+    /// [`delay`](Decision::delay) that the caller must wait for: up to the time in which its burst
+    /// drains. The other algorithms allow requests without a delay.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before its first poll spends nothing. After that, the unit may have been
+    /// spent: with a [`MemoryStore`](crate::MemoryStore), the first poll decides.
+    pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
+        self.check_key(&key.into(), 1, MaxWait::DEFAULT).await
+    }
+
+    /// Checks like [`check`](Limiter::check), in code that cannot await: the store must be a
+    /// [`MemoryStore`](crate::MemoryStore).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotImmediate`] if the store answers later, such as a `RedisStore`, immediately and
+    /// without spending; [`Error::Store`] if the store fails.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
+    /// assert!(limiter.check_now("alice")?.is_allowed());
+    /// assert!(!limiter.check_now("alice")?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn check_now<'k>(&self, key: impl Into<Key<'k>>) -> Result<Decision, Error> {
+        self.check_n_now(key, 1)
+    }
+
+    /// Checks like [`check_n`](Limiter::check_n), in code that cannot await. See
+    /// [`check_now`](Limiter::check_now).
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_now`](Limiter::check_now), and [`Error::ZeroCost`] and
+    /// [`Error::CostAboveQuota`] for an invalid cost, immediately and without spending.
+    pub fn check_n_now<'k>(&self, key: impl Into<Key<'k>>, cost: u32) -> Result<Decision, Error> {
+        let limiter = self.static_name();
+        if !self.store().is_immediate() {
+            return Err(Error::NotImmediate { limiter });
+        }
+        let key = key.into();
+        let answer = self.decide(Action::Check, &key, cost, MaxWait::DEFAULT)?;
+        let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
+        result.or_else(|error| match self.recover(error, &key, cost)? {
+            Recovered::Uncounted(decision) => Ok(decision),
+            Recovered::Fallback(charge) => {
+                let answer = charge.decide(Action::Check, MaxWait::DEFAULT)?;
+                answer.into_now().ok_or(Error::NotImmediate { limiter })?
+            }
+        })
+    }
+
+    /// Spends `cost` units of the quota of `key` if they are left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid cost, immediately and
+    /// without spending; [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check).
+    pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+        self.check_key(&key.into(), cost, MaxWait::DEFAULT).await
+    }
+
+    /// Checks like [`check_n`](Limiter::check_n), and makes a reservation if the request can
+    /// proceed within `max_wait`.
+    ///
+    /// The request is then allowed, with a [`delay`](Decision::delay) that the caller must wait
+    /// for. [`try_acquire`](Limiter::try_acquire) also waits, and releases the reservation if it is
+    /// dropped.
+    ///
+    /// Reservations are made in the order of the checks. If the request would have to wait longer
+    /// than `max_wait`, it is denied, and the same check would succeed after
+    /// [`retry_after`](Decision::retry_after). `max_wait` is bounded by 100 years, and by less for
+    /// a bucket whose rate needs large fractions: by 2.5 hours for 1,000,003 per second, by one
+    /// second for 4,294,967,291 (2^32 - 5) per second.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`check`](Limiter::check). A reservation stays until [`cancel`](Limiter::cancel)
+    /// releases it.
+    pub async fn check_within(
+        &self,
+        key: impl Into<Key<'_>>,
+        cost: u32,
+        max_wait: Duration,
+    ) -> Result<Decision, Error> {
+        self.check_key(&key.into(), cost, MaxWait::UpTo(micros(max_wait))).await
+    }
+
+    /// Returns the decision that [`check`](Limiter::check) would make now, and spends nothing.
+    ///
+    /// [`remaining`](Decision::remaining) contains the units that are left before that check. For a
+    /// key that a layer counts, see [`reset`](Limiter::reset).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
+        self.peek_n(key, 1).await
+    }
+
+    /// Returns the decision that [`check_n`](Limiter::check_n) would make now, and spends nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(10));
+    /// limiter.spend("alice", 7).await?;
+    /// assert!(limiter.peek_n("alice", 3).await?.is_allowed());
+    /// assert!(!limiter.peek_n("alice", 4).await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn peek_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
+        self.decide(Action::Peek, &key.into(), cost, MaxWait::DEFAULT)?.await
+    }
+
+    /// Decides, and waits for the answer if it is not there.
+    #[inline]
+    async fn check_key(
+        &self,
+        key: &Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<Decision, Error> {
+        let result = match self.decide(Action::Check, key, cost, max_wait)? {
+            StoreFuture::Ready(Some(result)) => result,
+            later => later.await,
+        };
+        match result {
+            Err(error) => match self.recover(error, key, cost)? {
+                Recovered::Uncounted(decision) => Ok(decision),
+                Recovered::Fallback(charge) => charge.decide(Action::Check, max_wait)?.await,
+            },
+            result => result,
+        }
+    }
+}

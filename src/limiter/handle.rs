@@ -1,0 +1,437 @@
+//! `Limiter`: a name, a quota and an algorithm over a store, and the one door to its decisions. The
+//! public calls are in `check.rs`, `change.rs` and `acquire.rs`.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{
+    failure_policy::FailurePolicy,
+    max_wait::MaxWait,
+    report::{is_reported, report_released, reported, reported_failure},
+    version::{Current, Version, Versions},
+};
+use crate::{
+    algorithm::{Action, Algorithm, Params},
+    decision::{Decision, Policy, Receipt, Source},
+    error::{ConfigError, Error},
+    keys::Key,
+    observe::{LimiterObservers, Observer},
+    quota::Quota,
+    store::{AnyStore, LimitRequest, Name, Settings, Store, StoreFuture, StoreRequest},
+};
+
+/// The number of requests of a key that can wait, if no setting bounds it.
+pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
+
+/// A limit per key: an algorithm and a quota over a store. It knows no HTTP.
+///
+/// Clones share their counts. Limiters with different names do not: the name of a limiter is part
+/// of its keys in the store, and can be used only once per store.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let store = MemoryStore::new();
+/// let api = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
+/// let login = Limiter::named("login", store, Algorithm::FixedWindow, Quota::per_minute(1));
+///
+/// assert!(login.check("alice").await?.is_allowed());
+/// assert!(!login.check("alice").await?.is_allowed());
+/// assert!(login.check("bob").await?.is_allowed());
+/// assert!(api.check("alice").await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limiter(Arc<Inner>);
+
+#[derive(Clone, Debug)]
+struct Inner {
+    store: AnyStore,
+    taken: Arc<Name>,
+    versions: Versions,
+    on_failure: FailurePolicy,
+    observers: LimiterObservers,
+}
+
+impl Limiter {
+    /// Creates a limiter named `default`.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_named`](Limiter::try_named) returns an error: most often because the store already
+    /// has a limiter of this name. Then use [`named`](Limiter::named), or clone the other limiter
+    /// if they should share counts.
+    #[must_use]
+    #[track_caller]
+    pub fn new(store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
+        Self::named("default", store, algorithm, quota)
+    }
+
+    /// Creates a limiter with a name: 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    ///
+    /// The name separates the keys of the limiter from those of other limiters over the same store,
+    /// and the response headers contain it. Replicas share counts if they use the same name. The
+    /// process keeps the name in memory until it exits, so the name must not come from requests:
+    /// use keys for that.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_named`](Limiter::try_named) returns an error.
+    #[must_use]
+    #[track_caller]
+    pub fn named(name: &str, store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
+        match Self::try_named(name, store, algorithm, quota) {
+            Ok(limiter) => limiter,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Creates a limiter like [`named`](Limiter::named), from settings that are not literals.
+    ///
+    /// # Errors
+    ///
+    /// If the name is invalid or taken, or if the algorithm does not support the quota.
+    pub fn try_named(
+        name: &str,
+        store: impl Store,
+        algorithm: Algorithm,
+        quota: Quota,
+    ) -> Result<Self, ConfigError> {
+        let params = Params::new(algorithm, quota)?;
+        check_name(name)?;
+        let store = store.into_any();
+        let names = store.as_dyn().names();
+        let taken =
+            names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
+        let source = Source::Store;
+        let settings = Settings { name: taken.text, algorithm, quota, params, source };
+        let observers = LimiterObservers::new(store.as_dyn().observers(), taken.text);
+        Ok(Self::assemble(store, Arc::new(taken), settings, observers))
+    }
+
+    /// Creates a limiter with another quota, which shares the name and the counts of this one.
+    ///
+    /// The next check applies the quota to the current state of its key: used units stay used, and
+    /// are restored at the new rate.
+    ///
+    /// Create one limiter per quota, and keep it. A key in memory remembers the limiter that
+    /// counted it last, and the same limiter counts it faster. To change the quota of this limiter
+    /// itself, call [`set_quota`](Limiter::set_quota).
+    ///
+    /// # Errors
+    ///
+    /// If the algorithm does not support the quota.
+    pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
+        let Inner { store, taken, observers, .. } = &*self.0;
+        let known = self.current();
+        let settings = known.settings.changed(known.settings.algorithm, quota)?;
+        let limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
+        Ok(limiter.on_failure(self.0.on_failure))
+    }
+
+    /// Changes the quota of this limiter, of its clones, and of the layers and charges that hold
+    /// one, while requests flow.
+    ///
+    /// The next check applies the quota to the current state of its key: used units stay used, and
+    /// are restored at the new rate. So a higher quota takes effect immediately, also for a key
+    /// that was denied, and a lower quota forgets no debt. Waiting requests keep their instants, as
+    /// [`try_acquire`](Limiter::try_acquire) describes, and new requests may have to wait for them.
+    ///
+    /// Limiters from [`with_quota`](Limiter::with_quota) keep their quotas, and other processes
+    /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check
+    /// applies its own.
+    ///
+    /// After the first change, each check reads the quota under a lock that is shared by all
+    /// threads: about 20 ns more.
+    ///
+    /// # Errors
+    ///
+    /// If the algorithm does not support the quota. The limiter then keeps its quota.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// let layer = RateLimitLayer::new(&limiter, key::Global);
+    /// # let _ = layer;
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// assert!(!limiter.check("alice").await?.is_allowed());
+    ///
+    /// limiter.set_quota(Quota::per_hour(3))?; // also that of the layer
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
+        self.0.versions.update(None, quota)
+    }
+
+    /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
+    #[cfg(feature = "serde")]
+    pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
+        self.0.versions.update(Some(algorithm), quota)
+    }
+
+    /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
+    /// The default is [`FailurePolicy::Closed`]: an error of the store is returned.
+    ///
+    /// The policy applies to [`check`](Limiter::check), [`check_n`](Limiter::check_n),
+    /// [`check_within`](Limiter::check_within), [`try_acquire`](Limiter::try_acquire) and
+    /// [`acquire`](Limiter::acquire). A layer has a [policy of its
+    /// own](crate::RateLimitLayer::on_failure), and a [`Charge`](crate::Charge) has none.
+    ///
+    /// Do not [cancel](Limiter::cancel) or [settle](Limiter::settle) a decision whose
+    /// [source](Decision::source) is [`Source::Local`]: its units were spent in the memory of the
+    /// process.
+    ///
+    /// # Panics
+    ///
+    /// If a [share](FailurePolicy::Local) is not above 0 and at most 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, FailurePolicy, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// // A `RedisStore` fails more often.
+    /// let store = MemoryStore::with_max_keys(1);
+    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1))
+    ///     .on_failure(FailurePolicy::Open);
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// assert!(limiter.check("ben").await?.is_allowed()); // the store is full
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn on_failure(self, policy: FailurePolicy) -> Self {
+        let mut inner = Arc::unwrap_or_clone(self.0);
+        inner.on_failure = policy.validated();
+        Self(Arc::new(inner))
+    }
+
+    /// Adds an observer, which gets the events of this limiter: see [`observe`](crate::observe).
+    /// The limiter shares the name and the counts of this one, and clones made before it are not
+    /// observed.
+    ///
+    /// The observers of a store are inherited, and an observer gets each event only once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::TopDenied};
+    ///
+    /// let denied = Arc::new(TopDenied::new(100));
+    /// let quota = Quota::per_second(10);
+    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+    ///     .observe(denied.clone());
+    /// # let _ = limiter;
+    /// ```
+    #[must_use]
+    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        let mut inner = Arc::unwrap_or_clone(self.0);
+        inner.observers.add(observer, inner.taken.text);
+        Self(Arc::new(inner))
+    }
+
+    /// Returns the limiter with a fraction of the quota over the fallback of the store. Calls with
+    /// the same fraction share counts.
+    pub(super) fn fallback(&self, fraction: f64) -> Option<Self> {
+        let store = self.0.store.as_dyn().fallback()?.clone();
+        let version = self.current();
+        let new = || Arc::new(Self::fallback_settings(&version.settings, fraction));
+        // A key in memory is counted faster by settings that have counted it before.
+        let (known, settings) = version.fallback.get_or_init(|| (fraction, new()));
+        let settings = if *known == fraction { settings.clone() } else { new() };
+        let (taken, observers) = (self.0.taken.clone(), self.0.observers.clone());
+        Some(Self::assemble(store.into_any(), taken, settings, observers))
+    }
+
+    fn fallback_settings(settings: &Settings, fraction: f64) -> Settings {
+        let quota = settings.quota.scaled(fraction);
+        let algorithm = match settings.algorithm {
+            Algorithm::TokenBucket { refill, overdraft } => {
+                let overdraft = (f64::from(overdraft) * fraction) as u32;
+                // The limit can be rounded down further: then the overdraft takes too long to
+                // refill.
+                let overdraft = overdraft.min(quota.max_overdraft());
+                Algorithm::TokenBucket { refill, overdraft }
+            }
+            algorithm => algorithm,
+        };
+        let params = Params::new(algorithm, quota).expect("a fraction of valid settings is valid");
+        Settings { name: settings.name, algorithm, quota, params, source: Source::Local }
+    }
+
+    fn assemble(
+        store: AnyStore,
+        taken: Arc<Name>,
+        settings: impl Into<Arc<Settings>>,
+        observers: LimiterObservers,
+    ) -> Self {
+        let versions = Versions::new(Version::new(settings));
+        let on_failure = FailurePolicy::Closed;
+        Self(Arc::new(Inner { store, taken, versions, on_failure, observers }))
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.taken.text
+    }
+
+    /// Returns the name for as long as the process runs.
+    pub(super) fn static_name(&self) -> &'static str {
+        self.0.taken.text
+    }
+
+    /// Returns the algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.current().settings.algorithm
+    }
+
+    /// Returns the quota.
+    #[must_use]
+    pub fn quota(&self) -> Quota {
+        self.current().settings.quota
+    }
+
+    /// Returns the default number of requests of a key that can wait.
+    pub(super) fn default_max_waiting(&self) -> usize {
+        let settings = &self.current().settings;
+        match settings.algorithm {
+            // The bucket itself bounds it.
+            Algorithm::LeakyBucket => settings.quota.burst_size() as usize,
+            _ => DEFAULT_MAX_PER_KEY,
+        }
+    }
+
+    pub(super) fn observers(&self) -> &LimiterObservers {
+        &self.0.observers
+    }
+
+    pub(super) fn failure_policy(&self) -> FailurePolicy {
+        self.0.on_failure
+    }
+
+    pub(super) fn policy(&self, cost: u32) -> Policy {
+        self.current().settings.policy(cost)
+    }
+
+    pub(super) fn store(&self) -> &AnyStore {
+        &self.0.store
+    }
+
+    /// Returns the end of the block of a key, as far as that is known.
+    pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
+        self.0.store.as_dyn().blocked_until(&self.current().settings, key)
+    }
+
+    /// Returns the largest cost that can be granted.
+    pub(super) fn max_cost(&self) -> u32 {
+        self.current().max_cost
+    }
+
+    /// Returns the settings that apply now.
+    #[inline]
+    pub(super) fn current(&self) -> Current<'_> {
+        self.0.versions.current()
+    }
+
+    /// Returns the part of a request to the store that concerns this limit.
+    #[inline]
+    pub(super) fn request<'a>(
+        &'a self,
+        version: &'a Version,
+        action: Action,
+        key: &'a Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<LimitRequest<'a>, Error> {
+        version.request(&self.0.observers, action, key, cost, max_wait)
+    }
+
+    /// Decides about a key: the one door for decisions about a single limit.
+    #[inline]
+    pub(super) fn decide(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u32,
+        max_wait: MaxWait,
+    ) -> Result<StoreFuture<Decision>, Error> {
+        let version = self.current();
+        let limits = &[self.request(&version, action, key, cost, max_wait)?];
+        Ok(self.decide_limits(&StoreRequest { action, limits }))
+    }
+
+    /// Decides about several limits of this store.
+    #[inline]
+    pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+        let mut answer = self.0.store.decide(request);
+        if is_reported(request, &answer) {
+            answer = reported(request, answer);
+        }
+        answer
+    }
+
+    /// Returns `units` of those that a decision about the key has `spent` or reserved.
+    pub(super) fn release(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        spent: u32,
+        units: u32,
+    ) -> StoreFuture<()> {
+        let version = self.current();
+        let Some(release) = version.release(receipt, spent, units) else {
+            return StoreFuture::ready(Ok(()));
+        };
+        report_released(&self.0.observers, self.0.taken.text, key, units);
+        let answer = self.0.store.as_dyn().release(&version.settings, key, release);
+        reported_failure(&self.0.observers, self.0.taken.text, answer)
+    }
+
+    /// Releases units in the background, as far as that is possible.
+    pub(super) fn release_in_background(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        spent: u32,
+        units: u32,
+    ) {
+        let version = self.current();
+        if let Some(release) = version.release(receipt, spent, units) {
+            report_released(&self.0.observers, self.0.taken.text, key, units);
+            self.0.store.as_dyn().release_in_background(&version.settings, key, release);
+        }
+    }
+
+    /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
+    pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
+        self.current().resolve(max_wait)
+    }
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
+    let is_valid = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+    match !name.is_empty() && name.len() <= 64 && name.bytes().all(is_valid) {
+        true => Ok(()),
+        false => Err(ConfigError::Name { name: name.to_owned() }),
+    }
+}

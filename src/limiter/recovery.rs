@@ -1,0 +1,73 @@
+//! Applies a failure policy to a request about which the store has not decided. The policies are in
+//! `failure_policy.rs`.
+
+use super::{
+    charge::Charge, failure_policy::FailurePolicy, handle::Limiter, report::report_decided,
+};
+use crate::{
+    decision::Decision,
+    error::{Error, StoreError},
+    keys::Key,
+    observe::Decided,
+};
+
+/// The treatment of a charge about which the store has not decided.
+pub(crate) enum Recovery {
+    /// The request proceeds uncounted. There is no decision if the quota is unknown.
+    Uncounted(Option<Decision>),
+    /// A charge in memory decides.
+    Fallback(Charge),
+    Fail,
+}
+
+impl Charge {
+    /// Applies the policy after the store has failed.
+    pub(crate) fn recover(&self, policy: FailurePolicy, error: &StoreError) -> Recovery {
+        match policy {
+            FailurePolicy::Open => {
+                let decision = self.uncounted_decision();
+                decision.iter().for_each(|decision| self.report_uncounted(decision));
+                Recovery::Uncounted(decision)
+            }
+            // The fallback is a store in memory, too: it would be no better than the full one.
+            FailurePolicy::Local { share } if !error.is_full() => match self.fallback(share) {
+                // The cost can be above the fraction of the quota, but within the quota.
+                Some(fallback) if fallback.can_be_granted() => Recovery::Fallback(fallback),
+                _ => Recovery::Fail,
+            },
+            _ => Recovery::Fail,
+        }
+    }
+
+    /// Reports a decision that no store made.
+    fn report_uncounted(&self, decision: &Decision) {
+        let mut of_limiter = self.limiters().zip(self.keys());
+        let Some((limiter, key)) = of_limiter.next() else { return };
+        let is_only = of_limiter.all(|(other, _)| other.name() != limiter.name());
+        let event = Decided { decision, key: is_only.then_some(key), duration: None };
+        report_decided(limiter.observers(), event);
+    }
+}
+
+/// A check of one limiter about which its store has not decided.
+pub(super) enum Recovered {
+    Uncounted(Decision),
+    Fallback(Charge),
+}
+
+impl Limiter {
+    /// Applies the policy of the limiter.
+    pub(super) fn recover(
+        &self,
+        error: Error,
+        key: &Key<'_>,
+        cost: u32,
+    ) -> Result<Recovered, Error> {
+        let Error::Store(failure) = &error else { return Err(error) };
+        match Charge::new(self, key).cost(cost).recover(self.failure_policy(), failure) {
+            Recovery::Uncounted(Some(decision)) => Ok(Recovered::Uncounted(decision)),
+            Recovery::Fallback(charge) => Ok(Recovered::Fallback(charge)),
+            Recovery::Uncounted(None) | Recovery::Fail => Err(error),
+        }
+    }
+}
