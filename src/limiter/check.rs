@@ -176,16 +176,16 @@ impl Limiter {
         cost: u32,
         max_wait: MaxWait,
     ) -> Result<Decision, Error> {
-        let result = match self.decide(Action::Check, key, cost, max_wait)? {
-            StoreFuture::Ready(Some(result)) => result,
-            later => later.await,
+        let later = match self.decide(Action::Check, key, cost, max_wait)? {
+            StoreFuture::Ready(Some(Ok(decision))) => return Ok(decision),
+            later => later,
         };
-        match result {
+        match later.await {
             Err(error) => match self.recover(error, key, cost)? {
                 Recovered::Uncounted(decision) => Ok(decision),
                 Recovered::Fallback(charge) => charge.decide(Action::Check, max_wait)?.await,
             },
-            result => result,
+            decided => decided,
         }
     }
 }
