@@ -5,6 +5,9 @@
 --
 -- Other clients add entries and remove the oldest ones. So a log is as its tally describes it if
 -- its size and its oldest entry are the same.
+--
+-- Steps: rate; keys; clock; the log, which is empty, short or long; denial, or entry, write, expiry
+-- and reply. `break` leaves the decision to acquire.lua: nothing was written before.
 local call, pack, unpack, format = redis.call, struct.pack, struct.unpack, string.format
 local config
 if ARGV[2] then
@@ -13,6 +16,7 @@ else
   config = call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime')
 end
 repeat
+  -- Rate: valid, and that of the template if the limiter inherits one.
   local rate_text, interval, kind, keep_alive = config[1], config[2], config[3], config[4] or '0'
   if not (rate_text and interval) or rate_text == '' or interval == ''
     or #rate_text > 15 or #interval > 12 or not string.find(rate_text .. interval, '^%d+$')
@@ -25,6 +29,8 @@ repeat
   if permits > rate or permits > MAX_PERMITS or interval == 0 then
     break
   end
+
+  -- Keys: those of all clients, or of this one.
   local left_key, log, tally_key, per_client = KEYS[2], KEYS[3], KEYS[4], kind == '1'
   if KEYS[5] then
     local i = per_client and 1 or 0
@@ -36,6 +42,7 @@ repeat
     break
   end
 
+  -- Clock.
   local time = call('TIME')
   local now_us = time[1] * 1000000 + time[2]
   local now = now_us / 1000
@@ -49,11 +56,13 @@ repeat
   local is_long = size > SHORT
   local page, tally, newest, ends_at, ahead, head, _
   if size == 0 then
+    -- Empty log: all permits are left.
     local left = call('GET', left_key)
     if left and left ~= rate_text then
       break
     end
   elseif not is_long then
+    -- Short log: read whole.
     page = call('ZRANGE', log, '0', '-1', 'WITHSCORES')
     for k = 1, 2 * size, 2 do
       local member, taken = page[k], 0
@@ -73,6 +82,7 @@ repeat
       sum = sum + taken
     end
   else
+    -- Long log: described by its tally. Up to 64 expired entries are read.
     tally = call('GET', tally_key)
     if not tally or #tally < USUAL_LENGTH or string.byte(tally) ~= IS_USUAL then
       break
@@ -123,6 +133,7 @@ repeat
     break
   end
 
+  -- Denial.
   if sum - gone + permits > rate then
     if expired > 0 or is_long and call('ZRANK', log, entry)
       or call('GET', left_key) ~= format('%d', rate - sum) then
@@ -160,8 +171,8 @@ repeat
       math.max(replenish * 1000 + shift, 1), newest_at * 1000 + shift, rate, interval)
   end
 
-  -- Rounded up, so that the entry counts for a full interval. No earlier than the newest entry, so
-  -- that a host whose clock is ahead does not drop it too early.
+  -- Entry: its time. Rounded up, so that the entry counts for a full interval. No earlier than the
+  -- newest entry, so that a host whose clock is ahead does not drop it too early.
   local at = now
   if now_us % 1000 > 0 then
     at = now + 1
@@ -180,6 +191,8 @@ repeat
       end
     end
   end
+
+  -- Write: the entry, unless the log has it; then the expired ones leave, and the tally follows.
   if is_long and ends_at < now + interval or call('ZADD', log, 'NX', format('%d', at), entry) == 0
   then
     break
@@ -196,6 +209,7 @@ repeat
     call('SETRANGE', tally_key, '0', text)
   end
 
+  -- Expiry, and the permits that are left.
   local ms
   if keep_alive > 0 then
     ms = math.max(keep_alive, interval)
@@ -219,6 +233,7 @@ repeat
     end
   end
 
+  -- Reply.
   local shift = interval * 1000 - now_us
   local replenish = (first_at or at) * 1000 + shift
   return pack('<ddddddd', DONE, 0, rate - sum, replenish > 0 and replenish or 1, at * 1000 + shift,
