@@ -1,0 +1,183 @@
+//! The layout of the sources, as CONTRIBUTING.md describes it: which file imports from which, by
+//! the `use` lines. Paths that the code spells out elsewhere do not count.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use syn::{Item, UseTree, Visibility};
+
+/// The storeys from the top down, by the first part of a module path. A file imports from its own
+/// storey, and from those below it.
+const STOREYS: [&[&str]; 7] = [
+    &["lib", "guide"],
+    &["middleware", "config", "redisson"],
+    &["limiter"],
+    &["store"],
+    &["observe"],
+    &["decision", "algorithm"],
+    &["quota", "keys", "error", "time", "sync"],
+];
+
+/// The path of a module, such as `store::memory`. That of the crate is `lib`.
+type Module = String;
+
+/// The path of an item as a `use` line spells it.
+type ItemPath = Vec<String>;
+
+struct Import {
+    /// The name that it brings into scope.
+    name: String,
+    path: ItemPath,
+    /// A hub names the items of its children again. That alone does not depend on them.
+    is_reexport: bool,
+}
+
+/// The `use` lines of each file, without tests.
+struct Sources(BTreeMap<Module, Vec<Import>>);
+
+impl Sources {
+    fn read() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut sources = BTreeMap::new();
+        for path in rust_files(&root) {
+            let module = module_of(path.strip_prefix(&root).unwrap());
+            if module.split("::").all(|part| part != "tests") {
+                sources.insert(module, imports_in(&fs::read_to_string(&path).unwrap()));
+            }
+        }
+        Self(sources)
+    }
+
+    /// Returns the files that define what a file imports.
+    fn imports(&self, module: &str) -> BTreeSet<Module> {
+        let imports = self.0[module].iter().filter(|import| !import.is_reexport);
+        let found = imports.filter_map(|import| self.definition(module, &import.path));
+        found.filter(|found| found != module).collect()
+    }
+
+    /// Returns the file that defines an item of the crate, through all re-exports.
+    fn definition(&self, from: &str, path: &[String]) -> Option<Module> {
+        let mut module = match path[0].as_str() {
+            "crate" => "lib".to_owned(),
+            "self" => from.to_owned(),
+            "super" => parent(from),
+            _ => return None, // another crate
+        };
+        for (index, part) in path.iter().enumerate().skip(1) {
+            let child = if module == "lib" { part.clone() } else { format!("{module}::{part}") };
+            if part == "super" {
+                module = parent(&module);
+            } else if self.0.contains_key(&child) {
+                module = child;
+            } else {
+                let mut imports = self.0[&module].iter().filter(|_| module != from);
+                let Some(import) = imports.find(|import| import.name == *part) else { break };
+                let path = [&*import.path, &path[index + 1..]].concat();
+                return self.definition(&module, &path);
+            }
+        }
+        Some(module)
+    }
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths
+        .flat_map(|path| match path.is_dir() {
+            true => rust_files(&path),
+            false => vec![path],
+        })
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .collect()
+}
+
+fn module_of(path: &Path) -> Module {
+    let path = path.with_extension("");
+    path.iter().map(|part| part.to_str().unwrap()).collect::<Vec<_>>().join("::")
+}
+
+fn parent(module: &str) -> Module {
+    module.rsplit_once("::").map_or("lib", |(parent, _)| parent).to_owned()
+}
+
+fn imports_in(text: &str) -> Vec<Import> {
+    let mut imports = vec![];
+    for item in syn::parse_file(text).unwrap().items {
+        if let Item::Use(item) = item {
+            let is_reexport = !matches!(item.vis, Visibility::Inherited);
+            let mut add =
+                |name: String, path: ItemPath| imports.push(Import { name, path, is_reexport });
+            flatten(&item.tree, &mut vec![], &mut add);
+        }
+    }
+    imports
+}
+
+/// Calls `add` for each name that a `use` line brings into scope.
+fn flatten(tree: &UseTree, path: &mut ItemPath, add: &mut impl FnMut(String, ItemPath)) {
+    let full = |path: &ItemPath, item: String| [&**path, &[item]].concat();
+    match tree {
+        UseTree::Path(part) => {
+            path.push(part.ident.to_string());
+            flatten(&part.tree, path, add);
+            path.pop();
+        }
+        UseTree::Group(group) => group.items.iter().for_each(|tree| flatten(tree, path, add)),
+        UseTree::Name(name) if name.ident == "self" => {
+            add(path[path.len() - 1].clone(), path.clone())
+        }
+        UseTree::Name(name) => add(name.ident.to_string(), full(path, name.ident.to_string())),
+        UseTree::Rename(name) => add(name.rename.to_string(), full(path, name.ident.to_string())),
+        UseTree::Glob(_) => add("*".to_owned(), path.clone()),
+    }
+}
+
+fn storey(module: &str) -> usize {
+    let first = module.split("::").next().unwrap();
+    let found = STOREYS.iter().position(|storey| storey.contains(&first));
+    found.unwrap_or_else(|| panic!("{module} is in no storey: add it to STOREYS"))
+}
+
+#[test]
+fn a_file_imports_from_no_storey_above_it() {
+    let sources = Sources::read();
+    for module in sources.0.keys() {
+        for import in sources.imports(module) {
+            let is_below = storey(&import) >= storey(module);
+            assert!(is_below, "{module} imports from {import}, which is in a storey above");
+        }
+    }
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let sources = Sources::read();
+    let mut finished = BTreeSet::new();
+    for module in sources.0.keys() {
+        visit(&sources, module, &mut vec![], &mut finished);
+    }
+}
+
+/// Follows the imports of a file. `path` leads to it, and no circle goes through those `finished`.
+fn visit(
+    sources: &Sources,
+    module: &Module,
+    path: &mut Vec<Module>,
+    finished: &mut BTreeSet<Module>,
+) {
+    if let Some(start) = path.iter().position(|known| known == module) {
+        panic!("these files import each other in a circle: {:?}", &path[start..]);
+    }
+    if finished.contains(module) {
+        return;
+    }
+    path.push(module.clone());
+    for import in sources.imports(module) {
+        visit(sources, &import, path, finished);
+    }
+    path.pop();
+    finished.insert(module.clone());
+}
