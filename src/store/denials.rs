@@ -46,7 +46,8 @@ const SHARDS: usize = 64;
 /// The entries of a generation, which fill a table of 512 buckets.
 const MAX_YOUNG: usize = 448;
 
-/// The denials of a store. Clones share them: one request can have limits of several clones.
+/// The denials of a store. Clones share them, also those with other prefixes, whose limiters have
+/// other names: one request can have limits of several clones.
 #[derive(Clone)]
 pub(crate) struct Denials {
     memory: Arc<Memory>,
@@ -132,11 +133,6 @@ impl Denials {
     pub(crate) fn new(ttl: Duration) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self { memory: Arc::new(Memory { shards, hasher: RandomState::default() }), ttl }
-    }
-
-    /// Returns an empty memory with the same TTL.
-    pub(crate) fn renewed(&self) -> Self {
-        Self::new(self.ttl)
     }
 
     /// Returns the same memory with another TTL for later denials.

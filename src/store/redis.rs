@@ -279,7 +279,8 @@ impl RedisStore {
     }
 
     /// Sets the prefix of all keys in Redis, `ratelimit` by default. Limiters of the same name
-    /// count separately if their prefixes differ.
+    /// count separately if their prefixes differ. Clones of a store with the same prefix are one
+    /// store.
     ///
     /// # Panics
     ///
@@ -287,8 +288,8 @@ impl RedisStore {
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
-        let (denials, names) = (self.denials.renewed(), self.names.scoped(prefix));
-        Self { prefix: prefix.into(), denials, names, ..self }
+        let names = self.names.scoped(prefix);
+        Self { prefix: prefix.into(), names, ..self }
     }
 
     /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
