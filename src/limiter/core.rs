@@ -20,7 +20,7 @@ use crate::{
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::{LimiterObservers, Observer},
+    observe::{LimiterObservers, Observer, Operation},
     quota::Quota,
     store::{
         AnyStore, LimitRequest, MemoryStore, Name, Names, Settings, Store, StoreFuture,
@@ -644,7 +644,7 @@ impl Limiter {
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
         let answer = self.0.store.as_dyn().reset(&self.current().settings, &key.into());
-        self.reported_failure(answer).await
+        self.reported_failure(Operation::Reset, answer).await
     }
 
     /// Returns the name.
@@ -797,7 +797,7 @@ impl Limiter {
         };
         report_released(&self.0.observers, self.0.taken.text, key, units);
         let answer = self.0.store.as_dyn().release(&version.settings, key, release);
-        self.reported_failure(answer)
+        self.reported_failure(Operation::Release, answer)
     }
 
     /// Releases units in the background, as far as that is possible.

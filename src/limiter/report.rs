@@ -9,7 +9,7 @@ use crate::{
     decision::Decision,
     error::Error,
     keys::Key,
-    observe::{Decided, Observers, Released, WaitBegan, WaitEnded, log},
+    observe::{Decided, Observers, Operation, Released, WaitBegan, WaitEnded, log},
     store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
@@ -86,7 +86,7 @@ fn report_result<'a>(
             report_decided(observers, Decided { decision, key, duration });
         }
         Ok(_) => {}
-        Err(error) => first.1.store_failed(first.0, error),
+        Err(error) => first.1.store_failed(first.0, action, error),
     }
 }
 
@@ -121,7 +121,11 @@ impl Limiter {
     }
 
     /// Reports the failure of a call that decides nothing.
-    pub(super) fn reported_failure(&self, answer: StoreFuture<()>) -> StoreFuture<()> {
+    pub(super) fn reported_failure(
+        &self,
+        operation: Operation,
+        answer: StoreFuture<()>,
+    ) -> StoreFuture<()> {
         if self.observers().is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {
             return answer;
         }
@@ -129,7 +133,7 @@ impl Limiter {
         StoreFuture::Pending(Box::pin(async move {
             let result = answer.await;
             if let Err(error) = &result {
-                limiter.observers().store_failed(limiter.name(), error);
+                limiter.observers().store_failed(limiter.name(), operation, error);
             }
             result
         }))

@@ -20,7 +20,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{Charge, MAX_STALL, Retry, Wait, report_decided, visit_queue, yield_to_queue},
-    observe::Decided,
+    observe::{Decided, Operation},
     quota::Quota,
     store::{Deadline, Store, StoreFuture},
 };
@@ -142,7 +142,7 @@ impl RateLimiter {
                 let (key, duration) = (Some(&self.key()), Some(start.elapsed()));
                 report_decided(&self.observers, Decided { decision, key, duration });
             }
-            Err(error) => self.observers.store_failed(self.label, error),
+            Err(error) => self.observers.store_failed(self.label, Operation::Check, error),
         }
         result
     }
