@@ -164,7 +164,7 @@ async fn rejections_have_reasons() {
     };
     assert_eq!(rejected(layer(3), alice()).await, ["rejected cost_above_quota api"]);
     assert_eq!(rejected(layer(1), get(&[])).await, ["rejected missing_key -"]);
-    let unauthorized = MissingKey::RejectWith(StatusCode::UNAUTHORIZED);
+    let unauthorized = MissingKey::reject_with(StatusCode::UNAUTHORIZED);
     let layer = layer(1).missing_key(unauthorized);
     assert_eq!(rejected(layer.clone(), get(&[])).await, ["rejected forbidden -"]);
     assert_eq!(rejected(layer.deny(|_| true), alice()).await, ["rejected forbidden -"]);
