@@ -135,9 +135,9 @@ pub enum Source {
     Store,
     /// A denial by the limiter's store that the process remembers: see
     /// [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl). Its times are reduced by the time
-    /// since the denial, and [`remaining`](Decision::remaining) is that of the denial. If the
-    /// denied check had a smaller cost, a longer wait or other limits,
-    /// [`retry_after`](Decision::retry_after) is a lower bound.
+    /// since the denial, and [`remaining`](Decision::remaining) is that of the last denial of the
+    /// key. [`retry_after`](Decision::retry_after) is exact for a check of the same cost, limits and
+    /// wait as one that was denied; for others it is a lower bound.
     Cached,
     /// A store in memory with a fraction of the quota, because the limiter's store failed:
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).
@@ -194,15 +194,15 @@ impl Decision {
         Allowed(Self { admitted: true, wait: 0.0, cost: 0, ..self })
     }
 
-    /// Returns this denial as it is after `age`, for a request of this cost.
+    /// Returns a denial of a request of this cost and wait, which describes its key as this decision
+    /// does, after `age`. The times are in microseconds.
     #[cfg(feature = "redis")]
-    pub(crate) fn aged(&self, age: Duration, cost: u32) -> Self {
-        let age = age.as_micros() as f64;
+    pub(crate) fn remembered(&self, age: f64, cost: u32, wait: f64) -> Self {
         let rest = |time: f64| (time - age).max(0.0);
         Self {
             cost,
             source: Source::Cached,
-            wait: rest(self.wait),
+            wait,
             replenish: rest(self.replenish),
             reset: rest(self.reset),
             blocked: rest(self.blocked),

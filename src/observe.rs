@@ -66,7 +66,7 @@ pub use self::metrics::Metrics;
 pub(crate) use self::observers::{LimiterObservers, Observers};
 pub use self::top_denied::{DeniedKey, TopDenied};
 pub use crate::error::FailureKind;
-use crate::{decision::Decision, error::StoreError, keys::Key};
+use crate::{algorithm::Action, decision::Decision, error::StoreError, keys::Key};
 
 /// Gets the events of limiters, layers and stores. Each method does nothing by default.
 ///
@@ -219,10 +219,65 @@ pub struct Released<'a> {
 pub struct StoreFailed<'a> {
     /// The name of the limiter; of several limiters, of the first.
     pub limiter: &'a str,
+    /// What the call was to do.
+    pub operation: Operation,
     /// The kind of the failure.
     pub kind: FailureKind,
     /// The error, with its sources.
     pub error: &'a StoreError,
+}
+
+/// What a call of a store is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// To decide about a request.
+    Check,
+    /// To return the decision that a check would make.
+    Peek,
+    /// To spend units, also more than are left.
+    Spend,
+    /// To return units that any request has spent.
+    Refund,
+    /// To return units that one request has spent or reserved.
+    Release,
+    /// To delete the state of a key.
+    Reset,
+    /// To block a key.
+    Block,
+    /// To end a block.
+    Unblock,
+}
+
+impl Operation {
+    /// Returns the name, as in a label: `check`, `peek`, `spend`, `refund`, `release`, `reset`,
+    /// `block` or `unblock`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Check => "check",
+            Self::Peek => "peek",
+            Self::Spend => "spend",
+            Self::Refund => "refund",
+            Self::Release => "release",
+            Self::Reset => "reset",
+            Self::Block => "block",
+            Self::Unblock => "unblock",
+        }
+    }
+}
+
+impl From<Action> for Operation {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Check => Self::Check,
+            Action::Peek => Self::Peek,
+            Action::Spend => Self::Spend,
+            Action::Refund => Self::Refund,
+            Action::Block => Self::Block,
+            Action::Unblock => Self::Unblock,
+        }
+    }
 }
 
 /// A layer rejected a request.

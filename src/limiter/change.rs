@@ -8,6 +8,7 @@ use crate::{
     decision::{Allowed, Decision},
     error::Error,
     keys::Key,
+    observe::Operation,
     store::{LimitRequest, Store, StoreRequest},
 };
 
@@ -250,6 +251,6 @@ impl Limiter {
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
         let answer = self.store().reset(&self.current().settings, &key.into());
-        reported_failure(self.observers(), self.static_name(), answer).await
+        reported_failure(self.observers(), self.static_name(), Operation::Reset, answer).await
     }
 }

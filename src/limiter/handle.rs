@@ -16,7 +16,7 @@ use crate::{
     decision::{Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::{LimiterObservers, Observer},
+    observe::{LimiterObservers, Observer, Operation},
     quota::Quota,
     store::{AnyStore, LimitRequest, Name, Settings, Store, StoreFuture, StoreRequest},
 };
@@ -404,7 +404,7 @@ impl Limiter {
         };
         report_released(&self.0.observers, self.0.taken.text, key, units);
         let answer = self.0.store.as_dyn().release(&version.settings, key, release);
-        reported_failure(&self.0.observers, self.0.taken.text, answer)
+        reported_failure(&self.0.observers, self.0.taken.text, Operation::Release, answer)
     }
 
     /// Releases units in the background, as far as that is possible.

@@ -8,7 +8,7 @@ use crate::{
     decision::Decision,
     error::Error,
     keys::Key,
-    observe::{Decided, Observers, Released, WaitBegan, WaitEnded, log},
+    observe::{Decided, Observers, Operation, Released, WaitBegan, WaitEnded, log},
     store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
@@ -85,7 +85,7 @@ fn report_result<'a>(
             report_decided(observers, Decided { decision, key, duration });
         }
         Ok(_) => {}
-        Err(error) => first.1.store_failed(first.0, error),
+        Err(error) => first.1.store_failed(first.0, action, error),
     }
 }
 
@@ -106,6 +106,7 @@ pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_
 pub(super) fn reported_failure(
     observers: &Observers,
     limiter: &'static str,
+    operation: Operation,
     answer: StoreFuture<()>,
 ) -> StoreFuture<()> {
     if observers.is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {
@@ -115,7 +116,7 @@ pub(super) fn reported_failure(
     StoreFuture::Pending(Box::pin(async move {
         let result = answer.await;
         if let Err(error) = &result {
-            observers.store_failed(limiter, error);
+            observers.store_failed(limiter, operation, error);
         }
         result
     }))

@@ -13,7 +13,7 @@ use crate::{
     },
     middleware::{
         extractor::KeyExtractor,
-        pricing::ChargeState,
+        pricing::{ChargeState, poll_or},
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
     },
@@ -93,9 +93,12 @@ impl<P: ProtocolBase> Shared<P> {
         let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
         match answer {
             Ok(StoreFuture::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
+                let charge = |key| Charge::new(limiter, key).cost(cost);
+                let release = || charge(key.clone()).decided(&decision).release_in_background();
+                let is_ready = poll_or(release, is_ready);
                 state.decision = Some(decision);
-                if !is_ready() {
-                    state.charge = Charge::new(limiter, key).cost(cost);
+                if !is_ready {
+                    state.charge = charge(key);
                 }
                 return Next::Proceed(None);
             }

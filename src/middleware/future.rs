@@ -17,7 +17,7 @@ use crate::{
     limiter::{Acquire, Charge},
     middleware::{
         admission::{Next, Shared},
-        pricing::{ChargeState, Resolved},
+        pricing::{ChargeState, Resolved, poll_or},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::RequestError,
         rule::{DynRule, Lookup},
@@ -33,11 +33,11 @@ pin_project! {
     /// # Cancel safety
     ///
     /// Dropping it before its first poll spends nothing. If it is dropped before the service is
-    /// called, or if the service fails to become ready, the units that the request has spent or
-    /// reserved are released exactly once; requests queued behind it keep their reservations. In
-    /// memory the release happens in the drop, with Redis in the background: see [dropped
-    /// requests](crate::operation#dropped-requests). If it is dropped after the service is called,
-    /// the cost stays spent.
+    /// called, or if the service fails or panics instead of becoming ready, the units that the
+    /// request has spent or reserved are released exactly once; requests queued behind it keep their
+    /// reservations. In memory the release happens in the drop, with Redis in the background: see
+    /// [dropped requests](crate::operation#dropped-requests). If it is dropped after the service is
+    /// called, the cost stays spent.
     pub struct ResponseFuture<S, P, Req>
     where
         S: Service<Req>,
@@ -243,7 +243,11 @@ impl<S, P> Call<S, P> {
     {
         match next {
             Next::Proceed(acquire) => {
-                let readiness = readiness.unwrap_or_else(|| self.inner.poll_ready(cx));
+                let Self { inner, charge, .. } = self;
+                // An `Acquire` releases its charge by itself.
+                let release = || drop(charge.take_acquire());
+                let poll = || poll_or(release, || inner.poll_ready(cx));
+                let readiness = readiness.unwrap_or_else(poll);
                 self.proceed(acquire, readiness)
             }
             Next::Wait(acquire) => Step::Wait(acquire),

@@ -279,3 +279,21 @@ impl ChargeState {
         Some(Box::new(Acquire::admitted(self.take_charge(), decision)))
     }
 }
+
+/// Calls its function when it is dropped: if the service panics while it is polled.
+struct OnUnwind<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnUnwind<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Polls a service. If it panics, calls `release` before the panic goes on.
+#[inline]
+pub(crate) fn poll_or<T>(release: impl FnMut(), poll: impl FnOnce() -> T) -> T {
+    let on_unwind = OnUnwind(release);
+    let polled = poll();
+    mem::forget(on_unwind);
+    polled
+}

@@ -20,6 +20,9 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// with the feature `axum`, it implements `IntoResponse`; for other servers, call
 /// [`to_response`](Rejection::to_response).
 ///
+/// Its text is for clients: `the quota is used up; try again in 60 s`. The time is
+/// [rounded up](Rejection::retry_after_secs), as in the default response.
+///
 /// # Examples
 ///
 /// ```
@@ -100,12 +103,12 @@ impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Denied(decision) => {
-                let retry_after = decision.retry_after().unwrap_or_default();
+                let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
                 let reason = match decision.is_blocked() {
                     true => "the key is blocked",
                     false => "the quota is used up",
                 };
-                write!(f, "{reason}; try again in {retry_after:?}")
+                write!(f, "{reason}; try again in {seconds} s")
             }
             Self::CostAboveQuota { cost, max, .. } => {
                 write!(f, "the request costs {cost}, but the quota grants at most {max} at once")
@@ -212,7 +215,14 @@ impl RequestError {
     /// });
     /// # let _ = layer;
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the status is not one of 400 to 599: clients would take the response for that of the
+    /// service.
+    #[track_caller]
     pub fn denied(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
+        assert_rejects(status);
         Self::Denied { status, message: message.into() }
     }
 
@@ -246,10 +256,8 @@ pub enum MissingKey {
     /// The layer rejects the request with 400.
     #[default]
     Reject,
-    /// The layer rejects the request with this status, of 400 to 599, such as 401.
-    ///
-    /// [`map_rejection`](crate::RateLimitLayer::map_rejection) can add the header
-    /// `WWW-Authenticate`, which a 401 should have.
+    /// The layer rejects the request with this status: see [`reject_with`](Self::reject_with).
+    #[non_exhaustive]
     RejectWith(StatusCode),
     /// The request proceeds and is not counted.
     Exempt,
@@ -257,4 +265,43 @@ pub enum MissingKey {
     /// [`by_rule`](crate::RateLimitLayer::by_rule) this is an error (500): there, the rule charges
     /// requests without a key.
     Share,
+}
+
+impl MissingKey {
+    /// Rejects the request with this status, of 400 to 599, such as 401.
+    ///
+    /// [`map_rejection`](crate::RateLimitLayer::map_rejection) can add the header
+    /// `WWW-Authenticate`, which a 401 should have.
+    ///
+    /// # Panics
+    ///
+    /// If the status is not one of 400 to 599: clients would take the response for that of the
+    /// service.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_ratelimit::{MissingKey, Quota, RateLimitLayer, key};
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore};
+    ///
+    /// # let quota = Quota::per_second(10);
+    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::Header::new("x-api-key"))
+    ///     .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED));
+    /// # let _ = layer;
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn reject_with(status: StatusCode) -> Self {
+        assert_rejects(status);
+        Self::RejectWith(status)
+    }
+}
+
+/// Checks that the status of a rejection is that of an error.
+#[track_caller]
+fn assert_rejects(status: StatusCode) {
+    let is_error = status.is_client_error() || status.is_server_error();
+    assert!(is_error, "a rejection has a status of 400 to 599, not {status}");
 }

@@ -12,8 +12,8 @@ use metrics::{
 };
 
 use super::{
-    BatchSent, BreakerChanged, Decided, FailureKind, KeysHeld, Observer, Outcome, Reason, Rejected,
-    Released, StoreFailed, WaitBegan, WaitEnded,
+    BatchSent, BreakerChanged, Decided, FailureKind, KeysHeld, Observer, Operation, Outcome,
+    Reason, Rejected, Released, StoreFailed, WaitBegan, WaitEnded,
 };
 use crate::decision::Source;
 
@@ -96,7 +96,7 @@ struct LimiterHandles {
     waiting: Gauge,
     wait_duration: Histogram,
     released: Counter,
-    /// By [`FailureKind::ALL`].
+    /// Those of checks, by [`FailureKind::ALL`]. Other operations are registered when they fail.
     store_errors: [Counter; FailureKind::ALL.len()],
     batch_checks: Histogram,
 }
@@ -162,6 +162,11 @@ impl OfLimiter {
         self.handles.get_or_init(|| self.register())
     }
 
+    fn store_errors(&self, operation: Operation, kind: FailureKind) -> Counter {
+        let labels = [("operation", operation.as_str().into()), ("kind", kind.as_str().into())];
+        counter!(STORE_ERRORS, self.labels(labels))
+    }
+
     fn register(&self) -> LimiterHandles {
         // So that the rate of rejections includes the first one.
         self.shared.rejections();
@@ -173,7 +178,7 @@ impl OfLimiter {
         describe_counter!(
             STORE_ERRORS,
             Unit::Count,
-            "Checks that the store could not decide, by kind"
+            "Calls that the store could not execute, by operation and kind"
         );
         describe_histogram!(BATCH_CHECKS, Unit::Count, "Checks in a call to Redis");
         let decisions = |outcome: &'static str, source: &'static str| {
@@ -193,8 +198,7 @@ impl OfLimiter {
             waiting: gauge!(WAITING, self.labels([])),
             wait_duration: histogram!(WAIT_DURATION, self.labels([])),
             released: counter!(RELEASED, self.labels([])),
-            store_errors: FailureKind::ALL
-                .map(|kind| counter!(STORE_ERRORS, self.labels([("kind", kind.as_str().into())]))),
+            store_errors: FailureKind::ALL.map(|kind| self.store_errors(Operation::Check, kind)),
             batch_checks: histogram!(BATCH_CHECKS, self.labels([])),
         }
     }
@@ -233,7 +237,11 @@ impl Observer for OfLimiter {
     }
 
     fn store_failed(&self, event: &StoreFailed<'_>) {
-        self.handles().store_errors[event.kind as usize].increment(1);
+        let of_checks = &self.handles().store_errors;
+        match event.operation {
+            Operation::Check => of_checks[event.kind as usize].increment(1),
+            operation => self.store_errors(operation, event.kind).increment(1),
+        }
     }
 
     fn batch_sent(&self, event: &BatchSent<'_>) {

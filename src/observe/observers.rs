@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Deref, ptr, sync::Arc};
 
-use super::{Observer, StoreFailed};
+use super::{Observer, Operation, StoreFailed};
 use crate::error::Error;
 
 /// The observers of a store, a limiter or a layer.
@@ -26,9 +26,15 @@ impl Observers {
     }
 
     /// Reports the failure of a store; other errors are not reported.
-    pub(crate) fn store_failed(&self, limiter: &str, error: &Error) {
+    pub(crate) fn store_failed(
+        &self,
+        limiter: &str,
+        operation: impl Into<Operation>,
+        error: &Error,
+    ) {
         let Error::Store(error) = error else { return };
-        let event = StoreFailed { limiter, kind: error.kind(), error };
+        let (operation, kind) = (operation.into(), error.kind());
+        let event = StoreFailed { limiter, operation, kind, error };
         self.each(|observer| observer.store_failed(&event));
     }
 

@@ -21,7 +21,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{Charge, Retry, report_decided, visit_queue, yield_to_queue},
-    observe::Decided,
+    observe::{Decided, Operation},
     quota::Quota,
     store::{Deadline, MAX_STALL, Store, StoreFuture},
 };
@@ -143,7 +143,7 @@ impl RateLimiter {
                 let (key, duration) = (Some(&self.key()), Some(start.elapsed()));
                 report_decided(&self.observers, Decided { decision, key, duration });
             }
-            Err(error) => self.observers.store_failed(self.label, error),
+            Err(error) => self.observers.store_failed(self.label, Operation::Check, error),
         }
         result
     }

@@ -1,17 +1,20 @@
 //! Denials that are remembered. While a key is certain to be denied again, a check gets its last
 //! denial, and no call is made. It knows no Redis, and it never allows a request.
 //!
-//! A denial with a wait `w` that was sent at `t` holds until `t + w`: other requests only delay the
-//! instant at which a request is allowed, in all algorithms. It holds for the same limiter and
-//! quota, for at least the same cost, and for at most the same longest wait, whatever other limits
-//! the requests have: of several limits, the one that denies for longest denies for that time by
-//! itself. Changes can end it earlier: units are returned, the key is reset or unblocked, or another quota
-//! is applied to it. If this process makes the change, the denial is dropped. A change by another
-//! process, or one whose answer was lost, is seen when the TTL of the denial is over.
+//! Other requests only delay the instant at which a request is allowed, in all algorithms. So a
+//! denial holds until that instant, for the same limiter and quota and for at least the same cost,
+//! whatever other limits the requests have: of several limits, the one that denies for longest
+//! denies for that time by itself. `denials/entry.rs` says for which waits. Changes can end it
+//! earlier: units are returned, the key is reset or unblocked, or another quota is applied to it. If
+//! this process makes the change, the denials are dropped. A change by another process, or one whose
+//! answer was lost, is seen when the TTL of the denial is over.
 //!
-//! The blocks of keys are remembered, too, for the requests that wait.
+//! The blocks of keys are remembered, too, for the requests that wait. A block has no TTL: it is
+//! forgotten when this process ends it, or when a decision that was sent after the last one that
+//! has found the block does not find it.
 
 mod blocks;
+mod entry;
 #[cfg(test)]
 mod tests;
 
@@ -27,7 +30,10 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use self::blocks::Blocks;
+use self::{
+    blocks::Blocks,
+    entry::{Denial, Entry},
+};
 use super::{LimitRequest, Settings, StoreRequest};
 use crate::{
     algorithm::{Action, Algorithm},
@@ -40,7 +46,8 @@ const SHARDS: usize = 64;
 /// The entries of a generation, which fill a table of 512 buckets.
 const MAX_YOUNG: usize = 448;
 
-/// The denials of a store. Clones share them: one request can have limits of several clones.
+/// The denials of a store. Clones share them, also those with other prefixes, whose limiters have
+/// other names: one request can have limits of several clones.
 #[derive(Clone)]
 pub(crate) struct Denials {
     memory: Arc<Memory>,
@@ -49,7 +56,6 @@ pub(crate) struct Denials {
 
 struct Memory {
     shards: Box<[Mutex<Shard>]>,
-    blocks: Blocks,
     hasher: RandomState,
 }
 
@@ -60,18 +66,9 @@ struct Shard {
     young: HashTable<Entry>,
     old: HashTable<Entry>,
     young_since: Option<Instant>,
+    blocks: Blocks,
     /// The number of changes. A denial that was sent before a change is not remembered after it.
     changes: u64,
-}
-
-struct Entry {
-    key: Key<'static>,
-    algorithm: Algorithm,
-    /// In microseconds.
-    max_wait: f64,
-    denial: Decision,
-    received: Instant,
-    until: Instant,
 }
 
 /// The result of a lookup.
@@ -108,6 +105,8 @@ struct CheckedLimit {
     max_wait: f64,
     /// The number of changes in the shard when it was sent.
     changes: u64,
+    /// Which find of a block of the key was known when it was sent.
+    block: Option<u64>,
 }
 
 /// What is remembered about a limit of a check.
@@ -133,13 +132,7 @@ impl Denials {
     /// Remembers denials for at most `ttl`; none if it is zero.
     pub(crate) fn new(ttl: Duration) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let (blocks, hasher) = (Blocks::default(), RandomState::default());
-        Self { memory: Arc::new(Memory { shards, blocks, hasher }), ttl }
-    }
-
-    /// Returns an empty memory with the same TTL.
-    pub(crate) fn renewed(&self) -> Self {
-        Self::new(self.ttl)
+        Self { memory: Arc::new(Memory { shards, hasher: RandomState::default() }), ttl }
     }
 
     /// Returns the same memory with another TTL for later denials.
@@ -215,7 +208,8 @@ impl Denials {
     /// Returns the end of the block of the key, as far as that is known, or a little earlier.
     pub(crate) fn blocked_until(&self, settings: &Settings, key: &Key<'_>) -> Option<Instant> {
         let hash = self.memory.hash(settings.name, key);
-        self.memory.blocks.find(hash, settings.name, key)
+        let shard = self.memory.shard(hash);
+        Some(shard.blocks.find(hash, settings.name, key)?.until)
     }
 }
 
@@ -231,23 +225,22 @@ impl Memory {
 
     /// Finds a denial, if the request `uses` those that are remembered.
     fn find(&self, limit: &LimitRequest<'_>, now: Instant, uses: bool) -> Found {
-        let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
+        let LimitRequest { settings, key, max_wait, .. } = *limit;
         let hash = self.hash(settings.name, key);
         let shard = self.shard(hash);
-        match shard.find(hash, settings.name, key) {
-            Some(entry) if uses && !entry.is_of(settings) => Found::OtherQuota,
-            Some(entry) if uses && entry.holds_for(limit, now) => {
-                let age = now.saturating_duration_since(entry.received);
-                Found::Denial(entry.denial.aged(age, cost))
-            }
-            _ => {
-                let changes = shard.changes;
-                drop(shard);
-                let (limiter, algorithm) = (settings.name, settings.algorithm);
-                let key = key.clone().into_owned();
-                Found::None(CheckedLimit { limiter, hash, key, algorithm, max_wait, changes })
-            }
+        let known = shard.find(hash, settings.name, key).filter(|_| uses);
+        if known.is_some_and(|entry| !entry.is_of(settings)) {
+            return Found::OtherQuota;
         }
+        if let Some(denial) = known.and_then(|entry| entry.find(limit, now)) {
+            return Found::Denial(denial);
+        }
+        let block = shard.blocks.find(hash, settings.name, key).map(|block| block.found);
+        let changes = shard.changes;
+        drop(shard);
+        let (limiter, algorithm) = (settings.name, settings.algorithm);
+        let key = key.clone().into_owned();
+        Found::None(CheckedLimit { limiter, hash, key, algorithm, max_wait, changes, block })
     }
 
     fn change(self: &Arc<Self>, settings: &Settings, key: &Key<'_>, ends_block: bool) -> Change {
@@ -273,40 +266,25 @@ impl Shard {
         self.young.find(hash, is_it).or_else(|| self.old.find(hash, is_it))
     }
 
-    fn remove(&mut self, hash: u64, limiter: &'static str, key: &Key<'_>) {
+    fn remove(&mut self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<Entry> {
         for entries in [&mut self.young, &mut self.old] {
             if let Ok(entry) = entries.find_entry(hash, |entry| entry.is(limiter, key)) {
-                entry.remove();
+                return Some(entry.remove().0);
             }
         }
+        None
     }
 
     fn insert(&mut self, hash: u64, entry: Entry, memory: &Memory, ttl: Duration) {
-        self.remove(hash, entry.denial.limiter(), &entry.key);
-        let now = entry.received;
+        let now = entry.received();
         let since = *self.young_since.get_or_insert(now);
         let age = now.saturating_duration_since(since);
         if self.young.len() == MAX_YOUNG || age >= ttl {
             self.old = mem::take(&mut self.young);
             self.young_since = Some(now);
         }
-        let rehash = |entry: &Entry| memory.hash(entry.denial.limiter(), &entry.key);
+        let rehash = |entry: &Entry| memory.hash(entry.limiter(), &entry.key);
         self.young.insert_unique(hash, entry, rehash);
-    }
-}
-
-impl Entry {
-    /// Addresses suffice to compare limiters, because there is one copy of each name.
-    fn is(&self, limiter: &'static str, key: &Key<'_>) -> bool {
-        self.key.as_bytes() == key.as_bytes() && ptr::eq(self.denial.limiter(), limiter)
-    }
-
-    fn is_of(&self, settings: &Settings) -> bool {
-        (self.algorithm, self.denial.quota()) == (settings.algorithm, settings.quota)
-    }
-
-    fn holds_for(&self, limit: &LimitRequest<'_>, now: Instant) -> bool {
-        now < self.until && limit.cost >= self.denial.cost() && limit.max_wait <= self.max_wait
     }
 }
 
@@ -318,36 +296,80 @@ impl Undecided {
             change.note_block(sent, &decision);
         }
         drop(changes);
-        if let Some(check) = check.filter(|_| !decision.is_allowed() || decision.is_blocked()) {
-            check.decided(&decision, now());
+        if let Some(check) = check {
+            check.decided(&decision, now);
         }
         decision
     }
 }
 
 impl Check {
-    /// Remembers a denial, and a block.
-    fn decided(self, decision: &Decision, received: Instant) {
-        let Self { memory, ttl, sent, first, rest } = self;
-        // Two limits of one limiter have different keys. The decision does not name the key.
-        let limits = iter::once(first).chain(rest);
+    /// Remembers a denial, and a block, and forgets the blocks that are over.
+    fn decided(self, decision: &Decision, received: impl FnOnce() -> Instant) {
+        let all = || iter::once(&self.first).chain(&self.rest);
+        let knows_block = all().any(|limit| limit.block.is_some());
+        if decision.is_allowed() && !decision.is_blocked() && !knows_block {
+            return;
+        }
+        let (received, named) = (received(), self.named(decision));
+        for limit in all().filter(|limit| limit.block.is_some()) {
+            let is_named = named.is_some_and(|named| ptr::eq(named, limit));
+            limit.forget_block(&self.memory, decision, is_named, received);
+        }
+        if let Some(limit) = named {
+            limit.remember(&self, decision, received);
+        }
+    }
+
+    /// Returns the limit that the decision describes. It names the limiter, but no key, and two
+    /// limits of one limiter have different keys.
+    fn named(&self, decision: &Decision) -> Option<&CheckedLimit> {
+        let limits = iter::once(&self.first).chain(&self.rest);
         let mut limits = limits.filter(|it| ptr::eq(it.limiter, decision.limiter()));
-        let (Some(limit), None) = (limits.next(), limits.next()) else { return };
-        let CheckedLimit { hash, key, algorithm, max_wait, changes, .. } = limit;
+        limits.next().filter(|_| limits.next().is_none())
+    }
+}
+
+impl CheckedLimit {
+    /// Forgets the block that was known when the check was sent, if the decision shows that it is
+    /// over: the decision describes this limit, and there is no block; or the request proceeds
+    /// before the block would end.
+    fn forget_block(
+        &self,
+        memory: &Memory,
+        decision: &Decision,
+        is_named: bool,
+        received: Instant,
+    ) {
+        let mut shard = memory.shard(self.hash);
+        let Some(block) = shard.blocks.find(self.hash, self.limiter, &self.key) else { return };
+        let proceeds = decision.is_allowed() && received + decision.delay() < block.until;
+        let is_over = proceeds || is_named && !decision.is_blocked();
+        if is_over && self.block == Some(block.found) {
+            shard.blocks.remove(self.hash, self.limiter, &self.key);
+            shard.remove(self.hash, self.limiter, &self.key);
+        }
+    }
+
+    /// Remembers a denial, and a block, by this limit.
+    fn remember(&self, check: &Check, decision: &Decision, received: Instant) {
+        let Self { hash, algorithm, max_wait, changes, .. } = *self;
+        let Check { memory, ttl, sent, .. } = check;
         let mut shard = memory.shard(hash);
         if shard.changes != changes {
             return;
         }
         if decision.is_blocked() {
-            memory.blocks.insert(hash, decision.limiter(), &key, block_end(sent, decision));
+            shard.blocks.insert(hash, self.limiter, &self.key, block_end(*sent, decision));
         }
-        let Some(wait) = decision.retry_after() else { return };
-        // The clock of the store may be faster than that of the process.
-        let until = sent + (wait - wait / 1_000).min(ttl);
-        if until > received {
-            let denial = decision.clone();
-            let entry = Entry { key, algorithm, max_wait, denial, received, until };
-            shard.insert(hash, entry, &memory, ttl);
+        let times = [*sent, received];
+        let denial = Denial::new(algorithm, decision, max_wait, times, *ttl);
+        if let Some(denial) = denial.filter(|it| it.denies(decision.cost(), max_wait, received)) {
+            let mut entry = Entry::new(self.key.clone(), algorithm, decision.clone(), denial);
+            if let Some(older) = shard.remove(hash, self.limiter, &self.key) {
+                entry.remember(older);
+            }
+            shard.insert(hash, entry, memory, *ttl);
         }
     }
 }
@@ -369,16 +391,16 @@ impl Change {
         let mut shard = self.memory.shard(self.hash);
         shard.changes += 1;
         shard.remove(self.hash, self.limiter, &self.key);
-        drop(shard);
         if self.ends_block {
-            self.memory.blocks.remove(self.hash, self.limiter, &self.key);
+            shard.blocks.remove(self.hash, self.limiter, &self.key);
         }
     }
 
     fn note_block(&self, sent: Instant, blocked: &Decision) {
         if blocked.is_blocked() {
             let until = block_end(sent, blocked);
-            self.memory.blocks.insert(self.hash, self.limiter, &self.key, until);
+            let mut shard = self.memory.shard(self.hash);
+            shard.blocks.insert(self.hash, self.limiter, &self.key, until);
         }
     }
 }

@@ -285,7 +285,8 @@ impl RedisStore {
     }
 
     /// Sets the prefix of all keys in Redis, `ratelimit` by default. Limiters of the same name
-    /// count separately if their prefixes differ.
+    /// count separately if their prefixes differ. Clones of a store with the same prefix are one
+    /// store.
     ///
     /// # Panics
     ///
@@ -293,9 +294,8 @@ impl RedisStore {
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         assert_prefix(prefix);
-        let (denials, names) = (self.denials.renewed(), self.names.scoped(prefix));
-        let fallback = Arc::default();
-        Self { prefix: prefix.into(), denials, names, fallback, ..self }
+        let names = self.names.scoped(prefix);
+        Self { prefix: prefix.into(), names, ..self }
     }
 
     /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
@@ -321,15 +321,14 @@ impl RedisStore {
     /// would deny them: until [`retry_after`](Decision::retry_after), but at most for this time.
     /// Their [`source`](Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
     /// is allowed without Redis. A remembered denial applies to a check against the limit that has
-    /// denied, alone or together with other limits:
-    ///
-    /// - with the same quota
-    /// - with at least the cost of the denied check
-    /// - with at most its longest wait
+    /// denied, alone or together with other limits, with the same quota and at least the cost of the
+    /// denied check, if it may not wait until its units are available.
     ///
     /// If this store returns units of the key, resets it, or applies another quota, it drops the
-    /// denial. If another process does, or if Redis loses the key, this process may deny for up to
-    /// this time what Redis would allow. At most 57,344 denials are remembered, in up to 20 MB.
+    /// denials of the key. If another process does, or if Redis loses the key, this process may deny
+    /// for up to this time what Redis would allow. At most 57,344 keys with denials are remembered,
+    /// in up to 26 MB. Up to four denials of a key are remembered, of different costs; if all keys
+    /// have four, they take 40 MB.
     #[must_use]
     pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
         Self { denials: self.denials.with_ttl(denial_ttl), ..self }

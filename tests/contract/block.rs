@@ -19,7 +19,7 @@ use tower_ratelimit::{
     Rejection, Source, key,
 };
 
-use crate::support::{self, ALGORITHMS, counting, get, server::RedisServer};
+use crate::support::{self, ALGORITHMS, counting, get, recorder::Recorder, server::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -279,6 +279,37 @@ async fn a_block_that_is_over_does_not_disturb_a_request_that_waits() {
     }
 }
 
+#[tokio::test]
+async fn a_block_that_another_process_has_lifted_does_not_disturb_later_requests_that_wait() {
+    let server = RedisServer::start();
+    let (recorder, quota) = (Recorder::new(), Quota::per_second(50).burst(1));
+    let [here, there] =
+        [forgetful(&server).await.observe(recorder.clone()), forgetful(&server).await]
+            .map(|store| Limiter::new(store, Algorithm::token_bucket(), quota));
+    let layer = RateLimitLayer::new(&here, key::Global).max_wait(HOUR).max_lateness(HOUR);
+    let service = layer.layer(counting(&Arc::default()));
+    for finds in ["denied", "waits", "began"] {
+        let blocks = if finds == "began" { &here } else { &there };
+        blocks.block("global", 3 * HOUR).await.unwrap();
+        let found = match finds {
+            "denied" => here.check("global").await.unwrap(),
+            "waits" => here.check_within("global", 1, 4 * HOUR).await.unwrap(),
+            _ => here.peek("global").await.unwrap(),
+        };
+        assert!(found.is_blocked());
+        there.reset("global").await.unwrap();
+        recorder.take();
+        let requests = (0..20).map(|_| tokio::spawn(service.clone().oneshot(get(&[]))));
+        for request in requests.collect::<Vec<_>>() {
+            assert_eq!(request.await.unwrap().unwrap().status(), StatusCode::OK, "{finds}");
+        }
+        let events = recorder.take();
+        let count = |word| events.iter().filter(|event| event.starts_with(word)).count();
+        assert_eq!((count("decided"), count("released")), (20, 0), "{finds}: {events:?}");
+        there.reset("global").await.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_for_the_end_of_a_block_keeps_its_instant_when_it_is_lifted() {
     for algorithm in ALGORITHMS {
@@ -354,7 +385,7 @@ async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(rejected.headers()["retry-after"], "5");
     let rejection = rejected.extensions().get::<Rejection>().unwrap();
-    assert_eq!(rejection.to_string(), "the key is blocked; try again in 5s");
+    assert_eq!(rejection.to_string(), "the key is blocked; try again in 5 s");
     assert!(rejected.extensions().get::<Decision>().unwrap().is_blocked());
     assert_eq!(support::json(rejected).await["title"], "The client is blocked");
     assert_eq!(calls.load(Ordering::Relaxed), 0);

@@ -361,7 +361,7 @@ async fn values_can_be_denied_or_exempt() {
 #[tokio::test]
 async fn a_missing_key_can_have_any_status() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Bearer::new())
-        .missing_key(MissingKey::RejectWith(StatusCode::UNAUTHORIZED))
+        .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED))
         .map_rejection(|_, _, mut response| {
             if response.status() == StatusCode::UNAUTHORIZED {
                 let bearer = HeaderValue::from_static("Bearer");

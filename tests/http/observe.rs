@@ -111,18 +111,18 @@ async fn a_failed_call_is_one_failure_and_the_policy_one_decision() {
     let _ = limiter.check("alice").await.unwrap();
     recorder.take();
     assert!(limiter.check("ben").await.is_err());
-    assert_eq!(recorder.take(), ["failed default full"]);
+    assert_eq!(recorder.take(), ["failed default check full"]);
     let open = limiter.clone().on_failure(FailurePolicy::Open);
     let _ = open.check("ben").await.unwrap();
-    let uncounted = ["failed default full", "decided default ben Allowed Open"];
+    let uncounted = ["failed default check full", "decided default ben Allowed Open"];
     assert_eq!(recorder.take(), uncounted);
     let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
     let ben = || get(&[("x-user", "ben")]);
     assert_eq!(send(&layer, ben()).await, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(recorder.take(), ["failed default full", "rejected store -"]);
+    assert_eq!(recorder.take(), ["failed default check full", "rejected store -"]);
     let layer = layer.on_failure(FailurePolicy::Open);
     assert_eq!(send(&layer, ben()).await, StatusCode::OK);
-    let uncounted = ["failed default full", "decided default header:x-user=ben Allowed Open"];
+    let uncounted = ["failed default check full", "decided default header:x-user=ben Allowed Open"];
     assert_eq!(recorder.take(), uncounted);
 }
 
@@ -164,7 +164,7 @@ async fn rejections_have_reasons() {
     };
     assert_eq!(rejected(layer(3), alice()).await, ["rejected cost_above_quota api"]);
     assert_eq!(rejected(layer(1), get(&[])).await, ["rejected missing_key -"]);
-    let unauthorized = MissingKey::RejectWith(StatusCode::UNAUTHORIZED);
+    let unauthorized = MissingKey::reject_with(StatusCode::UNAUTHORIZED);
     let layer = layer(1).missing_key(unauthorized);
     assert_eq!(rejected(layer.clone(), get(&[])).await, ["rejected forbidden -"]);
     assert_eq!(rejected(layer.deny(|_| true), alice()).await, ["rejected forbidden -"]);
@@ -264,7 +264,7 @@ async fn the_metrics_count_what_happened() {
         r#"tower_ratelimit_keys{store="main"} 1"#,
         r#"tower_ratelimit_keys_limit{store="main"} 10"#,
         r#"tower_ratelimit_waiting_requests{store="main",limiter="api"} 0"#,
-        r#"tower_ratelimit_store_errors_total{store="main",limiter="api",kind="full"} 0"#,
+        r#"tower_ratelimit_store_errors_total{store="main",limiter="api",operation="check",kind="full"} 0"#,
     ] {
         assert!(text.lines().any(|it| it == line), "{line}\n{text}");
     }

@@ -3,6 +3,7 @@
 
 use std::{
     convert::Infallible,
+    panic::catch_unwind,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -18,7 +19,7 @@ use serde_json::json;
 use tokio_stream::StreamExt;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Decision, Error, FailurePolicy, Headers, Limiter, MemoryStore, Quota,
+    Algorithm, Decision, Error, FailurePolicy, Headers, Limiter, MemoryStore, MissingKey, Quota,
     RateLimitLayer, RedisStore, Rejection, RequestError, Reset, ResponseBody, Source, key,
 };
 
@@ -252,6 +253,59 @@ async fn a_decision_has_headers_and_whole_seconds() {
     assert_eq!(limiter.check("ada").await.unwrap().retry_after_secs(), Some(1));
     let denied = RequestError::denied(StatusCode::FORBIDDEN, "no");
     assert_eq!(Rejection::Request(denied).retry_after_secs(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_text_of_a_rejection_rounds_its_wait_as_the_default_body_does() {
+    let limiter = in_memory(Quota::per_minute(1));
+    let layer = RateLimitLayer::new(limiter.clone(), key::Global);
+    assert_eq!(send(&layer, get(&[])).await.status(), StatusCode::OK);
+    for (passed, seconds) in [(131, "60"), (869, "59"), (58_001, "1")] {
+        tokio::time::advance(Duration::from_millis(passed)).await;
+        let response = send(&layer, get(&[])).await;
+        assert_eq!(header(&response, "retry-after"), [seconds]);
+        let rejection: &Rejection = response.extensions().get().unwrap();
+        let text = format!("the quota is used up; try again in {seconds} s");
+        assert_eq!(rejection.to_string(), text);
+        assert_eq!(body_of(response).await["detail"], format!("Try again in {seconds} s."));
+    }
+    limiter.block("global", Duration::from_millis(1_500)).await.unwrap();
+    let rejection = Rejection::Denied(limiter.check("global").await.unwrap());
+    assert_eq!(rejection.to_string(), "the key is blocked; try again in 2 s");
+}
+
+#[tokio::test]
+async fn the_default_body_ends_with_a_newline() {
+    let limiter = in_memory(Quota::per_hour(1));
+    let layer = RateLimitLayer::new(limiter, key::Header::new("user"));
+    for user in [&[("user", "ada")][..], &[("user", "ada")], &[]] {
+        let response = send(&layer, get(user)).await;
+        let is_rejected = response.extensions().get::<Rejection>().is_some();
+        let length = http_body::Body::size_hint(response.body()).exact();
+        let body = text(response).await;
+        assert_eq!(length, Some(body.len() as u64));
+        assert_eq!(body.ends_with(b"}\n"), is_rejected, "{body:?}");
+        assert_eq!(body.is_empty(), !is_rejected, "{body:?}");
+    }
+}
+
+#[test]
+fn the_status_of_a_rejection_is_that_of_an_error() {
+    for status in [400, 401, 429, 503, 599] {
+        let status = StatusCode::from_u16(status).unwrap();
+        let _ = (RequestError::denied(status, "no"), MissingKey::reject_with(status));
+    }
+    for status in [100, 200, 204, 302, 399, 600] {
+        let status = StatusCode::from_u16(status).unwrap();
+        let denied: fn(_) = |status| drop(RequestError::denied(status, "no"));
+        let without_key: fn(_) = |status| _ = MissingKey::reject_with(status);
+        for reject in [denied, without_key] {
+            let panic = catch_unwind(|| reject(status)).unwrap_err();
+            let text = panic.downcast_ref::<String>().unwrap();
+            let expected = format!("a rejection has a status of 400 to 599, not {status}");
+            assert_eq!(*text, expected);
+        }
+    }
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     future::ready,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     sync::{
         Arc, Mutex,
@@ -252,17 +253,32 @@ async fn a_buffer_outside_never_fills() {
     assert_eq!(as_text(&answers), [DENIED, DENIED, ("ADA", 1), ("ADA", 2), ("ADA", 3)]);
 }
 
+/// What a service does instead of becoming ready.
+#[derive(Clone, Copy, PartialEq)]
+enum Unready {
+    Waits,
+    Fails,
+    Panics,
+    WaitsAndPanics,
+}
+
 /// The charge of a request is released if the request is dropped, or fails, before the service is
 /// ready, on each path through the layer.
-async fn costs_nothing_before_the_service_is_ready(fails: bool) {
+async fn costs_nothing_before_the_service_is_ready(unready: Unready) {
     #[derive(Clone)]
-    struct NeverReady(bool);
+    struct NeverReady(Unready, bool);
     impl Service<Request<Body>> for NeverReady {
         type Response = Response<()>;
         type Error = OwnError;
         type Future = std::future::Ready<Result<Response<()>, OwnError>>;
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), OwnError>> {
-            if self.0 { Poll::Ready(Err(OwnError)) } else { Poll::Pending }
+            let was_polled = std::mem::replace(&mut self.1, true);
+            match self.0 {
+                Unready::Fails => Poll::Ready(Err(OwnError)),
+                Unready::Panics => panic!("as intended"),
+                Unready::WaitsAndPanics if was_polled => panic!("as intended"),
+                Unready::Waits | Unready::WaitsAndPanics => Poll::Pending,
+            }
         }
         fn call(&mut self, _: Request<Body>) -> Self::Future {
             panic!("the service is not ready");
@@ -293,17 +309,22 @@ async fn costs_nothing_before_the_service_is_ready(fails: bool) {
     ];
     for (way, layer) in ways {
         let limiters = limiters();
-        let mut service = layer(&limiters).layer(NeverReady(fails));
+        let mut service = layer(&limiters).layer(NeverReady(unready, false));
         let mut response = Box::pin(service.call(get(&[])));
-        match poll_once(response.as_mut()) {
-            Poll::Ready(Err(OwnError)) if fails => {}
-            Poll::Pending if !fails => {
+        let mut poll = || catch_unwind(AssertUnwindSafe(|| poll_once(response.as_mut())));
+        match poll() {
+            Ok(Poll::Ready(Err(OwnError))) if unready == Unready::Fails => {}
+            Ok(Poll::Pending) if unready == Unready::Waits => {
                 let left = limiters[0].peek("ada").await.unwrap().remaining();
                 assert_eq!(left, 0, "{way}: the request is not charged meanwhile");
-                drop(response);
             }
-            polled => panic!("{way}: {:?}", polled.map(|result| result.map(|_| ()))),
+            Ok(Poll::Pending) if unready == Unready::WaitsAndPanics => {
+                assert!(poll().is_err(), "{way}: no panic");
+            }
+            Err(_) if unready == Unready::Panics => {}
+            polled => panic!("{way}: {:?}", polled.map(|it| it.map(|result| result.map(|_| ())))),
         }
+        drop(response);
         for limiter in limiters {
             assert_eq!(limiter.peek("ada").await.unwrap().remaining(), 1, "{way}");
         }
@@ -312,12 +333,18 @@ async fn costs_nothing_before_the_service_is_ready(fails: bool) {
 
 #[tokio::test]
 async fn a_request_that_is_dropped_before_the_service_is_ready_costs_nothing() {
-    costs_nothing_before_the_service_is_ready(false).await;
+    costs_nothing_before_the_service_is_ready(Unready::Waits).await;
 }
 
 #[tokio::test]
 async fn a_request_costs_nothing_if_the_service_fails_to_become_ready() {
-    costs_nothing_before_the_service_is_ready(true).await;
+    costs_nothing_before_the_service_is_ready(Unready::Fails).await;
+}
+
+#[tokio::test]
+async fn a_request_costs_nothing_if_the_service_panics_instead_of_becoming_ready() {
+    costs_nothing_before_the_service_is_ready(Unready::Panics).await;
+    costs_nothing_before_the_service_is_ready(Unready::WaitsAndPanics).await;
 }
 
 #[tokio::test]

@@ -146,7 +146,7 @@ fn wait(denied: &Decision) -> Duration {
 }
 
 #[tokio::test]
-async fn a_denial_is_used_for_larger_costs_and_shorter_waits_only() {
+async fn a_denial_is_used_for_larger_costs_and_for_each_wait_that_does_not_suffice() {
     let server = RedisServer::start();
     let limiter = hundred_per_hour(&server).await;
     let minute = Duration::from_secs(60);
@@ -162,14 +162,34 @@ async fn a_denial_is_used_for_larger_costs_and_shorter_waits_only() {
     assert_eq!(check(10, minute).await, Source::Cached);
     assert_eq!(check(10, Duration::ZERO).await, Source::Cached);
     assert_eq!(check(9, 2 * minute).await, Source::Store);
-    assert_eq!(check(9, 3 * minute).await, Source::Store);
-    assert_eq!(check(9, 3 * minute).await, Source::Cached);
+    // The cost of 9 is restored after 5 minutes and 24 s, and that of 10 after 6 minutes.
+    assert_eq!(check(9, 5 * minute).await, Source::Cached);
+    assert_eq!(check(10, 5 * minute + minute / 2).await, Source::Cached);
     let before = calls(&server);
     let peek = limiter.peek("key").await.unwrap();
     assert_eq!((peek.is_allowed(), peek.source()), (false, Source::Store));
     limiter.spend("key", 1).await.unwrap();
     assert_eq!(calls(&server), before + 2);
     assert_eq!(check(9, 3 * minute).await, Source::Cached);
+}
+
+#[tokio::test]
+async fn a_flood_with_several_costs_and_waits_sends_one_command_for_each_cost() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        let limiter = limiter(&server, algorithm, Quota::per_hour(4)).await;
+        limiter.spend("key", 4).await.unwrap();
+        let before = calls(&server);
+        for number in 0..1_000_u32 {
+            let (cost, wait) = (4 - number % 4, Duration::from_secs((number * 37 % 600).into()));
+            let denied = limiter.check_within("key", cost, wait).await.unwrap();
+            assert!(!denied.is_allowed() && denied.cost() == cost, "{algorithm}: {denied:?}");
+        }
+        let sent = calls(&server) - before;
+        // A leaky bucket denies for lack of room, or because a request may not wait as long.
+        let most = if algorithm == Algorithm::LeakyBucket { 8 } else { 4 };
+        assert!((1..=most).contains(&sent), "{algorithm}: {sent} commands");
+    }
 }
 
 /// Spends the quota of a key until a denial is remembered, and applies a change with the last
@@ -300,6 +320,33 @@ async fn each_change_of_the_limit_that_denied_drops_the_denial_of_several_limits
     exhaust().await;
     many.reset("other").await.unwrap();
     assert_eq!(charge.check().await.unwrap().source(), Source::Cached);
+}
+
+#[tokio::test]
+async fn handles_of_a_store_with_the_same_prefix_share_denials_and_blocks() {
+    let server = RedisServer::start();
+    let store = support::redis_store(&server).await.denial_ttl(24 * HOUR);
+    let limiter = |prefix: &str, quota| {
+        let store = store.clone().prefix(prefix);
+        Limiter::try_named("api", store, Algorithm::FixedWindow, quota)
+    };
+    let old = limiter("x", Quota::per_day(2)).unwrap();
+    let other = limiter("y", Quota::per_day(2)).unwrap();
+    assert!(limiter("x", Quota::per_day(2)).is_err(), "the name is taken");
+    let _ = exhaust(&old).await;
+    assert_remembered(&old).await;
+    assert!(other.check("key").await.unwrap().is_allowed(), "of another prefix");
+    drop(old);
+
+    let new = limiter("x", Quota::per_day(2)).unwrap();
+    assert_remembered(&new).await;
+    let later = store.clone().prefix("x").deadline(HOUR);
+    let later = Limiter::named("other", later, Algorithm::FixedWindow, Quota::per_day(2));
+    let both = Charge::new(&new, "key").and(Charge::new(&later, "key"));
+    assert_eq!(both.check().await.unwrap().source(), Source::Cached, "limits of one store");
+    new.reset("key").await.unwrap();
+    assert!(both.check().await.unwrap().is_allowed());
+    assert_eq!(other.check("key").await.unwrap().remaining(), 0);
 }
 
 #[tokio::test]

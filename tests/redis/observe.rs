@@ -85,17 +85,45 @@ async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_even
     assert_eq!((count("breaker"), count("decided")), (1, 0), "{events:?}");
 
     assert!(limiter.check("key").await.is_err());
-    assert_eq!(recorder.take(), ["failed api circuit_open"]);
+    assert_eq!(recorder.take(), ["failed api check circuit_open"]);
     let local = limiter.clone().on_failure(FailurePolicy::Local { share: 0.5 });
     let _ = local.check("key").await.unwrap();
     let events = recorder.take();
     let decided = "decided api key Allowed Local".to_owned();
-    assert!(events.starts_with(&["failed api circuit_open".to_owned()]), "{events:?}");
+    assert!(events.starts_with(&["failed api check circuit_open".to_owned()]), "{events:?}");
     assert!(events.ends_with(&[decided]) && events.len() <= 3, "{events:?}");
 
     server.restart();
     until("the store uses Redis again", async || store.health().is_available).await;
     assert_eq!(recorder.take(), ["breaker closed"]);
+}
+
+#[tokio::test]
+async fn failures_name_their_operation_and_each_check_is_one_decision_or_one_failure() {
+    let (mut server, recorder) = (RedisServer::start(), Recorder::new());
+    let store = RedisStore::connect(&server.url()).await.unwrap().observe(recorder.clone());
+    let limiter = once_per_hour(store);
+    let mut checks = 1;
+    let allowed = limiter.check("key").await.unwrap();
+    server.kill();
+    for _ in 0..10 {
+        assert!(limiter.check("key").await.is_err());
+        checks += 1;
+        assert!(limiter.peek("key").await.is_err());
+        assert!(limiter.spend("key", 1).await.is_err());
+        assert!(limiter.refund("key", 1).await.is_err());
+        assert!(limiter.cancel("key", allowed.clone()).await.is_err());
+        assert!(limiter.reset("key").await.is_err());
+        assert!(limiter.block("key", Duration::from_secs(1)).await.is_err());
+        assert!(limiter.unblock("key").await.is_err());
+    }
+    let events = recorder.take();
+    let count = |word: &str| events.iter().filter(|it| it.starts_with(word)).count();
+    assert_eq!(count("decided") + count("failed api check "), checks, "{events:?}");
+    for operation in ["peek", "spend", "refund", "release", "reset", "block", "unblock"] {
+        assert_eq!(count(&format!("failed api {operation} ")), 10, "{operation}: {events:?}");
+    }
+    assert_eq!(count("failed"), 80, "{events:?}");
 }
 
 #[tokio::test]
@@ -113,7 +141,7 @@ async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() 
     recorder.take();
     for i in 0..20 {
         assert!(limiter.check(i).await.is_err());
-        assert_eq!(recorder.take(), ["batch api 1", "failed api error_reply"]);
+        assert_eq!(recorder.take(), ["batch api 1", "failed api check error_reply"]);
     }
     assert!(store.health().is_available);
     set(&["+set"]);
@@ -145,7 +173,7 @@ async fn errors_of_one_key_are_one_event_which_names_the_limiter_but_not_the_key
         recorder.take();
         for _ in 0..20 {
             assert!(limiter.check(key).await.is_err());
-            assert_eq!(recorder.take(), ["batch api 1", "failed api error_reply"]);
+            assert_eq!(recorder.take(), ["batch api 1", "failed api check error_reply"]);
             let _ = limiter.check("other").await.unwrap();
             recorder.take();
         }
@@ -369,14 +397,16 @@ async fn the_metrics_of_redis_are_counted() {
         assert!(limiter.check("ben").await.is_err());
     }
     assert!(limiter.check("ben").await.is_err());
+    assert!(limiter.peek("ben").await.is_err());
     let text = handle.render();
     for line in [
         r#"tower_ratelimit_decisions_total{limiter="api",outcome="allowed",source="store"} 1"#,
         r#"tower_ratelimit_decisions_total{limiter="api",outcome="denied",source="store"} 1"#,
         r#"tower_ratelimit_decisions_total{limiter="api",outcome="denied",source="cached"} 1"#,
         r#"tower_ratelimit_decision_duration_seconds_count{limiter="api"} 2"#,
-        r#"tower_ratelimit_store_errors_total{limiter="api",kind="circuit_open"} 1"#,
-        r#"tower_ratelimit_store_errors_total{limiter="api",kind="error_reply"} 0"#,
+        r#"tower_ratelimit_store_errors_total{limiter="api",operation="check",kind="circuit_open"} 1"#,
+        r#"tower_ratelimit_store_errors_total{limiter="api",operation="check",kind="error_reply"} 0"#,
+        r#"tower_ratelimit_store_errors_total{limiter="api",operation="peek",kind="circuit_open"} 1"#,
         r#"tower_ratelimit_rejections_total{reason="store"} 0"#,
     ] {
         assert!(text.lines().any(|it| it == line), "{line}\n{text}");

@@ -52,7 +52,8 @@ impl Observer for Recorder {
     }
 
     fn store_failed(&self, event: &StoreFailed<'_>) {
-        self.add(format!("failed {} {}", event.limiter, event.kind.as_str()));
+        let (operation, kind) = (event.operation.as_str(), event.kind.as_str());
+        self.add(format!("failed {} {operation} {kind}", event.limiter));
     }
 
     fn rejected(&self, event: &Rejected<'_>) {

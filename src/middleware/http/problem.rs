@@ -80,6 +80,7 @@ impl Problem {
         }
     }
 
+    /// Returns the body. It ends with a newline, for terminals.
     fn to_json(&self) -> String {
         let Self { status, kind, title, detail, violated_policy } = self;
         let (code, detail) = (status.as_u16(), json_string(detail));
@@ -88,7 +89,7 @@ impl Problem {
             .unwrap_or_default();
         format!(
             "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{code},\"detail\":{detail}\
-             {policies}}}"
+             {policies}}}\n"
         )
     }
 }

@@ -1,33 +1,37 @@
 //! The blocks of keys that this process knows: those that it began, and those that it has found in
-//! decisions of the store. Only requests that wait look for them, so one lock suffices.
+//! decisions of the store. It knows no decisions.
 
-use std::{ptr, sync::Mutex, time::Duration};
+use std::{ptr, time::Duration};
 
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use crate::{keys::Key, sync::lock};
+use crate::keys::Key;
 
-/// More blocks are not remembered.
-const MAX_BLOCKS: usize = 10_000;
+/// More blocks of a part of the keys are not remembered.
+const MAX_BLOCKS: usize = 256;
 
 /// The time for which a full table is not searched for blocks that are over.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 
+/// The blocks of a part of the keys.
 #[derive(Default)]
-pub(super) struct Blocks(Mutex<Table>);
-
-#[derive(Default)]
-struct Table {
-    blocks: HashTable<Block>,
+pub(super) struct Blocks {
+    table: HashTable<Block>,
     searched: Option<Instant>,
+    /// The number of times that a block was found.
+    found: u64,
 }
 
-struct Block {
+#[derive(Debug)]
+pub(super) struct Block {
     hash: u64,
     limiter: &'static str,
     key: Key<'static>,
-    until: Instant,
+    pub(super) until: Instant,
+    /// Which of all finds was the last one of this block. A decision that was sent before it may be
+    /// older than the block.
+    pub(super) found: u64,
 }
 
 impl Block {
@@ -37,30 +41,37 @@ impl Block {
 }
 
 impl Blocks {
-    pub(super) fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<Instant> {
-        let table = lock(&self.0);
-        Some(table.blocks.find(hash, |block| block.is(limiter, key))?.until)
+    pub(super) fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&Block> {
+        self.table.find(hash, |block| block.is(limiter, key))
     }
 
-    pub(super) fn insert(&self, hash: u64, limiter: &'static str, key: &Key<'_>, until: Instant) {
-        let Table { blocks, searched } = &mut *lock(&self.0);
-        if let Some(block) = blocks.find_mut(hash, |block| block.is(limiter, key)) {
-            block.until = until;
+    pub(super) fn insert(
+        &mut self,
+        hash: u64,
+        limiter: &'static str,
+        key: &Key<'_>,
+        until: Instant,
+    ) {
+        self.found += 1;
+        let found = self.found;
+        if let Some(block) = self.table.find_mut(hash, |block| block.is(limiter, key)) {
+            (block.until, block.found) = (until, found);
             return;
         }
         let now = Instant::now();
-        if blocks.len() == MAX_BLOCKS && searched.is_none_or(|at| now >= at + SEARCH_PAUSE) {
-            blocks.retain(|block| block.until > now);
+        let Self { table, searched, .. } = self;
+        if table.len() == MAX_BLOCKS && searched.is_none_or(|at| now >= at + SEARCH_PAUSE) {
+            table.retain(|block| block.until > now);
             *searched = Some(now);
         }
-        if blocks.len() < MAX_BLOCKS {
-            let block = Block { hash, limiter, key: key.clone().into_owned(), until };
-            blocks.insert_unique(hash, block, |block| block.hash);
+        if table.len() < MAX_BLOCKS {
+            let block = Block { hash, limiter, key: key.clone().into_owned(), until, found };
+            table.insert_unique(hash, block, |block| block.hash);
         }
     }
 
-    pub(super) fn remove(&self, hash: u64, limiter: &'static str, key: &Key<'_>) {
-        if let Ok(block) = lock(&self.0).blocks.find_entry(hash, |block| block.is(limiter, key)) {
+    pub(super) fn remove(&mut self, hash: u64, limiter: &'static str, key: &Key<'_>) {
+        if let Ok(block) = self.table.find_entry(hash, |block| block.is(limiter, key)) {
             block.remove();
         }
     }

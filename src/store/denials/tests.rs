@@ -33,6 +33,17 @@ fn bucket() -> Arc<Settings> {
     settings(Algorithm::token_bucket(), Quota::per_second(10))
 }
 
+const ALGORITHMS: [Algorithm; 8] = [
+    Algorithm::FixedWindow,
+    Algorithm::SlidingLog,
+    Algorithm::SlidingWindow { buckets: 1 },
+    Algorithm::SlidingWindow { buckets: 4 },
+    Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 0 },
+    Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 2 },
+    Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 2 },
+    Algorithm::LeakyBucket,
+];
+
 /// A check of one key, in milliseconds.
 #[derive(Clone, Copy)]
 struct Request<'a> {
@@ -71,16 +82,33 @@ impl<'a> Request<'a> {
 
     /// A denial of this request by the store.
     fn denial(self, wait: Duration) -> Decision {
+        self.decision(self.denied(wait))
+    }
+
+    fn denied(self, wait: Duration) -> EngineReply {
         let wait = wait.as_micros() as f64;
-        let (remaining, replenish, reset) = (0.0, wait / 2.0, 4.0 * wait);
-        let reply = EngineReply {
+        EngineReply {
             admitted: false,
             wait,
-            remaining,
-            replenish,
-            reset,
+            replenish: wait / 2.0,
+            reset: 4.0 * wait,
             ..EngineReply::uncounted(0.0)
-        };
+        }
+    }
+
+    /// A denial of this request by a block.
+    fn blocked(self, rest: Duration) -> Decision {
+        let blocked = rest.as_micros() as f64;
+        let (admitted, wait) = (false, blocked - self.max_wait);
+        self.decision(EngineReply { admitted, wait, blocked, ..EngineReply::uncounted(0.0) })
+    }
+
+    fn allowed(self, delay: Duration) -> Decision {
+        let wait = delay.as_micros() as f64;
+        self.decision(EngineReply { wait, ..EngineReply::uncounted(0.0) })
+    }
+
+    fn decision(self, reply: EngineReply) -> Decision {
         Decision::new(self.settings.policy(self.cost), reply, Action::Check, 0.0)
     }
 
@@ -146,17 +174,233 @@ fn clones_with_other_ttls_share_the_denials() {
     assert!(request.find(&denials, now).is_none());
 }
 
+const SECOND: f64 = 1e6;
+
 #[test]
-fn a_denial_holds_for_no_smaller_cost_and_no_longer_wait() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
-    let denied = Request { cost: 5, max_wait: 1e6, ..Request::new(&settings) };
-    denied.deny(&denials, HOUR, now);
-    let find = |cost, max_wait| {
-        let request = Request { cost, max_wait, ..denied };
-        request.find(&denials, now).map(|denial| denial.cost())
+fn a_denial_holds_for_no_smaller_cost_and_until_the_wait_of_a_request_would_suffice() {
+    let (denials, settings, start) = (Denials::new(HOUR), bucket(), Instant::now());
+    let denied = Request { cost: 5, max_wait: 20.0 * SECOND, ..Request::new(&settings) };
+    denied.deny(&denials, 10_000 * MILLISECOND, start);
+    let find = |cost, max_wait, millis| {
+        let request = Request { cost, max_wait: max_wait * SECOND, ..denied };
+        let denial = request.find(&denials, start + millis * MILLISECOND)?;
+        assert_eq!(denial.cost(), cost);
+        Some(denial.retry_after().unwrap().as_secs_f64())
     };
-    assert_eq!((find(5, 1e6), find(7, 1e6), find(5, 0.0)), (Some(5), Some(7), Some(5)));
-    assert_eq!((find(4, 1e6), find(4, 0.0), find(5, 1e6 + 1.0)), (None, None, None));
+    // It conforms after 30 s.
+    assert_eq!((find(5, 20.0, 0), find(7, 20.0, 4_000)), (Some(10.0), Some(6.0)));
+    assert_eq!((find(5, 0.0, 0), find(5, 0.0, 29_000)), (Some(30.0), Some(1.0)));
+    assert_eq!((find(5, 29.0, 0), find(5, 29.0, 998)), (Some(1.0), Some(0.002)));
+    assert_eq!(
+        (find(5, 20.0, 9_990), find(5, 29.0, 999), find(5, 0.0, 29_970)),
+        (None, None, None)
+    );
+    assert_eq!((find(4, 20.0, 0), find(4, 0.0, 0), find(5, 30.0, 0)), (None, None, None));
+}
+
+#[test]
+fn a_leaky_bucket_denies_until_there_is_room_and_a_request_may_wait_as_long() {
+    let settings = settings(Algorithm::LeakyBucket, Quota::per_second(10));
+    let start = Instant::now();
+    // Requests leave after 40 s, and there is room in 25 s. So one that may wait 20 s is denied for
+    // lack of room, and one that may wait 5 s because it may not wait as long.
+    let denied = |max_wait: f64, seconds: u32| {
+        let denials = Denials::new(HOUR);
+        let request = Request { max_wait: max_wait * SECOND, ..Request::new(&settings) };
+        let reply =
+            EngineReply { reset: 40.0 * SECOND, ..request.denied(seconds * 1_000 * MILLISECOND) };
+        let _ = request.send(&denials, start).decided(request.decision(reply), || start);
+        move |max_wait: f64, millis: u32| {
+            let request = Request { max_wait: max_wait * SECOND, ..request };
+            let denial = request.find(&denials, start + millis * MILLISECOND)?;
+            Some(denial.retry_after().unwrap().as_secs())
+        }
+    };
+    let find = denied(20.0, 25);
+    assert_eq!([0.0, 5.0, 20.0, 50.0].map(|wait| find(wait, 0)), [40, 35, 25, 25].map(Some));
+    assert_eq!((find(0.0, 39_000), find(50.0, 24_000)), (Some(1), Some(1)));
+    assert_eq!((find(0.0, 39_970), find(50.0, 24_980)), (None, None));
+    let find = denied(5.0, 35);
+    assert_eq!([0.0, 5.0, 20.0, 39.0].map(|wait| find(wait, 0)), [40, 35, 20, 1].map(Some));
+    assert_eq!(find(40.0, 0), None);
+}
+
+#[test]
+fn denials_of_several_costs_are_remembered_and_the_longest_is_returned() {
+    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let request = |cost| Request { cost, ..Request::new(&settings) };
+    let found = |millis: u32| {
+        [1, 2, 3, 4, 5, 6, 7].map(|cost| {
+            let denial = request(cost).find(&denials, now + millis * MILLISECOND)?;
+            Some(denial.retry_after().unwrap().as_secs_f64().ceil() as u32)
+        })
+    };
+    // All are sent before the first answer.
+    let sent = [(6, 600), (5, 500), (4, 400), (2, 200), (3, 500), (1, 100)];
+    let sent = (0..).zip(sent).map(|(millis, (cost, seconds))| {
+        let sent = now + millis * MILLISECOND;
+        let denial = request(cost).denial(seconds * 1_000 * MILLISECOND);
+        (request(cost).send(&denials, sent), denial, sent)
+    });
+    let mut sent = sent.collect::<Vec<_>>().into_iter();
+    let mut receive = |count| {
+        for (undecided, denial, sent) in sent.by_ref().take(count) {
+            let _ = undecided.decided(denial, || sent);
+        }
+    };
+    receive(4);
+    let four = [None, Some(200), Some(200), Some(400), Some(500), Some(600), Some(600)];
+    assert_eq!(found(5), four);
+    // Those of costs 4 and 5 make room, because they deny no more than the next one, ..
+    receive(1);
+    assert_eq!(found(5), [None, Some(200), Some(500), Some(500), Some(500), Some(600), Some(600)]);
+    // .. which there is for a further one.
+    receive(1);
+    let five = [100, 200, 500, 500, 500, 600, 600].map(Some);
+    assert_eq!(found(5), five);
+    drop(denials.release(&settings, &Key::from("key")));
+    assert_eq!(found(5), [None; 7]);
+}
+
+#[test]
+fn beyond_four_denials_of_a_key_the_oldest_makes_room_but_not_that_of_the_least_cost() {
+    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let request = |cost| Request { cost, ..Request::new(&settings) };
+    let sent = (0..)
+        .zip([1, 6, 5, 4, 3, 2])
+        .map(|(millis, cost)| (request(cost).send(&denials, now + millis * MILLISECOND), cost));
+    for (undecided, cost) in sent.collect::<Vec<_>>() {
+        let denial = request(cost).denial(cost * 1_000 * MILLISECOND);
+        let _ = undecided.decided(denial, || now);
+    }
+    let found = [1, 2, 3, 4, 5, 6]
+        .map(|cost| request(cost).find(&denials, now).unwrap().retry_after().unwrap().as_secs());
+    assert_eq!(found, [1, 2, 3, 4, 4, 4]);
+}
+
+/// Requests of an exhausted key: the cost, the wait, and the time before the request.
+fn flood() -> impl Strategy<Value = Vec<(u32, f64, u64)>> {
+    vec((1..4_u32, (0..30_000_u32).prop_map(f64::from), 0..20_u64), 500)
+}
+
+#[test]
+fn a_flood_with_random_costs_and_waits_sends_few_commands() {
+    for algorithm in ALGORITHMS {
+        let most = AtomicU64::new(0);
+        proptest!(ProptestConfig::with_cases(50), |(flood in flood())| {
+            let mut world = World::new(algorithm, 1.0);
+            let params = world.settings().params;
+            let spent = world.engine_request(Action::Spend, 5, 0.0);
+            let _ = params.step(&mut world.state, &spent);
+            let (mut denied, mut allowed) = (0, 0);
+            for (cost, max_wait, time) in flood {
+                world.now += time;
+                let settings = world.settings();
+                let max_wait = max_wait.min(params.max_reservable());
+                let request = Request { cost, max_wait, ..Request::new(&settings) };
+                match request.look_up(&world.denials, Action::Check, world.instant()) {
+                    Lookup::Denied(_) => {}
+                    Lookup::Undecided(undecided) => {
+                        let request = world.engine_request(Action::Check, cost, max_wait);
+                        let reply = params.step(&mut world.state, &request);
+                        allowed += u64::from(reply.admitted);
+                        // The last thousandth of a wait is not used: clocks differ.
+                        denied += u64::from(!reply.admitted && reply.wait > 100.0);
+                        let policy = settings.policy(cost);
+                        let decision = Decision::new(policy, reply, Action::Check, 0.0);
+                        let _ = undecided.decided(decision, || world.instant());
+                    }
+                }
+            }
+            most.fetch_max(denied, Relaxed);
+            // A leaky bucket denies for lack of room, or because a request may not wait as long.
+            let of_each_cost = if algorithm == Algorithm::LeakyBucket { 2 } else { 1 };
+            let most = 3 * of_each_cost * (1 + allowed);
+            prop_assert!(denied <= most, "{denied} denied, {allowed} allowed");
+        });
+        println!("{algorithm}: at most {most:?} commands that are denied");
+    }
+}
+
+#[test]
+fn a_denial_by_a_block_denies_every_cost() {
+    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let request = Request { cost: 5, max_wait: 20.0 * SECOND, ..Request::new(&settings) };
+    let undecided = request.send(&denials, now);
+    let _ = undecided.decided(request.blocked(30_000 * MILLISECOND), || now);
+    for (cost, max_wait, retry_after) in [(5, 20.0, 10), (1, 0.0, 30), (9, 29.0, 1)] {
+        let request = Request { cost, max_wait: max_wait * SECOND, ..request };
+        let denial = request.find(&denials, now).unwrap();
+        assert!(denial.is_blocked());
+        assert_eq!(denial.retry_after(), Some(retry_after * 1_000 * MILLISECOND));
+    }
+    assert!(Request { max_wait: 30.0 * SECOND, ..request }.find(&denials, now).is_none());
+}
+
+/// Sends a check that finds a block, or one that finds none, and the answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Finding {
+    Send,
+    Blocked,
+    Free,
+}
+
+#[test]
+fn a_block_is_forgotten_after_a_decision_that_was_sent_later_and_does_not_find_it() {
+    use Finding::{Blocked, Free, Send};
+    let (settings, now) = (bucket(), Instant::now());
+    // Each check may wait, so that no remembered denial holds for it. The answers have the order
+    // of the checks.
+    for (events, knows) in [
+        (vec![Send, Blocked], true),
+        (vec![Send, Blocked, Send, Free], false),
+        (vec![Send, Send, Blocked, Free], true),
+        (vec![Send, Blocked, Send, Blocked, Send, Free], false),
+        (vec![Send, Blocked, Send, Send, Blocked, Free], true),
+        (vec![Send, Blocked, Send, Free, Send, Blocked], true),
+    ] {
+        for is_allowed in [true, false] {
+            let denials = Denials::new(Duration::ZERO);
+            let request = Request { max_wait: SECOND, ..Request::new(&settings) };
+            let mut sent = std::collections::VecDeque::new();
+            for event in &events {
+                let decision = match event {
+                    Send => {
+                        sent.push_back(request.send(&denials, now));
+                        continue;
+                    }
+                    Blocked => request.blocked(HOUR),
+                    Free if is_allowed => request.allowed(MILLISECOND),
+                    Free => request.denial(HOUR),
+                };
+                let _ = sent.pop_front().unwrap().decided(decision, || now);
+            }
+            let known = denials.blocked_until(&settings, &Key::from("key")).is_some();
+            assert_eq!(known, knows, "{events:?}, {is_allowed}");
+        }
+    }
+}
+
+#[test]
+fn of_several_limits_an_allowed_decision_ends_each_block_after_which_the_request_proceeds() {
+    let (first, second, now) = (bucket(), other_limiter(), Instant::now());
+    let requests = [Request::new(&first), Request::new(&second)];
+    let ends = Some(now + HOUR - HOUR / 1_000);
+    for (delay, forgotten) in [(MILLISECOND, true), (2 * HOUR, false)] {
+        let denials = Denials::new(Duration::ZERO);
+        for request in requests {
+            let _ = request.send(&denials, now).decided(request.blocked(HOUR), || now);
+        }
+        let known = |settings: &Settings| denials.blocked_until(settings, &Key::from("key"));
+        assert_eq!((known(&first), known(&second)), (ends, ends));
+        // It is about the first limit alone.
+        let denied = send_all(&denials, &requests, now);
+        let _ = denied.decided(requests[0].denial(HOUR), || now);
+        assert_eq!((known(&first), known(&second)), (None, ends));
+        let allowed = send_all(&denials, &requests, now);
+        let _ = allowed.decided(requests[0].allowed(delay), || now);
+        assert_eq!(known(&second).is_none(), forgotten);
+    }
 }
 
 #[test]
@@ -253,7 +497,7 @@ fn of_several_limits_the_one_that_denies_is_remembered() {
     assert_eq!(find(&[one, Request { cost: 6, ..two }]), Some((OTHER, 6, Source::Cached)));
     for other in [
         Request { cost: 4, ..two },
-        Request { max_wait: 1.0, ..two },
+        Request { max_wait: 3_600.0 * SECOND, ..two },
         Request { key: "other", ..two },
         one,
     ] {
@@ -369,6 +613,10 @@ fn the_number_of_denials_is_bounded_and_expired_ones_go() {
     let full = count(&denials);
     assert!((SHARDS * MAX_YOUNG..=2 * SHARDS * MAX_YOUNG).contains(&full), "{full}");
     assert_eq!(2 * SHARDS * MAX_YOUNG, 57_344, "as the documentation says");
+    // Tables of 512 buckets, and keys of 128 bytes.
+    let tables = 2 * SHARDS * 512 * (size_of::<Entry>() + 1);
+    let keys = 57_344 * 144;
+    assert!(tables + keys <= 26_000_000, "{tables} bytes, as the documentation says");
     let last = Request { key: "199999", ..Request::new(&settings) };
     assert!(last.find(&denials, start).is_some());
 
@@ -439,6 +687,9 @@ enum Changing {
     /// Of the last allowed request.
     Cancel,
     Reset,
+    /// For as long as one of the waits.
+    Block(usize),
+    Unblock,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -448,8 +699,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         cost().prop_map(Changing::Refund),
         Just(Changing::Cancel),
         Just(Changing::Reset),
+        (0..MAX_WAITS.len() - 1).prop_map(Changing::Block),
+        Just(Changing::Unblock),
     ];
-    let action = prop_oneof![3 => Just(Action::Check), 1 => Just(Action::Spend)];
+    let action = prop_oneof![
+        6 => Just(Action::Check),
+        2 => Just(Action::Spend),
+        1 => Just(Action::Block),
+    ];
     let step = prop_oneof![
         5 => (0..4_000_u64).prop_map(Step::Pass),
         2 => (0..150_u64).prop_map(Step::Approach),
@@ -468,7 +725,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// In microseconds.
-const MAX_WAITS: [f64; 3] = [0.0, 3e3, 1e6];
+const MAX_WAITS: [f64; 6] = [0.0, 1e3, 3e3, 8e3, 3e4, 1e6];
 
 /// A process and its store, with one key. Times are in microseconds.
 struct World {
@@ -491,6 +748,24 @@ struct World {
 }
 
 impl World {
+    fn new(algorithm: Algorithm, speed: f64) -> Self {
+        Self {
+            denials: Denials::new(HOUR),
+            start: Instant::now(),
+            now: 0,
+            speed,
+            state: State::Initial,
+            quotas: [5, 8].map(|limit| settings(algorithm, Quota::new(limit, WINDOW))),
+            quota: 0,
+            in_flight: vec![],
+            begun: vec![],
+            executed: vec![],
+            allowed: None,
+            retry_at: 0,
+            remembered: 0,
+        }
+    }
+
     fn settings(&self) -> Arc<Settings> {
         self.quotas[self.quota].clone()
     }
@@ -551,16 +826,31 @@ impl World {
 
     fn begin(&mut self, changing: Changing) {
         let settings = self.settings();
-        let (mut change, mut undecided) = (None, Undecided::default());
-        if let Changing::Refund(cost) = changing {
-            let request = Self::request(&settings, cost, 0);
-            match request.look_up(&self.denials, Action::Refund, self.instant()) {
-                Lookup::Undecided(refund) => undecided = refund,
+        let key = &Key::from("key");
+        let mut undecided = Undecided::default();
+        let mut look_up = |action, cost, max_wait| {
+            let request = Self::request(&settings, cost, max_wait);
+            match request.look_up(&self.denials, action, self.instant()) {
+                Lookup::Undecided(sent) => undecided = sent,
                 Lookup::Denied(denial) => panic!("{denial:?}"),
             }
-        } else {
-            change = Some(self.denials.release(&settings, &Key::from("key")));
-        }
+        };
+        let change = match changing {
+            Changing::Refund(cost) => {
+                look_up(Action::Refund, cost, 0);
+                None
+            }
+            Changing::Block(rest) => {
+                look_up(Action::Block, 1, rest);
+                None
+            }
+            Changing::Unblock => {
+                look_up(Action::Unblock, 1, 0);
+                None
+            }
+            Changing::Cancel => Some(self.denials.release(&settings, key)),
+            Changing::Reset => Some(self.denials.reset(&settings, key)),
+        };
         self.begun.push((changing, change, undecided));
     }
 
@@ -570,6 +860,15 @@ impl World {
         match changing {
             Changing::Refund(cost) => {
                 let request = self.engine_request(Action::Refund, cost, 0.0);
+                let _ = settings.params.step(&mut self.state, &request);
+            }
+            Changing::Block(rest) => {
+                let max_wait = MAX_WAITS[rest].min(settings.params.max_reservable());
+                let request = self.engine_request(Action::Block, 1, max_wait);
+                let _ = settings.params.step(&mut self.state, &request);
+            }
+            Changing::Unblock => {
+                let request = self.engine_request(Action::Unblock, 1, 0.0);
                 let _ = settings.params.step(&mut self.state, &request);
             }
             Changing::Cancel => {
@@ -594,6 +893,9 @@ impl World {
             }
             Step::Other { action, cost, max_wait } => {
                 let settings = self.settings();
+                if action == Action::Block && settings.algorithm == Algorithm::LeakyBucket {
+                    return; // a request may wait for the end of a block in a bucket that was full
+                }
                 let Request { cost, max_wait, .. } = Self::request(&settings, cost, max_wait);
                 let request = self.engine_request(action, cost, max_wait);
                 let _ = settings.params.step(&mut self.state, &request);
@@ -615,33 +917,10 @@ impl World {
 
 #[test]
 fn a_remembered_denial_denies_only_what_the_engine_would_deny() {
-    for algorithm in [
-        Algorithm::FixedWindow,
-        Algorithm::SlidingLog,
-        Algorithm::SlidingWindow { buckets: 1 },
-        Algorithm::SlidingWindow { buckets: 4 },
-        Algorithm::token_bucket(),
-        Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 2 },
-        Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 2 },
-        Algorithm::LeakyBucket,
-    ] {
+    for algorithm in ALGORITHMS {
         let remembered = AtomicU64::new(0);
         proptest!(|(steps in steps(), speed in 0.9995..1.0005)| {
-            let mut world = World {
-                denials: Denials::new(HOUR),
-                start: Instant::now(),
-                now: 0,
-                speed,
-                state: State::Initial,
-                quotas: [5, 8].map(|limit| settings(algorithm, Quota::new(limit, WINDOW))),
-                quota: 0,
-                in_flight: vec![],
-                begun: vec![],
-                executed: vec![],
-                allowed: None,
-                retry_at: 0,
-                remembered: 0,
-            };
+            let mut world = World::new(algorithm, speed);
             steps.into_iter().for_each(|step| world.step(step));
             remembered.fetch_add(world.remembered, Relaxed);
         });
