@@ -137,11 +137,6 @@ impl Denials {
         Self { memory: Arc::new(Memory { shards, blocks, hasher }), ttl }
     }
 
-    /// Returns an empty memory with the same TTL.
-    pub(crate) fn renewed(&self) -> Self {
-        Self::new(self.ttl)
-    }
-
     /// Returns the same memory with another TTL for later denials.
     pub(crate) fn with_ttl(self, ttl: Duration) -> Self {
         Self { ttl, ..self }
