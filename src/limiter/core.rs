@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{
     failure_policy::{FailurePolicy, Recovered},
     max_wait::MaxWait,
-    report::{is_reported, report_released, reported},
+    report::{is_reported, report_released, report_settings, reported},
     retry_queue::RetryQueues,
     version::{Current, Version, Versions},
 };
@@ -20,7 +20,7 @@ use crate::{
     decision::{Allowed, Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::{LimiterObservers, Observer},
+    observe::{KeyChange, LimiterObservers, Observer, SettingsChanged},
     quota::Quota,
     store::{
         AnyStore, LimitRequest, MemoryStore, Name, Names, Settings, Store, StoreFuture,
@@ -181,13 +181,21 @@ impl Limiter {
     /// # }
     /// ```
     pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
-        self.0.versions.update(None, quota)
+        self.update(None, quota)
     }
 
     /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
     #[cfg(feature = "serde")]
     pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
-        self.0.versions.update(Some(algorithm), quota)
+        self.update(Some(algorithm), quota)
+    }
+
+    fn update(&self, algorithm: Option<Algorithm>, quota: Quota) -> Result<(), ConfigError> {
+        if let Some((old, new)) = self.0.versions.update(algorithm, quota)? {
+            let [from, to] = [old, new].map(|it| (it.algorithm, it.quota));
+            report_settings(self.observers(), &SettingsChanged { limiter: self.name(), from, to });
+        }
+        Ok(())
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
@@ -573,8 +581,10 @@ impl Limiter {
         key: impl Into<Key<'_>>,
         duration: Duration,
     ) -> Result<Allowed, Error> {
-        let max_wait = micros(duration).min(LONGEST_BLOCK);
-        self.change_block(Action::Block, &key.into(), max_wait).await
+        let (key, max_wait) = (key.into(), micros(duration).min(LONGEST_BLOCK));
+        let decision = self.change_block(Action::Block, &key, max_wait).await?;
+        self.report_key_changed(&key, KeyChange::Blocked(duration));
+        Ok(decision)
     }
 
     /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
@@ -592,7 +602,10 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<Allowed, Error> {
-        self.change_block(Action::Unblock, &key.into(), 0.0).await
+        let key = key.into();
+        let decision = self.change_block(Action::Unblock, &key, 0.0).await?;
+        self.report_key_changed(&key, KeyChange::Unblocked);
+        Ok(decision)
     }
 
     async fn change_block(
@@ -643,8 +656,11 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        let answer = self.0.store.as_dyn().reset(&self.current().settings, &key.into());
-        self.reported_failure(answer).await
+        let key = key.into();
+        let answer = self.0.store.as_dyn().reset(&self.current().settings, &key);
+        self.reported_failure(answer).await?;
+        self.report_key_changed(&key, KeyChange::Reset);
+        Ok(())
     }
 
     /// Returns the name.

@@ -9,7 +9,10 @@ use crate::{
     decision::Decision,
     error::Error,
     keys::Key,
-    observe::{Decided, Observers, Released, WaitBegan, WaitEnded, log},
+    observe::{
+        Decided, KeyChange, KeyChanged, Observers, Released, SettingsChanged, WaitBegan, WaitEnded,
+        log,
+    },
     store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
@@ -98,6 +101,12 @@ pub(crate) fn report_decided(observers: &Observers, event: Decided<'_>) {
     }
 }
 
+/// Reports another quota or algorithm of a limiter.
+pub(super) fn report_settings(observers: &Observers, event: &SettingsChanged<'_>) {
+    observers.each(|observer| observer.settings_changed(event));
+    log::settings_changed(event);
+}
+
 /// Reports that units of a key are returned.
 pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
     observers.each(|observer| observer.released(&Released { limiter, key, units }));
@@ -118,6 +127,13 @@ impl Limiter {
     fn report_check(&self, key: &Key<'_>, result: Result<&Decision, &Error>) {
         let limit: Limit<'_> = (self.static_name(), self.observers(), key);
         report_result(Action::Check, [limit].into_iter(), result, None);
+    }
+
+    /// Reports that a call has changed a key.
+    pub(super) fn report_key_changed(&self, key: &Key<'_>, change: KeyChange) {
+        let event = KeyChanged { limiter: self.name(), key, change };
+        self.observers().each(|observer| observer.key_changed(&event));
+        log::key_changed(&event);
     }
 
     /// Reports the failure of a call that decides nothing.

@@ -50,6 +50,19 @@ async fn a_remembered_denial_is_a_decision_with_the_source_cached() {
 }
 
 #[tokio::test]
+async fn a_denial_by_a_block_has_the_outcome_blocked_also_if_it_is_remembered() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
+    limiter.block("alice", Duration::from_secs(60)).await.unwrap();
+    assert_eq!(recorder.take_of("blocked"), ["blocked api alice"]);
+    for source in ["Store timed", "Cached"] {
+        let _ = limiter.check("alice").await.unwrap();
+        let decided = format!("decided api alice Blocked {source}");
+        assert_eq!(recorder.take_of("decided"), [decided]);
+    }
+}
+
+#[tokio::test]
 async fn checks_that_go_together_are_in_one_batch_and_have_a_decision_each() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
     let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));

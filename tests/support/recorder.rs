@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use tower_ratelimit::observe::{
-    BatchSent, BreakerChanged, Decided, KeysHeld, Observer, Rejected, Released, StoreFailed,
-    WaitBegan, WaitEnded,
+    BatchSent, BreakerChanged, Decided, KeyChanged, KeysHeld, Observer, Rejected, Released,
+    Reloaded, SettingsChanged, StoreFailed, WaitBegan, WaitEnded,
 };
 
 #[derive(Default)]
@@ -53,6 +53,20 @@ impl Observer for Recorder {
 
     fn store_failed(&self, event: &StoreFailed<'_>) {
         self.add(format!("failed {} {}", event.limiter, event.kind.as_str()));
+    }
+
+    fn key_changed(&self, event: &KeyChanged<'_>) {
+        let KeyChanged { limiter, key, change, .. } = event;
+        self.add(format!("{} {limiter} {key}", change.as_str()));
+    }
+
+    fn settings_changed(&self, event: &SettingsChanged<'_>) {
+        self.add(format!("changed {event}"));
+    }
+
+    fn reloaded(&self, event: &Reloaded<'_>) {
+        let error = event.error.map(ToString::to_string);
+        self.add(format!("reloaded {}", error.unwrap_or_default()));
     }
 
     fn rejected(&self, event: &Rejected<'_>) {
