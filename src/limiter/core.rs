@@ -191,8 +191,8 @@ impl Limiter {
     }
 
     fn update(&self, algorithm: Option<Algorithm>, quota: Quota) -> Result<(), ConfigError> {
-        if let Some((old, new)) = self.0.versions.update(algorithm, quota)? {
-            let [from, to] = [old, new].map(|it| (it.algorithm, it.quota));
+        if let Some(versions) = self.0.versions.update(algorithm, quota)? {
+            let [from, to] = versions.map(|it| (it.algorithm, it.quota));
             report_settings(self.observers(), &SettingsChanged { limiter: self.name(), from, to });
         }
         Ok(())

@@ -112,7 +112,7 @@ impl Versions {
         &self,
         algorithm: Option<Algorithm>,
         quota: Quota,
-    ) -> Result<Option<(Arc<Settings>, Arc<Settings>)>, ConfigError> {
+    ) -> Result<Option<[Arc<Settings>; 2]>, ConfigError> {
         let changed = |known: &Settings| {
             let algorithm = algorithm.unwrap_or(known.algorithm);
             // A new version of the same settings would make the next check of each key slower.
@@ -127,7 +127,7 @@ impl Versions {
         let mut latest = latest.write().unwrap_or_else(PoisonError::into_inner);
         let Some(settings) = changed(&latest.settings)? else { return Ok(None) };
         let old = mem::replace(&mut *latest, Arc::new(Version::new(settings)));
-        Ok(Some((old.settings.clone(), latest.settings.clone())))
+        Ok(Some([old.settings.clone(), latest.settings.clone()]))
     }
 }
 

@@ -399,8 +399,8 @@ pub(super) fn status_of(error: &RedisError) -> Status {
         () if error.is_connection_refusal() => Status::Refused,
         () if !error.is_timeout() => Status::Unavailable,
         () if text.starts_with("cannot connect") => Status::Unreachable,
-        () if text.starts_with("cannot log in") => Status::Silent,
-        () => Status::Unavailable,
+        () if text.starts_with("cannot resolve") => Status::Unavailable,
+        () => Status::Silent, // during TLS or the login
     }
 }
 

@@ -46,7 +46,7 @@ impl fmt::Display for RedisCause {
                 f.write_str("; check the user and the password in the URL or in `RedisConfig`")
             }
             _ if !lacks_permission(&self.error) => Ok(()),
-            _ if text.contains("access") => {
+            _ if text.contains(" access ") && text.contains("key") => {
                 let prefix = self.prefix.as_deref().unwrap_or("PREFIX");
                 write!(
                     f,
