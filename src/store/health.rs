@@ -54,9 +54,10 @@ pub struct Health {
 /// The state of a server, as far as the store knows it from its own calls. In a cluster, it is that
 /// of the node in the worst state, and the variants are in that order.
 ///
-/// When Redis becomes unavailable, the store opens a connection of its own and sends a `PING`: so
-/// it tells a server that is stopped from one that hangs. Until the result is known, which takes up
-/// to 1.5 s, the status is [`Unavailable`](Status::Unavailable).
+/// When Redis becomes unavailable, the store opens another connection and sends a command that any
+/// server answers at once: so it tells a server that is stopped from one that hangs. Until the
+/// result is known, which can take some seconds, the status is
+/// [`Unavailable`](Status::Unavailable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Status {
@@ -68,8 +69,8 @@ pub enum Status {
     Rejecting,
     /// Redis does not answer, for another reason than those below.
     Unavailable,
-    /// Redis answers `PING`, but no decision in time: it is slow, or paused for writes (`CLIENT
-    /// PAUSE WRITE`).
+    /// Redis answers simple commands, but makes no decision in time: it is slow, or paused for writes
+    /// (`CLIENT PAUSE WRITE`).
     Slow,
     /// Redis rejects the user or the password.
     LoginRejected,
@@ -108,7 +109,7 @@ impl fmt::Display for Status {
             Self::Unknown => "Redis has not answered yet",
             Self::Rejecting => "Redis rejects decisions",
             Self::Unavailable => "Redis does not answer",
-            Self::Slow => "Redis answers PING, but no decision in time",
+            Self::Slow => "Redis answers, but makes no decision in time",
             Self::LoginRejected => "Redis rejects the login",
             Self::Silent => "Redis accepts connections, but does not answer",
             Self::Refused => "Redis refuses connections",

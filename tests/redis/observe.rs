@@ -190,8 +190,8 @@ async fn a_stopped_and_a_paused_server_are_told_apart() {
     until_status(&store, Status::Ready).await;
     for (number, status, text) in [
         (1, Status::Refused, "Redis refuses connections"),
-        (2, Status::Silent, "Redis accepts connections, but does not answer; it hangs"),
-        (3, Status::Slow, "Redis answers PING, but no decision in time; it is slow, or paused"),
+        (2, Status::Silent, "Redis accepts connections, but does not answer"),
+        (3, Status::Slow, "Redis answers, but makes no decision in time"),
     ] {
         match status {
             Status::Refused => server.kill(),
@@ -203,10 +203,8 @@ async fn a_stopped_and_a_paused_server_are_told_apart() {
         }
         until_status(&store, status).await;
         let health = store.health();
-        assert!(!health.is_available && health.outages == number, "{health:?}");
-        // An event about a cause that is found out is emitted at most once per 10 s.
-        let is_logged = || log.text().contains(text);
-        assert!(number > 2 || is_logged(), "{text}: {}", log.text());
+        assert!(!health.is_available && health.outages >= number, "{health:?}");
+        until("the log has it", async || log.text().contains(text)).await;
         match status {
             Status::Refused => server.restart(),
             Status::Silent => server.thaw(),

@@ -50,8 +50,8 @@ pub(crate) struct Breaker {
     open_from: AtomicU64,
     /// The state of the server while the breaker is open.
     cause: Mutex<Status>,
-    /// The events about causes that were found out.
-    found: Throttle,
+    /// The last event about a cause that was found out, and its time.
+    explained: Mutex<Option<(Status, Instant)>>,
     /// The time of the last probe, while a task probes.
     probed: Mutex<Option<Instant>>,
     failures: Mutex<Failures>,
@@ -179,7 +179,7 @@ impl Breaker {
             open_for: AtomicU64::new(0),
             open_from: AtomicU64::new(u64::MAX),
             cause: Mutex::new(Status::Unavailable),
-            found: Throttle::default(),
+            explained: Mutex::new(None),
             probed: Mutex::new(None),
             failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             counters,
@@ -216,7 +216,14 @@ impl Breaker {
     /// Records why the server does not answer, and reports it in the log.
     pub(crate) fn explain(&self, cause: Status) {
         let known = mem::replace(&mut *lock(&self.cause), cause);
-        if self.is_open() && cause != known && self.found.next(FAILED_AFTER).is_some() {
+        if !self.is_open() || cause == known {
+            return;
+        }
+        let last = &mut *lock(&self.explained);
+        let is_repeated =
+            |(old, at): (Status, Instant)| old == cause && at.elapsed() < FAILED_AFTER;
+        if !last.is_some_and(is_repeated) {
+            *last = Some((cause, Instant::now()));
             events::explained(self.server.as_deref(), cause);
         }
     }

@@ -44,8 +44,8 @@ const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// flight.
 const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The time limit of the `PING` that tells a slow server from one that hangs.
-const PING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The time limit of the command that tells a slow server from one that hangs.
+const TIME_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a client knows of the keys and scripts of its commands.
 #[derive(Clone)]
@@ -290,16 +290,41 @@ impl Node {
         format!("{}:{{ping}}", self.keys.prefix)
     }
 
+    /// Sends a probe. If it is unknown why the server does not answer, finds that out before.
+    async fn send_probe(self: &Arc<Self>) {
+        let breaker = &self.breaker;
+        breaker.begin_probe();
+        let mut found = Status::Unavailable;
+        if breaker.is_unexplained() {
+            found = self.examine().await;
+            // A server that answers may have recovered a moment ago: the probe shows it.
+            if found != Status::Slow {
+                breaker.explain(found);
+            }
+            breaker.begin_probe();
+        }
+        let (probe, deadline) = (self.probe(), Deadline::new(PROBE_DEADLINE));
+        let probed = self.execute_unchecked::<()>(deadline, probe.command(), true).await;
+        let Err(error) = probed else { return };
+        match error.status() {
+            Status::Unavailable if found == Status::Unavailable => {}
+            Status::Unavailable => breaker.explain(found),
+            clear => breaker.explain(clear),
+        }
+        breaker.remind(&error);
+    }
+
     /// Finds out why the server does not answer: whether it accepts a new connection, and answers a
-    /// `PING` there. It takes up to 1.4 s.
+    /// command there. It takes up to 1.4 s.
     async fn examine(&self) -> Status {
         let mut connection = match timeout(ANSWER_TIMEOUT, self.server.connect()).await {
             Err(_) => return Status::Unavailable,
             Ok(Err(error)) => return TransportError::of_redis(error).status(),
             Ok(Ok(connected)) => connected.connection,
         };
-        let ping = redis::cmd("PING");
-        match timeout(PING_TIMEOUT, connection.req_packed_command(&ping)).await {
+        let time = redis::cmd("TIME"); // allowed to the documented users
+        match timeout(TIME_TIMEOUT, connection.req_packed_command(&time)).await {
+            Ok(Err(error)) if !is_reply(&error) => Status::Unavailable,
             Ok(_) => Status::Slow,
             Err(_) => Status::Silent,
         }
@@ -326,20 +351,7 @@ impl Node {
         tokio::spawn(async move {
             let node = &probing.0;
             while node.breaker.is_open() && Arc::strong_count(node) > 1 {
-                if node.breaker.is_unexplained() {
-                    node.breaker.begin_probe();
-                    node.breaker.explain(node.examine().await);
-                }
-                node.breaker.begin_probe();
-                let probe = node.probe();
-                let deadline = Deadline::new(PROBE_DEADLINE);
-                let probed = node.execute_unchecked::<()>(deadline, probe.command(), true).await;
-                if let Err(error) = probed {
-                    if error.status() != Status::Unavailable {
-                        node.breaker.explain(error.status());
-                    }
-                    node.breaker.remind(&error);
-                }
+                node.send_probe().await;
                 sleep(PROBE_PAUSE).await;
             }
         });
