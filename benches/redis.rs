@@ -216,9 +216,10 @@ impl Bench {
         let script = self.script(&self.limiter("far", Algorithm::token_bucket(), PLENTY));
         let (script, proxy) = (Arc::new(script), Proxy::start(&self.server));
         let (store, bare) = self.runtime.block_on(async {
-            let store = RedisStore::connect(&proxy.url()).await.expect("the server runs");
+            let url = format!("{}?prefix=far", proxy.url());
+            let store = RedisStore::connect(&url).await.expect("the server runs");
             let store = store.deadline(Duration::from_secs(30)).denial_ttl(Duration::ZERO);
-            (store.prefix("far"), connect(&proxy.url()).await)
+            (store, connect(&proxy.url()).await)
         });
         let limiter = Limiter::new(store, Algorithm::token_bucket(), PLENTY);
         assert!(self.runtime.block_on(check(&limiter, &key(0))));

@@ -7,7 +7,12 @@
 //! curl -i -X POST http://127.0.0.1:3000/login   # six times: the sixth response is a 429
 //! sed -i 's|5/min|10/min|' examples/limits.toml # in another terminal: five more
 //! ```
+//!
+//! With `--features metrics` and `-- --metrics 127.0.0.1:9100` it serves metrics and the keys that
+//! are denied most, as the example `server` does.
 
+#[path = "support/observed.rs"]
+mod observed;
 mod support;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
@@ -17,10 +22,11 @@ use axum::{
     routing::{get, post},
 };
 use clap::Parser;
+use observed::observed;
 use serde::Deserialize;
 use support::{Context, Failure, exit_code};
 use tokio::{fs, net::TcpListener, time::sleep};
-use tower_ratelimit::{Limiters, Limits, MemoryStore, RateLimitLayer, key};
+use tower_ratelimit::{Limiters, Limits, RateLimitLayer, key, store};
 
 /// The limits that the routes use.
 const NAMES: [&str; 3] = ["all", "api", "login"];
@@ -39,6 +45,12 @@ struct Flags {
     /// Read the file, print its limits or its errors, and exit
     #[arg(long)]
     check: bool,
+
+    /// Serve metrics for Prometheus at /metrics of this address, the keys that
+    /// are denied most at /top-denied (DELETE begins anew), and the state of
+    /// the store at /health; needs --features metrics
+    #[arg(long, value_name = "ADDR", verbatim_doc_comment)]
+    metrics: Option<SocketAddr>,
 }
 
 #[derive(Deserialize)]
@@ -123,7 +135,9 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     let text = fs::read_to_string(&flags.file).await;
     let text = text.context("cannot read the file").context(&file)?;
     let Config { listen, limits } = parse(&text).context(&file)?;
-    let limiters = limits.limiters(&MemoryStore::new())?;
+    let metrics = flags.metrics.filter(|_| !flags.check);
+    let store = observed(store::lazy("memory:")?, metrics).await?;
+    let limiters = limits.limiters(&store)?;
     let app = app(&limiters).context(&file)?;
     if flags.check {
         print_limits(&limits);
@@ -135,5 +149,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    // Each change of a limit is an event, such as "login: 5/min -> 10/min".
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     exit_code(run(Flags::parse()).await)
 }

@@ -38,7 +38,7 @@ use tokio::{
 };
 use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxCloneService};
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Rejection, key,
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisConfig, RedisStore, Rejection, key,
 };
 
 const CALLERS: usize = 3;
@@ -98,8 +98,9 @@ async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
     let Some(url) = &flags.redis else {
         return Ok(Limiter::new(MemoryStore::new(), Algorithm::LeakyBucket, flags.quota));
     };
-    let store = RedisStore::connect(url).await.context("cannot use the Redis server at --redis")?;
-    let store = store.prefix(&flags.prefix).deadline(Duration::from_secs(1));
+    let config = RedisConfig::from_url(url)?.prefix(&flags.prefix);
+    let store = RedisStore::new(config.deadline(Duration::from_secs(1)))?;
+    store.ping().await.context("cannot use the Redis server at --redis")?;
     Ok(Limiter::new(store, Algorithm::LeakyBucket, flags.quota))
 }
 

@@ -7,9 +7,8 @@
 //! It prints a `curl` loop to paste into another terminal: five requests are allowed, the sixth is
 //! a 429. The code that uses the crate is in `ClientKey`, `limiter` and `app`.
 
-#[cfg(feature = "metrics")]
-#[path = "support/admin.rs"]
-mod admin;
+#[path = "support/observed.rs"]
+mod observed;
 #[path = "support/request_log.rs"]
 mod request_log;
 mod support;
@@ -24,13 +23,13 @@ use axum::{
 };
 use clap::Parser;
 use http::{HeaderName, request::Parts};
+use observed::observed;
 use request_log::{Outcome, RequestLog, request_log};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
     Algorithm, Decision, Key, KeyExtractor, Limiter, Quota, RateLimitLayer, Rejection,
-    RequestError, key,
-    store::{self, AnyStore},
+    RequestError, key, store,
 };
 use tracing_subscriber::filter::LevelFilter;
 
@@ -69,8 +68,9 @@ struct Flags {
     #[arg(long, value_name = "NAME", verbatim_doc_comment)]
     cost_header: Option<HeaderName>,
 
-    /// Serve metrics for Prometheus at /metrics of this address, and the keys
-    /// that are denied most at /top-denied; needs --features metrics
+    /// Serve metrics for Prometheus at /metrics of this address, the keys that
+    /// are denied most at /top-denied (DELETE begins anew), and the state of
+    /// the store at /health; needs --features metrics
     #[arg(long, value_name = "ADDR", verbatim_doc_comment)]
     metrics: Option<SocketAddr>,
 
@@ -132,28 +132,6 @@ async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
     let store = store::connect(url).await.context("cannot use the Redis server at --redis")?;
     let store = observed(store, flags.metrics).await?;
     Ok(Limiter::try_named("server", store, flags.algorithm, flags.quota)?)
-}
-
-/// Serves the metrics of the store and of its limiters.
-#[cfg(feature = "metrics")]
-async fn observed(store: AnyStore, address: Option<SocketAddr>) -> Result<AnyStore, Failure> {
-    let Some(address) = address else { return Ok(store) };
-    let admin = admin::Admin::install()?;
-    let store = admin.observe(store);
-    let address = admin.serve(address).await?;
-    println!("metrics: http://{address}/metrics, denied keys: http://{address}/top-denied");
-    Ok(store)
-}
-
-#[cfg(not(feature = "metrics"))]
-async fn observed(store: AnyStore, address: Option<SocketAddr>) -> Result<AnyStore, Failure> {
-    match address {
-        None => Ok(store),
-        Some(_) => Err(Failure::new(
-            "cannot serve metrics: this program was built without them; build it with \
-             `cargo run --example server --features metrics`",
-        )),
-    }
 }
 
 fn app(limiter: Limiter, flags: &Flags) -> Router {

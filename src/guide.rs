@@ -9,6 +9,7 @@ macro_rules! pages {
         #[doc = "[http]: crate::guide::http"]
         #[doc = "[keys]: crate::guide::keys"]
         #[doc = "[operation]: crate::guide::operation"]
+        #[doc = "[servers]: crate::guide::servers"]
         #[doc = "[several-limits]: crate::guide::several_limits"]
         #[doc = "[waiting]: crate::guide::waiting"]
         #[doc = ""]
@@ -26,6 +27,7 @@ pages! {
     layers "../docs/layers.md"
     operation "../docs/operation.md"
     redisson "../docs/redisson.md"
+    servers "../docs/servers.md"
     several_limits "../docs/several-limits.md"
     waiting "../docs/waiting.md"
 }

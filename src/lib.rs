@@ -105,7 +105,7 @@ pub use redis;
 #[cfg(feature = "tls-rustls")]
 pub use store::Tls;
 #[cfg(feature = "redis")]
-pub use store::{Health, RedisConfig, RedisStore};
+pub use store::{RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
     decision::{Allowed, Decision, Source},
@@ -118,5 +118,5 @@ pub use {
         Reset, ResponseBody, ResponseFuture, Rule,
     },
     quota::{Quota, QuotaError},
-    store::{MemoryStore, Store, WhenFull},
+    store::{Health, MemoryStore, Store, WhenFull},
 };

@@ -13,6 +13,9 @@
 //! | a request waits, and its wait ends | [`wait_began`](Observer::wait_began), [`wait_ended`](Observer::wait_ended) | limiter |
 //! | units of a request are returned | [`released`](Observer::released) | limiter |
 //! | a call of the store failed | [`store_failed`](Observer::store_failed) | limiter |
+//! | a key was blocked, unblocked or reset | [`key_changed`](Observer::key_changed) | limiter |
+//! | a limiter got another quota or algorithm | [`settings_changed`](Observer::settings_changed) | limiter |
+//! | a configuration was reloaded, or rejected | [`reloaded`](Observer::reloaded) | `Limiters` |
 //! | a request was rejected | [`rejected`](Observer::rejected) | layer |
 //! | the number of keys in memory changed | [`keys_held`](Observer::keys_held) | [`MemoryStore`](crate::MemoryStore) |
 //! | a call to Redis was sent | [`batch_sent`](Observer::batch_sent) | `RedisStore` |
@@ -35,7 +38,7 @@
 //!
 //! impl Observer for CountDenials {
 //!     fn decided(&self, event: &Decided<'_>) {
-//!         if event.outcome() == Outcome::Denied {
+//!         if matches!(event.outcome(), Outcome::Denied | Outcome::Blocked) {
 //!             self.0.fetch_add(1, Relaxed);
 //!         }
 //!     }
@@ -59,14 +62,20 @@ mod metrics;
 mod observers;
 mod top_denied;
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
 pub(crate) use self::observers::{LimiterObservers, Observers};
 pub use self::top_denied::{DeniedKey, TopDenied};
 pub use crate::error::FailureKind;
-use crate::{algorithm::Action, decision::Decision, error::StoreError, keys::Key};
+use crate::{
+    algorithm::{Action, Algorithm},
+    decision::Decision,
+    error::{ConfigError, StoreError},
+    keys::Key,
+    quota::Quota,
+};
 
 /// Gets the events of limiters, layers and stores. Each method does nothing by default.
 ///
@@ -120,6 +129,24 @@ pub trait Observer: Send + Sync + 'static {
         let _ = event;
     }
 
+    /// A key was blocked, unblocked or reset by this process. There is no event if the call failed, or
+    /// if its future was dropped before the answer.
+    fn key_changed(&self, event: &KeyChanged<'_>) {
+        let _ = event;
+    }
+
+    /// A limiter got another quota or algorithm: by [`set_quota`](crate::Limiter::set_quota) or by a
+    /// reload. There is no event if the settings stay the same.
+    fn settings_changed(&self, event: &SettingsChanged<'_>) {
+        let _ = event;
+    }
+
+    /// The limits of a configuration were reloaded, or rejected. Only observers of the store get
+    /// this event. The change of each limiter is a [`settings_changed`](Observer::settings_changed).
+    fn reloaded(&self, event: &Reloaded<'_>) {
+        let _ = event;
+    }
+
     /// A layer rejected a request. There is no event in a [dry
     /// run](crate::RateLimitLayer::dry_run).
     fn rejected(&self, event: &Rejected<'_>) {
@@ -164,6 +191,7 @@ impl Decided<'_> {
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self.decision.is_allowed() {
+            false if self.decision.is_blocked() => Outcome::Blocked,
             false => Outcome::Denied,
             true if self.decision.delay().is_zero() => Outcome::Allowed,
             true => Outcome::Waited,
@@ -179,8 +207,79 @@ pub enum Outcome {
     Allowed,
     /// The request may proceed after a [delay](Decision::delay).
     Waited,
-    /// The request may not proceed.
+    /// The request may not proceed: the quota is used up.
     Denied,
+    /// The request may not proceed, because its key is [blocked](crate::Limiter::block).
+    Blocked,
+}
+
+/// A key was blocked, unblocked or reset.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct KeyChanged<'a> {
+    /// The name of the limiter.
+    pub limiter: &'a str,
+    /// The key.
+    pub key: &'a Key<'a>,
+    /// The change.
+    pub change: KeyChange,
+}
+
+/// A change of a key by a call, other than a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyChange {
+    /// It was [blocked](crate::Limiter::block) for this time. If an earlier block lasts longer, that
+    /// one stays.
+    Blocked(Duration),
+    /// Its block was [ended](crate::Limiter::unblock), if there was one.
+    Unblocked,
+    /// Its state was [deleted](crate::Limiter::reset).
+    Reset,
+}
+
+impl KeyChange {
+    /// Returns the name, as in a label: `blocked`, `unblocked` or `reset`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Blocked(_) => "blocked",
+            Self::Unblocked => "unblocked",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+/// A limiter got another quota or algorithm. It is printed as `login: 5/min -> 50/min`.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct SettingsChanged<'a> {
+    /// The name of the limiter.
+    pub limiter: &'a str,
+    /// The algorithm and the quota before.
+    pub from: (Algorithm, Quota),
+    /// The algorithm and the quota from now on.
+    pub to: (Algorithm, Quota),
+}
+
+impl fmt::Display for SettingsChanged<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limiter, from: (before, old), to: (after, new) } = self;
+        write!(f, "{limiter}: ")?;
+        match (before == after, before.name() == after.name()) {
+            (true, _) => write!(f, "{old} -> {new}"),
+            (_, true) => write!(f, "{old}, {before:?} -> {new}, {after:?}"),
+            _ => write!(f, "{old}, {before} -> {new}, {after}"),
+        }
+    }
+}
+
+/// The limits of a configuration were reloaded, or rejected.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Reloaded<'a> {
+    /// The reason for which the limits stay as they were; `None` if the new ones apply.
+    pub error: Option<&'a ConfigError>,
 }
 
 /// A request began to wait for quota.

@@ -6,6 +6,7 @@
 mod connect;
 #[cfg(feature = "redis")]
 mod denials;
+mod health;
 mod memory;
 mod names;
 #[cfg(feature = "redis")]
@@ -14,7 +15,7 @@ mod redis;
 mod request;
 mod retry_queue;
 
-use std::{fmt, pin::Pin, sync::Arc};
+use std::{fmt, future, pin::Pin, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -26,9 +27,10 @@ pub use self::redis::Tls;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
-pub use self::redis::{Health, RedisConfig, RedisStore};
+pub use self::redis::{RedisConfig, RedisStore};
 pub use self::{
-    connect::connect,
+    connect::{connect, lazy},
+    health::{Health, Status},
     memory::{MemoryStore, WhenFull},
 };
 pub(crate) use self::{
@@ -40,12 +42,16 @@ pub(crate) use self::{
 use crate::{
     algorithm::Release,
     decision::Decision,
+    error::StoreError,
     keys::Key,
     observe::{Observer, Observers},
 };
 
 /// A task that no request waits for.
 pub(crate) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The result of a ping.
+pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
 /// A store for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
@@ -90,6 +96,18 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Runs a task that waits for answers of this store to its end, if a runtime lives that long.
     #[doc(hidden)]
     fn spawn_background(&self, task: BackgroundTask);
+
+    /// Proves that the store can decide.
+    #[doc(hidden)]
+    fn ping(&self) -> Ping {
+        Box::pin(future::ready(Ok(())))
+    }
+
+    /// Returns the state of the store, without a call.
+    #[doc(hidden)]
+    fn health(&self) -> Health {
+        Health::ready()
+    }
 
     /// Returns the names of the limiters over this store, which are also its identity: limits with
     /// the same names are decided together. A decorator returns those of the store that it
@@ -156,6 +174,14 @@ impl Store for AnyStore {
         self.as_dyn().spawn_background(task);
     }
 
+    fn ping(&self) -> Ping {
+        self.as_dyn().ping()
+    }
+
+    fn health(&self) -> Health {
+        self.as_dyn().health()
+    }
+
     fn names(&self) -> &Names {
         self.as_dyn().names()
     }
@@ -182,7 +208,7 @@ mod seal {
     pub trait Sealed {}
 }
 
-/// A store that was chosen at run time, by [`connect`]. Clones share its counts.
+/// A store that was chosen at run time, by [`connect`] or [`lazy`]. Clones share its counts.
 // A decision in memory needs no dynamic call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -201,6 +227,50 @@ impl AnyStore {
             Self::Memory(store) => StoreFuture::ready(store.decide_now(request)),
             Self::Dyn(store) => store.decide(request),
         }
+    }
+
+    /// Proves that the store can decide: see `RedisStore::ping`. A store in memory always can.
+    ///
+    /// # Errors
+    ///
+    /// If Redis cannot decide. Print the error with `{:?}`, which contains the cause.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = store::lazy("memory:")?;
+    /// if let Err(error) = store.ping().await {
+    ///     eprintln!("the store cannot decide yet: {error:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        self.as_dyn().ping().await
+    }
+
+    /// Returns the state of the store and its counters, without calling it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store::{self, Status};
+    ///
+    /// let store = store::lazy("memory:")?;
+    /// assert_eq!(store.health().status, Status::Ready);
+    /// # Ok::<(), tower_ratelimit::StoreError>(())
+    /// ```
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.as_dyn().health()
     }
 
     /// Adds an observer: see [`MemoryStore::observe`].

@@ -1,7 +1,11 @@
-//! What an operator reads: `GET /metrics` for Prometheus, and `GET /top-denied`, the keys that are
-//! denied most, on a listener of their own.
+//! What an operator reads, on a listener of its own: `GET /metrics` for Prometheus, `GET /health`,
+//! and `GET /top-denied`, the keys that are denied most. `DELETE /top-denied` begins anew.
 
-use std::{fmt::Write, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use axum::{Router, routing::get};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -37,7 +41,7 @@ impl Admin {
     }
 
     /// Listens, and returns the address.
-    pub async fn serve(self, address: SocketAddr) -> Result<SocketAddr, Failure> {
+    pub async fn serve(self, store: AnyStore, address: SocketAddr) -> Result<SocketAddr, Failure> {
         let Self { exporter, denied } = self;
         let upkeep = exporter.clone();
         tokio::spawn(async move {
@@ -47,8 +51,16 @@ impl Admin {
             }
         });
         let metrics = get(async move || exporter.render());
-        let top = get(async move || table(&denied));
-        let app = Router::new().route("/metrics", metrics).route("/top-denied", top);
+        let health = get(async move || format!("{}\n", store.health().status));
+        let cleared = denied.clone();
+        let top = get(async move || table(&denied)).delete(async move || {
+            cleared.clear();
+            "cleared\n"
+        });
+        let app = Router::new()
+            .route("/metrics", metrics)
+            .route("/health", health)
+            .route("/top-denied", top);
         let listener = TcpListener::bind(address)
             .await
             .context(format_args!("cannot listen on {address}, of --metrics"))?;
@@ -58,11 +70,35 @@ impl Admin {
     }
 }
 
-/// The keys that are denied most, and how much each count can be too large.
+/// The keys that are denied most, in columns, and how much each count can be too large.
 fn table(denied: &TopDenied) -> String {
-    let mut text = String::from("denied max-error limiter key\n");
-    for it in denied.top(20) {
-        let _ = writeln!(text, "{} {} {} {}", it.count, it.max_error, it.limiter, it.key);
+    let (total, since) = (denied.total(), age(denied.since()));
+    let mut rows =
+        vec![["denied", "max-error", "last", "blocked", "limiter", "key"].map(String::from)];
+    rows.extend(denied.top(20).into_iter().map(|it| {
+        let is_blocked = if it.is_blocked { "yes" } else { "no" };
+        let (count, max_error) = (it.count.to_string(), it.max_error.to_string());
+        let last = format!("{} ago", age(it.last_denied));
+        [count, max_error, last, is_blocked.into(), it.limiter.into(), it.key.to_string()]
+    }));
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths = [0, 1, 2, 3, 4].map(width);
+    let mut text = format!("{total} denials in {since}\n");
+    for row in &rows {
+        for (cell, width) in row.iter().zip(widths) {
+            text += &format!("{cell:width$}  ");
+        }
+        text += &format!("{}\n", row[5]);
     }
     text
+}
+
+/// The time since then, in its largest unit.
+fn age(time: SystemTime) -> String {
+    let seconds = time.elapsed().unwrap_or_default().as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3_600),
+    }
 }

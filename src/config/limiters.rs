@@ -9,6 +9,7 @@ use super::{Limit, Limits};
 use crate::{
     error::ConfigError,
     limiter::Limiter,
+    observe::{Reloaded, log},
     store::{AnyStore, Store},
     sync::lock,
 };
@@ -70,7 +71,7 @@ impl Limits {
         let store = store.clone().into_any();
         let limiters =
             Limiters { store, by_name: Arc::default(), when_removed: WhenRemoved::Reject };
-        limiters.reload(self)?;
+        limiters.apply(self)?;
         Ok(limiters)
     }
 }
@@ -137,7 +138,18 @@ impl Limiters {
     ///
     /// * [`ConfigError::LimitsRemoved`] if limits were removed, unless removed limits are kept.
     /// * [`ConfigError::NameTaken`] if another limiter over the store has the name of a new limit.
+    ///
+    /// Observers of the store, metrics and the log get each change, and whether the limits were
+    /// rejected. A file that cannot be read as `Limits` does not come here: report that yourself.
     pub fn reload(&self, limits: &Limits) -> Result<(), ConfigError> {
+        let result = self.apply(limits);
+        let event = Reloaded { error: result.as_ref().err() };
+        self.store.observers().each(|observer| observer.reloaded(&event));
+        log::reloaded(&event);
+        result
+    }
+
+    fn apply(&self, limits: &Limits) -> Result<(), ConfigError> {
         let mut by_name = lock(&self.by_name);
         let removed = by_name.keys().filter(|name| limits.get(name).is_none());
         let names: Vec<_> = removed.cloned().collect();

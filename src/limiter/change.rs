@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
-use super::{handle::Limiter, max_wait::MaxWait, report::reported_failure};
+use super::{
+    handle::Limiter,
+    max_wait::MaxWait,
+    report::{report_key_changed, reported_failure},
+};
 use crate::{
     algorithm::{Action, LONGEST_BLOCK, micros},
     decision::{Allowed, Decision},
     error::Error,
     keys::Key,
-    observe::Operation,
+    observe::{KeyChange, KeyChanged, Operation},
     store::{LimitRequest, Store, StoreRequest},
 };
 
@@ -180,8 +184,10 @@ impl Limiter {
         key: impl Into<Key<'_>>,
         duration: Duration,
     ) -> Result<Allowed, Error> {
-        let max_wait = micros(duration).min(LONGEST_BLOCK);
-        self.change_block(Action::Block, &key.into(), max_wait).await
+        let (key, max_wait) = (key.into(), micros(duration).min(LONGEST_BLOCK));
+        let decision = self.change_block(Action::Block, &key, max_wait).await?;
+        self.report_change(&key, KeyChange::Blocked(duration));
+        Ok(decision)
     }
 
     /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
@@ -199,7 +205,10 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<Allowed, Error> {
-        self.change_block(Action::Unblock, &key.into(), 0.0).await
+        let key = key.into();
+        let decision = self.change_block(Action::Unblock, &key, 0.0).await?;
+        self.report_change(&key, KeyChange::Unblocked);
+        Ok(decision)
     }
 
     async fn change_block(
@@ -250,7 +259,16 @@ impl Limiter {
     ///
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
-        let answer = self.store().reset(&self.current().settings, &key.into());
-        reported_failure(self.observers(), self.static_name(), Operation::Reset, answer).await
+        let key = key.into();
+        let answer = self.store().reset(&self.current().settings, &key);
+        let (name, observers) = (self.static_name(), self.observers());
+        reported_failure(observers, name, Operation::Reset, answer).await?;
+        self.report_change(&key, KeyChange::Reset);
+        Ok(())
+    }
+
+    fn report_change(&self, key: &Key<'_>, change: KeyChange) {
+        let event = KeyChanged { limiter: self.name(), key, change };
+        report_key_changed(self.observers(), &event);
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{
     failure_policy::FailurePolicy,
     max_wait::MaxWait,
-    report::{is_reported, report_released, reported, reported_failure},
+    report::{is_reported, report_released, report_settings, reported, reported_failure},
     version::{Current, Version, Versions},
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     decision::{Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::{LimiterObservers, Observer, Operation},
+    observe::{LimiterObservers, Observer, Operation, SettingsChanged},
     quota::Quota,
     store::{AnyStore, LimitRequest, Name, Settings, Store, StoreFuture, StoreRequest},
 };
@@ -174,13 +174,21 @@ impl Limiter {
     /// # }
     /// ```
     pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
-        self.0.versions.update(None, quota)
+        self.update(None, quota)
     }
 
     /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
     #[cfg(feature = "serde")]
     pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
-        self.0.versions.update(Some(algorithm), quota)
+        self.update(Some(algorithm), quota)
+    }
+
+    fn update(&self, algorithm: Option<Algorithm>, quota: Quota) -> Result<(), ConfigError> {
+        if let Some(versions) = self.0.versions.update(algorithm, quota)? {
+            let [from, to] = versions.map(|it| (it.algorithm, it.quota));
+            report_settings(self.observers(), &SettingsChanged { limiter: self.name(), from, to });
+        }
+        Ok(())
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.

@@ -8,7 +8,10 @@ use crate::{
     decision::Decision,
     error::Error,
     keys::Key,
-    observe::{Decided, Observers, Operation, Released, WaitBegan, WaitEnded, log},
+    observe::{
+        Decided, KeyChanged, Observers, Operation, Released, SettingsChanged, WaitBegan, WaitEnded,
+        log,
+    },
     store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
@@ -97,9 +100,21 @@ pub(crate) fn report_decided(observers: &Observers, event: Decided<'_>) {
     }
 }
 
+/// Reports another quota or algorithm of a limiter.
+pub(super) fn report_settings(observers: &Observers, event: &SettingsChanged<'_>) {
+    observers.each(|observer| observer.settings_changed(event));
+    log::settings_changed(event);
+}
+
 /// Reports that units of a key are returned.
 pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
     observers.each(|observer| observer.released(&Released { limiter, key, units }));
+}
+
+/// Reports that a call has changed a key.
+pub(super) fn report_key_changed(observers: &Observers, event: &KeyChanged<'_>) {
+    observers.each(|observer| observer.key_changed(event));
+    log::key_changed(event);
 }
 
 /// Reports the failure of a call that decides nothing.

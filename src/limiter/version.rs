@@ -1,6 +1,7 @@
 //! The settings of a limiter, which can be replaced while requests flow. It decides nothing.
 
 use std::{
+    mem,
     ops::Deref,
     sync::{Arc, OnceLock, PoisonError, RwLock},
 };
@@ -106,12 +107,13 @@ impl Versions {
         }
     }
 
-    /// Changes the quota, and the algorithm if there is one.
+    /// Changes the quota, and the algorithm if there is one. Returns the settings before and after,
+    /// if they differ.
     pub(super) fn update(
         &self,
         algorithm: Option<Algorithm>,
         quota: Quota,
-    ) -> Result<(), ConfigError> {
+    ) -> Result<Option<[Arc<Settings>; 2]>, ConfigError> {
         let changed = |known: &Settings| {
             let algorithm = algorithm.unwrap_or(known.algorithm);
             // A new version of the same settings would make the next check of each key slower.
@@ -119,15 +121,14 @@ impl Versions {
             is_change.then(|| known.changed(algorithm, quota)).transpose()
         };
         if self.latest.get().is_none() && changed(&self.first.settings)?.is_none() {
-            return Ok(());
+            return Ok(None);
         }
         let latest = self.latest.get_or_init(|| RwLock::new(Arc::new(self.first.clone())));
         // Kept from the read of the old version on, so that no concurrent change is undone.
         let mut latest = latest.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(settings) = changed(&latest.settings)? {
-            *latest = Arc::new(Version::new(settings));
-        }
-        Ok(())
+        let Some(settings) = changed(&latest.settings)? else { return Ok(None) };
+        let old = mem::replace(&mut *latest, Arc::new(Version::new(settings)));
+        Ok(Some([old.settings.clone(), latest.settings.clone()]))
     }
 }
 

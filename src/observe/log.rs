@@ -7,7 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Decided;
+#[cfg(feature = "tracing")]
+use super::KeyChange;
+#[cfg(feature = "serde")]
+use super::Reloaded;
+use super::{Decided, KeyChanged, SettingsChanged};
 use crate::sync::lock;
 
 /// The time for which there is at most one event about a misconfigured service.
@@ -34,10 +38,46 @@ pub(crate) fn denied(event: &Decided<'_>) {
             target: "tower_ratelimit",
             limiter = decision.limiter(),
             key = key.filter(|_| is_trace).map(|key| key.as_str()),
+            blocked = decision.is_blocked(),
             retry_after = ?decision.retry_after().unwrap_or_default(),
             source = ?decision.source(),
             "request denied"
         );
+    }
+}
+
+/// Reports a change of a key. Only logs of the level `trace` contain the key.
+pub(crate) fn key_changed(event: &KeyChanged<'_>) {
+    #[cfg(feature = "tracing")]
+    {
+        let KeyChanged { limiter, key, change } = event;
+        let is_trace = tracing::enabled!(target: "tower_ratelimit", tracing::Level::TRACE);
+        let key = Some(key).filter(|_| is_trace).map(|key| key.as_str());
+        let duration = match change {
+            KeyChange::Blocked(duration) => Some(tracing::field::debug(duration)),
+            KeyChange::Unblocked | KeyChange::Reset => None,
+        };
+        let change = change.as_str();
+        tracing::info!(target: "tower_ratelimit", limiter, key, duration, "key {change}");
+    }
+}
+
+/// Reports other settings of a limiter.
+pub(crate) fn settings_changed(event: &SettingsChanged<'_>) {
+    #[cfg(feature = "tracing")]
+    tracing::info!(target: "tower_ratelimit", limiter = event.limiter, "limit changed: {event}");
+}
+
+/// Reports that new limits apply, or that they were rejected.
+#[cfg(feature = "serde")]
+pub(crate) fn reloaded(event: &Reloaded<'_>) {
+    #[cfg(feature = "tracing")]
+    match event.error {
+        None => tracing::info!(target: "tower_ratelimit", "limits reloaded"),
+        Some(error) => tracing::error!(
+            target: "tower_ratelimit",
+            "new limits rejected: {error}"
+        ),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use metrics::{
@@ -12,8 +13,9 @@ use metrics::{
 };
 
 use super::{
-    BatchSent, BreakerChanged, Decided, FailureKind, KeysHeld, Observer, Operation, Outcome,
-    Reason, Rejected, Released, StoreFailed, WaitBegan, WaitEnded,
+    BatchSent, BreakerChanged, Decided, FailureKind, KeyChange, KeyChanged, KeysHeld, Observer,
+    Operation, Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed,
+    WaitBegan, WaitEnded,
 };
 use crate::decision::Source;
 
@@ -23,6 +25,9 @@ const REJECTIONS: &str = "tower_ratelimit_rejections_total";
 const WAITING: &str = "tower_ratelimit_waiting_requests";
 const WAIT_DURATION: &str = "tower_ratelimit_wait_duration_seconds";
 const RELEASED: &str = "tower_ratelimit_released_units_total";
+const KEY_CHANGES: &str = "tower_ratelimit_key_changes_total";
+const SETTINGS_CHANGES: &str = "tower_ratelimit_settings_changes_total";
+const RELOADS: &str = "tower_ratelimit_reloads_total";
 const STORE_ERRORS: &str = "tower_ratelimit_store_errors_total";
 const BATCH_CHECKS: &str = "tower_ratelimit_batch_checks";
 const KEYS: &str = "tower_ratelimit_keys";
@@ -68,6 +73,8 @@ struct Shared {
     /// By [`Reason::ALL`].
     rejections: OnceLock<[Counter; Reason::ALL.len()]>,
     keys: OnceLock<Keys>,
+    /// Of configurations: applied and rejected.
+    reloads: OnceLock<[Counter; 2]>,
 }
 
 /// The metrics of a store in memory.
@@ -88,6 +95,8 @@ struct LimiterHandles {
     waited: Counter,
     denied: Counter,
     denied_cached: Counter,
+    blocked: Counter,
+    blocked_cached: Counter,
     allowed_local: Counter,
     waited_local: Counter,
     denied_local: Counter,
@@ -96,6 +105,10 @@ struct LimiterHandles {
     waiting: Gauge,
     wait_duration: Histogram,
     released: Counter,
+    keys_blocked: Counter,
+    keys_unblocked: Counter,
+    keys_reset: Counter,
+    settings_changes: Counter,
     /// Those of checks, by [`FailureKind::ALL`]. Other operations are registered when they fail.
     store_errors: [Counter; FailureKind::ALL.len()],
     batch_checks: Histogram,
@@ -138,6 +151,14 @@ impl Shared {
         })
     }
 
+    fn reloads(&self) -> &[Counter; 2] {
+        self.reloads.get_or_init(|| {
+            describe_counter!(RELOADS, Unit::Count, "Reloads of the limits, by result");
+            ["applied", "rejected"]
+                .map(|result| counter!(RELOADS, self.labels([("result", result.into())])))
+        })
+    }
+
     fn keys(&self) -> &Keys {
         self.keys.get_or_init(|| {
             describe_gauge!(KEYS, Unit::Count, "Keys in the store in memory");
@@ -168,13 +189,16 @@ impl OfLimiter {
     }
 
     fn register(&self) -> LimiterHandles {
-        // So that the rate of rejections includes the first one.
+        // So that their rates include the first one.
         self.shared.rejections();
+        self.shared.reloads();
         describe_counter!(DECISIONS, Unit::Count, "Decided checks, by limiter, outcome and source");
         describe_histogram!(DECISION_DURATION, Unit::Seconds, "Time until Redis has decided");
         describe_gauge!(WAITING, Unit::Count, "Requests that wait for quota");
         describe_histogram!(WAIT_DURATION, Unit::Seconds, "Time that requests waited for quota");
         describe_counter!(RELEASED, Unit::Count, "Units that requests returned");
+        describe_counter!(KEY_CHANGES, Unit::Count, "Keys blocked, unblocked or reset");
+        describe_counter!(SETTINGS_CHANGES, Unit::Count, "Changes of a quota or an algorithm");
         describe_counter!(
             STORE_ERRORS,
             Unit::Count,
@@ -185,11 +209,16 @@ impl OfLimiter {
             let labels = [("outcome", outcome.into()), ("source", source.into())];
             counter!(DECISIONS, self.labels(labels))
         };
+        let key_changes = |change: KeyChange| {
+            counter!(KEY_CHANGES, self.labels([("change", change.as_str().into())]))
+        };
         LimiterHandles {
             allowed: decisions("allowed", "store"),
             waited: decisions("waited", "store"),
             denied: decisions("denied", "store"),
             denied_cached: decisions("denied", "cached"),
+            blocked: decisions("blocked", "store"),
+            blocked_cached: decisions("blocked", "cached"),
             allowed_local: decisions("allowed", "local"),
             waited_local: decisions("waited", "local"),
             denied_local: decisions("denied", "local"),
@@ -198,6 +227,10 @@ impl OfLimiter {
             waiting: gauge!(WAITING, self.labels([])),
             wait_duration: histogram!(WAIT_DURATION, self.labels([])),
             released: counter!(RELEASED, self.labels([])),
+            keys_blocked: key_changes(KeyChange::Blocked(Duration::ZERO)),
+            keys_unblocked: key_changes(KeyChange::Unblocked),
+            keys_reset: key_changes(KeyChange::Reset),
+            settings_changes: counter!(SETTINGS_CHANGES, self.labels([])),
             store_errors: FailureKind::ALL.map(|kind| self.store_errors(Operation::Check, kind)),
             batch_checks: histogram!(BATCH_CHECKS, self.labels([])),
         }
@@ -212,6 +245,8 @@ impl Observer for OfLimiter {
             (Outcome::Waited, Source::Store | Source::Cached) => &handles.waited,
             (Outcome::Denied, Source::Store) => &handles.denied,
             (Outcome::Denied, Source::Cached) => &handles.denied_cached,
+            (Outcome::Blocked, Source::Cached) => &handles.blocked_cached,
+            (Outcome::Blocked, _) => &handles.blocked,
             (Outcome::Allowed, Source::Local) => &handles.allowed_local,
             (Outcome::Waited, Source::Local) => &handles.waited_local,
             (Outcome::Denied, Source::Local) => &handles.denied_local,
@@ -234,6 +269,20 @@ impl Observer for OfLimiter {
 
     fn released(&self, event: &Released<'_>) {
         self.handles().released.increment(event.units.into());
+    }
+
+    fn key_changed(&self, event: &KeyChanged<'_>) {
+        let handles = self.handles();
+        let counter = match event.change {
+            KeyChange::Blocked(_) => &handles.keys_blocked,
+            KeyChange::Unblocked => &handles.keys_unblocked,
+            KeyChange::Reset => &handles.keys_reset,
+        };
+        counter.increment(1);
+    }
+
+    fn settings_changed(&self, _: &SettingsChanged<'_>) {
+        self.handles().settings_changes.increment(1);
     }
 
     fn store_failed(&self, event: &StoreFailed<'_>) {
@@ -279,6 +328,20 @@ impl Observer for Metrics {
 
     fn released(&self, event: &Released<'_>) {
         self.limiter(event.limiter).released(event);
+    }
+
+    fn key_changed(&self, event: &KeyChanged<'_>) {
+        self.limiter(event.limiter).key_changed(event);
+    }
+
+    fn settings_changed(&self, event: &SettingsChanged<'_>) {
+        self.limiter(event.limiter).settings_changed(event);
+    }
+
+    fn reloaded(&self, event: &Reloaded<'_>) {
+        let [applied, rejected] = self.0.reloads();
+        let counter = if event.error.is_none() { applied } else { rejected };
+        counter.increment(1);
     }
 
     fn store_failed(&self, event: &StoreFailed<'_>) {

@@ -1,6 +1,6 @@
 //! `TopDenied`: the keys that are denied most, in bounded memory.
 
-use std::{fmt, hash::BuildHasher, mem, sync::Mutex};
+use std::{fmt, hash::BuildHasher, mem, sync::Mutex, time::SystemTime};
 
 use foldhash::fast::RandomState;
 use hashbrown::{HashMap, HashTable};
@@ -48,6 +48,8 @@ pub struct TopDenied {
     capacity: usize,
     hasher: RandomState,
     counters: Mutex<Counters>,
+    /// The time of the start, or of the last call of `clear`.
+    since: Mutex<SystemTime>,
 }
 
 /// A key that is denied often.
@@ -62,6 +64,11 @@ pub struct DeniedKey {
     pub count: u64,
     /// The most by which `count` can be too large.
     pub max_error: u64,
+    /// The time of the last denial, by the clock of the process.
+    pub last_denied: SystemTime,
+    /// True if the key was [blocked](crate::Limiter::block) at the last denial, so its quota says
+    /// nothing about the denials.
+    pub is_blocked: bool,
 }
 
 #[derive(Default)]
@@ -91,7 +98,8 @@ impl TopDenied {
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         assert!(capacity > 0, "at least one key must be counted");
-        Self { capacity, hasher: RandomState::default(), counters: Mutex::default() }
+        let since = Mutex::new(SystemTime::now());
+        Self { capacity, hasher: RandomState::default(), counters: Mutex::default(), since }
     }
 
     /// Returns up to `count` keys, those with the largest counts first.
@@ -108,12 +116,20 @@ impl TopDenied {
         lock(&self.counters).total
     }
 
+    /// Returns the time since which denials are counted: that of [`new`](TopDenied::new), or of the
+    /// last [`clear`](TopDenied::clear).
+    #[must_use]
+    pub fn since(&self) -> SystemTime {
+        *lock(&self.since)
+    }
+
     /// Forgets all keys and counts, to begin another period.
     pub fn clear(&self) {
         drop(mem::take(&mut *lock(&self.counters)));
+        *lock(&self.since) = SystemTime::now();
     }
 
-    fn count(&self, limiter: &'static str, key: &Key<'_>) {
+    fn count(&self, limiter: &'static str, key: &Key<'_>, is_blocked: bool) {
         let hash = |limiter, key: &Key<'_>| self.hasher.hash_one((limiter, key.as_bytes()));
         let hash_of = |denied: &DeniedKey| hash(denied.limiter, &denied.key);
         let counters = &mut *lock(&self.counters);
@@ -122,7 +138,7 @@ impl TopDenied {
         let slots = &counters.slots;
         let known = counters.slot_of.find(hash_of_key, |slot| slots[*slot].denied.is(limiter, key));
         if let Some(slot) = known.copied() {
-            return counters.increment(slot);
+            return counters.increment(slot, is_blocked);
         }
         let slot = match slots.len() < self.capacity {
             true => counters.add(limiter, key),
@@ -130,7 +146,7 @@ impl TopDenied {
         };
         let Counters { slots, slot_of, .. } = &mut *counters;
         slot_of.insert_unique(hash_of_key, slot, |slot| hash_of(&slots[*slot].denied));
-        counters.increment(slot);
+        counters.increment(slot, is_blocked);
     }
 }
 
@@ -139,7 +155,9 @@ impl Counters {
     fn add(&mut self, limiter: &'static str, key: &Key<'_>) -> usize {
         let slot = self.slots.len();
         let key = key.clone().into_owned();
-        let denied = DeniedKey { limiter, key, count: 0, max_error: 0 };
+        let last_denied = SystemTime::UNIX_EPOCH; // set by the increment
+        let denied =
+            DeniedKey { limiter, key, count: 0, max_error: 0, last_denied, is_blocked: false };
         self.slots.push(Counter { denied, position: slot });
         self.order.push(slot);
         self.first_of.entry(0).or_insert(slot);
@@ -164,7 +182,9 @@ impl Counters {
     }
 
     /// Increments a counter, which moves before all others with its old count.
-    fn increment(&mut self, slot: usize) {
+    fn increment(&mut self, slot: usize, is_blocked: bool) {
+        let denied = &mut self.slots[slot].denied;
+        (denied.last_denied, denied.is_blocked) = (SystemTime::now(), is_blocked);
         let (count, position) = (self.slots[slot].denied.count, self.slots[slot].position);
         let first = self.first_of[&count];
         self.order.swap(first, position);
@@ -189,8 +209,13 @@ impl DeniedKey {
 
 impl Observer for TopDenied {
     fn decided(&self, event: &Decided<'_>) {
-        if let (Outcome::Denied, Some(key)) = (event.outcome(), event.key) {
-            self.count(event.decision.limiter(), key);
+        let is_blocked = match event.outcome() {
+            Outcome::Denied => false,
+            Outcome::Blocked => true,
+            Outcome::Allowed | Outcome::Waited => return,
+        };
+        if let Some(key) = event.key {
+            self.count(event.decision.limiter(), key, is_blocked);
         }
     }
 }
@@ -220,7 +245,7 @@ mod tests {
             let denied = TopDenied::new(capacity);
             let mut exact = HashMap::new();
             for key in &keys {
-                denied.count(["a", "b"][*key as usize % 2], &Key::from(*key));
+                denied.count(["a", "b"][*key as usize % 2], &Key::from(*key), false);
                 *exact.entry(Key::from(*key)).or_insert(0_u64) += 1;
             }
             let top = denied.top(usize::MAX);
@@ -245,11 +270,13 @@ mod tests {
     fn a_key_of_two_limiters_has_two_counts() {
         let denied = TopDenied::new(8);
         for (limiter, times) in [("a", 2), ("b", 1)] {
-            (0..times).for_each(|_| denied.count(limiter, &Key::from("key")));
+            (0..times).for_each(|time| denied.count(limiter, &Key::from("key"), time == 0));
         }
         let top: Vec<_> =
             denied.top(8).iter().map(|denied| (denied.limiter, denied.count)).collect();
         assert_eq!(top, [("a", 2), ("b", 1)]);
+        let top = denied.top(8);
+        assert_eq!([top[0].is_blocked, top[1].is_blocked], [false, true], "at the last denial");
         denied.clear();
         assert!(denied.top(8).is_empty() && denied.total() == 0);
     }

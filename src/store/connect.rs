@@ -1,12 +1,15 @@
 //! Choosing a store at run time, by a URL.
 
-#[cfg(feature = "redis")]
-use super::RedisStore;
 use super::{AnyStore, MemoryStore, Store};
+#[cfg(feature = "redis")]
+use super::{
+    RedisStore,
+    redis::{FORMS, scheme_error},
+};
 use crate::error::StoreError;
 
-/// Makes the store that a URL describes, for example one from the environment. A store in Redis is
-/// asked whether it can decide, as by [`RedisStore::ping`](crate::RedisStore::ping).
+/// Makes the store that a URL describes, and proves by [`AnyStore::ping`] that it can decide. To
+/// start although Redis is down, use [`lazy`].
 ///
 /// | URL | store |
 /// |---|---|
@@ -28,12 +31,13 @@ use crate::error::StoreError;
 /// | `max_keys=100000` | [`MemoryStore::with_max_keys`] | 100,000 |
 /// | `deadline=50ms` | [`RedisStore::deadline`](crate::RedisStore::deadline), above 0 | 100 ms |
 /// | `connections=2` | [`RedisConfig::connections`](crate::RedisConfig::connections) | 1 |
-/// | `prefix=shop` | [`RedisStore::prefix`](crate::RedisStore::prefix) | `ratelimit` |
+/// | `prefix=shop` | [`RedisConfig::prefix`](crate::RedisConfig::prefix) | `ratelimit` |
 /// | `denial_ttl=0s` | [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl) | 1 s |
+/// | `script_flags=allow-key-locking` | [`RedisConfig::script_header`](crate::RedisConfig::script_header) | none |
 /// | `protocol=resp2` | the protocol | RESP3, if the server supports it |
 ///
-/// Times are in `us`, `ms`, `s` or `m`. To start although Redis is down, or with certificates of
-/// your own, make a `RedisStore` from a [`RedisConfig`](crate::RedisConfig).
+/// Times are in `us`, `ms`, `s` or `m`. For certificates of your own, make a `RedisStore` from a
+/// [`RedisConfig`](crate::RedisConfig).
 ///
 /// # Errors
 ///
@@ -59,6 +63,33 @@ use crate::error::StoreError;
 /// # }
 /// ```
 pub async fn connect(url: &str) -> Result<AnyStore, StoreError> {
+    let store = lazy(url)?;
+    store.ping().await?;
+    Ok(store)
+}
+
+/// Makes the store that a URL describes, as [`connect`] does, without connecting: a store in Redis
+/// connects when it is first used. The process starts although Redis is down, and the
+/// [`FailurePolicy`](crate::FailurePolicy) applies until it answers.
+///
+/// [`AnyStore::ping`] tests the store, and [`AnyStore::health`] reports its state. The page on
+/// [operation](crate::operation#a-service-that-starts-without-redis) has a complete program.
+///
+/// # Errors
+///
+/// If the URL is invalid.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::store;
+///
+/// let url = std::env::var("RATE_LIMIT_STORE").unwrap_or_else(|_| "memory:".to_owned());
+/// let store = store::lazy(&url)?;
+/// assert!(store.health().is_available);
+/// # Ok::<(), tower_ratelimit::StoreError>(())
+/// ```
+pub fn lazy(url: &str) -> Result<AnyStore, StoreError> {
     if url.is_empty() || url == "memory" {
         return Err(StoreError::config(format!(
             "cannot use the URL {url:?} of a store: it has no scheme; write memory:"
@@ -67,7 +98,7 @@ pub async fn connect(url: &str) -> Result<AnyStore, StoreError> {
     if let Some(rest) = url.strip_prefix("memory:") {
         return memory(rest).map(Store::into_any);
     }
-    redis(url).await
+    redis(url)
 }
 
 fn memory(rest: &str) -> Result<MemoryStore, StoreError> {
@@ -83,97 +114,23 @@ fn memory(rest: &str) -> Result<MemoryStore, StoreError> {
 }
 
 #[cfg(feature = "redis")]
-async fn redis(url: &str) -> Result<AnyStore, StoreError> {
-    Ok(RedisStore::connect(url).await?.into_any())
+fn redis(url: &str) -> Result<AnyStore, StoreError> {
+    match scheme_error(url) {
+        Some(why) => Err(StoreError::config(format!(
+            "cannot use the URL of a store: {why}; write memory:, {FORMS}"
+        ))),
+        None => Ok(RedisStore::lazy(url)?.into_any()),
+    }
 }
 
+// The URL is not repeated, because it can contain a password.
 #[cfg(not(feature = "redis"))]
-async fn redis(url: &str) -> Result<AnyStore, StoreError> {
-    check_scheme(url)?;
-    let scheme = url.split(':').next().unwrap_or_default();
-    Err(StoreError::config(format!(
-        "cannot use the {scheme} URL of a store: the feature `redis` is not enabled; enable it, or \
-         write memory:"
-    )))
-}
-
-/// Rejects URLs whose errors would otherwise be unclear, or contain a part of a password.
-#[cfg(feature = "redis")]
-pub(super) fn check_redis_url(url: &str) -> Result<(), StoreError> {
-    check_scheme(url)?;
-    let is_unix = url.contains("unix://");
-    let is_ambiguous = url.contains('#') || !is_unix && url.matches('@').count() > 1;
-    if is_ambiguous && !url.ends_with("#insecure") {
-        return Err(StoreError::config(
-            "cannot use the URL of a store: it contains a `#` or more than one `@`; percent-encode \
-             the special characters of the user and the password: %23 for #, %40 for @, %2F for /"
-                .to_owned(),
-        ));
-    }
-    check_parameters(url, is_unix)
-}
-
-fn check_scheme(url: &str) -> Result<(), StoreError> {
-    const SCHEMES: [&str; 7] =
-        ["redis", "rediss", "valkey", "valkeys", "unix", "redis+unix", "valkey+unix"];
-    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-    let topology = scheme.strip_prefix("rediss+").or_else(|| scheme.strip_prefix("redis+"));
-    if SCHEMES.contains(&scheme) || matches!(topology, Some("sentinel" | "cluster")) {
-        return Ok(());
-    }
-    // Other text can contain a password.
-    let is_address = url.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:".contains(&byte))
-        && url.split_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_ok());
-    let is_word = scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+');
-    let why = match scheme {
-        "" if is_address => format!("`{url}` has no scheme"),
-        "" => "it has no scheme".to_owned(),
-        _ if is_word => format!("the scheme `{scheme}` is unknown"),
-        _ => "the scheme is invalid".to_owned(),
-    };
-    Err(StoreError::config(format!(
-        "cannot use the URL of a store: {why}; write memory:, redis://HOST:PORT, \
-         rediss://HOST:PORT, unix:///PATH, redis+sentinel://HOST:PORT,HOST:PORT/MASTER or \
-         redis+cluster://HOST:PORT,HOST:PORT"
-    )))
-}
-
-/// Names all parameters of the kind of URL: only some of them are known where the rest is read.
-#[cfg(feature = "redis")]
-fn check_parameters(url: &str, is_unix: bool) -> Result<(), StoreError> {
-    let invalid =
-        |why: String| Err(StoreError::config(format!("cannot use the URL of a store: {why}")));
-    // A `?` before an `@` belongs to a password.
-    let rest = if is_unix { url } else { url.rsplit('@').next().unwrap_or_default() };
-    let Some((_, query)) = rest.split_once('?') else { return Ok(()) };
-    let mut known = vec!["deadline", "connections", "prefix", "denial_ttl", "protocol"];
-    if is_unix {
-        known.extend(["db", "user", "pass"]);
-    }
-    if url.contains("+sentinel://") {
-        known.extend(["sentinel_user", "sentinel_password"]);
-    }
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if name == "db" && !is_unix {
-            return invalid(
-                "the database is the path of this URL; write redis://HOST:PORT/DB".into(),
-            );
-        }
-        if !known.contains(&name) {
-            return invalid(format!(
-                "the parameter `{name}` is unknown; the parameters are {}",
-                known.join(", ")
-            ));
-        }
-        let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        if name == "deadline" && digits.parse() == Ok(0) {
-            return invalid(format!(
-                "`deadline={value}` would fail every decision; write for example deadline=50ms"
-            ));
-        }
-    }
-    Ok(())
+fn redis(_url: &str) -> Result<AnyStore, StoreError> {
+    Err(StoreError::config(
+        "cannot use the URL of a store: the feature `redis` is not enabled; enable it, or write \
+         memory:"
+            .to_owned(),
+    ))
 }
 
 #[cfg(test)]
@@ -196,11 +153,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unclear_url_says_what_to_write() {
+    async fn a_url_without_a_scheme_says_what_to_write() {
         for url in ["", "memory"] {
             let error = connect(url).await.unwrap_err().to_string();
             assert!(error.ends_with("write memory:"), "{url}: {error}");
         }
+    }
+
+    #[cfg(not(feature = "redis"))]
+    #[tokio::test]
+    async fn a_url_of_redis_names_the_feature() {
+        let error = connect("redis://:zz@127.0.0.1").await.unwrap_err().to_string();
+        assert!(error.contains("`redis` is not enabled") && !error.contains("zz"), "{error}");
+    }
+
+    #[cfg(feature = "redis")]
+    #[tokio::test]
+    async fn an_unclear_url_says_what_to_write() {
         for url in ["http://127.0.0.1", "127.0.0.1:6379", "p@zz://h", "u:zz", "redis+ring://a"] {
             let error = connect(url).await.unwrap_err().to_string();
             for part in
@@ -233,7 +202,7 @@ mod tests {
     #[cfg(feature = "redis")]
     #[tokio::test]
     async fn an_unknown_parameter_lists_the_known_ones() {
-        let all = "deadline, connections, prefix, denial_ttl, protocol";
+        let all = "deadline, connections, prefix, denial_ttl, script_flags, protocol";
         for (url, last) in [
             ("redis://h/?dedline=50ms", "protocol"),
             ("redis://:a?b@h/?dedline=50ms", "protocol"),
@@ -251,11 +220,52 @@ mod tests {
     }
 
     #[cfg(feature = "redis")]
+    #[test]
+    fn a_url_has_one_answer_whatever_reads_it() {
+        for (url, part) in [
+            ("redis://:p@zz#q@127.0.0.1/", "%23 for #"),
+            ("redis+cluster://:pazz#q@127.0.0.1", "%23 for #"),
+            ("redis://h/?dedline=50ms", "script_flags, protocol"),
+            ("unix:///a/b?dedline=50ms", "db, user, pass"),
+            ("redis+sentinel://h/m?dedline=1s", "sentinel_user, sentinel_password"),
+            ("redis://h?deadline=1s&db=2", "redis://HOST:PORT/DB"),
+            ("redis://h?db=2", "redis://HOST:PORT/DB"),
+            ("redis://h?deadline=0s", "deadline of 0"),
+            ("redis://h?deadline=50", "not a time"),
+            ("redis://h?connections=0", "from 1 on"),
+            ("redis://h?prefix={x}", "no braces"),
+            ("redis://zz@h", "no password"),
+            ("redis://:zz@h/x", "Invalid database"),
+            ("redis+cluster://h/1", "no databases"),
+            ("redis+sentinel://h", "names no master"),
+        ] {
+            let config = crate::RedisConfig::from_url(url).and_then(RedisStore::new);
+            let texts = [
+                lazy(url).unwrap_err().to_string(),
+                RedisStore::lazy(url).unwrap_err().to_string(),
+                config.unwrap_err().to_string(),
+            ];
+            assert!(texts.iter().all(|text| *text == texts[0]), "{url}: {texts:?}");
+            assert!(texts[0].contains(part) && !texts[0].contains("zz"), "{url}: {texts:?}");
+            if url.starts_with("redis://") || url.starts_with("unix") {
+                let server = crate::RedisConfig::server(url).and_then(RedisStore::new);
+                assert_eq!(server.unwrap_err().to_string(), texts[0], "{url}");
+            }
+        }
+        for url in ["redi://h", "h:6379", "", "memory:"] {
+            let texts = [RedisStore::lazy(url).err(), crate::RedisConfig::from_url(url).err()]
+                .map(|error| error.expect("it is not a URL of Redis").to_string());
+            assert_eq!(texts[0], texts[1]);
+            assert!(texts[0].contains("redis+cluster:"), "{texts:?}");
+        }
+    }
+
+    #[cfg(feature = "redis")]
     #[tokio::test]
     async fn a_deadline_of_zero_is_rejected() {
         for url in ["redis://h?deadline=0ms", "redis+cluster://h?prefix=x&deadline=00s"] {
             let error = connect(url).await.unwrap_err().to_string();
-            assert!(error.contains("deadline=0") && error.contains("=50ms"), "{url}: {error}");
+            assert!(error.contains("deadline of 0") && error.contains("=50ms"), "{url}: {error}");
         }
         let config = crate::RedisConfig::server("redis://h").unwrap();
         let error = RedisStore::new(config.deadline(std::time::Duration::ZERO)).unwrap_err();

@@ -18,13 +18,11 @@ use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
 use tokio::{runtime::Handle, time::Instant};
 
 pub(crate) use self::transport::Deadline;
+pub use self::transport::RedisConfig;
 #[cfg(feature = "tls-rustls")]
 pub use self::transport::Tls;
-use self::transport::{
-    ANSWER_TIMEOUT, Client, Command, DEFAULT_DEADLINE, DEFAULT_DENIAL_TTL, DEFAULT_PREFIX, Server,
-    TransportError, assert_prefix,
-};
-pub use self::transport::{Health, RedisConfig};
+use self::transport::{ANSWER_TIMEOUT, Client, Command, TransportError};
+pub(super) use self::transport::{FORMS, scheme_error};
 use self::{
     call::ScriptCall,
     cross_slot::CrossSlot,
@@ -32,8 +30,8 @@ use self::{
     release::ReleaseFuture,
 };
 use super::{
-    BackgroundTask, MemoryStore, Names, Sealed, Settings, Store, StoreFuture, StoreRequest,
-    connect::check_redis_url,
+    BackgroundTask, Health, MemoryStore, Names, Ping, Sealed, Settings, Store, StoreFuture,
+    StoreRequest,
     denials::{Denials, Lookup},
 };
 use crate::{
@@ -136,8 +134,19 @@ impl RedisStore {
                     .to_owned(),
             ));
         }
-        let store = Self::over(config.client()?).prefix(&config.prefix);
-        Ok(store.deadline(config.deadline).denial_ttl(config.denial_ttl))
+        Ok(Self::over(config.client()?, &config))
+    }
+
+    fn over(client: Client, config: &RedisConfig) -> Self {
+        Self {
+            front: Front::new(client.clone()),
+            client,
+            prefix: config.prefix.clone(),
+            deadline: config.deadline,
+            denials: Denials::new(config.denial_ttl),
+            names: Names::default(),
+            fallback: Arc::default(),
+        }
     }
 
     /// Connects to Redis at `url`, and proves by [`ping`](RedisStore::ping) that it can decide.
@@ -166,7 +175,6 @@ impl RedisStore {
     ///
     /// If the URL is invalid.
     pub fn lazy(url: &str) -> Result<Self, StoreError> {
-        check_redis_url(url)?;
         Self::new(RedisConfig::from_url(url)?)
     }
 
@@ -241,24 +249,16 @@ impl RedisStore {
     /// The connection decides when it reconnects. A `ConnectionManager` does not reconnect if a
     /// server hangs or has become a replica, and requests that were not sent fail with the
     /// connection.
+    ///
+    /// [`RedisConfig::from_connection`] makes one with another prefix.
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::over(Client::of(Server::Given(Box::new(connection)), 1))
-    }
-
-    fn over(client: Client) -> Self {
-        Self {
-            front: Front::new(client.clone()),
-            client,
-            prefix: DEFAULT_PREFIX.into(),
-            deadline: DEFAULT_DEADLINE,
-            denials: Denials::new(DEFAULT_DENIAL_TTL),
-            names: Names::default().scoped(DEFAULT_PREFIX),
-            fallback: Arc::default(),
-        }
+        let config = RedisConfig::from_connection(connection);
+        let client = config.client().expect("a connection needs no valid settings");
+        Self::over(client, &config)
     }
 
     /// Proves that Redis can decide: the server, or each master with slots in a cluster, runs a
@@ -275,27 +275,13 @@ impl RedisStore {
     /// The future can be dropped at any time.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
-        Ok(self.client.ping(deadline, &self.prefix).await?)
+        Ok(self.client.ping(deadline).await?)
     }
 
-    /// Returns the state of the circuit breaker and the counters, without calling Redis.
+    /// Returns the state of the server and the counters, without calling Redis.
     #[must_use]
     pub fn health(&self) -> Health {
         self.client.health(self.deadline)
-    }
-
-    /// Sets the prefix of all keys in Redis, `ratelimit` by default. Limiters of the same name
-    /// count separately if their prefixes differ. Clones of a store with the same prefix are one
-    /// store.
-    ///
-    /// # Panics
-    ///
-    /// If the prefix contains a `{`, which would determine the slots in a cluster.
-    #[must_use]
-    pub fn prefix(self, prefix: &str) -> Self {
-        assert_prefix(prefix);
-        let names = self.names.scoped(prefix);
-        Self { prefix: prefix.into(), names, ..self }
     }
 
     /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
@@ -543,6 +529,15 @@ impl Store for RedisStore {
 
     fn fallback(&self) -> Option<&MemoryStore> {
         Some(self.fallback.get_or_init(MemoryStore::new))
+    }
+
+    fn ping(&self) -> Ping {
+        let store = self.clone();
+        Box::pin(async move { Self::ping(&store).await })
+    }
+
+    fn health(&self) -> Health {
+        Self::health(self)
     }
 
     fn names(&self) -> &Names {

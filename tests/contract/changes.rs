@@ -29,7 +29,7 @@ async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
     let prefix = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
-    let redis = support::redis_store(server).await.prefix(&prefix);
+    let redis = support::with_prefix(server, &prefix).await;
     [memory, Limiter::new(redis, algorithm, quota)]
 }
 
@@ -378,7 +378,7 @@ async fn a_charge_returns_units_only_to_the_limits_whose_algorithm_stays() {
     let server = RedisServer::start();
     let quota = Quota::per_day(10);
     for (from, to) in changes() {
-        let redis = support::redis_store(&server).await.prefix(&format!("{from} {to}"));
+        let redis = support::with_prefix(&server, &format!("{from} {to}")).await;
         for [one, two] in [pair(MemoryStore::new(), from, quota), pair(redis, from, quota)] {
             let on_one_key = |key| Charge::new(&one, key).cost(5).also(&two).cost(5);
             let on_two_keys =

@@ -81,8 +81,8 @@ async fn all_limits_are_charged_or_none() {
     for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
     {
         all_or_none(MemoryStore::new(), algorithm).await;
-        let store = over_redis(&server).await;
-        all_or_none(store.prefix(algorithm.name()), algorithm).await;
+        let store = support::with_prefix(&server, algorithm.name()).await;
+        all_or_none(store, algorithm).await;
     }
 }
 
@@ -138,7 +138,7 @@ async fn requests_that_race_are_admitted_exactly_as_often_as_all_limits_allow() 
         race(vec![user_and_all(&MemoryStore::new(), algorithm, user, all)]).await;
         let mut replicas = vec![];
         for _ in 0..8 {
-            let store = over_redis(&server).await.prefix(algorithm.name());
+            let store = support::with_prefix(&server, algorithm.name()).await;
             replicas.push(user_and_all(&store, algorithm, user, all));
         }
         race(replicas).await;

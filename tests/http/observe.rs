@@ -7,8 +7,8 @@ use http::{Request, Response, StatusCode, request::Parts};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, FailurePolicy, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
-    RequestError, key,
+    Algorithm, Charge, FailurePolicy, Limiter, Limits, MemoryStore, MissingKey, Quota,
+    RateLimitLayer, RequestError, key,
     observe::{KeysHeld, Metrics, Observer, TopDenied},
 };
 
@@ -45,7 +45,93 @@ async fn a_check_is_one_decision_and_other_calls_are_none() {
     assert!(limiter.check_n("alice", 3).await.is_err(), "above the quota");
     assert_eq!(recorder.take(), [""; 0]);
     limiter.reset("alice").await.unwrap();
-    assert_eq!(recorder.take(), ["keys 0 of 10"]);
+    assert_eq!(recorder.take(), ["keys 0 of 10", "reset api alice"]);
+}
+
+#[tokio::test]
+async fn a_block_is_an_outcome_of_its_own_for_observers_logs_and_lists() {
+    let (log, _guard) = Log::start(tracing::Level::DEBUG);
+    let (recorder, limiter) = observed(Quota::per_hour(1));
+    let top = Arc::new(TopDenied::new(10));
+    let limiter = limiter.observe(top.clone());
+    let minute = Duration::from_secs(60);
+    limiter.block("alice", minute).await.unwrap();
+    assert_eq!(recorder.take(), ["keys 1 of 10", "blocked api alice"]);
+    for key in ["alice", "ben", "ben"] {
+        let _ = limiter.check(key).await.unwrap();
+    }
+    let decided = ["alice Blocked", "ben Allowed", "ben Denied"];
+    let decided = decided.map(|decided| format!("decided api {decided} Store"));
+    assert_eq!(recorder.take_of("decided"), decided);
+    let listed = top.top(9);
+    let listed: Vec<_> = listed.iter().map(|it| (it.key.as_str(), it.is_blocked)).collect();
+    assert!(listed.contains(&("alice", true)) && listed.contains(&("ben", false)), "{listed:?}");
+    limiter.unblock("alice").await.unwrap();
+    assert_eq!(recorder.take(), ["unblocked api alice"]);
+    let _ = limiter.check("alice").await.unwrap();
+    let _ = limiter.check("alice").await.unwrap();
+    let listed = top.top(9);
+    assert!(listed.iter().all(|it| !it.is_blocked), "alice is denied by the quota: {listed:?}");
+    limiter.reset("alice").await.unwrap();
+
+    let text = log.text();
+    let lines: Vec<_> = text.lines().collect();
+    for (line, parts) in lines.iter().zip([
+        &["INFO tower_ratelimit: key blocked", "limiter=\"api\"", "duration=60s"][..],
+        &["DEBUG tower_ratelimit: request denied", "blocked=true"],
+        &["DEBUG tower_ratelimit: request denied", "blocked=false"],
+        &["INFO tower_ratelimit: key unblocked", "limiter=\"api\""],
+        &["DEBUG tower_ratelimit: request denied", "blocked=false"],
+        &["INFO tower_ratelimit: key reset", "limiter=\"api\""],
+    ]) {
+        assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+    }
+    assert_eq!(lines.len(), 6, "{text}");
+    assert!(!text.contains("alice"), "{text}");
+}
+
+#[tokio::test]
+async fn a_change_of_the_quota_is_one_event_that_names_both() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let (recorder, limiter) = observed(Quota::per_minute(5));
+    let layers = limiter.clone();
+    for quota in [Quota::per_minute(50), Quota::per_minute(50), Quota::per_second(1).burst(9)] {
+        limiter.set_quota(quota).unwrap();
+    }
+    let changed = ["api: 5/min -> 50/min", "api: 50/min -> 1/s burst 9"];
+    assert_eq!(recorder.take(), changed.map(|changed| format!("changed {changed}")));
+    assert_eq!(layers.quota(), Quota::per_second(1).burst(9));
+    for change in changed {
+        let line = format!("INFO tower_ratelimit: limit changed: {change}");
+        assert_eq!(log.text().matches(&line).count(), 1, "{}", log.text());
+    }
+}
+
+#[tokio::test]
+async fn a_reload_is_one_event_and_one_for_each_limit_that_changes() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let recorder = Recorder::new();
+    let limits = |text| toml::from_str::<Limits>(text).unwrap();
+    let first = limits(
+        "api = { algorithm = 'token-bucket', quota = '10/s' }\n\
+                        login = { algorithm = 'sliding-log', quota = '5/min' }",
+    );
+    let store = MemoryStore::new().observe(recorder.clone());
+    let limiters = first.limiters(&store).unwrap();
+    assert_eq!(recorder.take(), [""; 0], "the first limits are no reload");
+    let next = limits(
+        "api = { algorithm = 'token-bucket', quota = '10/s' }\n\
+                       login = { algorithm = 'fixed-window', quota = '50/min' }",
+    );
+    limiters.reload(&next).unwrap();
+    let changed = "changed login: 5/min, sliding-log -> 50/min, fixed-window";
+    assert_eq!(recorder.take(), [changed, "reloaded "]);
+    let removed = limits("api = { algorithm = 'token-bucket', quota = '1/s' }");
+    let error = limiters.reload(&removed).unwrap_err();
+    assert_eq!(recorder.take(), [format!("reloaded {error}")]);
+    let text = log.text();
+    assert!(text.contains("INFO tower_ratelimit: limits reloaded"), "{text}");
+    assert!(text.contains("ERROR tower_ratelimit: new limits rejected: "), "{text}");
 }
 
 #[tokio::test]
@@ -255,11 +341,22 @@ async fn the_metrics_count_what_happened() {
     for _ in 0..3 {
         send(&layer, get(&[("x-user", "alice")])).await;
     }
+    limiter.block("ben", Duration::from_secs(60)).await.unwrap();
+    let _ = limiter.check("ben").await.unwrap();
+    limiter.unblock("ben").await.unwrap();
+    limiter.reset("ben").await.unwrap();
+    limiter.set_quota(Quota::per_hour(2)).unwrap();
     let text = handle.render();
     for line in [
         r#"tower_ratelimit_decisions_total{store="main",limiter="api",outcome="allowed",source="store"} 1"#,
         r#"tower_ratelimit_decisions_total{store="main",limiter="api",outcome="denied",source="store"} 2"#,
         r#"tower_ratelimit_decisions_total{store="main",limiter="api",outcome="denied",source="cached"} 0"#,
+        r#"tower_ratelimit_decisions_total{store="main",limiter="api",outcome="blocked",source="store"} 1"#,
+        r#"tower_ratelimit_key_changes_total{store="main",limiter="api",change="blocked"} 1"#,
+        r#"tower_ratelimit_key_changes_total{store="main",limiter="api",change="unblocked"} 1"#,
+        r#"tower_ratelimit_key_changes_total{store="main",limiter="api",change="reset"} 1"#,
+        r#"tower_ratelimit_settings_changes_total{store="main",limiter="api"} 1"#,
+        r#"tower_ratelimit_reloads_total{store="main",result="applied"} 0"#,
         r#"tower_ratelimit_rejections_total{store="main",reason="denied"} 2"#,
         r#"tower_ratelimit_keys{store="main"} 1"#,
         r#"tower_ratelimit_keys_limit{store="main"} 10"#,

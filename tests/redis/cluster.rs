@@ -39,8 +39,15 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 /// A store with a deadline that a busy machine can keep, connected to all nodes.
 async fn with_long_deadline(cluster: &Cluster) -> RedisStore {
-    let store = RedisStore::cluster(cluster.urls()).unwrap().deadline(Duration::from_secs(30));
-    let limiter = load::limiter(&store.clone().prefix("connect"));
+    with_prefix(cluster, "ratelimit").await
+}
+
+/// The same, whose keys have this prefix.
+async fn with_prefix(cluster: &Cluster, prefix: &str) -> RedisStore {
+    let config = RedisConfig::cluster(cluster.urls()).unwrap().prefix(prefix);
+    let store = RedisStore::new(config.deadline(Duration::from_secs(30))).unwrap();
+    let (algorithm, quota) = (Algorithm::FixedWindow, Quota::per_hour(1_000_000));
+    let limiter = Limiter::named("connect", store.clone(), algorithm, quota);
     let _ = until_decided(&[limiter], &users()).await;
     store
 }
@@ -144,7 +151,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
     let [first, second, third] = &on_different_masters(cluster);
     for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
     {
-        let store = with_long_deadline(cluster).await.prefix(algorithm.name());
+        let store = with_prefix(cluster, algorithm.name()).await;
         let limiter =
             |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit));
         let (a, b, c) = (limiter("a", 5), limiter("b", 9), limiter("c", 2));
@@ -179,7 +186,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
 
 async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) {
     let [first, second, third] = &on_different_masters(cluster);
-    let store = with_long_deadline(cluster).await.prefix("follows");
+    let store = with_prefix(cluster, "follows").await;
     let limiter =
         |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (a, b, c) = (limiter("a"), limiter("b"), limiter("c"));
@@ -219,7 +226,7 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
 async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
     let keys = &on_different_masters(cluster);
     for algorithm in [Algorithm::SlidingLog, Algorithm::FixedWindow] {
-        let store = with_long_deadline(cluster).await.prefix(&format!("receipts-{algorithm}"));
+        let store = with_prefix(cluster, &format!("receipts-{algorithm}")).await;
         let limiters = ["a", "b", "c"]
             .map(|name| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(100)));
         let left = async || {
@@ -255,7 +262,7 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
 async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
     let mut replicas = vec![];
     for _ in 0..4 {
-        let store = with_long_deadline(cluster).await.prefix("race");
+        let store = with_prefix(cluster, "race").await;
         let named = |name, algorithm, limit| {
             Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit))
         };

@@ -21,6 +21,7 @@ use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, Quota, RedisConfig, RedisStore,
     redisson::{self, RateType},
+    store,
 };
 
 use crate::support::{
@@ -82,6 +83,27 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
 }
 
 #[tokio::test]
+async fn a_user_with_another_prefix_and_its_permissions_can_connect_and_decide() {
+    let server = RedisServer::start();
+    let mut admin = server.connection();
+    let rights: Vec<_> =
+        permissions("limiter").iter().map(|right| right.replace("ratelimit", "shop")).collect();
+    redis::cmd("ACL").arg(rights).exec(&mut admin).unwrap();
+    let url = format!("{}?user=limiter&pass=secret&prefix=shop&deadline=30s", server.url());
+    limits(RedisStore::connect(&url).await.unwrap()).await;
+    store::connect(&url).await.unwrap().ping().await.unwrap();
+    let config = RedisConfig::server(&server.url()).unwrap().user("limiter").password("secret");
+    RedisStore::new(config.prefix("shop")).unwrap().ping().await.unwrap();
+    let denied: Vec<redis::Value> = redis::cmd("ACL").arg("LOG").query(&mut admin).unwrap();
+    assert!(denied.is_empty(), "{denied:?}");
+
+    let url = url.replace("prefix=shop", "prefix=other");
+    let text = with_sources(&RedisStore::connect(&url).await.unwrap_err());
+    assert!(text.contains("~other:*") && text.contains("?prefix="), "{text}");
+    assert!(!text.contains("commands that"), "{text}");
+}
+
+#[tokio::test]
 async fn a_redisson_user_with_the_documented_permissions_can_use_every_operation() {
     let server = RedisServer::start();
     let mut admin = server.connection();
@@ -138,6 +160,7 @@ async fn missing_permissions_are_reported() {
     let text = with_sources(&error);
     // Redis 7.0 does not name the command.
     assert!(text.contains("names the missing permission") || text.contains("mget"), "{text}");
+    assert!(!text.contains("script:") && !text.contains("user_script"), "{text}");
     assert!(store.health().is_available, "the store is unavailable");
 
     set("");
@@ -146,8 +169,10 @@ async fn missing_permissions_are_reported() {
     for missing in commands.chain(&["~*"]) {
         set(missing);
         let error = with_sources(&RedisStore::connect(&url).await.unwrap_err());
-        let right = if *missing == "~*" { "key" } else { &missing[1..] };
+        let is_key = *missing == "~*";
+        let right = if is_key { "~ratelimit:*" } else { &missing[1..] };
         assert!(error.to_lowercase().contains(right), "without {missing}: {error}");
+        assert_eq!(error.contains("Permissions"), !is_key, "without {missing}: {error}");
     }
 
     let wrong = format!("{}?user=limited&pass=wrong", server.url());
@@ -208,7 +233,7 @@ fn invalid_addresses_are_rejected_immediately() {
     let cases = [
         (
             RedisStore::lazy("localhost"),
-            "`localhost` has no scheme; write memory:, redis://HOST:PORT, rediss://HOST:PORT",
+            "`localhost` has no scheme; write redis://HOST:PORT, rediss://HOST:PORT",
         ),
         (RedisStore::lazy("redis://:secret@host/x"), "redis://***@host/x: Invalid database number"),
         (RedisStore::lazy("rediss://localhost/#insecure"), "`RedisConfig::tls`"),

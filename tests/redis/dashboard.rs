@@ -1,4 +1,4 @@
-//! The dashboard and the table of the metrics name what an exporter renders after a run.
+//! The dashboard, the alerts and the table of the metrics name what an exporter renders after a run.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,6 +16,7 @@ use tower_ratelimit::{
 use crate::support::{counting, get, server::RedisServer};
 
 const DASHBOARD: &str = include_str!("../../docs/grafana.json");
+const ALERTS: &str = include_str!("../../docs/alerts.yml");
 const PAGE: &str = include_str!("../../docs/operation.md");
 
 /// Returns the labels of each metric after a run in which everything happens.
@@ -143,6 +144,113 @@ async fn the_page_on_operation_lists_the_metrics_with_their_labels() {
     for code in PAGE.split('`').skip(1).step_by(2).filter(|code| code.contains("ratelimit_")) {
         for name in words(code).iter().filter(|word| word.starts_with("tower_ratelimit_")) {
             assert!(listed.contains_key(family(name)), "{code}: {name}");
+        }
+    }
+}
+
+/// An alert, as the page and the file of rules describe it.
+#[derive(Debug, PartialEq)]
+struct Alert {
+    name: String,
+    severity: String,
+    expr: String,
+    /// The minutes for which the expression must be true.
+    minutes: Option<u32>,
+    action: String,
+}
+
+/// Returns the rest of a line of YAML after an indent and a field.
+fn field<'a>(line: Option<&'a str>, start: &str) -> &'a str {
+    let rest = line.and_then(|line| line.strip_prefix(start));
+    rest.unwrap_or_else(|| panic!("{line:?} does not begin with {start:?}"))
+}
+
+/// Reads the rules. They are in a small part of YAML: each field on a line, in one order, and text
+/// that needs quotes in single ones.
+fn rules() -> Vec<Alert> {
+    let mut lines = ALERTS.lines().filter(|line| !line.starts_with('#')).peekable();
+    for head in ["groups:", "  - name: tower-ratelimit", "    rules:"] {
+        assert_eq!(lines.next(), Some(head));
+    }
+    let mut rules = vec![];
+    while lines.peek().is_some() {
+        let name = field(lines.next(), "      - alert: ").to_owned();
+        let expr = field(lines.next(), "        expr: ").to_owned();
+        assert!(!expr.contains(": ") && !expr.contains(" #"), "{expr} needs quotes");
+        let minutes = lines.next_if(|line| line.starts_with("        for: ")).map(|line| {
+            let minutes = field(Some(line), "        for: ").strip_suffix('m').unwrap();
+            minutes.parse().unwrap()
+        });
+        assert_eq!(lines.next(), Some("        labels:"));
+        let severity = field(lines.next(), "          severity: ").to_owned();
+        assert!(["page", "ticket"].contains(&&*severity), "{severity}");
+        assert_eq!(lines.next(), Some("        annotations:"));
+        let action = field(lines.next(), "          action: '").strip_suffix('\'').unwrap();
+        assert!(!action.contains('\''), "{action} needs other quotes");
+        rules.push(Alert { name, severity, expr, minutes, action: action.to_owned() });
+    }
+    rules
+}
+
+/// Returns the alerts in the table of the page.
+fn listed() -> Vec<Alert> {
+    let table = PAGE.split("| alert | severity | condition | action |\n").nth(1).unwrap();
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    rows.map(|row| {
+        let [_, name, severity, condition, action, _] =
+            row.split('|').map(str::trim).collect::<Vec<_>>()[..]
+        else {
+            panic!("{row}")
+        };
+        let [_, expr, rest] = condition.split('`').collect::<Vec<_>>()[..] else { panic!("{row}") };
+        let minutes =
+            rest.strip_prefix(" for ").map(|rest| rest.split(' ').next().unwrap().parse().unwrap());
+        let text = |text: &str| text.to_owned();
+        let (name, severity, expr) = (text(name), text(severity), text(expr));
+        Alert { name, severity, expr, minutes, action: plain(action) }
+    })
+    .collect()
+}
+
+/// Returns the text without links and code marks.
+fn plain(markdown: &str) -> String {
+    let mut parts = markdown.split("](");
+    let mut text = parts.next().unwrap().to_owned();
+    for part in parts {
+        text += part.split_once(')').unwrap().1;
+    }
+    text.replace(['[', '`'], "")
+}
+
+#[tokio::test]
+async fn the_rules_of_the_alerts_are_those_of_the_page_and_use_exported_metrics_and_labels() {
+    let (rules, exported) = (rules(), exported().await);
+    assert_eq!(rules, listed());
+    let keywords = [
+        "sum",
+        "max",
+        "by",
+        "rate",
+        "increase",
+        "histogram_quantile",
+        "and",
+        "or",
+        "offset",
+        "m",
+        "d",
+    ];
+    for Alert { name, expr, .. } in &rules {
+        assert_eq!(expr.matches(['(', '[', '{']).count(), expr.matches([')', ']', '}']).count());
+        let words = words(expr);
+        let (metrics, others): (Vec<&str>, Vec<&str>) =
+            words.iter().partition(|word| word.starts_with("tower_ratelimit_"));
+        assert!(!metrics.is_empty(), "{name}");
+        let labels: BTreeSet<_> = metrics
+            .iter()
+            .flat_map(|metric| exported.get(*metric).unwrap_or_else(|| panic!("{name}: {metric}")))
+            .collect();
+        for word in others.iter().filter(|word| !keywords.contains(word)) {
+            assert!(labels.contains(&(*word).to_owned()), "{name}: label {word} of {labels:?}");
         }
     }
 }

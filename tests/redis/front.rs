@@ -154,12 +154,12 @@ async fn each_check_fails_at_its_own_deadline_and_all_open_the_circuit() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
-    let limiter = |store: &RedisStore| {
-        Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(9))
+    let limiter = |name, store: &RedisStore| {
+        Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_hour(9))
     };
     let observed = store.clone().deadline(Duration::from_millis(200));
-    let quick = limiter(&observed);
-    let slow = limiter(&store.deadline(Duration::from_secs(600)).prefix("slow"));
+    let quick = limiter("quick", &observed);
+    let slow = limiter("slow", &store.deadline(Duration::from_secs(600)));
     assert!(slow.check("key").await.unwrap().is_allowed());
     assert!(quick.check("key").await.unwrap().is_allowed());
     proxy.hold_replies(true);

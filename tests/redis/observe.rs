@@ -22,6 +22,7 @@ use tower_ratelimit::{
         auth::{BasicAuth, StreamingCredentialsProvider},
     },
     redisson::{RateLimiter, RateType},
+    store::Status,
 };
 
 use crate::support::{
@@ -45,6 +46,19 @@ async fn a_remembered_denial_is_a_decision_with_the_source_cached() {
     ] {
         let _ = limiter.check("alice").await.unwrap();
         assert_eq!(recorder.take(), events);
+    }
+}
+
+#[tokio::test]
+async fn a_denial_by_a_block_has_the_outcome_blocked_also_if_it_is_remembered() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
+    limiter.block("alice", Duration::from_secs(60)).await.unwrap();
+    assert_eq!(recorder.take_of("blocked"), ["blocked api alice"]);
+    for source in ["Store timed", "Cached"] {
+        let _ = limiter.check("alice").await.unwrap();
+        let decided = format!("decided api alice Blocked {source}");
+        assert_eq!(recorder.take_of("decided"), [decided]);
     }
 }
 
@@ -151,14 +165,92 @@ async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() 
     })
     .await;
     let text = log.text();
-    let [failed, rejects, decides] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
-    let parts = ["WARN tower_ratelimit: decisions failed", "limiter=\"api\"", "permission"];
+    let [failed, missing, rejects, decides] = text.lines().collect::<Vec<_>>()[..] else {
+        panic!("{text}")
+    };
+    let parts = ["WARN tower_ratelimit: decisions failed: ", "limiter=\"api\"", "permission"];
     assert!(parts.iter().all(|part| failed.contains(part)), "{failed}");
-    let parts = ["ERROR tower_ratelimit: Redis rejects decisions", "permission"];
+    let parts = ["ERROR tower_ratelimit: the user at Redis lacks a permission: ", "NOPERM SET on "];
+    assert!(parts.iter().all(|part| missing.contains(part)), "{missing}");
+    let parts = ["ERROR tower_ratelimit: Redis rejects decisions: ", "permission"];
     assert!(parts.iter().all(|part| rejects.contains(part)), "{rejects}");
+    assert!(!text.contains("script: ") && !text.contains("user_script"), "{text}");
     assert!(rejects.contains(&*server.socket().to_string_lossy()), "{rejects}");
     let parts = ["INFO tower_ratelimit: Redis decides again", "outage=", "server="];
     assert!(parts.iter().all(|part| decides.contains(part)), "{decides}");
+}
+
+#[tokio::test]
+async fn a_missing_key_pattern_is_named_and_no_command_is_blamed() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let user = ["SETUSER", "limiter", "on", ">secret", "~other:*", "+@all"];
+    redis::cmd("ACL").arg(&user).exec(&mut server.connection()).unwrap();
+    let config = RedisConfig::server(&server.url()).unwrap().user("limiter").password("secret");
+    let limiter = once_per_hour(with_long_deadline(RedisStore::new(config).unwrap()));
+    until("the missing permission is found", async || {
+        assert!(limiter.check("alice").await.is_err());
+        log.text().contains("lacks a permission")
+    })
+    .await;
+    let text = log.text();
+    let missing: Vec<_> = text.lines().filter(|line| line.contains("lacks a permission")).collect();
+    assert!(matches!(&missing[..], [line] if line.contains("~ratelimit:*")), "{text}");
+    assert!(!text.contains("commands that") && !text.contains("alice"), "{text}");
+}
+
+/// Uses the store until it knows this about its server.
+async fn until_status(store: &RedisStore, status: Status) {
+    let limiter = once_per_hour(store.clone());
+    until(&format!("the server is {status:?}"), async || {
+        let _ = limiter.check("key").await;
+        store.health().status == status
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stopped_and_a_paused_server_are_told_apart() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let mut server = RedisServer::start();
+    let store = RedisStore::lazy(&server.url()).unwrap();
+    assert_eq!(store.health().status, Status::Unknown);
+    until_status(&store, Status::Ready).await;
+    for (number, status, text) in [
+        (1, Status::Refused, "Redis refuses connections"),
+        (2, Status::Silent, "Redis accepts connections, but does not answer"),
+        (3, Status::Slow, "Redis answers, but makes no decision in time"),
+    ] {
+        match status {
+            Status::Refused => server.kill(),
+            Status::Silent => server.freeze(),
+            _ => {
+                let pause = ["PAUSE", "600000", "WRITE"];
+                redis::cmd("CLIENT").arg(&pause).exec(&mut server.connection()).unwrap();
+            }
+        }
+        until_status(&store, status).await;
+        let health = store.health();
+        assert!(!health.is_available && health.outages >= number, "{health:?}");
+        until("the log has it", async || log.text().contains(text)).await;
+        match status {
+            Status::Refused => server.restart(),
+            Status::Silent => server.thaw(),
+            _ => redis::cmd("CLIENT").arg("UNPAUSE").exec(&mut server.connection()).unwrap(),
+        }
+        until_status(&store, Status::Ready).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_rejects_decisions_is_not_ready() {
+    let server = RedisServer::start();
+    let store = with_long_deadline(redis_store(&server).await);
+    let mut admin = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut admin).unwrap();
+    until_status(&store, Status::Rejecting).await;
+    let health = store.health();
+    assert!(health.is_available && health.last_error.unwrap().contains(": OOM command not"));
 }
 
 #[tokio::test]

@@ -167,7 +167,7 @@ async fn a_rate_may_exceed_the_maximum_of_an_acquire() {
 async fn limiters_with_the_same_name_share_one_count() {
     let server = RedisServer::start();
     let one = limiter(&server, 5).await;
-    let other = RateLimiter::new(store(&server).await.prefix("shop"), "LIMITER_NAME");
+    let other = RateLimiter::new(support::with_prefix(&server, "shop").await, "LIMITER_NAME");
     assert!(take(&one, 3).await);
     assert!(!take(&other, 3).await && take(&other, 2).await);
 }

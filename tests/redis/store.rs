@@ -41,7 +41,7 @@ async fn keys_can_be_read_and_expire() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     let quota = Quota::per_hour(10);
-    let store = store(&server).await.prefix("shop");
+    let store = support::with_prefix(&server, "shop").await;
     let limiters = ALGORITHMS
         .map(|algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota));
     for limiter in &limiters {
@@ -366,10 +366,10 @@ async fn a_state_of_two_numbers_takes_at_most_28_bytes() {
     let store = store(&server).await;
     for algorithm in [Algorithm::FixedWindow, Algorithm::token_bucket()] {
         for quota in [Quota::per_hour(1_000_000), Quota::per_second(3), Quota::per_day(7)] {
-            let limiter = Limiter::new(store.clone().prefix("short"), algorithm, quota);
+            let limiter = Limiter::new(store.clone(), algorithm, quota);
             assert!(limiter.check("key").await.unwrap().is_allowed());
             let _ = limiter.check_within("key", 1, Duration::from_secs(1)).await.unwrap();
-            let key = format!("short:default:{}:{{key}}", algorithm.name());
+            let key = format!("ratelimit:default:{}:{{key}}", algorithm.name());
             let length: u64 =
                 redis::cmd("STRLEN").arg(&key).query(&mut server.connection()).unwrap();
             assert!((1..=28).contains(&length), "{algorithm} {quota}: {length} bytes");

@@ -1,11 +1,20 @@
 //! Stores that a URL describes: one server, Sentinels and a cluster, with settings.
 
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore, store};
+use std::sync::{Arc, Mutex};
+
+use tower_ratelimit::{
+    Algorithm, Limiter, Quota, RedisConfig, RedisStore,
+    store::{self, Status},
+};
 
 use crate::support::{
+    ALGORITHMS,
     cluster::{Cluster, free_port},
     load::{eventually, many_servers, until},
-    sentinel::{NAME, Watched},
+    sentinel::{
+        NAME, Watched,
+        fake::{Fake, array},
+    },
     server::RedisServer,
     with_sources,
 };
@@ -16,6 +25,72 @@ async fn check(url: &str) -> Limiter {
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(2));
     assert_eq!(eventually(async || limiter.check("key").await).await.remaining(), 1, "{url}");
     limiter
+}
+
+#[tokio::test]
+async fn a_store_starts_without_redis_and_uses_it_when_it_answers() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let url = format!("{}?deadline=20s", server.url());
+    assert!(store::connect(&url).await.is_err());
+    let store = store::lazy(&url).unwrap();
+    let limiter = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_hour(2));
+    assert_eq!(store.health().status, Status::Unknown);
+    assert!(with_sources(&store.ping().await.unwrap_err()).contains("cannot connect"));
+    assert_eq!((store.health().status, store.health().answers), (Status::Unknown, 0));
+    server.restart();
+    assert!(eventually(async || limiter.check("key").await).await.is_allowed());
+    store.ping().await.unwrap();
+    assert_eq!(store.health().status, Status::Ready);
+}
+
+#[tokio::test]
+async fn every_script_begins_with_the_line_of_the_settings_and_has_the_hash_of_its_text() {
+    let server = RedisServer::start();
+    let config = RedisConfig::from_url(&format!("{}?deadline=20s", server.url())).unwrap();
+    let store = RedisStore::new(config.script_header("-- of the shop")).unwrap();
+    store.ping().await.unwrap();
+    let before = server.calls("eval");
+    for algorithm in ALGORITHMS {
+        let name = algorithm.name();
+        let limiter = Limiter::named(name, store.clone(), algorithm, Quota::per_hour(100));
+        for _ in 0..3 {
+            let decision = limiter.check("key").await.unwrap();
+            limiter.cancel("key", decision).await.unwrap();
+        }
+    }
+    // A text is sent once, so the hashes in the other calls are those that the server computes.
+    assert_eq!(server.calls("eval") - before, 5);
+
+    let scripts = Arc::new(Mutex::new(vec![]));
+    let seen = scripts.clone();
+    let server = Fake::start(move |_, words| match words[0] {
+        "EVAL" => {
+            seen.lock().unwrap().push((words[0].to_owned(), words[1].to_owned()));
+            "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned()
+        }
+        "EVALSHA" => {
+            seen.lock().unwrap().push((words[0].to_owned(), words[1].to_owned()));
+            "-NOSCRIPT no\r\n".to_owned()
+        }
+        _ => array(&["1700000000", "0"]),
+    });
+    let url = format!("{}?deadline=20s&script_flags=allow-key-locking", server.url());
+    let limiter =
+        Limiter::new(RedisStore::lazy(&url).unwrap(), Algorithm::FixedWindow, Quota::per_hour(100));
+    let _ = limiter.check("key").await.unwrap();
+    let scripts = scripts.lock().unwrap();
+    let [(_, hash), (_, text)] = &scripts[..] else { panic!("{scripts:?}") };
+    assert!(text.starts_with("#!lua flags=allow-key-locking\n"), "{text}");
+    assert_eq!(redis::Script::new(text).get_hash(), hash);
+}
+
+#[tokio::test]
+async fn a_store_in_memory_is_always_ready() {
+    let store = store::lazy("memory:").unwrap();
+    store.ping().await.unwrap();
+    let health = store.health();
+    assert!(health.is_available && health.status == Status::Ready && health.answers == 0);
 }
 
 fn addresses(urls: impl IntoIterator<Item = String>) -> String {
@@ -65,8 +140,12 @@ async fn an_error_names_the_address_and_no_password() {
     let text = with_sources(&error);
     assert!(text.contains(&format!("127.0.0.1:{port}")) && !text.contains("secret"), "{text}");
     assert!(!error.is_timeout() && text.contains("refused"), "{text}");
-    for url in ["redis://127.0.0.1?deadlin=1s", "redsi://127.0.0.1", "127.0.0.1:6379"] {
+    for (url, part) in [
+        ("redis://127.0.0.1?deadlin=1s", "`deadlin` is unknown"),
+        ("redsi://127.0.0.1", "`redsi` is unknown"),
+        ("127.0.0.1:6379", "has no scheme"),
+    ] {
         let text = with_sources(&store::connect(url).await.unwrap_err());
-        assert!(text.contains("cannot use the URL of a store"), "{text}");
+        assert!(text.starts_with("cannot use the") && text.contains(part), "{text}");
     }
 }

@@ -46,6 +46,12 @@ pub async fn redis_store(server: &RedisServer) -> RedisStore {
     with_long_deadline(RedisStore::connect(&server.url()).await.expect("the server runs"))
 }
 
+/// A store whose keys have this prefix.
+pub async fn with_prefix(server: &RedisServer, prefix: &str) -> RedisStore {
+    let url = format!("{}?prefix={prefix}", server.url());
+    with_long_deadline(RedisStore::connect(&url).await.expect("the server runs"))
+}
+
 /// The permissions of a user in docs/operation.md, as arguments of `ACL`.
 pub fn permissions(user: &str) -> Vec<String> {
     let page = include_str!("../../docs/operation.md");

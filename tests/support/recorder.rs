@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use tower_ratelimit::observe::{
-    BatchSent, BreakerChanged, Decided, KeysHeld, Observer, Rejected, Released, StoreFailed,
-    WaitBegan, WaitEnded,
+    BatchSent, BreakerChanged, Decided, KeyChanged, KeysHeld, Observer, Rejected, Released,
+    Reloaded, SettingsChanged, StoreFailed, WaitBegan, WaitEnded,
 };
 
 #[derive(Default)]
@@ -54,6 +54,20 @@ impl Observer for Recorder {
     fn store_failed(&self, event: &StoreFailed<'_>) {
         let (operation, kind) = (event.operation.as_str(), event.kind.as_str());
         self.add(format!("failed {} {operation} {kind}", event.limiter));
+    }
+
+    fn key_changed(&self, event: &KeyChanged<'_>) {
+        let KeyChanged { limiter, key, change, .. } = event;
+        self.add(format!("{} {limiter} {key}", change.as_str()));
+    }
+
+    fn settings_changed(&self, event: &SettingsChanged<'_>) {
+        self.add(format!("changed {event}"));
+    }
+
+    fn reloaded(&self, event: &Reloaded<'_>) {
+        let error = event.error.map(ToString::to_string);
+        self.add(format!("reloaded {}", error.unwrap_or_default()));
     }
 
     fn rejected(&self, event: &Rejected<'_>) {

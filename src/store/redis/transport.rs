@@ -3,7 +3,7 @@
 //!
 //! From the door down: `client`, `cluster`, `node` (with `background` jobs), `channel`,
 //! `connection`, `server`, `sentinel`, `connector`. The states beside them: `breaker` with
-//! `rejections`, `reports` and `events`, `clock_offset`, `deadline`.
+//! `rejections`, `reports` and `events`, `clock_offset`, `deadline`, `header`.
 
 mod background;
 mod breaker;
@@ -18,6 +18,7 @@ mod connector;
 mod deadline;
 mod error;
 mod events;
+mod header;
 mod node;
 mod probe;
 mod rejections;
@@ -28,16 +29,15 @@ mod server;
 mod tls;
 mod url;
 
+pub use self::config::RedisConfig;
 pub(crate) use self::deadline::Deadline;
 #[cfg(feature = "tls-rustls")]
 pub use self::tls::Tls;
+pub(in super::super) use self::url::{FORMS, scheme_error};
 pub(super) use self::{
     background::{Batch, Item, Job},
     client::Client,
     command::Command,
-    config::{DEFAULT_DEADLINE, DEFAULT_DENIAL_TTL, DEFAULT_PREFIX, assert_prefix},
     connector::ANSWER_TIMEOUT,
     error::TransportError,
-    server::Server,
 };
-pub use self::{breaker::Health, config::RedisConfig};

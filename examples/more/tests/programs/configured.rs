@@ -41,11 +41,15 @@ fn check(file: &Path) -> Output {
 }
 
 fn status(address: &str, request: &str) -> String {
+    answer(address, request)["HTTP/1.1 ".len()..][..3].to_owned()
+}
+
+fn answer(address: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "{request} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    answer["HTTP/1.1 ".len()..][..3].to_owned()
+    answer
 }
 
 #[test]
@@ -112,7 +116,29 @@ fn a_change_of_the_file_applies_without_a_restart_and_a_mistake_changes_nothing(
 
     replace(&file, &text.replace("5/min", "7/min"));
     until(&mut stdout, "login: 7/min, sliding-log\nthe limits have changed\n");
+    until(&mut stderr, "limit changed: login: 5/min -> 7/min");
     assert_eq!(logins(3).concat(), "200200429", "the first five count");
+}
+
+#[test]
+fn the_metrics_and_the_denied_keys_are_served() {
+    let text = LIMITS.replace("127.0.0.1:3000", "127.0.0.1:0");
+    let (_folder, file) = file(&text);
+    let mut server = Command::new(&*PROGRAM);
+    server.arg(file).args(["--metrics", "127.0.0.1:0"]).stdout(Stdio::piped());
+    let mut server = Server(server.spawn().unwrap());
+    let mut stdout = BufReader::new(server.0.stdout.take().unwrap());
+    let line = until(&mut stdout, "\n");
+    let admin = line.strip_prefix("metrics: http://").and_then(|rest| rest.split('/').next());
+    let line = until(&mut stdout, "\n");
+    let address = line.trim().strip_prefix("listening on http://").expect("the second line");
+    let logins: Vec<_> = (0..6).map(|_| status(address, "POST /login")).collect();
+    assert_eq!(logins.last().unwrap(), "429");
+    let admin = admin.expect("the first line");
+    assert!(answer(admin, "GET /top-denied").contains("login    ip=127.0.0.1\n"));
+    let denied =
+        r#"tower_ratelimit_decisions_total{limiter="login",outcome="denied",source="store"} 1"#;
+    assert!(answer(admin, "GET /metrics").contains(denied));
 }
 
 #[test]

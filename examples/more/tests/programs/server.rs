@@ -366,15 +366,31 @@ async fn the_metrics_and_the_denied_keys_are_served() {
         assert!(metrics.lines().any(|it| it == line), "{line}\n{metrics}");
     }
     let top = get(server.admin.unwrap(), "/top-denied").await;
+    assert!(top.contains("3 denials in "), "{top}");
     let top: Vec<_> = top.lines().skip_while(|line| !line.starts_with("denied ")).collect();
-    let rows = ["2 0 server header:x-user=ada", "1 0 server header:x-user=ben"];
-    assert_eq!(top, [&["denied max-error limiter key"][..], &rows].concat());
+    let cells = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let [head, ada, ben] = [0, 1, 2].map(|row| cells(top[row]));
+    assert_eq!(head, ["denied", "max-error", "last", "blocked", "limiter", "key"]);
+    // The third to fifth cell of a row are the time since the last denial.
+    for (row, count, key) in [(&ada, "2", "header:x-user=ada"), (&ben, "1", "header:x-user=ben")] {
+        assert_eq!([&row[..2], &row[4..]].concat(), [count, "0", "ago", "no", "server", key]);
+    }
+    let columns: Vec<_> =
+        top.iter().map(|line| line.find("key").or(line.find("header:"))).collect();
+    assert!(columns.iter().all(|column| *column == columns[0]), "{top:?}");
+    assert!(get(server.admin.unwrap(), "/health").await.ends_with("the store decides\n"));
+    assert!(request(server.admin.unwrap(), "DELETE", "/top-denied").await.ends_with("cleared\n"));
+    assert!(!get(server.admin.unwrap(), "/top-denied").await.contains("header:"));
 }
 
 /// Returns the response to a request, with its head.
 async fn get(address: SocketAddr, path: &str) -> String {
+    request(address, "GET", path).await
+}
+
+async fn request(address: SocketAddr, method: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    let request = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut response = String::new();
     stream.read_to_string(&mut response).await.unwrap();

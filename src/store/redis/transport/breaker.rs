@@ -2,6 +2,7 @@
 //! decides about the state, and counts; the probes are sent by `node.rs`.
 
 use std::{
+    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -19,6 +20,7 @@ use super::{
 };
 use crate::{
     observe::{BreakerChanged, Observer, Observers, log::Throttle},
+    store::{Health, Status},
     sync::lock,
 };
 
@@ -34,52 +36,6 @@ const FAILED_AFTER: Duration = Duration::from_secs(10);
 /// The time between two reminders of an outage.
 const REMIND_AFTER: Duration = Duration::from_secs(60);
 
-/// The state of a [`RedisStore`](crate::RedisStore). The counters start with the store; clones
-/// share them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Health {
-    /// True while decisions are sent to Redis (the circuit is closed). While it is false, decisions
-    /// fail immediately, and the store sends one probe at a time until Redis answers again.
-    ///
-    /// * It becomes false after five calls in a row, over at least a deadline, without an answer in
-    ///   time.
-    /// * It becomes true when Redis runs a script within the deadline of these calls. The script is
-    ///   a probe, sent 100 ms after the previous one, or a call of a clone with a longer deadline.
-    ///   The probe contains a write command. Errors such as LOADING, BUSY or READONLY do not count.
-    ///
-    /// Without traffic it stays true, because only failed calls change it. To test whether Redis
-    /// answers now, call [`ping`](crate::RedisStore::ping).
-    ///
-    /// An error that Redis sends is an answer, for example READONLY: `errors` and `last_error`
-    /// report it. A clone with a longer deadline stays available while Redis answers its own calls.
-    /// In a cluster, the value is true if it is true for each node that has keys; decisions fail
-    /// for the keys of the other nodes.
-    pub is_available: bool,
-    /// The number of calls in a row without an answer, 0 after an answer in time. At 5 or more,
-    /// over at least a deadline, Redis becomes unavailable. Probes and the releases of dropped
-    /// requests are not included. In a cluster, it is the number of the node with the most.
-    pub consecutive_failures: u32,
-    /// The text of the last error that `timeouts`, `interrupted` and `errors` count. It stays when
-    /// Redis answers again.
-    pub last_error: Option<Arc<str>>,
-    /// The number of answers from Redis, including errors.
-    pub answers: u64,
-    /// The number of calls without an answer within their deadlines, and of attempts to connect
-    /// that took too long.
-    pub timeouts: u64,
-    /// The number of calls whose connection ended before the answer. They are not repeated, because
-    /// Redis may have counted them.
-    pub interrupted: u64,
-    /// The number of other failed attempts to connect, and of errors that Redis sent. Redirections
-    /// to other nodes are not included.
-    pub errors: u64,
-    /// The number of calls that failed immediately because Redis was unavailable.
-    pub skipped: u64,
-    /// The number of times that Redis became unavailable, for each deadline in use.
-    pub outages: u64,
-}
-
 #[derive(Debug)]
 pub(crate) struct Breaker {
     made: Instant,
@@ -92,6 +48,10 @@ pub(crate) struct Breaker {
     open_for: AtomicU64,
     /// The shortest deadline that has opened the breaker, in microseconds plus 1.
     open_from: AtomicU64,
+    /// The state of the server while the breaker is open.
+    cause: Mutex<Status>,
+    /// The last event about a cause that was found out, and its time.
+    explained: Mutex<Option<(Status, Instant)>>,
     /// The time of the last probe, while a task probes.
     probed: Mutex<Option<Instant>>,
     failures: Mutex<Failures>,
@@ -130,13 +90,20 @@ pub(crate) struct Counters {
     outages: AtomicU64,
     last_error: Mutex<Option<TransportError>>,
     failed_decisions: Throttle,
+    pings: Throttle,
     observers: Mutex<Observers>,
 }
 
 impl Counters {
-    pub(crate) fn health(&self, is_available: bool, consecutive_failures: u32) -> Health {
+    pub(crate) fn health(
+        &self,
+        status: Status,
+        is_available: bool,
+        consecutive_failures: u32,
+    ) -> Health {
         let last_error = lock(&self.last_error).clone();
         Health {
+            status,
             is_available,
             consecutive_failures,
             last_error: last_error.map(|error| text_of(&error).into()),
@@ -168,6 +135,12 @@ impl Counters {
         }
     }
 
+    /// Returns whether to find out by a ping, at most once in [`REMIND_AFTER`], which permission is
+    /// missing.
+    pub(crate) fn is_ping_due(&self) -> bool {
+        self.pings.next(REMIND_AFTER).is_some()
+    }
+
     fn count(&self, error: &TransportError) {
         let counter = match error {
             error if error.is_timeout() => &self.timeouts,
@@ -182,7 +155,7 @@ impl Counters {
 
 fn text_of(error: &TransportError) -> String {
     match error.redis() {
-        Some(cause) => format!("{error}: {cause}"),
+        Some(_) => format!("{error}: {}", error.reason()),
         None => error.to_string(),
     }
 }
@@ -205,6 +178,8 @@ impl Breaker {
             last_latency: AtomicU64::new(0),
             open_for: AtomicU64::new(0),
             open_from: AtomicU64::new(u64::MAX),
+            cause: Mutex::new(Status::Unavailable),
+            explained: Mutex::new(None),
             probed: Mutex::new(None),
             failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             counters,
@@ -219,7 +194,38 @@ impl Breaker {
     }
 
     pub(crate) fn health(&self, deadline: Duration) -> Health {
-        self.counters.health(!self.is_open_for(deadline), self.consecutive_failures())
+        let is_available = !self.is_open_for(deadline);
+        self.counters.health(self.status(deadline), is_available, self.consecutive_failures())
+    }
+
+    /// Returns the state of the server for callers with this deadline.
+    pub(crate) fn status(&self, deadline: Duration) -> Status {
+        match () {
+            () if self.is_open_for(deadline) => *lock(&self.cause),
+            () if lock(&self.rejections).is_rejecting() => Status::Rejecting,
+            () if self.last_reply.load(Relaxed) == 0 => Status::Unknown,
+            () => Status::Ready,
+        }
+    }
+
+    /// Returns whether it is unknown why the server does not answer.
+    pub(crate) fn is_unexplained(&self) -> bool {
+        self.is_open() && *lock(&self.cause) == Status::Unavailable
+    }
+
+    /// Records why the server does not answer, and reports it in the log.
+    pub(crate) fn explain(&self, cause: Status) {
+        let known = mem::replace(&mut *lock(&self.cause), cause);
+        if !self.is_open() || cause == known {
+            return;
+        }
+        let last = &mut *lock(&self.explained);
+        let is_repeated =
+            |(old, at): (Status, Instant)| old == cause && at.elapsed() < FAILED_AFTER;
+        if !last.is_some_and(is_repeated) {
+            *last = Some((cause, Instant::now()));
+            events::explained(self.server.as_deref(), cause);
+        }
     }
 
     pub(crate) fn consecutive_failures(&self) -> u32 {
@@ -263,7 +269,7 @@ impl Breaker {
     /// probe.
     pub(crate) fn remind(&self, error: &TransportError) {
         if let Some(outage) = self.long_outage() {
-            self.reports.remind(error, outage);
+            self.reports.remind(*lock(&self.cause), error, outage);
         }
     }
 
@@ -367,10 +373,12 @@ impl Breaker {
         let opens = opened_for < open_for;
         if opens {
             self.open_from.fetch_min(open_for, Relaxed);
-            self.counters.outages.fetch_add(1, Relaxed);
-            self.reports.change(State::Unavailable(error.clone()));
         }
         if opened_for == 0 {
+            let cause = error.status();
+            *lock(&self.cause) = cause;
+            self.counters.outages.fetch_add(1, Relaxed);
+            self.reports.change(State::Unavailable(cause, error.clone()));
             self.report();
         }
         opens
@@ -473,7 +481,7 @@ mod tests {
         breaker.record_reply(DEADLINE, true);
         assert!(!breaker.is_open());
         assert_eq!(breaker.consecutive_failures(), 0);
-        assert_eq!(breaker.health(DEADLINE).outages, 2);
+        assert_eq!(breaker.health(DEADLINE).outages, 1, "it was open all the time");
     }
 
     #[test]

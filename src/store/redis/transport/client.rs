@@ -8,16 +8,21 @@ use tokio::runtime::Handle;
 
 use super::{
     background::{Job, Queue},
-    breaker::{Counters, Health},
+    breaker::Counters,
     cluster::{Cluster, slot_of},
     command::Command,
     connection::Connection,
+    connector::ANSWER_TIMEOUT,
     deadline::Deadline,
     error::TransportError,
-    node::Node,
+    events,
+    node::{Keys, Node},
     server::Server,
 };
-use crate::observe::{Observer, Observers};
+use crate::{
+    observe::{Observer, Observers},
+    store::Health,
+};
 
 #[derive(Clone)]
 pub(crate) enum Client {
@@ -27,8 +32,8 @@ pub(crate) enum Client {
 
 impl Client {
     /// Makes a client of one server, with a number of connections.
-    pub(crate) fn of(server: Server, connections: usize) -> Self {
-        Self::Node(Arc::new(Node::new(server, connections)))
+    pub(crate) fn of(server: Server, connections: usize, keys: Keys) -> Self {
+        Self::Node(Arc::new(Node::new(server, connections, keys)))
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
@@ -106,9 +111,22 @@ impl Client {
         self.node_of(slot).record_failure_of_caller(deadline, error)
     }
 
-    /// Reports in the log that a decision of a limiter has failed.
+    /// Reports in the log that a decision of a limiter has failed. If a permission is missing, a
+    /// ping in the background finds out which one, and that is reported, too.
     pub(crate) fn report_failed(&self, limiter: &str, error: &TransportError) {
         self.counters().report_failed(limiter, error);
+        if !cfg!(feature = "tracing") || !error.lacks_permission() {
+            return;
+        }
+        if let (Ok(runtime), true) = (Handle::try_current(), self.counters().is_ping_due()) {
+            let client = self.clone();
+            runtime.spawn(async move {
+                let pinged = client.ping(Deadline::new(ANSWER_TIMEOUT)).await;
+                if let Some(error) = pinged.err().filter(TransportError::lacks_permission) {
+                    events::permission_missing(&error);
+                }
+            });
+        }
     }
 
     /// Executes a job in the background, at the server that has its key.
@@ -119,15 +137,11 @@ impl Client {
         }
     }
 
-    /// Proves that each server can decide about keys with this prefix.
-    pub(crate) async fn ping(
-        &self,
-        deadline: Deadline,
-        prefix: &str,
-    ) -> Result<(), TransportError> {
+    /// Proves that each server can decide.
+    pub(crate) async fn ping(&self, deadline: Deadline) -> Result<(), TransportError> {
         match self {
-            Self::Node(node) => node.ping(deadline, prefix).await,
-            Self::Cluster(cluster) => cluster.ping(deadline, prefix).await,
+            Self::Node(node) => node.ping(deadline).await,
+            Self::Cluster(cluster) => cluster.ping(deadline).await,
         }
     }
 

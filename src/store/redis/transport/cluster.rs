@@ -27,17 +27,22 @@ use tokio::{
 
 use super::{
     background::{Executor, Queue},
-    breaker::{Breaker, Counters, Health},
+    breaker::{Breaker, Counters},
     command::Command,
     connection::Connection,
     connector::{ANSWER_TIMEOUT, Address, Endpoint, Mapping, Place},
     deadline::Deadline,
     error::{TransportError, is_reply},
-    node::Node,
+    node::{Keys, Node},
     probe::Probe,
     server::Server,
 };
-use crate::{observe::Observer, sync::lock, time::random_fraction};
+use crate::{
+    observe::Observer,
+    store::{Health, Status},
+    sync::lock,
+    time::random_fraction,
+};
 
 const SLOTS: usize = 1 << 14;
 
@@ -67,6 +72,7 @@ pub(crate) struct Cluster {
     seeds: Vec<Endpoint>,
     mapping: Mapping,
     connections: usize,
+    keys: Keys,
     counters: Arc<Counters>,
     map: RwLock<Map>,
     made: Instant,
@@ -130,12 +136,18 @@ struct Redirects {
 
 impl Cluster {
     /// `seeds` are some of the nodes, at least one. `mapping` is for the addresses that nodes name.
-    pub(crate) fn new(seeds: Vec<Endpoint>, connections: usize, mapping: Mapping) -> Self {
+    pub(crate) fn new(
+        seeds: Vec<Endpoint>,
+        connections: usize,
+        mapping: Mapping,
+        keys: Keys,
+    ) -> Self {
         let map = Map { nodes: HashMap::new(), slots: vec![None; SLOTS].into(), has_owners: false };
         Self {
             seeds,
             mapping,
             connections,
+            keys,
             counters: Arc::default(),
             map: RwLock::new(map),
             made: Instant::now(),
@@ -152,7 +164,11 @@ impl Cluster {
             let nodes = || map.nodes.values().map(|it| &it.node);
             let is_available = nodes().all(|node| node.is_available_for(deadline));
             let failures = nodes().map(|node| node.consecutive_failures()).max();
-            self.counters.health(is_available, failures.unwrap_or(0))
+            // A node that has not been used says nothing about the cluster.
+            let statuses = nodes().map(|node| node.status(deadline));
+            let used = statuses.filter(|status| *status != Status::Unknown).max();
+            let status = used.unwrap_or(Status::Unknown);
+            self.counters.health(status, is_available, failures.unwrap_or(0))
         })
     }
 
@@ -190,12 +206,8 @@ impl Cluster {
         }
     }
 
-    /// Proves that each node with slots can decide, by a probe for a key with this prefix.
-    pub(crate) async fn ping(
-        self: &Arc<Self>,
-        deadline: Deadline,
-        prefix: &str,
-    ) -> Result<(), TransportError> {
+    /// Proves that each node with slots can decide.
+    pub(crate) async fn ping(self: &Arc<Self>, deadline: Deadline) -> Result<(), TransportError> {
         self.ensure_slots(deadline).await?;
         if !self.knows_slots() {
             let slots = slots_command();
@@ -203,7 +215,7 @@ impl Cluster {
             let (_, _): (Value, _) = node.node.execute(deadline, Command::new(&slots)).await?;
         }
         let mut pings = JoinSet::new();
-        for probe in self.probes(prefix) {
+        for probe in self.probes() {
             let cluster = self.clone();
             pings.spawn(async move {
                 let by_text = probe.by_text();
@@ -215,14 +227,14 @@ impl Cluster {
     }
 
     /// Returns a probe for each node with slots.
-    fn probes(&self, prefix: &str) -> Vec<Probe> {
+    fn probes(&self) -> Vec<Probe> {
         let mut owners: Vec<Arc<ClusterNode>> = vec![];
         let mut probes = vec![];
         let nodes = self
             .read(|map| map.slots.iter().flatten().map(Arc::as_ptr).collect::<HashSet<_>>().len());
         // Even a node with one slot of 16,384 is found almost certainly.
         for number in 0..32 * SLOTS {
-            let key = format!("{prefix}:{{{number}}}");
+            let key = format!("{}:{{{number}}}", self.keys.prefix);
             let owner = self.owner(slot_of(key.as_bytes()));
             if !owners.iter().any(|node| Arc::ptr_eq(node, &owner)) {
                 owners.push(owner);
@@ -289,7 +301,7 @@ impl Cluster {
         let node = Arc::new(ClusterNode {
             place: place.clone(),
             host: host.to_owned(),
-            node: Arc::new(Node::with(server, self.connections, breaker)),
+            node: Arc::new(Node::with(server, self.connections, self.keys.clone(), breaker)),
             connections_known: AtomicUsize::new(0),
         });
         self.counters.observers().each(|it| node.node.report_breaker(it));

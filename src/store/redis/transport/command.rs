@@ -33,6 +33,15 @@ impl<'a> Command<'a> {
         Self { is_ready: true, ..self }
     }
 
+    /// Returns the same call as another command, with another text of its script.
+    pub(crate) fn replaced(self, cmd: &'a Cmd, text: Option<&'a str>) -> Self {
+        Self { cmd, text, ..self }
+    }
+
+    pub(crate) fn text(self) -> Option<&'a str> {
+        self.text
+    }
+
     pub(crate) fn is_ready(self) -> bool {
         self.is_ready
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt, slice, sync::Arc, time::Duration};
 
-use redis::auth::StreamingCredentialsProvider;
+use redis::{aio::ConnectionLike, auth::StreamingCredentialsProvider};
 
 #[cfg(feature = "tls-rustls")]
 use super::tls::Tls;
@@ -11,15 +11,17 @@ use super::{
     cluster::Cluster,
     connector::{Connector, Credentials, Endpoint, Mapping, Place},
     error::TransportError,
+    header::Header,
+    node::Keys,
     sentinel::Sentinels,
-    server::Server,
+    server::{DynConnection, Server},
     url::{self, Nodes, Url},
 };
 use crate::error::StoreError;
 
-pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
-pub(crate) const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
-pub(crate) const DEFAULT_PREFIX: &str = "ratelimit";
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
+const DEFAULT_PREFIX: &str = "ratelimit";
 
 /// The addresses of Redis and the login: one server, a master behind Sentinels, or a cluster.
 ///
@@ -61,6 +63,7 @@ pub struct RedisConfig {
     pub(crate) deadline: Duration,
     pub(crate) denial_ttl: Duration,
     pub(crate) prefix: Arc<str>,
+    script_header: Option<String>,
 }
 
 #[derive(Clone)]
@@ -73,6 +76,8 @@ enum Topology {
         master: Url,
     },
     Cluster(Vec<Url>),
+    /// Of the application.
+    Connection(Arc<dyn DynConnection>),
 }
 
 impl RedisConfig {
@@ -97,7 +102,7 @@ impl RedisConfig {
     pub fn from_url(url: &str) -> Result<Self, StoreError> {
         let (nodes, settings) = url::read(url)?;
         let config = match nodes {
-            Nodes::Server(url) => Self::server(&url)?,
+            Nodes::Server(url) => Self::new(Topology::Server(Url::read(&url)?)),
             Nodes::Sentinels { sentinels, master } => Self::sentinels(sentinels, &master)?,
             Nodes::Cluster(nodes) => Self::cluster(nodes)?,
         };
@@ -106,6 +111,7 @@ impl RedisConfig {
             deadline: settings.deadline.unwrap_or(config.deadline),
             denial_ttl: settings.denial_ttl.unwrap_or(config.denial_ttl),
             prefix: settings.prefix.map_or(config.prefix.clone(), Into::into),
+            script_header: settings.script_flags.map(|flags| format!("#!lua flags={flags}")),
             ..config
         })
     }
@@ -120,7 +126,14 @@ impl RedisConfig {
     ///
     /// If the URL is invalid.
     pub fn server(url: &str) -> Result<Self, StoreError> {
-        Ok(Self::new(Topology::Server(Url::read(url)?)))
+        let config = Self::from_url(url)?;
+        match config.topology {
+            Topology::Server(_) => Ok(config),
+            _ => Err(TransportError::config(
+                "cannot use the Redis URL: it names several servers; use `RedisConfig::from_url`",
+            )
+            .into()),
+        }
     }
 
     /// Describes the master behind Sentinels.
@@ -172,6 +185,31 @@ impl RedisConfig {
         Ok(Self::new(Topology::Cluster(seeds)))
     }
 
+    /// Describes a connection that reconnects by itself, which
+    /// [`RedisStore::from_connection`](crate::RedisStore::from_connection) describes. The settings
+    /// about addresses, logins and connections have no effect.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::{RedisConfig, RedisStore, redis};
+    ///
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = redis::Client::open("redis://127.0.0.1/")?;
+    /// let connection = client.get_multiplexed_async_connection().await?;
+    /// let store = RedisStore::new(RedisConfig::from_connection(connection).prefix("shop"))?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn from_connection<C>(connection: C) -> Self
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        Self::new(Topology::Connection(Arc::new(connection)))
+    }
+
     fn new(topology: Topology) -> Self {
         Self {
             topology,
@@ -188,6 +226,7 @@ impl RedisConfig {
             deadline: DEFAULT_DEADLINE,
             denial_ttl: DEFAULT_DENIAL_TTL,
             prefix: DEFAULT_PREFIX.into(),
+            script_header: None,
         }
     }
 
@@ -310,16 +349,52 @@ impl RedisConfig {
         Self { mapping: Arc::new(map), ..self }
     }
 
-    /// Sets the prefix of all keys in Redis, `ratelimit` by default. See
-    /// [`RedisStore::prefix`](crate::RedisStore::prefix).
+    /// Sets the prefix of all keys in Redis, `ratelimit` by default. In a URL, it is the parameter
+    /// `prefix`.
+    ///
+    /// Limiters of the same name count separately if their prefixes differ. The user at the server
+    /// needs access to the keys with this prefix, such as `~shop:*`: see
+    /// [Permissions](crate::operation#permissions).
     ///
     /// # Panics
     ///
     /// If the prefix contains a `{`, which would determine the slots in a cluster.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
-        assert_prefix(prefix);
+        // Braces would determine the slot of a key.
+        assert!(!prefix.contains('{'), "the prefix {prefix:?} contains a '{{'");
         Self { prefix: prefix.into(), ..self }
+    }
+
+    /// Sets a line before the text of every script, for servers that read flags there. There is none
+    /// by default. In a URL, the parameter `script_flags=FLAGS` sets `#!lua flags=FLAGS`.
+    ///
+    /// Upstash locks all keys during a script, unless this line is `#!lua
+    /// flags=allow-key-locking`. Redis 6.2 rejects scripts that begin with `#!`, and later versions
+    /// reject flags that they do not know. With any such line, Redis 7 and later reject every
+    /// decision when their memory is full, also those that would be denials. The page on
+    /// [servers](crate::guide::servers) describes what each server needs.
+    ///
+    /// # Panics
+    ///
+    /// If the text is not one line.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::RedisConfig;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::from_url("redis://:secret@example.upstash.io")?
+    ///     .script_header("#!lua flags=allow-key-locking");
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn script_header(self, line: &str) -> Self {
+        assert!(!line.is_empty() && !line.contains(['\n', '\r']), "{line:?} is not one line");
+        Self { script_header: Some(line.to_owned()), ..self }
     }
 
     /// Sets the number of connections to each server, 1 by default. One connection carries as many
@@ -350,6 +425,8 @@ impl RedisConfig {
     }
 
     pub(crate) fn client(&self) -> Result<Client, TransportError> {
+        let header = self.script_header.as_deref().map(|line| Arc::new(Header::new(line)));
+        let keys = Keys { prefix: self.prefix.clone(), header };
         let server = match &self.topology {
             Topology::Server(url) => {
                 let tls = self.security(slice::from_ref(url))?;
@@ -371,11 +448,14 @@ impl RedisConfig {
                 let tls = self.security(urls)?;
                 let seeds: Result<_, _> =
                     urls.iter().map(|url| self.server_endpoint(url, &tls)).collect();
-                let cluster = Cluster::new(seeds?, self.connections, self.mapping.clone());
+                let cluster = Cluster::new(seeds?, self.connections, self.mapping.clone(), keys);
                 return Ok(Client::Cluster(Arc::new(cluster)));
             }
+            Topology::Connection(connection) => {
+                return Ok(Client::of(Server::Given(connection.boxed()), 1, keys));
+            }
         };
-        Ok(Client::of(server, self.connections))
+        Ok(Client::of(server, self.connections, keys))
     }
 
     fn server_endpoint(&self, url: &Url, tls: &Security) -> Result<Endpoint, TransportError> {
@@ -471,16 +551,12 @@ impl fmt::Debug for RedisConfig {
                 text.field("sentinels", &places(sentinels)).field("master", name)
             }
             Topology::Cluster(urls) => text.field("cluster", &places(urls)),
+            Topology::Connection(_) => &mut text,
         };
         text.field("connections", &self.connections)
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }
-}
-
-/// Rejects braces, which would determine the slot of a key.
-pub(crate) fn assert_prefix(prefix: &str) {
-    assert!(!prefix.contains('{'), "the prefix {prefix:?} contains a '{{'");
 }
 
 impl Url {

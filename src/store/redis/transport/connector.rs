@@ -34,6 +34,7 @@ use tokio::{
 };
 
 use super::events;
+use crate::store::Status;
 
 /// The deadline of commands that are not decisions.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -389,6 +390,18 @@ pub(crate) async fn race<T>(
 
 async fn before<T>(ends: Instant, stage: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     timeout_at(ends, stage).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Returns what the failure of an attempt to connect says about the server.
+pub(super) fn status_of(error: &RedisError) -> Status {
+    let text = error.to_string();
+    match () {
+        () if error.is_connection_refusal() => Status::Refused,
+        () if !error.is_timeout() => Status::Unavailable,
+        () if text.starts_with("cannot connect") => Status::Unreachable,
+        () if text.starts_with("cannot resolve") => Status::Unavailable,
+        () => Status::Silent, // during TLS or the login
+    }
 }
 
 fn cannot(do_what: &str, cause: &io::Error, within: Duration, hint: &str) -> RedisError {

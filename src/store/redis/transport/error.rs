@@ -5,6 +5,9 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::connector::status_of;
+use crate::store::Status;
+
 /// The reason for a missing reply.
 #[derive(Clone, Debug)]
 pub(crate) struct TransportError {
@@ -26,30 +29,75 @@ enum Kind {
 }
 
 /// An error of the crate `redis`, with a hint. It has no source, because that has the same text.
-#[derive(Debug)]
-struct RedisCause(RedisError);
+#[derive(Clone, Debug)]
+struct RedisCause {
+    error: RedisError,
+    /// The prefix of the keys, if the user may lack the permission for them.
+    prefix: Option<Arc<str>>,
+}
 
 impl fmt::Display for RedisCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.0.to_string();
+        let text = text_of(&self.error);
         let is_closed = text.eq_ignore_ascii_case("broken pipe");
-        f.write_str(if is_closed { "the server closed the connection" } else { &text })?;
-        match self.0.code() {
+        f.write_str(if is_closed { "the server closed the connection" } else { own_part(&text) })?;
+        match self.error.code() {
             Some("WRONGPASS" | "NOAUTH") => {
                 f.write_str("; check the user and the password in the URL or in `RedisConfig`")
+            }
+            _ if !lacks_permission(&self.error) => Ok(()),
+            _ if text.contains(" access ") && text.contains("key") => {
+                let prefix = self.prefix.as_deref().unwrap_or("PREFIX");
+                write!(
+                    f,
+                    "; allow the user these keys, by `ACL SETUSER USER ~{prefix}:*`, or set the \
+                     prefix that it may use, by `?prefix=` in the URL"
+                )
             }
             Some("NOPERM") => {
                 f.write_str("; allow the commands that docs/operation.md lists in Permissions")
             }
-            _ if text.contains("can't run this command") => {
-                f.write_str("; `RedisStore::ping` names the missing permission")
-            }
-            _ => Ok(()),
+            _ => f.write_str("; `ping` names the missing permission, as does a later event"),
         }
     }
 }
 
+/// Returns the text of an error; that of a reply as Redis has written it.
+fn text_of(error: &RedisError) -> String {
+    match (is_reply(error), error.code(), error.detail()) {
+        (true, Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    }
+}
+
+/// Returns the part of an error's text that Redis did not put around it: the name of a script is of
+/// no use to a reader.
+fn own_part(text: &str) -> &str {
+    // Redis 7: "OOM command not allowed .. script: HASH, on @user_script:1."
+    let text = text.rfind(" script: ").map_or(text, |end| &text[..end]);
+    // Redis 6.2: "ERR Error running script (call to f_HASH): @user_script:1: @user_script: 1: .."
+    let wrapped = text.find("Error running script").map(|start| &text[start..]);
+    let inner = wrapped.and_then(|wrapped| wrapped.rsplit_once("@user_script: "));
+    let inner = inner.and_then(|(_, rest)| rest.split_once(": "));
+    inner.map_or(text, |(_, own)| own.trim_start_matches('-'))
+}
+
+/// Returns whether the user lacks a permission, for a command or for keys.
+fn lacks_permission(error: &RedisError) -> bool {
+    let of_script = || {
+        let detail = error.detail().unwrap_or_default();
+        detail.contains("The user executing the script can't") || detail.contains("NOPERM")
+    };
+    error.code() == Some("NOPERM") || of_script()
+}
+
 impl Error for RedisCause {}
+
+impl RedisCause {
+    fn new(error: RedisError) -> Arc<Self> {
+        Arc::new(Self { error, prefix: None })
+    }
+}
 
 impl TransportError {
     fn new(kind: Kind) -> Self {
@@ -73,12 +121,12 @@ impl TransportError {
 
     /// Returns the error of a server that cannot be reached, or that replied with an error.
     pub(crate) fn of_redis(error: RedisError) -> Self {
-        Self::new(Kind::Redis(Arc::new(RedisCause(error))))
+        Self::new(Kind::Redis(RedisCause::new(error)))
     }
 
     /// Returns the error of a command whose connection ended before the reply.
     pub(crate) fn interrupted(error: RedisError) -> Self {
-        Self::new(Kind::Interrupted(Arc::new(RedisCause(error))))
+        Self::new(Kind::Interrupted(RedisCause::new(error)))
     }
 
     /// Returns the error of a command that failed for another reason.
@@ -95,10 +143,41 @@ impl TransportError {
         Self { server, ..self }
     }
 
+    /// Sets the prefix of the keys, which an error about permissions names.
+    pub(crate) fn with_prefix(mut self, prefix: &Arc<str>) -> Self {
+        if let Kind::Redis(cause) = &mut self.kind {
+            Arc::make_mut(cause).prefix = Some(prefix.clone());
+        }
+        self
+    }
+
+    #[cfg(feature = "tracing")]
+    pub(crate) fn server(&self) -> Option<&str> {
+        self.server.as_deref()
+    }
+
+    /// Returns the text of the innermost cause.
+    pub(crate) fn reason(&self) -> String {
+        self.source().map_or_else(|| self.to_string(), ToString::to_string)
+    }
+
+    /// Returns what the error says about the server; [`Status::Unavailable`] if that is unclear.
+    pub(crate) fn status(&self) -> Status {
+        match self.redis() {
+            _ if self.is_rejected_login() => Status::LoginRejected,
+            Some(error) => status_of(error),
+            None => Status::Unavailable,
+        }
+    }
+
+    pub(crate) fn lacks_permission(&self) -> bool {
+        self.redis().is_some_and(lacks_permission)
+    }
+
     /// Returns the error of the crate `redis`, if there is one.
     pub(crate) fn redis(&self) -> Option<&RedisError> {
         match &self.kind {
-            Kind::Redis(cause) | Kind::Interrupted(cause) => Some(&cause.0),
+            Kind::Redis(cause) | Kind::Interrupted(cause) => Some(&cause.error),
             _ => None,
         }
     }
@@ -135,8 +214,7 @@ impl TransportError {
     }
 
     /// Returns whether the server rejects the user or the password.
-    #[cfg(feature = "tracing")]
-    pub(crate) fn is_rejected_login(&self) -> bool {
+    fn is_rejected_login(&self) -> bool {
         self.redis().is_some_and(|error| {
             let is_code = matches!(error.code(), Some("WRONGPASS" | "NOAUTH"));
             is_code || error.kind() == ErrorKind::AuthenticationFailed
@@ -251,4 +329,31 @@ fn is_of_a_replica(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
         // Redis 6.2 wraps the error that stops a script into an `ERR`.
         || error.detail().is_some_and(|detail| detail.contains(" -READONLY "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_script_begins_with_its_cause() {
+        let hash = "897afd4d23ee70efe0ede1685c1c94834429da77";
+        for (text, own) in [
+            (
+                format!("OOM command not allowed. script: {hash}, on @user_script:1."),
+                "OOM command not allowed.",
+            ),
+            (
+                format!(
+                    "ERR Error running script (call to f_{hash}): @user_script:1: @user_script: \
+                     1: -OOM command not allowed."
+                ),
+                "OOM command not allowed.",
+            ),
+            ("WRONGPASS invalid".to_owned(), "WRONGPASS invalid"),
+            ("connection refused".to_owned(), "connection refused"),
+        ] {
+            assert_eq!(own_part(&text), own);
+        }
+    }
 }

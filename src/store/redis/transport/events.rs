@@ -5,6 +5,7 @@
 use std::{error::Error, fmt::Display, time::Duration};
 
 use super::error::TransportError;
+use crate::store::Status;
 
 /// The text of an error of one key, without the key.
 #[cfg(feature = "tracing")]
@@ -31,58 +32,109 @@ pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &TransportEr
     {
         let hides_key =
             error.is_of_one_key() && !tracing::enabled!(target: TARGET, tracing::Level::TRACE);
+        let reason = if hides_key { OfOneKey.to_string() } else { error.reason() };
         let error: &(dyn Error + 'static) = if hides_key { &OfOneKey } else { error };
         tracing::warn!(
             target: TARGET,
             limiter,
             requests,
             error,
-            "decisions failed: the failure policy applies to them"
+            "decisions failed: {reason}"
         );
     }
 }
 
-pub(super) fn unavailable(server: Option<&str>, changes: u32, error: &TransportError) {
+/// Reports that calls fail from now on, with what is known about the server.
+pub(super) fn unavailable(
+    server: Option<&str>,
+    cause: Status,
+    changes: u32,
+    error: &TransportError,
+) {
     #[cfg(feature = "tracing")]
     {
-        let what = match error.is_rejected_login() {
-            true => "Redis rejects the login: decisions fail immediately until it accepts it",
-            false => "Redis does not answer: decisions fail immediately until it answers again",
-        };
         let error: &(dyn Error + 'static) = error;
-        tracing::warn!(target: TARGET, server, changes, error, "{what}");
+        let until = match cause {
+            Status::LoginRejected => "accepts it",
+            _ => "answers again",
+        };
+        tracing::warn!(
+            target: TARGET,
+            server,
+            changes,
+            error,
+            "{cause}: decisions fail immediately until it {until}"
+        );
+    }
+}
+
+/// Reports what the store has found out about a server that does not answer.
+pub(super) fn explained(server: Option<&str>, cause: Status) {
+    #[cfg(feature = "tracing")]
+    {
+        let remedy = match cause {
+            Status::Slow => "; it is slow, or paused for writes: look for CLIENT PAUSE",
+            Status::LoginRejected => "; check the user and the password",
+            Status::Silent => "; it hangs, or is paused: look at the process on its host",
+            Status::Refused => "; no server listens there: start it, or check the address",
+            Status::Unreachable => "; check the host, the network and the firewall",
+            _ => "",
+        };
+        tracing::warn!(target: TARGET, server, "{cause}{remedy}");
     }
 }
 
 /// Reports that an outage lasts, with the error of the last probe.
-pub(super) fn still_unavailable(server: Option<&str>, outage: Duration, error: &TransportError) {
+pub(super) fn still_unavailable(
+    server: Option<&str>,
+    cause: Status,
+    outage: Duration,
+    error: &TransportError,
+) {
     #[cfg(feature = "tracing")]
     {
-        let what = match error.is_rejected_login() {
-            true => "Redis still rejects the login",
-            false => "Redis still does not answer",
-        };
         let error: &(dyn Error + 'static) = error;
-        tracing::warn!(target: TARGET, server, ?outage, error, "{what}");
+        let cause = cause.to_string().replacen("Redis", "Redis still", 1);
+        tracing::warn!(target: TARGET, server, ?outage, error, "{cause}");
     }
 }
 
-/// Reports that Redis answers, but rejects decisions. The error contains no key.
-pub(super) fn rejects(server: Option<&str>, changes: u32, error: &(dyn Error + 'static)) {
+/// Reports the permission that the store's own ping has found missing. The error contains no key of
+/// a request.
+pub(super) fn permission_missing(error: &TransportError) {
     #[cfg(feature = "tracing")]
     tracing::error!(
         target: TARGET,
-        server,
-        changes,
-        error,
-        "Redis rejects decisions: the failure policy applies to these"
+        server = error.server(),
+        "the user at Redis lacks a permission: {}",
+        error.reason()
     );
 }
 
-/// Reports that Redis still rejects decisions, with the last error.
-pub(super) fn still_rejects(server: Option<&str>, outage: Duration, error: &(dyn Error + 'static)) {
+/// Reports that Redis answers, but rejects decisions. The error contains no key.
+pub(super) fn rejects(server: Option<&str>, changes: u32, error: &TransportError) {
     #[cfg(feature = "tracing")]
-    tracing::error!(target: TARGET, server, ?outage, error, "Redis still rejects decisions");
+    {
+        let reason = error.reason();
+        let error: &(dyn Error + 'static) = error;
+        tracing::error!(target: TARGET, server, changes, error, "Redis rejects decisions: {reason}");
+    }
+}
+
+/// Reports that Redis still rejects decisions, with the last error.
+pub(super) fn still_rejects(server: Option<&str>, outage: Duration, error: &TransportError) {
+    #[cfg(feature = "tracing")]
+    {
+        let reason = error.reason();
+        let error: &(dyn Error + 'static) = error;
+        tracing::error!(
+            target: TARGET,
+            server,
+            ?outage,
+            error,
+            "Redis still rejects decisions: {reason}"
+        );
+    }
 }
 
 /// Reports that Redis no longer rejects decisions, with the time for which it did.

@@ -18,16 +18,22 @@ use tokio::{
 
 use super::{
     background::{Executor, Queue},
-    breaker::{Breaker, Counters, Health, ProbeRole},
+    breaker::{Breaker, Counters, ProbeRole},
     channel::{Channel, RETRY_AFTER},
     command::Command,
     connection::Connection,
+    connector::ANSWER_TIMEOUT,
     deadline::Deadline,
     error::{TransportError, is_of_the_connection, is_reply},
+    header::Header,
     probe::Probe,
     server::Server,
 };
-use crate::{observe::Observer, sync::lock};
+use crate::{
+    observe::Observer,
+    store::{Health, Status},
+    sync::lock,
+};
 
 /// The least lifetime of a connection that is given up because of an error reply. A new one may
 /// lead to a server that accepts writes.
@@ -38,6 +44,18 @@ const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// flight.
 const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 
+/// The time limit of the command that tells a slow server from one that hangs.
+const TIME_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What a client knows of the keys and scripts of its commands.
+#[derive(Clone)]
+pub(crate) struct Keys {
+    /// The prefix of all keys.
+    pub(super) prefix: Arc<str>,
+    /// The line before all scripts.
+    pub(super) header: Option<Arc<Header>>,
+}
+
 pub(crate) struct Node {
     server: Arc<Server>,
     channels: Box<[Channel]>,
@@ -45,6 +63,7 @@ pub(crate) struct Node {
     commands: AtomicUsize,
     breaker: Arc<Breaker>,
     connections_made: Arc<AtomicUsize>,
+    keys: Keys,
     /// The key of the last script without a reply.
     failed_key: Mutex<Box<[u8]>>,
     background: Arc<Queue>,
@@ -66,12 +85,12 @@ struct Failure {
 }
 
 impl Node {
-    pub(crate) fn new(server: Server, connections: usize) -> Self {
+    pub(crate) fn new(server: Server, connections: usize, keys: Keys) -> Self {
         let breaker = Breaker::new(server.name());
-        Self::with(server, connections, breaker)
+        Self::with(server, connections, keys, breaker)
     }
 
-    pub(crate) fn with(server: Server, connections: usize, breaker: Breaker) -> Self {
+    pub(crate) fn with(server: Server, connections: usize, keys: Keys, breaker: Breaker) -> Self {
         let (server, breaker) = (Arc::new(server), Arc::new(breaker));
         let connections_made = Arc::<AtomicUsize>::default();
         let channel = |_| Channel::new(server.clone(), breaker.clone(), connections_made.clone());
@@ -79,6 +98,7 @@ impl Node {
         Self {
             channels,
             commands: AtomicUsize::new(0),
+            keys,
             failed_key: Mutex::default(),
             background: Arc::default(),
             server,
@@ -107,6 +127,10 @@ impl Node {
 
     pub(crate) fn health(&self, deadline: Duration) -> Health {
         self.breaker.health(deadline)
+    }
+
+    pub(crate) fn status(&self, deadline: Duration) -> Status {
+        self.breaker.status(deadline)
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -162,15 +186,15 @@ impl Node {
         self.channels.iter().find_map(|channel| Some(channel.current()?.runtime().clone()))
     }
 
-    /// Proves that the server can decide about keys with this prefix.
-    pub(crate) async fn ping(
-        self: &Arc<Self>,
-        deadline: Deadline,
-        prefix: &str,
-    ) -> Result<(), TransportError> {
-        let probe = Probe::ping(format!("{prefix}:{{ping}}").as_bytes());
-        let ((), _) = self.execute(deadline, Command::new(&probe.by_text())).await?;
-        self.execute(deadline, probe.command()).await.map(|((), _)| ())
+    /// Proves that the server can decide.
+    pub(crate) async fn ping(self: &Arc<Self>, deadline: Deadline) -> Result<(), TransportError> {
+        let probe = Probe::ping(self.ping_key().as_bytes());
+        let by_text = probe.by_text();
+        for command in [Command::new(&by_text), probe.command()] {
+            let pinged = self.execute::<()>(deadline, command).await;
+            pinged.map_err(|error| error.with_prefix(&self.keys.prefix))?;
+        }
+        Ok(())
     }
 
     /// Executes a command. It fails at the deadline, or immediately while the breaker is open.
@@ -211,6 +235,8 @@ impl Node {
         command: Command<'_>,
         is_probe: bool,
     ) -> Result<(T, Connection), TransportError> {
+        let headed = self.keys.header.as_ref().and_then(|header| header.apply(command));
+        let command = headed.as_ref().map_or(command, |headed| headed.command(command));
         let start = Instant::now();
         let channel = &self.channels[self.commands.fetch_add(1, Relaxed) % self.channels.len()];
         let mut exchange = Exchange::default();
@@ -252,6 +278,58 @@ impl Node {
         error.at(self.server.name())
     }
 
+    /// Returns the probe for an outage: beside the key of a failed script, if there is one.
+    fn probe(&self) -> Probe {
+        match &**lock(&self.failed_key) {
+            b"" => Probe::beside(self.ping_key().as_bytes()),
+            key => Probe::beside(key),
+        }
+    }
+
+    fn ping_key(&self) -> String {
+        format!("{}:{{ping}}", self.keys.prefix)
+    }
+
+    /// Sends a probe. If it is unknown why the server does not answer, finds that out before.
+    async fn send_probe(self: &Arc<Self>) {
+        let breaker = &self.breaker;
+        breaker.begin_probe();
+        let mut found = Status::Unavailable;
+        if breaker.is_unexplained() {
+            found = self.examine().await;
+            // A server that answers may have recovered a moment ago: the probe shows it.
+            if found != Status::Slow {
+                breaker.explain(found);
+            }
+            breaker.begin_probe();
+        }
+        let (probe, deadline) = (self.probe(), Deadline::new(PROBE_DEADLINE));
+        let probed = self.execute_unchecked::<()>(deadline, probe.command(), true).await;
+        let Err(error) = probed else { return };
+        match error.status() {
+            Status::Unavailable if found == Status::Unavailable => {}
+            Status::Unavailable => breaker.explain(found),
+            clear => breaker.explain(clear),
+        }
+        breaker.remind(&error);
+    }
+
+    /// Finds out why the server does not answer: whether it accepts a new connection, and answers a
+    /// command there. It takes up to 1.4 s.
+    async fn examine(&self) -> Status {
+        let mut connection = match timeout(ANSWER_TIMEOUT, self.server.connect()).await {
+            Err(_) => return Status::Unavailable,
+            Ok(Err(error)) => return TransportError::of_redis(error).status(),
+            Ok(Ok(connected)) => connected.connection,
+        };
+        let time = redis::cmd("TIME"); // allowed to the documented users
+        match timeout(TIME_TIMEOUT, connection.req_packed_command(&time)).await {
+            Ok(Err(error)) if !is_reply(&error) => Status::Unavailable,
+            Ok(_) => Status::Slow,
+            Err(_) => Status::Silent,
+        }
+    }
+
     /// Ensures that probes are sent until Redis answers. Returns whether the caller's own command
     /// is to be the probe.
     fn ensure_probing(self: &Arc<Self>) -> bool {
@@ -273,13 +351,7 @@ impl Node {
         tokio::spawn(async move {
             let node = &probing.0;
             while node.breaker.is_open() && Arc::strong_count(node) > 1 {
-                node.breaker.begin_probe();
-                let probe = Probe::beside(&lock(&node.failed_key));
-                let deadline = Deadline::new(PROBE_DEADLINE);
-                let probed = node.execute_unchecked::<()>(deadline, probe.command(), true).await;
-                if let Err(error) = probed {
-                    node.breaker.remind(&error);
-                }
+                node.send_probe().await;
                 sleep(PROBE_PAUSE).await;
             }
         });

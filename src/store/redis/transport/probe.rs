@@ -10,9 +10,6 @@ use super::command::Command;
 const TEXT: &str = include_str!("../../../../scripts/probe.lua");
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 
-/// The key while no key of a decision is known.
-const DEFAULT_KEY: &[u8] = b"ratelimit:{probe}";
-
 #[derive(Debug)]
 pub(crate) struct Probe(Cmd);
 
@@ -28,10 +25,9 @@ impl Probe {
     pub(crate) fn beside(key: &[u8]) -> Self {
         let tag = key.iter().position(|it| *it == b'{');
         let is_tagged = tag.is_some_and(|open| key[open + 1..].contains(&b'}'));
-        let key = match key {
-            b"" => DEFAULT_KEY.to_vec(),
-            _ if is_tagged => [key, b":probe"].concat(),
-            _ => [b"{", key, b"}:probe"].concat(),
+        let key = match is_tagged {
+            true => [key, b":probe"].concat(),
+            false => [b"{", key, b"}:probe"].concat(),
         };
         let mut command = redis::cmd("EVALSHA");
         command.arg(SCRIPT.get_hash()).arg(1).arg(key);
@@ -62,7 +58,6 @@ mod tests {
             ),
             ("{LIMITER_NAME}:value", "{LIMITER_NAME}:value:probe"),
             ("LIMITER_NAME", "{LIMITER_NAME}:probe"),
-            ("", "ratelimit:{probe}"),
         ] {
             assert_eq!(Probe::beside(key.as_bytes()).command().key(), probe.as_bytes());
         }

@@ -69,6 +69,11 @@ impl Rejections {
         Some(self.last - self.since)
     }
 
+    /// Returns whether the server counts as one that rejects.
+    pub(super) fn is_rejecting(&self) -> bool {
+        self.count >= MAX_REJECTED
+    }
+
     /// Returns whether an executed script changes nothing.
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0

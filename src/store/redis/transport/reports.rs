@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{error::TransportError, events};
-use crate::sync::lock;
+use crate::{store::Status, sync::lock};
 
 /// The time for which there is at most one pair of events: unavailable, and available again.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ struct Report {
 
 #[derive(Clone, Debug)]
 pub(crate) enum State {
-    Unavailable(TransportError),
+    Unavailable(Status, TransportError),
     /// After an outage of this length.
     Available(Duration),
     /// The node no longer has slots.
@@ -41,7 +41,7 @@ pub(crate) enum State {
 
 impl State {
     fn is_failure(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::Rejects(_))
+        matches!(self, Self::Unavailable(..) | Self::Rejects(_))
     }
 }
 
@@ -110,8 +110,8 @@ impl Reports {
     }
 
     /// Reports that an outage lasts.
-    pub(crate) fn remind(&self, error: &TransportError, outage: Duration) {
-        events::still_unavailable(self.server.as_deref(), outage, error);
+    pub(crate) fn remind(&self, cause: Status, error: &TransportError, outage: Duration) {
+        events::still_unavailable(self.server.as_deref(), cause, outage, error);
     }
 
     /// Reports that the server still rejects scripts.
@@ -151,7 +151,9 @@ impl Reports {
     fn emit(&self, report: &Report) {
         let (server, changes) = (self.server.as_deref(), report.changes);
         match &report.state {
-            State::Unavailable(error) => events::unavailable(server, changes, error),
+            State::Unavailable(cause, error) => {
+                events::unavailable(server, *cause, changes, error);
+            }
             State::Available(outage) => events::available(server, changes, *outage),
             State::Retired => events::retired(server, changes),
             State::Rejects(error) => events::rejects(server, changes, error),
@@ -163,6 +165,10 @@ impl Reports {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn unavailable() -> State {
+        State::Unavailable(Status::Unavailable, TransportError::circuit_open())
+    }
 
     /// Returns the reports about changes at these seconds: the time, the availability and the
     /// number of changes.
@@ -186,7 +192,7 @@ mod tests {
             is_available = !is_available;
             let state = match is_available {
                 true => State::Available(Duration::ZERO),
-                false => State::Unavailable(TransportError::circuit_open()),
+                false => unavailable(),
             };
             let (report, ends) = reports.next(state, now);
             timer = timer.or(ends);
@@ -227,8 +233,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for (seconds, is_reported) in [(0, true), (1, false), (2, false), (15, true)] {
-            let (report, _) =
-                reports.next(State::Unavailable(TransportError::circuit_open()), at(seconds));
+            let (report, _) = reports.next(unavailable(), at(seconds));
             assert_eq!(report.is_some(), is_reported);
             if seconds == 15 {
                 assert_eq!(report.unwrap().changes, 3);

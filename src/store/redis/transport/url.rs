@@ -1,5 +1,5 @@
-//! The URLs of Redis: that of one server, and those that name all nodes and settings. It opens no
-//! connection.
+//! The URLs of Redis: that of one server, and those that name all nodes and settings. All callers
+//! read URLs here, so one URL has one answer. It opens no connection.
 
 use std::time::Duration;
 
@@ -27,29 +27,38 @@ pub(super) struct UrlSettings {
     pub(super) deadline: Option<Duration>,
     pub(super) denial_ttl: Option<Duration>,
     pub(super) prefix: Option<String>,
+    pub(super) script_flags: Option<String>,
 }
 
-const SETTINGS: [&str; 4] = ["connections", "deadline", "denial_ttl", "prefix"];
-const SENTINELS: [&str; 2] = ["sentinel_password", "sentinel_user"];
+const SETTINGS: [&str; 5] = ["deadline", "connections", "prefix", "denial_ttl", "script_flags"];
+const SENTINELS: [&str; 2] = ["sentinel_user", "sentinel_password"];
+
+/// The forms of a URL, for errors.
+pub(crate) const FORMS: &str = "redis://HOST:PORT, rediss://HOST:PORT, unix:///PATH, \
+                                redis+sentinel://HOST:PORT,HOST:PORT/MASTER or \
+                                redis+cluster://HOST:PORT,HOST:PORT";
 
 /// Reads a URL with all nodes and settings.
 pub(super) fn read(url: &str) -> Result<(Nodes, UrlSettings), TransportError> {
-    let invalid = |why: &str| {
-        TransportError::config(format!("cannot use the Redis URL {}: {why}", masked(url)))
-    };
+    if let Some(why) = scheme_error(url) {
+        return Err(TransportError::config(format!(
+            "cannot use the Redis URL: {why}; write {FORMS}"
+        )));
+    }
+    reject_ambiguous(url)?;
+    let invalid = |why: &str| invalid(url, why);
     let parameters = Parameters::of(url);
-    let settings = UrlSettings::read(&parameters, &invalid)?;
     let scheme = url.split("://").next().unwrap_or_default();
-    let (tls, topology) = match scheme.split_once('+') {
-        Some((tls @ ("redis" | "rediss"), topology)) => (tls, topology),
-        _ => return Ok((Nodes::Server(parameters.without(&SETTINGS)), settings)),
-    };
-    let known = if topology == "sentinel" {
-        [&SETTINGS[..], &SENTINELS].concat()
-    } else {
-        SETTINGS.to_vec()
+    let topology = scheme.split_once('+').filter(|(_, topology)| *topology != "unix");
+    let known = match topology {
+        Some((_, "sentinel")) => [&SETTINGS[..], &["protocol"], &SENTINELS].concat(),
+        _ => [&SETTINGS[..], &["protocol"]].concat(),
     };
     parameters.reject_unknown(&known, &invalid)?;
+    let settings = UrlSettings::read(&parameters, &invalid)?;
+    let Some((tls, topology)) = topology else {
+        return Ok((Nodes::Server(parameters.without(&SETTINGS)), settings));
+    };
     let rest = &parameters.before[scheme.len() + 3..];
     let (login, rest) = match rest.rsplit_once('@') {
         Some((login, rest)) => ([login, "@"].concat(), rest),
@@ -72,8 +81,46 @@ pub(super) fn read(url: &str) -> Result<(Nodes, UrlSettings), TransportError> {
             let master = [tls, "://", &login, path].concat();
             Ok((Nodes::Sentinels { sentinels, master }, settings))
         }
-        _ => Err(invalid("write redis+sentinel:// or redis+cluster://")),
+        _ => unreachable!("`scheme_error` rejects other topologies"),
     }
+}
+
+/// Returns what is wrong with the scheme of a URL. Any other part can contain a password, and is
+/// not repeated.
+pub(crate) fn scheme_error(url: &str) -> Option<String> {
+    const SCHEMES: [&str; 7] =
+        ["redis", "rediss", "valkey", "valkeys", "unix", "redis+unix", "valkey+unix"];
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    let topology = scheme.strip_prefix("rediss+").or_else(|| scheme.strip_prefix("redis+"));
+    if SCHEMES.contains(&scheme) || matches!(topology, Some("sentinel" | "cluster")) {
+        return None;
+    }
+    let is_address = url.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:".contains(&byte))
+        && url.split_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_ok());
+    let is_word = scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+');
+    Some(match scheme {
+        "" if is_address => format!("`{url}` has no scheme"),
+        "" => "it has no scheme".to_owned(),
+        _ if is_word => format!("the scheme `{scheme}` is unknown"),
+        _ => "the scheme is invalid".to_owned(),
+    })
+}
+
+/// Rejects a URL with special characters in the login. The error cannot name the address.
+fn reject_ambiguous(url: &str) -> Result<(), TransportError> {
+    let is_unix = url.contains("unix://");
+    let is_ambiguous = url.contains('#') || !is_unix && url.matches('@').count() > 1;
+    match is_ambiguous && !url.ends_with("#insecure") {
+        true => Err(TransportError::config(
+            "cannot use the Redis URL: it contains a `#` or more than one `@`; percent-encode the \
+             special characters of the user and the password: %23 for #, %40 for @, %2F for /",
+        )),
+        false => Ok(()),
+    }
+}
+
+fn invalid(url: &str, why: &str) -> TransportError {
+    TransportError::config(format!("cannot use the Redis URL {}: {why}", masked(url)))
 }
 
 /// A URL, split into its parameters and the part before them.
@@ -112,9 +159,12 @@ impl<'a> Parameters<'a> {
         invalid: &impl Fn(&str) -> TransportError,
     ) -> Result<(), TransportError> {
         let unix: &[&str] =
-            if self.before.contains("unix://") { &["db", "pass", "user"] } else { &[] };
-        let known: Vec<_> = [known, unix, &["protocol"]].concat();
+            if self.before.contains("unix://") { &["db", "user", "pass"] } else { &[] };
+        let known: Vec<_> = [known, unix].concat();
         match self.pairs.iter().find(|pair| !known.contains(&pair.0)) {
+            Some(("db", _)) => {
+                Err(invalid("the database is the path of this URL; write redis://HOST:PORT/DB"))
+            }
             Some((name, _)) => Err(invalid(&format!(
                 "the parameter `{name}` is unknown; the parameters are {}",
                 known.join(", ")
@@ -124,7 +174,7 @@ impl<'a> Parameters<'a> {
     }
 
     fn sentinel_login(&self) -> String {
-        let [password, user] = SENTINELS.map(|name| self.get(name));
+        let [user, password] = SENTINELS.map(|name| self.get(name));
         match password {
             Some(password) => format!("{}:{password}@", user.unwrap_or_default()),
             None => String::new(),
@@ -147,6 +197,12 @@ impl UrlSettings {
             };
             parameters.get(name).map(read).transpose()
         };
+        let deadline = time("deadline")?;
+        if deadline.is_some_and(|deadline| deadline.is_zero()) {
+            return Err(invalid(
+                "with a deadline of 0, every decision would fail; write for example deadline=50ms",
+            ));
+        }
         let connections = parameters.get("connections").map(|text| match text.parse() {
             Ok(connections) if connections > 0 => Ok(connections),
             _ => Err(invalid(&format!("`connections={text}` is not a number from 1 on"))),
@@ -155,9 +211,22 @@ impl UrlSettings {
             true => Err(invalid("a prefix contains no braces and no percent signs")),
             false => Ok(prefix.to_owned()),
         });
+        let script_flags = parameters.get("script_flags").map(|flags| {
+            let is_flag = |flag: &str| {
+                !flag.is_empty() && flag.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-')
+            };
+            match flags.split(',').all(is_flag) {
+                true => Ok(flags.to_owned()),
+                false => Err(invalid(
+                    "`script_flags` has a name that is not a flag; write for example \
+                     script_flags=allow-key-locking",
+                )),
+            }
+        });
         Ok(Self {
+            script_flags: script_flags.transpose()?,
             connections: connections.transpose()?,
-            deadline: time("deadline")?,
+            deadline,
             denial_ttl: time("denial_ttl")?,
             prefix: prefix.transpose()?,
         })
@@ -187,15 +256,16 @@ pub(super) struct Url {
 }
 
 impl Url {
+    /// Reads the URL of one node, without settings.
     pub(super) fn read(url: &str) -> Result<Self, TransportError> {
-        let invalid = |why: &str| {
-            TransportError::config(format!(
-                "cannot use the Redis URL {}: {why}; write redis://HOST:PORT/DB, unix:///PATH, or \
-                 with the feature `tls-rustls` rediss://HOST:PORT/DB, with special characters of a \
-                 password as in %2F for a slash",
-                masked(url)
-            ))
+        reject_ambiguous(url)?;
+        let form = |why: &str| {
+            let form = "write redis://HOST:PORT/DB, unix:///PATH, or with the feature `tls-rustls` \
+                        rediss://HOST:PORT/DB, with special characters of a password as in %2F for \
+                        a slash";
+            invalid(url, &format!("{why}; {form}"))
         };
+        let invalid = |why: &str| invalid(url, why);
         let plain = |from: &str, to: &str| url.strip_prefix(from).map(|rest| [to, rest].concat());
         let plain = plain("rediss://", "redis://").or_else(|| plain("valkeys://", "valkey://"));
         if plain.is_some() && url.ends_with("#insecure") {
@@ -208,21 +278,18 @@ impl Url {
         let info: ConnectionInfo =
             plain.as_deref().unwrap_or(url).into_connection_info().map_err(|error| {
                 let why = error.to_string();
-                invalid(why.split(" - InvalidClientConfig").next().unwrap_or(&why))
+                form(why.split(" - InvalidClientConfig").next().unwrap_or(&why))
             })?;
         let place = match info.addr() {
             ConnectionAddr::Tcp(host, port) => Place::Tcp((host.clone(), *port)),
             ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
-            other => return Err(invalid(&format!("{other} is not an address"))),
+            other => return Err(form(&format!("{other} is not an address"))),
         };
         if info.redis_settings().db() < 0 {
             return Err(invalid("the database must be a number, 0 or above"));
         }
-        if matches!(place, Place::Tcp(_)) && url.contains("?db=") {
-            return Err(invalid("the database is the path of this URL"));
-        }
         let parameters = Parameters::of(url);
-        parameters.reject_unknown(&[], &invalid)?;
+        parameters.reject_unknown(&["protocol"], &invalid)?;
         // Servers before 7.2 do not know CLIENT SETINFO, and the user may lack the permission for
         // it.
         let mut login = info.redis_settings().clone().set_skip_set_lib_name();
@@ -317,13 +384,15 @@ mod tests {
 
     #[test]
     fn parameters_are_settings() {
-        let url = "redis+cluster://a?deadline=50ms&connections=2&prefix=shop&denial_ttl=0s";
+        let url = "redis+cluster://a?deadline=50ms&connections=2&prefix=shop&denial_ttl=0s\
+                   &script_flags=allow-key-locking";
         let (_, settings) = read(url).unwrap();
         let expected = UrlSettings {
             connections: Some(2),
             deadline: Some(Duration::from_millis(50)),
             denial_ttl: Some(Duration::ZERO),
             prefix: Some("shop".to_owned()),
+            script_flags: Some("allow-key-locking".to_owned()),
         };
         assert_eq!(settings, expected);
     }
@@ -333,11 +402,12 @@ mod tests {
         for (url, part) in [
             ("redis+sentinel://a:1,b:2", "names no master"),
             ("redis+cluster://a/1", "no databases"),
-            ("redis+ring://a", "redis+cluster://"),
+            ("redis+ring://a", "the scheme `redis+ring` is unknown"),
             ("redis+cluster://:secret@a?dead=1s", "`dead` is unknown"),
             ("redis://a?deadline=50", "deadline=50ms"),
             ("redis://a?connections=0", "from 1 on"),
             ("redis://a?prefix={x}", "no braces"),
+            ("redis://a?script_flags=a,,b", "allow-key-locking"),
         ] {
             let text = nodes(url);
             assert!(text.contains(part) && !text.contains("secret"), "{url}: {text}");

@@ -1,0 +1,137 @@
+//! The state of a store, as its `health` reports it. It is found out in `redis/transport`.
+
+use std::{fmt, sync::Arc};
+
+/// The state of a store, without a call to it. The counters start with the store; clones share
+/// them. A store in memory is always [`Ready`](Status::Ready), with counters of 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// What is known about the server, for a page such as `/health`.
+    pub status: Status,
+    /// True while decisions are sent to Redis (the circuit is closed). While it is false, decisions
+    /// fail immediately, and the store sends one probe at a time until Redis answers again.
+    ///
+    /// * It becomes false after five calls in a row, over at least a deadline, without an answer in
+    ///   time.
+    /// * It becomes true when Redis runs a script within the deadline of these calls. The script is
+    ///   a probe, sent 100 ms after the previous one, or a call of a clone with a longer deadline.
+    ///   The probe contains a write command. Errors such as LOADING, BUSY or READONLY do not count.
+    ///
+    /// Without traffic it stays true, because only failed calls change it; before the first answer,
+    /// [`status`](Health::status) is [`Status::Unknown`]. To test whether Redis answers now, call
+    /// [`ping`](crate::store::AnyStore::ping).
+    ///
+    /// An error that Redis sends is an answer, for example READONLY: `errors` and `last_error`
+    /// report it. A clone with a longer deadline stays available while Redis answers its own calls.
+    /// In a cluster, the value is true if it is true for each node that has keys; decisions fail
+    /// for the keys of the other nodes.
+    pub is_available: bool,
+    /// The number of calls in a row without an answer, 0 after an answer in time. At 5 or more,
+    /// over at least a deadline, Redis becomes unavailable. Probes and the releases of dropped
+    /// requests are not included. In a cluster, it is the number of the node with the most.
+    pub consecutive_failures: u32,
+    /// The text of the last error that `timeouts`, `interrupted` and `errors` count. It stays when
+    /// Redis answers again.
+    pub last_error: Option<Arc<str>>,
+    /// The number of answers from Redis, including errors.
+    pub answers: u64,
+    /// The number of calls without an answer within their deadlines, and of attempts to connect
+    /// that took too long.
+    pub timeouts: u64,
+    /// The number of calls whose connection ended before the answer. They are not repeated, because
+    /// Redis may have counted them.
+    pub interrupted: u64,
+    /// The number of other failed attempts to connect, and of errors that Redis sent. Redirections
+    /// to other nodes are not included.
+    pub errors: u64,
+    /// The number of calls that failed immediately because Redis was unavailable.
+    pub skipped: u64,
+    /// The number of times that a server became unavailable.
+    pub outages: u64,
+}
+
+/// The state of a server, as far as the store knows it from its own calls. In a cluster, it is that
+/// of the node in the worst state, and the variants are in that order.
+///
+/// When Redis becomes unavailable, the store opens another connection and sends a command that any
+/// server answers at once: so it tells a server that is stopped from one that hangs. Until the
+/// result is known, which can take some seconds, the status is
+/// [`Unavailable`](Status::Unavailable).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Status {
+    /// The store decides.
+    Ready,
+    /// Redis has not answered yet: the store has not been used, or its first calls failed.
+    Unknown,
+    /// Redis answers, but rejects decisions: [`last_error`](Health::last_error) has the reason.
+    Rejecting,
+    /// Redis does not answer, for another reason than those below.
+    Unavailable,
+    /// Redis answers simple commands, but makes no decision in time: it is slow, or paused for writes
+    /// (`CLIENT PAUSE WRITE`).
+    Slow,
+    /// Redis rejects the user or the password.
+    LoginRejected,
+    /// Redis accepts connections, but does not answer: it hangs, or is paused.
+    Silent,
+    /// The address refuses connections: the server is stopped, or the address is wrong.
+    Refused,
+    /// No connection can be opened within the time: the host is down, or packets are dropped.
+    Unreachable,
+}
+
+impl Status {
+    /// Returns the name: `ready`, `unknown`, `rejecting`, `unavailable`, `slow`, `login_rejected`,
+    /// `silent`, `refused` or `unreachable`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Unknown => "unknown",
+            Self::Rejecting => "rejecting",
+            Self::Unavailable => "unavailable",
+            Self::Slow => "slow",
+            Self::LoginRejected => "login_rejected",
+            Self::Silent => "silent",
+            Self::Refused => "refused",
+            Self::Unreachable => "unreachable",
+        }
+    }
+}
+
+/// Writes a sentence about the server.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready => "the store decides",
+            Self::Unknown => "Redis has not answered yet",
+            Self::Rejecting => "Redis rejects decisions",
+            Self::Unavailable => "Redis does not answer",
+            Self::Slow => "Redis answers, but makes no decision in time",
+            Self::LoginRejected => "Redis rejects the login",
+            Self::Silent => "Redis accepts connections, but does not answer",
+            Self::Refused => "Redis refuses connections",
+            Self::Unreachable => "Redis cannot be reached",
+        })
+    }
+}
+
+impl Health {
+    /// Returns the state of a store without a server.
+    pub(super) fn ready() -> Self {
+        Self {
+            status: Status::Ready,
+            is_available: true,
+            consecutive_failures: 0,
+            last_error: None,
+            answers: 0,
+            timeouts: 0,
+            interrupted: 0,
+            errors: 0,
+            skipped: 0,
+            outages: 0,
+        }
+    }
+}
