@@ -224,9 +224,10 @@ impl Watched {
         self.ports[0] = self.ports[1];
     }
 
-    /// The number of decisions that each server received.
+    /// The number of decisions that each server received. The first master is asked last: what it
+    /// decides while the others are asked comes before what they decide.
     pub fn decisions(&self) -> [u64; 3] {
-        [0, 1, 2].map(|index| {
+        let [third, second, first] = [2, 1, 0].map(|index| {
             let stats = loop {
                 // A Sentinel that changes the role of a server closes its connections.
                 match self.query::<String>(index, &["INFO", "commandstats"]) {
@@ -236,7 +237,8 @@ impl Watched {
             };
             let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
             line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
-        })
+        });
+        [first, second, third]
     }
 
     /// Returns true if the replicas have all data of the first master.
