@@ -401,7 +401,7 @@ async fn an_outage_and_its_end_are_reported_once() {
     let ours: Vec<_> = text.lines().filter(|line| line.contains("tower_ratelimit")).collect();
     let [failed, outage, recovery] = ours[..] else { panic!("{text}") };
     assert!(failed.contains("WARN") && failed.contains("decisions failed"), "{failed}");
-    assert!(outage.contains("WARN") && outage.contains("does not answer"), "{outage}");
+    assert!(outage.contains("WARN") && outage.contains("refuses connections"), "{outage}");
     assert!(outage.contains("error"), "{outage}");
     assert!(recovery.contains("INFO") && recovery.contains("answers again"), "{recovery}");
 }
