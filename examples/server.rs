@@ -1,7 +1,7 @@
 //! An axum server with a limit, set by flags: it answers every path and prints a line per request.
 //!
 //! ```text
-//! cargo run --example server
+//! cargo run -p examples --example server
 //! ```
 //!
 //! It prints a `curl` loop to paste into another terminal: five requests are allowed, the sixth is
@@ -151,7 +151,7 @@ async fn observed(store: AnyStore, address: Option<SocketAddr>) -> Result<AnySto
         None => Ok(store),
         Some(_) => Err(Failure::new(
             "cannot serve metrics: this program was built without them; build it with \
-             `cargo run --example server --features metrics`",
+             `cargo run -p examples --example server --features metrics`",
         )),
     }
 }
