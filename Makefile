@@ -1,4 +1,5 @@
-.PHONY: test test-servers test-faults lint package features release-check bench bench-peers redis-server
+.PHONY: test test-servers test-faults test-properties lint msrv package features nightly soak \
+  release-check bench bench-peers redis-server
 
 # rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
 export CARGO_INCREMENTAL = 0
@@ -15,7 +16,13 @@ test-servers:
 test-faults: redis-server
 	cargo bench --bench faults
 
-lint:
+# The properties that take their number of random inputs from the environment, with 20 times as many
+# histories as in `make test`.
+test-properties: redis-server
+	HISTORIES=20000 CASES=8000 PROPTEST_CASES=5000 \
+	  cargo test -p tower-ratelimit --all-features --lib
+
+lint: msrv
 	cargo fmt --all --check
 	cargo clippy --workspace --all-features --all-targets -- -D warnings
 	cargo clippy -p tower-ratelimit --lib -- -D warnings
@@ -27,6 +34,18 @@ lint:
 	cargo clippy -p tower-ratelimit --lib --features tracing -- -D warnings
 	cargo clippy -p tower-ratelimit --lib --features uuid -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
+
+MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+
+# Compiles with the oldest Rust version that Cargo.toml promises. Clippy's `incompatible_msrv` sees the
+# standard library; only that compiler sees syntax. A folder of its own keeps `target`
+# free for the other commands meanwhile.
+msrv:
+	@rustup run $(MSRV) cargo --version >/dev/null 2>&1 || \
+	  rustup toolchain install $(MSRV) --profile minimal || { \
+	  echo "cannot check rust-version = \"$(MSRV)\": that toolchain is not installed, and rustup" \
+	  "cannot install it; run: rustup toolchain install $(MSRV) --profile minimal" >&2; exit 1; }
+	rustup run $(MSRV) cargo check -p tower-ratelimit --lib --all-features --target-dir target/msrv
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
@@ -47,6 +66,13 @@ package: redis-server
 features:
 	cargo package -p tower-ratelimit --target-dir target --no-verify --allow-dirty
 	$(call in-package,cargo hack check --lib --each-feature)
+
+soak: redis-server
+	cargo bench --bench soak
+
+# What takes too long for each change: the workflow runs it every night. `make --keep-going nightly`
+# runs the other parts after a failure, too.
+nightly: features package test-properties test-servers test-faults soak
 
 # What a release needs in addition to lint and test. The tools are installed by hand: cargo-deny,
 # cargo-hack and cargo-semver-checks.
@@ -73,7 +99,7 @@ bench-peers: redis-server
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:
 	@command -v "$${REDIS_SERVER:-redis-server}" >/dev/null || { \
-	  [ -z "$$REDIS_SERVER" ] || { echo "$$REDIS_SERVER is no program" >&2; exit 1; }; \
+	  [ -z "$$REDIS_SERVER" ] || { echo "$$REDIS_SERVER is not executable" >&2; exit 1; }; \
 	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  if command -v apt-get >/dev/null; then \
 	    $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -qy redis-server; \

@@ -1,5 +1,12 @@
 //! Compares a check over the memory store with governor, and the overhead of the layer with
 //! tower_governor: times and allocations.
+//!
+//! ```text
+//! cargo bench --bench memory                     # all measurements
+//! cargo bench --bench memory -- layers           # only those of the layer
+//! cargo bench --bench memory -- send default 5   # only sends requests, 5 times with each key, to
+//!                                                # count their instructions with callgrind
+//! ```
 
 #![allow(missing_docs, unreachable_pub)]
 
@@ -8,6 +15,7 @@ mod interleaved;
 
 use std::{
     convert::Infallible,
+    env,
     future::{self, Ready},
     hint::black_box,
     num::NonZeroU32,
@@ -56,9 +64,44 @@ const ONE: Quota = Quota::per_hour(1);
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 fn main() {
-    print_checks();
-    print_observers();
-    print_layers();
+    // `cargo bench` adds `--bench`.
+    let words: Vec<_> = env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {
+            print_checks();
+            print_observers();
+            print_layers();
+        }
+        ["layers"] => print_layers(),
+        ["send", subject, passes] => send(subject, passes.parse().expect("a number of passes")),
+        _ => panic!("unknown arguments: {words:?}"),
+    }
+}
+
+/// Sends requests to one subject: the instructions of `passes + 1` less those of `passes` are those
+/// of 10,000 requests.
+fn send(subject: &str, passes: usize) {
+    fn run<S, B>(mut service: S, passes: usize)
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+    {
+        let keys: Vec<_> = shuffled_keys().into_iter().map(header_value).collect();
+        let admitted: usize = (0..passes).map(|_| send_all(&mut service, &keys)).sum();
+        assert_eq!(admitted, passes * keys.len());
+    }
+
+    let mut theirs = theirs(SLOW);
+    match subject {
+        "bare" => run(Bare, passes),
+        "default" => run(ours(SLOW).layer(Bare), passes),
+        "headers" => run(ours(SLOW).extensions(false).layer(Bare), passes),
+        "silent" => run(ours(SLOW).headers([]).extensions(false).layer(Bare), passes),
+        "governor" => run(GovernorLayer::new(theirs.finish().unwrap()).layer(Bare), passes),
+        "governor-headers" => {
+            run(GovernorLayer::new(theirs.use_headers().finish().unwrap()).layer(Bare), passes)
+        }
+        _ => panic!("unknown subject: {subject}"),
+    }
 }
 
 fn print_checks() {
@@ -212,6 +255,8 @@ fn print_layers() {
     );
     println!("ns and allocations per request without those of the bare service");
 
+    // As `RateLimitLayer::new` makes it: with headers and extensions.
+    let default = |quota| move || ours(quota);
     let ours = |quota, headers: bool, extensions| {
         move || ours(quota).headers(headers.then_some(Headers::Draft11)).extensions(extensions)
     };
@@ -221,18 +266,25 @@ fn print_layers() {
     let in_axum = move || {
         ServiceBuilder::new()
             .map_response(|response: Response<_>| response.map(Body::new))
-            .layer(ours(SLOW, true, true)())
+            .layer(default(SLOW)())
     };
 
-    print_layer("allow", Some(LAYER_GOAL), ours(SLOW, false, false), plain(SLOW));
-    print_layer("allow, extensions", None, ours(SLOW, false, true), plain(SLOW));
-    print_layer("allow, headers", Some(LAYER_GOAL), ours(SLOW, true, false), with_headers(SLOW));
-    print_layer("allow, headers, extensions", None, ours(SLOW, true, true), with_headers(SLOW));
+    print_layer("allow, both by default", None, default(SLOW), plain(SLOW));
+    print_layer("allow, default / headers", None, default(SLOW), with_headers(SLOW));
     print_layer("the same, axum's Body", None, in_axum, with_headers(SLOW));
-    print_layer("allow, full buckets", None, ours(QUICK, false, false), plain(QUICK));
-    print_layer("deny", Some(LAYER_GOAL), ours(ONE, false, false), plain(ONE));
-    print_layer("deny, headers", Some(LAYER_GOAL), ours(ONE, true, false), with_headers(ONE));
-    print_layer("deny, headers, extensions", None, ours(ONE, true, true), with_headers(ONE));
+    print_layer(
+        "allow, headers only",
+        Some(LAYER_GOAL),
+        ours(SLOW, true, false),
+        with_headers(SLOW),
+    );
+    print_layer("allow, extensions only", None, ours(SLOW, false, true), plain(SLOW));
+    print_layer("allow, neither", Some(LAYER_GOAL), ours(SLOW, false, false), plain(SLOW));
+    print_layer("allow, neither, full buckets", None, ours(QUICK, false, false), plain(QUICK));
+    print_layer("deny, both by default", None, default(ONE), plain(ONE));
+    print_layer("deny, default / headers", None, default(ONE), with_headers(ONE));
+    print_layer("deny, headers only", Some(LAYER_GOAL), ours(ONE, true, false), with_headers(ONE));
+    print_layer("deny, neither", Some(LAYER_GOAL), ours(ONE, false, false), plain(ONE));
 }
 
 fn print_layer<O, T, B>(
@@ -261,7 +313,7 @@ fn print_layer<O, T, B>(
     let bare = allocations(Bare, &keys);
     let ratio = ours_added.ratio_to(&theirs_added);
     println!(
-        "  {label:<26} ours {:5.0}  tower_governor {:5.0}  ratio {:<32}  \
+        "  {label:<28} ours {:5.0}  tower_governor {:5.0}  ratio {:<32}  \
          allocations {:.2} / {:.2}  admitted of {}: {} / {}",
         ours_added.median(),
         theirs_added.median(),

@@ -2,8 +2,8 @@
 //! routes. It reads the file again when its text changes, without a restart. Counts are kept.
 //!
 //! ```text
-//! cargo run --example configured -- --check     # prints the limits in the file and exits
-//! cargo run --example configured
+//! cargo run -p examples --example configured -- --check     # prints the limits in the file and exits
+//! cargo run -p examples --example configured
 //! curl -i -X POST http://127.0.0.1:3000/login   # six times: the sixth response is a 429
 //! sed -i 's|5/min|10/min|' examples/limits.toml # in another terminal: five more
 //! ```

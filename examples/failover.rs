@@ -3,15 +3,15 @@
 //!
 //! ```text
 //! redis-server --port 7000 --save '' --daemonize yes
-//! cargo run --example failover -- --redis redis://127.0.0.1:7000
+//! cargo run -p examples --example failover -- --redis redis://127.0.0.1:7000
 //! ```
 //!
-//! It prints commands to paste into another terminal: requests while Redis runs, while it is
-//! stopped, and after a restart. The events of the crate go to stderr.
+//! It prints whether Redis answers, and commands to paste into another terminal: requests while
+//! Redis runs, while it is stopped, and after a restart. The events of the crate go to stderr.
 
 mod support;
 
-use std::{net::SocketAddr, process::ExitCode, str::FromStr, time::Duration};
+use std::{env, net::SocketAddr, process::ExitCode, str::FromStr, time::Duration};
 
 use axum::{Extension, Router, routing::get};
 use clap::Parser;
@@ -149,6 +149,29 @@ fn describe(health: Health) -> String {
     )
 }
 
+/// Says whether Redis answers, and if it does not, how to get one.
+async fn redis_state(store: &RedisStore) -> String {
+    let Err(error) = store.ping().await else { return String::from("Redis: answers") };
+    let start = "redis-server --port 7000 --save '' --daemonize yes";
+    let advice = match is_installed("redis-server") {
+        true => format!("to start one:\n  {start}"),
+        false => format!(
+            "redis-server is not installed here: install it with `make redis-server`, \
+             `apt-get install redis-server` or `brew install redis`, then start it:\n  {start}"
+        ),
+    };
+    format!(
+        "Redis: NO ANSWER, so the failure policy decides: {}\n{advice}\n\
+         then start this program again with --redis redis://127.0.0.1:7000",
+        Failure::from(error)
+    )
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
 /// The commands that stop and start the Redis server. They lose its data, so they are printed only
 /// for a server on this machine that does not use the default port.
 fn stop_and_start(flags: &Flags) -> (String, String) {
@@ -170,7 +193,6 @@ fn stop_and_start(flags: &Flags) -> (String, String) {
 fn print_hints(flags: &Flags, url: &str) {
     let (stop, start) = stop_and_start(flags);
     let curl = format!("for i in $(seq 10); do curl -s {url}/; sleep 0.1; done");
-    println!("limit: {} per client address, counts in Redis", flags.quota);
     println!("try it, one line after the other:");
     for line in [&*curl, &stop, &curl, &format!("curl -s {url}/health"), &start, "sleep 1", &curl] {
         println!("  {line}");
@@ -179,12 +201,15 @@ fn print_hints(flags: &Flags, url: &str) {
 
 async fn run(flags: Flags) -> Result<(), Failure> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
-    let app = app(store(&flags)?, flags.quota, flags.policy.0);
+    let store = store(&flags)?;
+    let app = app(store.clone(), flags.quota, flags.policy.0);
     let listener = TcpListener::bind(flags.listen)
         .await
         .context(format_args!("cannot listen on {}", flags.listen))?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
+    println!("limit: {} per client address, counts in Redis", flags.quota);
+    println!("{}", redis_state(&store).await);
     print_hints(&flags, &url);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())

@@ -1,14 +1,15 @@
-//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it. If
-//! the vendor answers 429 nevertheless, its `Retry-After` blocks all callers.
+//! Three callers share the quota of a vendor's API, which bans them for 5 s if they exceed it. To
+//! compare, three others call a second vendor with the same rules, without the layer: they are
+//! banned again and again.
 //!
 //! ```text
-//! cargo run --example outbound                                  # the callers are tasks
-//! cargo run --example outbound -- --redis redis://127.0.0.1/    # the callers are processes
-//! cargo run --example outbound -- --quota 60/2s                 # too much: the callers are banned
-//! cargo run --example outbound -- --without-limit               # shows the bans without the layer
+//! cargo run -p examples --example outbound                               # the callers are tasks
+//! cargo run -p examples --example outbound -- --redis redis://127.0.0.1/ # they are processes
+//! cargo run -p examples --example outbound -- --quota 60/2s              # too much: bans
 //! ```
 //!
-//! The code that a client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`.
+//! If the vendor answers 429 nevertheless, its `Retry-After` blocks all callers. The code that a
+//! client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`.
 
 mod support;
 
@@ -60,14 +61,14 @@ const MAX_BLOCK: Duration = Duration::from_secs(3_600);
 /// requests in flight.
 const QUOTA: Quota = Quota::new(39, Duration::from_secs(2)).burst(20);
 
-/// Three callers send requests as fast as a vendor allows; the layer prevents bans
+/// Callers use a vendor's API, which bans them if they exceed its quota: with the layer and without
 #[derive(Parser)]
 #[command(name = "outbound")]
 struct Flags {
     /// Run each caller as a process, with the counts in the Redis server at
     /// this URL, such as redis://127.0.0.1/, instead of as a task, with the
     /// counts in memory
-    #[arg(long, value_name = "URL", conflicts_with = "without_limit", verbatim_doc_comment)]
+    #[arg(long, value_name = "URL", verbatim_doc_comment)]
     redis: Option<String>,
 
     /// The quota that the callers share
@@ -78,10 +79,6 @@ struct Flags {
     #[arg(long, value_name = "N", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-
-    /// Send requests without the layer, to see the bans
-    #[arg(long)]
-    without_limit: bool,
 
     /// Run as a caller of the vendor at this address
     #[arg(long, hide = true)]
@@ -215,12 +212,27 @@ impl Vendor {
         (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, BAN.as_secs())]).into_response()
     }
 
-    async fn serve(vendor: Arc<Mutex<Self>>) -> std::io::Result<SocketAddr> {
-        let answer = async move || vendor.lock().unwrap().answer(Instant::now());
+    /// Starts a vendor. Returns its address.
+    async fn start() -> std::io::Result<(Arc<Mutex<Self>>, SocketAddr)> {
+        let vendor = Arc::<Mutex<Self>>::default();
+        let answer = {
+            let vendor = vendor.clone();
+            async move || vendor.lock().unwrap().answer(Instant::now())
+        };
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
-        Ok(address)
+        Ok((vendor, address))
+    }
+
+    fn progress(&self) -> String {
+        format!("{} accepted, bans: {}", self.accepted, self.bans)
+    }
+
+    fn summary(&self, seconds: u32) -> String {
+        let allowed = LIMIT as f64 * f64::from(seconds) / WINDOW.as_secs_f64();
+        let used = 100.0 * self.accepted as f64 / allowed;
+        format!("bans: {}, rejected: {}, quota used: {used:.1} %", self.bans, self.rejected)
     }
 }
 
@@ -231,43 +243,49 @@ fn print_rules(flags: &Flags) {
         WINDOW.as_secs(),
         BAN.as_secs()
     );
-    let kind = if flags.redis.is_some() { "processes" } else { "tasks" };
-    let limit = match flags.without_limit {
-        true => String::from("without a limit"),
-        false => format!(
-            "they share {} requests per {} s, evenly spaced",
-            flags.quota.limit(),
-            flags.quota.window().as_secs()
-        ),
-    };
     println!(
-        "callers: {CALLERS} {kind}, each with up to {IN_FLIGHT_PER_CALLER} requests in flight; \
-         {limit}"
+        "with the layer: {CALLERS} {}, each with up to {IN_FLIGHT_PER_CALLER} requests in flight; \
+         they share {} requests per {} s, evenly spaced",
+        if flags.redis.is_some() { "processes" } else { "tasks" },
+        flags.quota.limit(),
+        flags.quota.window().as_secs()
     );
+    println!("without it: as many tasks, which call a second vendor");
+}
+
+/// Starts the callers with the layer, and those without it. Returns the vendor of each.
+async fn start_callers(
+    flags: &Flags,
+    limiter: Limiter,
+    callers: &mut JoinSet<Result<(), Failure>>,
+) -> Result<[Arc<Mutex<Vendor>>; 2], Failure> {
+    let uri =
+        |address| Uri::try_from(format!("http://{address}/")).expect("an address makes a URI");
+    let (vendor, address) = Vendor::start().await?;
+    // A prefix for this run alone, so that runs at the same time share no counts.
+    let prefix = format!("outbound-{}-{}", std::process::id(), address.port());
+    let (other_vendor, other_address) = Vendor::start().await?;
+    for _ in 0..CALLERS {
+        let vendor = uri(address);
+        match flags.redis.clone() {
+            None => callers.spawn(run_caller(Some(limiter.clone()), vendor)),
+            Some(url) => callers.spawn(start_caller(url, flags.quota, vendor, prefix.clone())),
+        };
+        callers.spawn(run_caller(None, uri(other_address)));
+    }
+    Ok([vendor, other_vendor])
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {
     // The parent connects to Redis as well, so that a wrong URL is reported once.
     let limiter = limiter(&flags).await?;
-    let limiter = Some(limiter).filter(|_| !flags.without_limit);
     if let Some(vendor) = flags.call {
-        return run_caller(limiter, vendor).await;
+        return run_caller(Some(limiter), vendor).await;
     }
 
     print_rules(&flags);
-    let vendor = Arc::<Mutex<Vendor>>::default();
-    let address = Vendor::serve(vendor.clone()).await?;
-    let uri = Uri::try_from(format!("http://{address}/")).expect("an address makes a URI");
-    // A prefix for this run alone, so that runs at the same time share no counts.
-    let prefix = format!("outbound-{}-{}", std::process::id(), address.port());
     let mut callers = JoinSet::new();
-    for _ in 0..CALLERS {
-        match flags.redis.clone() {
-            None => callers.spawn(run_caller(limiter.clone(), uri.clone())),
-            Some(url) => callers.spawn(start_caller(url, flags.quota, uri.clone(), prefix.clone())),
-        };
-    }
-
+    let [with, without] = start_callers(&flags, limiter, &mut callers).await?;
     let start = Instant::now();
     let terminal = stdout().is_terminal();
     for second in 1..=flags.seconds {
@@ -275,22 +293,15 @@ async fn run(flags: Flags) -> Result<(), Failure> {
             _ = sleep_until(start + Duration::from_secs(second.into())) => {}
             Some(end) = callers.join_next() => return end.expect("a caller does not panic"),
         }
-        let mut vendor = vendor.lock().unwrap();
-        vendor.forget(Instant::now());
-        let Vendor { recent, accepted, rejected, bans, .. } = &*vendor;
+        let [with, without] = [&with, &without].map(|vendor| vendor.lock().unwrap().progress());
         let end = if terminal && second < flags.seconds { '\r' } else { '\n' };
-        print!(
-            "{second:3} s: {accepted} accepted, {:3} of {LIMIT} in the last {} s, \
-             {rejected} rejected, bans: {bans}{end}",
-            recent.len(),
-            WINDOW.as_secs()
-        );
+        print!("{second:3} s | with the layer: {with} | without it: {without}{end}");
         let _ = stdout().flush();
     }
-    let Vendor { accepted, bans, .. } = *vendor.lock().unwrap();
+    for (name, vendor) in [("with the layer", &with), ("without it", &without)] {
+        println!("{name}: {}", vendor.lock().unwrap().summary(flags.seconds));
+    }
     callers.shutdown().await;
-    let allowed = LIMIT as f64 * f64::from(flags.seconds) / WINDOW.as_secs_f64();
-    println!("bans: {bans}, quota used: {:.1} %", 100.0 * accepted as f64 / allowed);
     Ok(())
 }
 

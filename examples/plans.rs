@@ -1,19 +1,22 @@
-//! An axum server in front of a language model, which a constant answer replaces here.
+//! An axum server that charges an estimate of tokens first, and settles it when the usage is known:
+//! unused tokens are returned, and each answer says how many. A constant answer replaces the
+//! language model.
 //!
 //! * The plan of an API key limits its requests.
-//! * Tokens are limited per key and for all keys together. A request is charged an estimate first,
-//!   and the handler settles the tokens that were used.
+//! * Tokens are limited per key and for all keys together.
 //!
 //! ```text
-//! cargo run --example plans
-//! curl -i -H 'x-api-key: ada' -d 'why is the sky blue' http://127.0.0.1:3000/answer
+//! cargo run -p examples --example plans
+//! curl -H 'x-api-key: ada' -d 'why is the sky blue' http://127.0.0.1:3000/answer
 //! ```
+//!
+//! The answer ends with `tokens: 100 charged first, 50 used, 50 returned, 450 left`.
 
 mod support;
 
 use std::{collections::HashMap, net::SocketAddr, process::ExitCode};
 
-use axum::{Extension, Router, routing::post};
+use axum::{Extension, Router, extract::State, routing::post};
 use clap::Parser;
 use http::request::Parts;
 use support::{Context, Failure, exit_code};
@@ -26,7 +29,7 @@ use tower_ratelimit::{
 /// Each word of a question uses 10 tokens.
 #[derive(Parser)]
 #[command(name = "plans", verbatim_doc_comment)]
-#[command(after_help = "Try it:  curl -i -H 'x-api-key: ada' -d 'why is the sky blue' \
+#[command(after_help = "Try it:  curl -H 'x-api-key: ada' -d 'why is the sky blue' \
                         http://127.0.0.1:3000/answer")]
 struct Flags {
     /// Address to listen on; port 0 takes a free one
@@ -49,8 +52,8 @@ struct Flags {
     #[arg(long, value_name = "QUOTA", default_value = "1000/min")]
     all_tokens: Quota,
 
-    /// Tokens that a request is charged before its usage is known
-    #[arg(long, value_name = "N", default_value = "50")]
+    /// Tokens charged before the usage of a request is known
+    #[arg(long, value_name = "N", default_value = "100")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     estimate: u32,
 }
@@ -115,7 +118,11 @@ impl Rule<Parts> for ByPlan {
     }
 }
 
-async fn answer(Extension(charge): Extension<Charge>, question: String) -> String {
+async fn answer(
+    State(estimate): State<u32>,
+    Extension(charge): Extension<Charge>,
+    question: String,
+) -> String {
     let used = 10 * question.split_whitespace().count() as u32;
     for limiter in ["tokens", "all-tokens"] {
         // The work is done: an error concerns only the count, so the client gets its answer.
@@ -123,12 +130,22 @@ async fn answer(Extension(charge): Extension<Charge>, question: String) -> Strin
             eprintln!("cannot settle {limiter}: {error:?}");
         }
     }
-    format!("42 ({used} tokens)\n")
+    let settled = match estimate.checked_sub(used) {
+        Some(unused) => format!("{unused} returned"),
+        None => format!("{} more charged", used - estimate),
+    };
+    let left = match charge.of("tokens").peek().await {
+        Ok(state) => state.remaining().to_string(),
+        Err(_) => String::from("an unknown number"),
+    };
+    format!("42\ntokens: {estimate} charged first, {used} used, {settled}, {left} left\n")
 }
 
 fn app(rule: ByPlan) -> Router {
+    let estimate = rule.estimate;
     Router::new()
         .route("/answer", post(answer))
+        .with_state(estimate)
         .layer(RateLimitLayer::by_rule(rule).charge_handle(true))
 }
 
@@ -140,11 +157,15 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
     println!("requests per key: {} (plan free), {} (plan pro)", flags.free, flags.pro);
-    println!("tokens: {} per key, {} for all keys", flags.tokens, flags.all_tokens);
+    println!(
+        "tokens: {} per key, {} for all keys; a request is charged {} first, and returns those \
+         that it does not use",
+        flags.tokens, flags.all_tokens, flags.estimate
+    );
     let count = flags.free.burst_size().saturating_add(2).min(100);
     println!(
         "try it: for i in $(seq {count}); do curl -s -H 'x-api-key: ada' -d 'why is the sky blue' \
-         -w ' %{{http_code}}\\n' {url}/answer; done"
+         -w '%{{http_code}}\\n' {url}/answer; done"
     );
     axum::serve(listener, app).await?;
     Ok(())

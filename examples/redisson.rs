@@ -1,7 +1,7 @@
 //! A limiter shared with Java services: Redisson's `RRateLimiter` of the same name, from Rust.
 //!
 //! ```text
-//! cargo run --example redisson -- --redis redis://127.0.0.1/
+//! cargo run -p examples --example redisson -- --redis redis://127.0.0.1/
 //! ```
 //!
 //! It calls the limiter's methods, and prints the keys in Redis after each step. The keys expire

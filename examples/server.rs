@@ -1,7 +1,7 @@
 //! An axum server with a limit, set by flags: it answers every path and prints a line per request.
 //!
 //! ```text
-//! cargo run --example server
+//! cargo run -p examples --example server
 //! ```
 //!
 //! It prints a `curl` loop to paste into another terminal: five requests are allowed, the sixth is

@@ -47,7 +47,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), flags.quota);
     let client = client::client(limiter, Duration::from_secs(flags.deadline));
     println!("vendor: bans the callers for 2 s after 20 requests");
-    println!("callers: {CALLERS}, which share {} per host", flags.quota);
+    println!("callers: {CALLERS}, which share {} per host, and all wait during a ban", flags.quota);
 
     let start = Instant::now();
     let mut callers = JoinSet::new();

@@ -1,4 +1,5 @@
-//! A vendor's API on a local port, which bans callers that exceed its quota. It knows no client.
+//! A vendor's API on a local port, which bans callers that exceed its quota, and prints when a ban
+//! begins and ends. It knows no client.
 
 use std::{
     io,
@@ -17,6 +18,8 @@ use tokio::net::TcpListener;
 pub struct Vendor {
     limit: u32,
     ban: Duration,
+    /// The printed times are from then on.
+    start: Instant,
     banned_until: Option<Instant>,
     accepted_since: u32,
     pub counts: Counts,
@@ -33,8 +36,14 @@ pub struct Counts {
 impl Vendor {
     /// Starts a vendor. Returns its URL.
     pub async fn start(limit: u32, ban: Duration) -> io::Result<(Arc<Mutex<Self>>, String)> {
-        let vendor =
-            Self { limit, ban, banned_until: None, accepted_since: 0, counts: Counts::default() };
+        let vendor = Self {
+            limit,
+            ban,
+            start: Instant::now(),
+            banned_until: None,
+            accepted_since: 0,
+            counts: Counts::default(),
+        };
         let vendor = Arc::new(Mutex::new(vendor));
         let answer = {
             let vendor = vendor.clone();
@@ -54,14 +63,21 @@ impl Vendor {
         }
         if self.banned_until.take().is_some() {
             self.accepted_since = 0;
+            self.print(now, "the ban is over");
         }
         if self.accepted_since == self.limit {
             self.counts.bans += 1;
             self.banned_until = Some(now + self.ban);
+            let seconds = self.ban.as_secs();
+            self.print(now, &format!("answers 429 and bans the callers for {seconds} s"));
             return banned.into_response();
         }
         self.accepted_since += 1;
         self.counts.accepted += 1;
         "hello\n".into_response()
+    }
+
+    fn print(&self, now: Instant, event: &str) {
+        println!("{:4.1} s, vendor: {event}", (now - self.start).as_secs_f64());
     }
 }

@@ -245,15 +245,15 @@ impl Charge {
     ///
     /// As for [`Limiter::check`].
     pub async fn refund(&self) -> Result<Option<Allowed>, Error> {
-        match (&self.first, &*self.rest) {
-            (Some(part), []) if let Some(target) = part.limiter.as_foreign() => {
-                if part.cost() > 0 {
-                    target.refund(&part.key, part.cost()).await?;
-                }
-                Ok(None)
+        if let (Some(part), []) = (&self.first, &*self.rest)
+            && let Some(target) = part.limiter.as_foreign()
+        {
+            if part.cost() > 0 {
+                target.refund(&part.key, part.cost()).await?;
             }
-            _ => self.change(Action::Refund).await,
+            return Ok(None);
         }
+        self.change(Action::Refund).await
     }
 
     /// Spends or grants units, whatever is left.

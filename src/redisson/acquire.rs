@@ -140,8 +140,8 @@ impl RateLimiter {
         let result = reply.and_then(|reply| self.decision(permits, id, &reply));
         match &result {
             Ok(decision) => {
-                let (key, duration) = (Some(&self.key()), Some(start.elapsed()));
-                report_decided(&self.observers, Decided { decision, key, duration });
+                let (key, duration) = (self.key(), Some(start.elapsed()));
+                report_decided(&self.observers, Decided { decision, key: Some(&key), duration });
             }
             Err(error) => self.observers.store_failed(self.label, Operation::Check, error),
         }

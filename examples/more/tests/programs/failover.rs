@@ -12,23 +12,31 @@ use crate::support::{self, server::RedisServer};
 struct Server {
     process: Child,
     address: String,
+    /// Whether Redis answers.
+    redis: String,
     commands: Vec<String>,
 }
 
 impl Server {
     fn start(redis: &str) -> Self {
-        let mut process = Command::new(support::example("failover"))
-            .args(["--listen", "127.0.0.1:0", "--quota", "100/h", "--redis", redis])
+        Self::run(Command::new(support::example("failover")).args(["--redis", redis]))
+    }
+
+    fn run(command: &mut Command) -> Self {
+        let mut process = command
+            .args(["--listen", "127.0.0.1:0", "--quota", "100/h"])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the example starts");
-        let lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
-        let lines: Vec<_> = lines.take(10).map(Result::unwrap).collect();
-        let address = lines[0].strip_prefix("listening on http://").expect("the first line");
-        let address = address.to_owned();
-        let commands = lines[3..].iter().map(|line| line.trim_start().to_owned()).collect();
-        Self { process, address, commands }
+        let mut lines =
+            BufReader::new(process.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+        let first = lines.next().expect("the first line");
+        let address = first.strip_prefix("listening on http://").expect("the address").to_owned();
+        assert_eq!(lines.next().unwrap(), "limit: 100/h per client address, counts in Redis");
+        let redis: Vec<_> = lines.by_ref().take_while(|line| !line.starts_with("try it")).collect();
+        let commands = lines.take(7).map(|line| line.trim_start().to_owned()).collect();
+        Self { process, address, redis: redis.join("\n"), commands }
     }
 
     fn get(&self, path: &str) -> String {
@@ -69,6 +77,7 @@ impl Drop for Server {
 fn the_local_fallback_limits_while_redis_is_down() {
     let mut redis = RedisServer::start();
     let mut server = Server::start(&redis.url());
+    assert_eq!(server.redis, "Redis: answers");
     server.until("/", "allowed by Redis: ");
     assert!(server.get("/health").contains("available: true, each decision calls Redis\n"));
     redis.kill();
@@ -107,4 +116,26 @@ fn the_commands_that_stop_redis_are_printed_for_a_server_started_to_try_it() {
         let commands = [&*curl, stop, &curl, &health, start, "sleep 1", &curl];
         assert_eq!(server.commands, commands, "{redis}");
     }
+}
+
+#[test]
+fn a_missing_redis_is_reported_at_the_start_with_the_command_that_starts_or_installs_one() {
+    let program = support::example("failover");
+    let folder = tempfile::tempdir().unwrap();
+    let start = |path| {
+        Server::run(
+            Command::new(&program).env("PATH", path).args(["--redis", "redis://127.0.0.1:1"]),
+        )
+    };
+    let missing = start(folder.path()).redis.clone();
+    assert!(missing.starts_with("Redis: NO ANSWER, so the failure policy decides: "), "{missing}");
+    assert!(
+        missing.contains("\nredis-server is not installed here: install it with "),
+        "{missing}"
+    );
+
+    std::fs::write(folder.path().join("redis-server"), "").unwrap();
+    let installed = start(folder.path()).redis.clone();
+    let start = "\nto start one:\n  redis-server --port 7000 --save '' --daemonize yes\n";
+    assert!(installed.contains(start), "{installed}");
 }

@@ -1,4 +1,4 @@
-//! The example programs of both packages: each runs as its comments describe. The middleware itself
+//! The example programs of all packages: each runs as its comments describe. The middleware itself
 //! is tested in the package `tower-ratelimit`.
 
 mod support;
@@ -10,5 +10,6 @@ mod grpc;
 mod help;
 mod outbound;
 mod plans;
+mod quickstart;
 mod redisson;
 mod server;

@@ -38,10 +38,10 @@ fn post(address: &str, key: &str, words: usize) -> String {
 }
 
 #[test]
-fn plans_and_tokens_are_limited() {
+fn plans_and_tokens_are_limited_and_an_answer_shows_what_was_settled() {
     let mut server = Command::new(&*PROGRAM);
     server.args(["--listen", "127.0.0.1:0", "--free", "3/d", "--pro", "10/d"]);
-    server.args(["--tokens", "500/d", "--all-tokens", "700/d"]);
+    server.args(["--tokens", "500/d", "--all-tokens", "785/d"]);
     let mut server = Server(server.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
     BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -50,13 +50,18 @@ fn plans_and_tokens_are_limited() {
     for (key, words, status, expected) in [
         ("", 1, "400", "header x-api-key is missing"),
         ("x-api-key: dora\r\n", 1, "400", "unknown API key"),
-        ("x-api-key: ada\r\n", 2, "200", "42 (20 tokens)"),
-        ("x-api-key: ada\r\n", 5, "200", "42 (50 tokens)"),
-        ("x-api-key: ada\r\n", 3, "200", "42 (30 tokens)"),
+        ("x-api-key: ada\r\n", 2, "200", "100 charged first, 20 used, 80 returned, 480 left\n"),
+        ("x-api-key: ada\r\n", 5, "200", "100 charged first, 50 used, 50 returned, 430 left\n"),
+        ("x-api-key: ada\r\n", 10, "200", "100 charged first, 100 used, 0 returned, 330 left\n"),
         ("x-api-key: ada\r\n", 1, "429", "\"violated-policies\":[\"free\"]"),
-        ("x-api-key: ben\r\n", 50, "200", "42 (500 tokens)"),
+        (
+            "x-api-key: ben\r\n",
+            50,
+            "200",
+            "100 charged first, 500 used, 400 more charged, 0 left\n",
+        ),
         ("x-api-key: ben\r\n", 1, "429", "\"violated-policies\":[\"tokens\"]"),
-        ("x-api-key: carl\r\n", 10, "200", "42 (100 tokens)"),
+        ("x-api-key: carl\r\n", 3, "200", "100 charged first, 30 used, 70 returned, 470 left\n"),
         ("x-api-key: carl\r\n", 1, "429", "\"violated-policies\":[\"all-tokens\"]"),
     ] {
         let answer = post(address, key, words);

@@ -11,9 +11,19 @@ pub mod server;
 /// Returns the program of an example, built again if it is out of date: `cargo test` builds
 /// examples only if it runs all tests of their package.
 pub fn example(name: &str) -> PathBuf {
+    build(&["--example", name]).join("examples").join(name)
+}
+
+/// Returns a program that is a package, likewise.
+pub fn program(name: &str) -> PathBuf {
+    build(&["--bin", name]).join(name)
+}
+
+/// Builds a target. Returns the folder of the programs.
+fn build(target: &[&str]) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
     // With the flags of `make test`, which has built it.
-    build.args(["build", "--quiet", "--workspace", "--all-features", "--example", name]);
+    build.args(["build", "--quiet", "--workspace", "--all-features"]).args(target);
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }
@@ -26,7 +36,7 @@ pub fn example(name: &str) -> PathBuf {
     build.env_remove("CARGO_MANIFEST_PATH");
     assert!(build.status().unwrap().success());
     let tests = std::env::current_exe().unwrap();
-    tests.ancestors().nth(2).unwrap().join("examples").join(name)
+    tests.ancestors().nth(2).unwrap().to_owned()
 }
 
 /// Returns a store with a deadline that a busy machine can keep.
