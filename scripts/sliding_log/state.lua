@@ -20,6 +20,8 @@ local instants, costs
 -- What was found: the foot, the sum of the entries that count, the newest one. `cuts` are the
 -- instants of entries that must leave for a request, and the sums up to them.
 local found_at, found_skew, found_window, found_live, found_last
+-- The log that is stored, by which the key expires.
+local stored_last, stored_skew, stored_window
 local cuts = {}
 local committed, merges
 
@@ -90,7 +92,7 @@ local function put_newest(cost, stale)
   call('SETRANGE', key, string.format('%d', ENTRY_SIZE * (length - 1)),
     struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
       oldest_cost, 83))
-  if stale or expires > expiry_of(found_last, found_skew, found_window) then
+  if stale or expires > expiry_of(stored_last, stored_skew, stored_window) then
     call('PEXPIREAT', key, expire_at(expires))
   end
 end
