@@ -3,6 +3,7 @@
 mod agreement;
 mod backends;
 mod calls;
+mod changes;
 mod combine;
 mod contract;
 mod memory;

@@ -166,7 +166,7 @@ impl Both {
     }
 }
 
-fn decide(
+pub(super) fn decide(
     store: &MemoryStore,
     settings: &Arc<Settings>,
     key: &str,
@@ -200,7 +200,7 @@ async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
     }
 }
 
-fn settings(params: Params) -> Arc<Settings> {
+pub(super) fn settings(params: Params) -> Arc<Settings> {
     let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_second(1));
     Arc::new(Settings { name: "default", algorithm, quota, params, source: Source::Store })
 }
