@@ -5,14 +5,14 @@
 --         that is after `at` (else 0), the rate that this was counted at, and by how many 2^-24
 --         parts the content was rounded up when the quota was changed. The key expires when the
 --         bucket is empty, rounded up to a multiple of 2^grain us.
--- params  'L', then doubles: {burst, unit, tick, max_debt}
+-- params  'L', then doubles: {burst, unit, tick, max_debt, exponent}
 -- `debt` is in parts: `unit` parts are one request of cost 1; `tick` parts flow out in a
--- microsecond.
+-- microsecond. 2^exponent us is the power of two that is at most the time of a full drain.
 local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
-local burst, new_unit, new_tick, max_debt = struct.unpack('<dddd', params, 2)
+local burst, new_unit, new_tick, max_debt, exponent = struct.unpack('<ddddd', params, 2)
+local grain = 2 ^ exponent
 local at, debt, last, excess, unit, tick
 
-local grain, exponent = grain_of(burst * new_unit / new_tick) -- of the time of a full drain
 
 local function encode()
   return struct.pack(STATE, 76, at, debt, last, unit, tick, excess, exponent)

@@ -6,7 +6,7 @@
 //! microsecond.
 
 use super::{
-    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, max, max_debt, min},
+    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
     model::{Earliest, Model, Report},
     packed::Packed,
     request::Release,
@@ -95,7 +95,8 @@ impl Model for State {
     type Saved = Self;
 
     fn args(params: &Params) -> Vec<f64> {
-        vec![params.burst, params.unit, params.tick, params.max_debt]
+        let Params { burst, unit, tick, max_debt } = *params;
+        vec![burst, unit, tick, max_debt, grain_exponent(burst * unit / tick)]
     }
 
     fn max_cost(params: &Params) -> f64 {

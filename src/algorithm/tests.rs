@@ -11,3 +11,4 @@ mod oracle;
 mod overshoot;
 mod rates;
 mod settling;
+mod stream;

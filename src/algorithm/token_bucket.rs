@@ -7,7 +7,7 @@
 
 use super::{
     Refill,
-    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, max, max_debt, min},
+    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
     model::{Earliest, Model, Report},
     packed::Packed,
     request::{Action, Admission, EngineReply, EngineRequest, Release},
@@ -171,7 +171,8 @@ impl Model for State {
 
     fn args(params: &Params) -> Vec<f64> {
         let Params { burst, overdraft, unit, period, lump, max_debt } = *params;
-        vec![burst, overdraft, unit, period, lump, max_debt]
+        let exponent = grain_exponent(burst * unit / lump);
+        vec![burst, overdraft, unit, period, lump, max_debt, exponent]
     }
 
     fn max_cost(params: &Params) -> f64 {

@@ -148,7 +148,7 @@ pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
     let args = params.args();
     let window = match params {
         Params::TokenBucket(_) => {
-            let [burst, _, unit, period, lump, _] = args[..] else { unreachable!() };
+            let [burst, _, unit, period, lump, ..] = args[..] else { unreachable!() };
             (burst * unit / lump * period).min(3e13)
         }
         Params::LeakyBucket(_) => (args[0] * args[1] / args[2]).min(3e13),
