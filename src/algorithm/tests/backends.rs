@@ -345,8 +345,3 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
         blocked: micros(decision.block_rest()),
     }
 }
-
-/// The default of the limiter, which lets a leaky bucket delay.
-pub(super) fn default_wait(params: &Params) -> f64 {
-    if matches!(params, Params::LeakyBucket(_)) { params.max_reservable() } else { 0.0 }
-}
