@@ -1,4 +1,4 @@
-.PHONY: test test-servers test-faults test-properties lint msrv package features nightly soak \
+.PHONY: test test-lua54 test-servers test-faults test-properties lint msrv package features nightly soak \
   release-check bench bench-peers redis-server
 
 # rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
@@ -10,6 +10,16 @@ test: redis-server
 # SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
 test-servers:
 	tests/servers.sh $(SERVERS)
+
+# The scripts under Lua 5.1, as in Redis, and 5.4, as in Dragonfly: both print the same replies and
+# stored bytes for one stream of calls. One build can contain only one Lua.
+test-lua54:
+	cargo test -p tower-ratelimit --all-features --lib a_stream_of_calls_is_written
+	for lua in 51 54; do \
+	  cargo run --manifest-path tests/lua/Cargo.toml --target-dir target/lua$$lua --features lua$$lua \
+	    -- target/lua/stream > target/lua/$$lua || exit 1; \
+	done
+	cmp target/lua/51 target/lua/54
 
 # FAULTS="kill,planned" selects rows; `cargo bench --bench faults -- list` prints their names. Rows that
 # need network namespaces are left out without root.

@@ -18,6 +18,7 @@ local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks -- a block returns nothing
 
 local call = redis.call
+local unpack = table.unpack or unpack -- in Lua 5.4, or 5.1
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -36,13 +37,7 @@ local function convert(debt, excess, unit, new_unit, max_debt)
   return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1) -- three bytes
 end
 
--- Returns the power of two that is at most `time`, and its exponent. A key whose expiry is rounded
--- up to a multiple of it needs a new one less often.
-local function grain_of(time)
-  local _, bits = math.frexp(math.max(time, 1))
-  return 2 ^ (bits - 1), bits - 1
-end
-
+-- Rounds an expiry up to a multiple of a power of two, so that a key needs a new one less often.
 local function round_up(time, grain)
   return math.ceil(time / grain) * grain
 end

@@ -1,7 +1,7 @@
 //! The algorithms: their guarantees and names, and the entry to the engine, which decides. Each has
-//! a model in two languages, `algorithm/NAME.rs` and `scripts/NAME.lua`, with the same functions in
-//! the same order. Both count in doubles that hold integers below 2^53, so that they agree to the
-//! bit. It knows no keys, stores or clocks.
+//! a model in two languages, `algorithm/NAME.rs` and `scripts/NAME/model.lua`, with the same
+//! functions in the same order. Both count in doubles that hold integers below 2^53, so that they
+//! agree to the bit. It knows no keys, stores or clocks.
 
 mod arithmetic;
 mod block;
@@ -43,7 +43,7 @@ use crate::error::ConfigError;
 /// | sliding log | `limit` in *any* interval of length `window` | an entry per request |
 /// | sliding window | an estimate of the sliding log, from counters | `buckets` + 1 counters |
 /// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | 7 numbers |
-/// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 5 numbers |
+/// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 6 numbers |
 ///
 /// At the boundary of two windows, a fixed window admits up to 2 x `limit` in a short time. A token
 /// bucket is smooth, except with [`Refill::Interval`]; departures of a leaky bucket are evenly
@@ -76,8 +76,10 @@ use crate::error::ConfigError;
 /// restored at the new rate. The first check that finds another quota converts the state and stores
 /// it, even if it denies the request.
 ///
-/// Waiting requests keep their instants. If they are dropped later, their reservation is not
-/// released, except in a sliding log. Another algorithm begins with an empty state.
+/// Waiting requests keep their instants, and new ones come after them: until the last of them
+/// proceeds, nothing else is admitted, even if the quota is raised. From then on, the new quota
+/// counts. If waiting requests are dropped later, their reservation is not released, except in a
+/// sliding log. Another algorithm begins with an empty state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {

@@ -5,11 +5,11 @@
 local function read(found)
   if found == '' then
     return 0, false
-  elseif #found ~= 26 or string.byte(found) ~= 70 then
+  elseif #found ~= size or string.byte(found) ~= 70 then
     return
   end
-  local _, start, count, length, ahead = struct.unpack(STATE, found)
-  if length ~= window or ahead > 0 or count == 0 or now < start then
+  local _, start, last, count, length = struct.unpack(STATE, found)
+  if length ~= window or last > now or last >= start + length or count == 0 or now < start then
     return
   elseif now >= start + length then
     return 0, false
@@ -19,9 +19,9 @@ end
 
 local function write(key, found, count, is_open)
   if is_open then
-    return call('SETRANGE', key, '8', struct.pack('<I7', count))
+    return call('SETRANGE', key, '8', struct.pack('<I7I7', now, count))
   end
-  return replace(key, found, struct.pack(STATE, 70, now, count, window, 0), now + window)
+  return replace(key, found, struct.pack(STATE, 70, now, now, count, window), now + window)
 end
 
 local states = read_all()

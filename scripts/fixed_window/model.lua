@@ -1,14 +1,19 @@
 -- Model of the fixed window: the functions of the engine. state.lua stands before this text.
 local expiry -- none: a key expires at the end of its newest window
 
+-- The windows between the current one and the newest one that a request has reserved.
+local function ahead()
+  return math.max(math.floor((last - start) / length), 0)
+end
+
 local function initial()
-  start, ahead, count, length = now, 0, 0, window
+  start, last, count, length = now, now, 0, window
 end
 
 local function decode(state)
   local form
   if #state >= size then
-    form, start, count, length, ahead = struct.unpack(STATE, state)
+    form, start, last, count, length = struct.unpack(STATE, state)
   end
   if form ~= 70 then
     fail(key)
@@ -17,63 +22,72 @@ local function decode(state)
 end
 
 local function encode()
-  return struct.pack(STATE, 70, start, count, length, ahead)
+  return struct.pack(STATE, 70, start, last, count, length)
 end
 
 local function step_back()
-  local back = now < start
-  if back then
-    start = now
+  local back = start - now
+  if back > 0 then
+    start, last = now, math.max(last - back, 0)
   end
-  return back
+  return back > 0
 end
 
 local function advance(time)
   local windows = math.floor((time - start) / length)
-  start = start + windows * length
-  if windows > ahead then
-    ahead, count = 0, 0
-  else
-    ahead = ahead - windows
+  if windows > ahead() then
+    count = 0
   end
+  start = start + windows * length
+end
+
+-- Counts with another length of a window. If requests wait, a window opens when the last of them
+-- proceeds, so that they count in it.
+local function set_length()
+  if last > now then
+    start = last - math.ceil((last - now) / window) * window
+  else
+    last = start -- the count is that of the current window
+  end
+  length = window
+  advance(now)
 end
 
 local function adopt()
   local changed = length ~= window
   if changed then
-    length = window
-    advance(now)
+    set_length()
   end
-  if ahead == 0 and count == 0 then
+  if count == 0 and ahead() == 0 then
     start = now
   end
   return changed
 end
 
 local function earliest(needed)
-  local index = count + needed > limit and ahead + 1 or ahead
+  local index = count + needed > limit and ahead() + 1 or ahead()
   return math.max(start + index * length - now, 0)
 end
 
 local function commit(instant, units)
-  local index = math.floor((instant - start) / length)
-  if index > ahead then
-    ahead, count = index, 0
+  if math.floor((instant - start) / length) > ahead() then
+    count = 0
   end
-  count = count + units
+  count, last = count + units, math.max(last, instant)
 end
 
 local refund
 if returns then
   function refund(instant, units)
     -- An older window does not count any more.
-    if not instant or math.floor((instant - start) / length) == ahead then
+    if not instant or math.floor((instant - start) / length) == ahead() then
       count = math.max(count - units, 0)
     end
   end
 end
 
 local function reset_after()
+  local ahead = ahead()
   return (ahead > 0 or count > 0) and start + (ahead + 1) * length - now or 0
 end
 

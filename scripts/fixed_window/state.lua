@@ -1,8 +1,9 @@
 -- Fixed window: at most `limit` in a window that opens at its first admitted request.
--- state   'F', then integers of 7, 7, 6 and 5 bytes: {start, count, length, ahead}: the opening of
---         the current window, the count of the newest window that a request has reserved, the
---         window that this was counted with, the windows between the current and the newest one
+-- state   'F', then integers of 7, 7, 7 and 6 bytes: {start, last, count, length}: the opening of
+--         the current window, the instant of the newest admitted request, which can be in a later
+--         window, the count of the window of `last`, or of the current one if that is newer, the
+--         window that this was counted with
 -- params  'F', then doubles: {limit, window}
-local STATE, size, size_text = '<BI7I7I6I5', 26, '26'
+local STATE, size, size_text = '<BI7I7I7I6', 28, '28'
 local limit, window = struct.unpack('<dd', params, 2)
-local start, ahead, count, length
+local start, last, count, length

@@ -8,13 +8,13 @@ local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up 
 local function read(key)
   local value = redis.pcall('GETRANGE', key, '0', page_end)
   if value == '' then
-    at, debt, excess, unit, tick = now, 0, 0, new_unit, new_tick
+    at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
     return value, grain
   elseif type(value) == 'table' or #value < size or string.byte(value) ~= 76 then
     return
   end
   local _, exponent
-  _, at, debt, unit, tick, excess, exponent = struct.unpack(STATE, value)
+  _, at, debt, last, unit, tick, excess, exponent = struct.unpack(STATE, value)
   if unit == new_unit and tick == new_tick and excess == 0 and now >= at then
     return value, 2 ^ exponent
   end
@@ -44,7 +44,7 @@ local function grant(run, entries)
       entries.before = entries.before or encode()
       entries[#entries + 1] = {instant, run.cost}
     end
-    debt = debt + each
+    last, debt = instant > now and instant or 0, debt + each
   end
 end
 
@@ -59,12 +59,12 @@ local function behind(value, newest, entries)
   end
 end
 
--- Stores the content of the bucket, and what stands behind the state, if that changes. The rest of
+-- Stores the content of the bucket, its newest request, and what stands behind the state, if that changes. The rest of
 -- the state stays.
 local function put(key, value, tail, expires, old_grain)
-  local head = struct.pack('<I7I7', now, debt)
+  local head = struct.pack('<I7I7I7', now, debt, last)
   if tail then
-    head = head .. string.sub(value, 16, size) .. tail
+    head = head .. string.sub(value, 23, size) .. tail
   end
   call('SETRANGE', key, '1', head)
   local empty_at = now + math.ceil(debt / tick)

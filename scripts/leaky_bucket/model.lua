@@ -11,18 +11,23 @@ local function lower(parts)
   end
 end
 
+-- Caps the instant of the newest request at that at which the bucket is empty.
+local function bound_last()
+  last = math.min(last, at + math.ceil(debt / tick))
+end
+
 local function time_until(parts)
   return math.max(math.ceil(parts / tick) - (now - at), 0)
 end
 
 local function initial()
-  at, debt, excess, unit, tick = now, 0, 0, new_unit, new_tick
+  at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
 end
 
 local function decode(state)
   local form
   if #state >= size then
-    form, at, debt, unit, tick, excess = struct.unpack(STATE, state)
+    form, at, debt, last, unit, tick, excess = struct.unpack(STATE, state)
   end
   if form ~= 76 then
     fail(key)
@@ -31,9 +36,11 @@ local function decode(state)
 end
 
 local function step_back()
-  local back = now < at
-  at = math.min(at, now)
-  return back
+  local back = at - now
+  if back > 0 then
+    at, last = now, math.max(last - back, 0)
+  end
+  return back > 0
 end
 
 local function advance(time)
@@ -41,11 +48,29 @@ local function advance(time)
   at = time
 end
 
+-- Lets later requests leave at the new rate when the last request that waits has left. Until then,
+-- the `units` of those that wait, with their excess, take room in the bucket.
+local function flow_from_last(units, parts)
+  debt = math.min(debt + (last - now) * tick, max_debt)
+  if units > burst * unit then
+    units, parts = burst * unit, 0
+  end
+  if units > debt then
+    debt, excess = units, parts
+  end
+  bound_last()
+end
+
 local function adopt()
   local changed = is_foreign()
   if changed then
+    local units, parts = convert(debt, excess, unit, new_unit, max_debt)
+    advance(math.max(last, now))
     debt, excess = convert(debt, excess, unit, new_unit, max_debt)
-    unit, tick = new_unit, new_tick
+    unit, tick, at = new_unit, new_tick, now
+    if last > now then
+      flow_from_last(units, parts)
+    end
   end
   return changed
 end
@@ -64,6 +89,7 @@ local function commit(instant, units)
   if not is_foreign() then
     debt = math.min(debt, max_debt) -- units spent may exceed the quota
   end
+  last = instant > at and instant or 0
 end
 
 local refund
@@ -80,6 +106,7 @@ if returns then
       back = math.max(back - math.max(flowed_out - kept * unit, 0), 0)
     end
     lower(back)
+    bound_last()
   end
 end
 

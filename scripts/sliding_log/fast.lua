@@ -15,6 +15,7 @@ local function read()
   last, last_cost = struct.unpack(ENTRY, tail, #tail - FOOT_SIZE - ENTRY_SIZE + 1)
   if window == new_window and skew == 0 and dead == 0 and now >= at and now >= last then
     found_last, found_at, found_skew, found_window = last, at, 0, window
+    stored_last, stored_skew, stored_window = last, 0, window
     return tail
   end
 end

@@ -24,6 +24,7 @@ local function load()
   first_read = math.max(length - PAGE, 0)
   last = instant_of(length - 1)
   last_cost = costs[length - 1]
+  stored_last, stored_skew, stored_window = last, skew, window
   if not found_last then
     found_last, found_at, found_skew, found_window = last, at, skew, window
   end

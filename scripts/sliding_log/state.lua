@@ -4,10 +4,11 @@
 --         sum, dead, gone, length, oldest_at, oldest_cost}: `length` entries, of which the first
 --         `gone` do not count any more; `sum` is that of the costs of the others, `dead` the number
 --         of those whose cost is 0, as they were released; and the oldest of the others
--- params  'S', then doubles: {limit, window}
+-- params  'S', then doubles: {limit, window, exponent}; 2^exponent us is the power of two that is at
+--         most the window
 -- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
 -- that stepped back.
-local limit, new_window = struct.unpack('<dd', params, 2)
+local limit, new_window, exponent = struct.unpack('<ddd', params, 2)
 local MAX_SUM, MAX_COST, ENTRY, ENTRY_SIZE = 2 ^ 52, 2 ^ 32 - 1, '<I7I4', 11
 local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4I7I4B', 52
 local NEWEST = '<I7I4I7I7I7I7I4I4I4I7I4B' -- an entry and the foot
@@ -20,6 +21,8 @@ local instants, costs
 -- What was found: the foot, the sum of the entries that count, the newest one. `cuts` are the
 -- instants of entries that must leave for a request, and the sums up to them.
 local found_at, found_skew, found_window, found_live, found_last
+-- The log that is stored, by which the key expires.
+local stored_last, stored_skew, stored_window
 local cuts = {}
 local committed, merges
 
@@ -60,10 +63,11 @@ local function condensed(cuts)
   return table.concat(parts)
 end
 
--- The instant at which a key expires: when no entry counts any more, rounded up to a power of two
--- of microseconds of at most the window.
+-- The instant at which a key expires: when no entry counts any more, rounded up, or up to a window
+-- later.
 local function expiry_of(last, skew, window)
-  return round_up(last + window - skew, (grain_of(window)))
+  local expires = last + window - skew
+  return window == new_window and round_up(expires, 2 ^ exponent) or expires + window
 end
 
 local function foot()
@@ -90,7 +94,7 @@ local function put_newest(cost, stale)
   call('SETRANGE', key, string.format('%d', ENTRY_SIZE * (length - 1)),
     struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
       oldest_cost, 83))
-  if stale or expires > expiry_of(found_last, found_skew, found_window) then
+  if stale or expires > expiry_of(stored_last, stored_skew, stored_window) then
     call('PEXPIREAT', key, expire_at(expires))
   end
 end

@@ -64,13 +64,18 @@ local function first_instant(needed)
   return instant
 end
 
--- Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that two
--- alternating quotas do not move the counts ahead of the time.
+-- Counts each old sub-window where its middle is, or if requests wait in it, at its end, and not
+-- after `last`. `start` stays, so that two alternating quotas do not move the counts ahead of the
+-- time.
 local function regrid()
   local moved, newest = zeros(buckets + 1), math.floor((last - start) * buckets / window)
   for slot = index, index - parts, -1 do
-    local middle = math.floor((opening(slot) + opening(slot + 1)) / 2)
-    local instant = math.max(opening(slot), math.min(middle, now, last))
+    local opened, closes = opening(slot), opening(slot + 1)
+    local ends = math.min(closes - 1, last)
+    local instant = math.max(opened, math.min(math.floor((opened + closes) / 2), last))
+    if ends > now then
+      instant = ends
+    end
     local i = newest - math.floor((instant - start) * buckets / window) + 1
     if moved[i] then
       moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)

@@ -11,6 +11,11 @@ local function lower(parts)
   end
 end
 
+-- Caps the queueing delay at the time in which the debt is refilled.
+local function bound_last()
+  last = math.min(last, at + math.ceil(debt / lump) * period)
+end
+
 local function time_until(parts)
   return math.max(math.ceil(parts / lump) * period - (now - at), 0)
 end
@@ -59,14 +64,25 @@ local function advance(time)
   lower(periods * lump)
 end
 
+-- Begins to refill at another rate, now or when the last request that waits proceeds: what flows in
+-- before that is added to the debt.
+local function restart_refill()
+  if last > now then
+    local periods = math.ceil((last - now) / period)
+    at, debt = last - periods * period, math.min(debt + periods * lump, max_debt)
+    bound_last()
+  elseif now - at >= period then
+    at = now + 1 - period -- the next lump comes after what is spent now
+  end
+end
+
 local function adopt()
   local changed = is_foreign()
   if changed then
+    advance(math.max(last, now))
     debt, excess = convert(debt, excess, unit, new_unit, max_debt)
     unit, period, lump = new_unit, new_period, new_lump
-    -- Caps the queueing delay at the time in which the debt is refilled.
-    last = math.min(last, at + math.ceil(debt / lump) * period)
-    advance(now)
+    restart_refill()
   end
   if debt == 0 then
     at = now
@@ -85,7 +101,7 @@ end
 
 local function commit(instant, units)
   local refilled = math.floor((instant - at) / period) * lump
-  if refilled > debt then
+  if refilled >= debt then
     debt, excess = refilled, 0
   end
   debt = debt + units * unit
@@ -109,7 +125,7 @@ if returns then
       back = math.max(back - math.max(refilled - kept * unit, 0), 0)
     end
     lower(back)
-    last = math.min(last, at + math.ceil(debt / lump) * period)
+    bound_last()
   end
 end
 

@@ -9,12 +9,12 @@
 --         'T', then integers of 7, 7, 6, 4 and 1 bytes: {at, debt, unit, lump, grain}, if the
 --         period is 1, the other parts are 0, and no request waits. It expires when the debt has
 --         flowed in, rounded up to a multiple of 2^grain us.
--- params  'T', then doubles: {burst, overdraft, unit, period, lump, max_debt}
+-- params  'T', then doubles: {burst, overdraft, unit, period, lump, max_debt, exponent}
 -- `debt` and `lump` are in parts of a token, `unit` parts to a token. `max_debt` flows in within
--- the longest refill; a changed quota could make the debt larger.
+-- the longest refill; a changed quota could make the debt larger. 2^exponent us is the power of two
+-- that is at most the time of a whole refill.
 local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
-local burst, overdraft, new_unit, new_period, new_lump, max_debt =
-  struct.unpack('<dddddd', params, 2)
+local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
+  struct.unpack('<ddddddd', params, 2)
+local grain = 2 ^ exponent
 local at, debt, excess, unit, period, lump, last
-
-local grain, exponent = grain_of(burst * new_unit / new_lump) -- of the time of a whole refill

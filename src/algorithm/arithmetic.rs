@@ -109,6 +109,14 @@ pub(super) fn convert(
 /// The number of units of an excess in a part.
 const EXCESS_UNIT: f64 = (1 << 24) as f64;
 
+/// The exponent of the power of two that is at most `time`, or 0: the scripts round expiries up to
+/// multiples of that power. Computed here, as Lua 5.4 has no `math.frexp`.
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+pub(super) fn grain_exponent(time: f64) -> f64 {
+    let biased = time.max(1.0).to_bits() >> 52;
+    biased as f64 - 1023.0
+}
+
 /// The largest debt of a bucket: exact, and repaid within the longest refill.
 pub(super) fn max_debt(period: f64, lump: f64) -> f64 {
     (floor_div(LONGEST_REFILL as f64, period) * lump).min(EXACT)

@@ -20,9 +20,9 @@ pub(crate) struct Params {
 pub(crate) struct State {
     /// The opening of the current window.
     pub(super) start: f64,
-    /// The windows between it and the newest one that a request has reserved.
-    pub(super) ahead: f64,
-    /// The count of that newest window.
+    /// The instant of the newest admitted request, which can be in a later window.
+    pub(super) last: f64,
+    /// The count of the window of `last`, or of the current one, if that is newer.
     pub(super) count: f64,
     /// The window that this was counted with.
     pub(super) length: f64,
@@ -39,8 +39,25 @@ impl State {
         ((instant - self.start) / self.length).floor()
     }
 
+    /// The windows between the current one and the newest one that a request has reserved.
+    pub(super) fn ahead(&self) -> f64 {
+        if self.last < self.start + self.length { 0.0 } else { self.index_of(self.last) }
+    }
+
+    /// Counts with another length of a window. If requests wait, a window opens when the last of
+    /// them proceeds, so that they count in it.
+    fn set_length(&mut self, now: f64, length: f64) {
+        if self.last > now {
+            self.start = self.last - ((self.last - now) / length).ceil() * length;
+        } else {
+            self.last = self.start; // the count is that of the current window
+        }
+        self.length = length;
+        self.advance(now);
+    }
+
     fn is_empty(&self) -> bool {
-        self.ahead == 0.0 && self.count == 0.0
+        self.count == 0.0 && self.ahead() == 0.0
     }
 }
 
@@ -58,13 +75,13 @@ impl Model for State {
 
     #[inline]
     fn initial(now: f64, params: &Params) -> Self {
-        Self { start: now, ahead: 0.0, count: 0.0, length: params.window }
+        Self { start: now, last: now, count: 0.0, length: params.window }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'F')?;
-        let [start, count, length, ahead] = reader.integers([7, 7, 6, 5])?;
-        Some(Self { start, ahead, count, length })
+        let [start, last, count, length] = reader.integers([7, 7, 7, 6])?;
+        Some(Self { start, last, count, length })
     }
 
     #[inline]
@@ -79,30 +96,28 @@ impl Model for State {
 
     #[inline]
     fn step_back(&mut self, now: f64) -> bool {
-        let back = now < self.start;
-        if back {
+        let back = self.start - now;
+        if back > 0.0 {
+            self.last = max(self.last - back, 0.0);
             self.start = now;
         }
-        back
+        back > 0.0
     }
 
     #[inline]
     fn advance(&mut self, now: f64) {
         let windows = self.index_of(now);
-        self.start += windows * self.length;
-        if windows > self.ahead {
-            (self.ahead, self.count) = (0.0, 0.0);
-        } else {
-            self.ahead -= windows;
+        if windows > self.ahead() {
+            self.count = 0.0;
         }
+        self.start += windows * self.length;
     }
 
     #[inline]
     fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
         let changed = self.length != params.window;
         if changed {
-            self.length = params.window;
-            self.advance(now);
+            self.set_length(now, params.window);
         }
         if self.is_empty() {
             self.start = now;
@@ -113,23 +128,23 @@ impl Model for State {
     #[inline]
     fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
         let full = self.count + needed > params.limit;
-        let index = if full { self.ahead + 1.0 } else { self.ahead };
+        let index = if full { self.ahead() + 1.0 } else { self.ahead() };
         max(self.start + index * self.length - now, 0.0).into()
     }
 
     #[inline]
     fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
-        let index = self.index_of(instant);
-        if index > self.ahead {
-            (self.ahead, self.count) = (index, 0.0);
+        if self.index_of(instant) > self.ahead() {
+            self.count = 0.0;
         }
         self.count += cost;
+        self.last = max(self.last, instant);
     }
 
     fn refund(&mut self, _: f64, release: &Release, _: &Params) {
         let Release { instant, units, .. } = *release;
         // An older window does not count any more.
-        if instant.is_none_or(|instant| self.index_of(instant) == self.ahead) {
+        if instant.is_none_or(|instant| self.index_of(instant) == self.ahead()) {
             self.count = max(self.count - units, 0.0);
         }
     }
@@ -138,13 +153,14 @@ impl Model for State {
     fn reset_after(&self, now: f64) -> f64 {
         match self.is_empty() {
             true => 0.0,
-            false => self.start + (self.ahead + 1.0) * self.length - now,
+            false => self.start + (self.ahead() + 1.0) * self.length - now,
         }
     }
 
     #[inline]
     fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
-        let Self { start, ahead, count, length } = *self;
+        let Self { start, count, length, .. } = *self;
+        let ahead = self.ahead();
         if reset == 0.0 {
             return Report { remaining: params.limit, replenish: 0.0 };
         }
@@ -154,12 +170,13 @@ impl Model for State {
     }
 
     #[inline]
-    fn pack(&self, _: f64, params: &Params) -> Option<Packed> {
-        (self.length == params.window && self.ahead == 0.0).then_some([self.start, self.count])
+    fn pack(&self, now: f64, params: &Params) -> Option<Packed> {
+        let fits = self.length == params.window && self.last <= now && self.ahead() == 0.0;
+        fits.then_some([self.start, self.count])
     }
 
     #[inline]
     fn unpack([start, count]: Packed, params: &Params) -> Option<Self> {
-        Some(Self { start, ahead: 0.0, count, length: params.window })
+        Some(Self { start, last: start, count, length: params.window })
     }
 }

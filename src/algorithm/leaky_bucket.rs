@@ -6,7 +6,7 @@
 //! microsecond.
 
 use super::{
-    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, max, max_debt, min},
+    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
     model::{Earliest, Model, Report},
     packed::Packed,
     request::Release,
@@ -27,6 +27,8 @@ pub(crate) struct State {
     pub(super) at: f64,
     /// The content of the bucket at `at`.
     pub(super) debt: f64,
+    /// The instant of the newest admitted request, if that is after `at`; else 0.
+    pub(super) last: f64,
     /// By how many 2^-24 parts `debt` was rounded up when the quota was changed.
     pub(super) excess: f64,
     /// The rate that this was counted at.
@@ -62,6 +64,27 @@ impl State {
         }
     }
 
+    /// The content at another rate, and its excess.
+    fn converted(&self, params: &Params) -> (f64, f64) {
+        convert([self.debt, self.excess], self.unit, params.unit, params.max_debt)
+    }
+
+    /// Lets later requests leave at the new rate when the last request that waits has left. Until
+    /// then, the `units` of those that wait take room in the bucket.
+    fn flow_from_last(&mut self, now: f64, units: (f64, f64), params: &Params) {
+        self.debt = min(self.debt + (self.last - now) * self.tick, params.max_debt);
+        let units = if units.0 > params.full() { (params.full(), 0.0) } else { units };
+        if units.0 > self.debt {
+            (self.debt, self.excess) = units;
+        }
+        self.bound_last();
+    }
+
+    /// Caps the instant of the newest request at that at which the bucket is empty.
+    fn bound_last(&mut self) {
+        self.last = min(self.last, self.at + ceil_div(self.debt, self.tick));
+    }
+
     fn time_until(&self, parts: f64, now: f64) -> f64 {
         max(ceil_div(parts, self.tick) - (now - self.at), 0.0)
     }
@@ -72,7 +95,8 @@ impl Model for State {
     type Saved = Self;
 
     fn args(params: &Params) -> Vec<f64> {
-        vec![params.burst, params.unit, params.tick, params.max_debt]
+        let Params { burst, unit, tick, max_debt } = *params;
+        vec![burst, unit, tick, max_debt, grain_exponent(burst * unit / tick)]
     }
 
     fn max_cost(params: &Params) -> f64 {
@@ -92,13 +116,13 @@ impl Model for State {
 
     #[inline]
     fn initial(now: f64, params: &Params) -> Self {
-        Self { at: now, debt: 0.0, excess: 0.0, unit: params.unit, tick: params.tick }
+        Self { at: now, debt: 0.0, last: 0.0, excess: 0.0, unit: params.unit, tick: params.tick }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'L')?;
-        let [at, debt, unit, tick, excess] = reader.integers([7, 7, 6, 4, 3])?;
-        Some(Self { at, debt, excess, unit, tick })
+        let [at, debt, last, unit, tick, excess] = reader.integers([7, 7, 7, 6, 4, 3])?;
+        Some(Self { at, debt, last, excess, unit, tick })
     }
 
     #[inline]
@@ -113,9 +137,12 @@ impl Model for State {
 
     #[inline]
     fn step_back(&mut self, now: f64) -> bool {
-        let back = now < self.at;
-        self.at = min(self.at, now);
-        back
+        let back = self.at - now;
+        if back > 0.0 {
+            self.last = max(self.last - back, 0.0);
+            self.at = now;
+        }
+        back > 0.0
     }
 
     #[inline]
@@ -125,12 +152,17 @@ impl Model for State {
     }
 
     #[inline]
-    fn adopt(&mut self, _: f64, params: &Params, _: &mut Self::Saved) -> bool {
+    fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
         let changed = self.rate() != params.rate();
         if changed {
-            (self.debt, self.excess) =
-                convert([self.debt, self.excess], self.unit, params.unit, params.max_debt);
+            let units = self.converted(params);
+            self.advance(max(self.last, now));
+            (self.debt, self.excess) = self.converted(params);
             [self.unit, self.tick] = params.rate();
+            self.at = now;
+            if self.last > now {
+                self.flow_from_last(now, units, params);
+            }
         }
         changed
     }
@@ -152,6 +184,7 @@ impl Model for State {
         if self.rate() == params.rate() {
             self.debt = min(self.debt, params.max_debt); // units spent may exceed the quota
         }
+        self.last = if instant > self.at { instant } else { 0.0 };
     }
 
     fn refund(&mut self, now: f64, release: &Release, params: &Params) {
@@ -168,6 +201,7 @@ impl Model for State {
             back = max(back - max(flowed_out - kept * self.unit, 0.0), 0.0);
         }
         self.lower(back);
+        self.bound_last();
     }
 
     #[inline]
@@ -187,8 +221,8 @@ impl Model for State {
     }
 
     #[inline]
-    fn pack(&self, _: f64, params: &Params) -> Option<Packed> {
-        let fits = self.rate() == params.rate() && self.excess == 0.0;
+    fn pack(&self, now: f64, params: &Params) -> Option<Packed> {
+        let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
         fits.then_some([self.at, self.debt])
     }
 

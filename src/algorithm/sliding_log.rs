@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::{
-    arithmetic::max,
+    arithmetic::{grain_exponent, max},
     model::{Earliest, Model, Report},
     request::Release,
     state_bytes::Reader,
@@ -165,7 +165,7 @@ impl Model for State {
     const RESERVES: bool = false;
 
     fn args(params: &Params) -> Vec<f64> {
-        vec![params.limit, params.window]
+        vec![params.limit, params.window, grain_exponent(params.window)]
     }
 
     fn max_cost(params: &Params) -> f64 {

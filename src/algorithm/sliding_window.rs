@@ -130,16 +130,19 @@ impl State {
         instant
     }
 
-    /// Counts each old sub-window where its middle is, and not after `last`. `start` stays, so that
-    /// two alternating quotas do not move the counts ahead of the time.
+    /// Counts each old sub-window where its middle is, or if requests wait in it, at its end, and
+    /// not after `last`. `start` stays, so that two alternating quotas do not move the counts ahead
+    /// of the time.
     fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) -> Box<[u32]> {
         let Grid { start, last, .. } = self.grid;
         let mut moved = vec![0_u32; buckets as usize + 1].into_boxed_slice();
         let newest = ((last - start) * buckets / window).floor();
         for (i, &count) in self.counts.iter().enumerate() {
             let slot = self.grid.index - i as f64;
-            let middle = ((self.opening(slot) + self.opening(slot + 1.0)) / 2.0).floor();
-            let instant = self.opening(slot).max(middle.min(now).min(last));
+            let (opening, closing) = (self.opening(slot), self.opening(slot + 1.0));
+            let end = last.min(closing - 1.0);
+            let middle = ((opening + closing) / 2.0).floor();
+            let instant = if end > now { end } else { opening.max(middle.min(last)) };
             let i = newest - ((instant - start) * buckets / window).floor();
             if i >= 0.0
                 && let Some(sum) = moved.get_mut(i as usize)

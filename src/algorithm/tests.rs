@@ -3,6 +3,7 @@
 mod agreement;
 mod backends;
 mod calls;
+mod changes;
 mod combine;
 mod contract;
 mod memory;
@@ -10,3 +11,4 @@ mod oracle;
 mod overshoot;
 mod rates;
 mod settling;
+mod stream;

@@ -7,7 +7,7 @@
 
 use super::{
     Refill,
-    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, max, max_debt, min},
+    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
     model::{Earliest, Model, Report},
     packed::Packed,
     request::{Action, Admission, EngineReply, EngineRequest, Release},
@@ -147,6 +147,19 @@ impl State {
         self.last = min(self.last, self.at + ceil_div(self.debt, self.lump) * self.period);
     }
 
+    /// Begins to refill at another rate, now or when the last request that waits proceeds: what
+    /// flows in before that is added to the debt.
+    fn restart_refill(&mut self, now: f64, max_debt: f64) {
+        if self.last > now {
+            let periods = ceil_div(self.last - now, self.period);
+            self.at = self.last - periods * self.period;
+            self.debt = min(self.debt + periods * self.lump, max_debt);
+            self.bound_last();
+        } else if now - self.at >= self.period {
+            self.at = now + 1.0 - self.period; // the next lump comes after what is spent now
+        }
+    }
+
     fn time_until(&self, parts: f64, now: f64) -> f64 {
         max(ceil_div(parts, self.lump) * self.period - (now - self.at), 0.0)
     }
@@ -158,7 +171,8 @@ impl Model for State {
 
     fn args(params: &Params) -> Vec<f64> {
         let Params { burst, overdraft, unit, period, lump, max_debt } = *params;
-        vec![burst, overdraft, unit, period, lump, max_debt]
+        let exponent = grain_exponent(burst * unit / lump);
+        vec![burst, overdraft, unit, period, lump, max_debt, exponent]
     }
 
     fn max_cost(params: &Params) -> f64 {
@@ -219,11 +233,11 @@ impl Model for State {
     fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
         let changed = self.rate() != params.rate();
         if changed {
+            self.advance(max(self.last, now));
             (self.debt, self.excess) =
                 convert([self.debt, self.excess], self.unit, params.unit, params.max_debt);
             [self.unit, self.period, self.lump] = params.rate();
-            self.bound_last();
-            self.advance(now);
+            self.restart_refill(now, params.max_debt);
         }
         if self.debt == 0.0 {
             self.at = now;
@@ -245,7 +259,7 @@ impl Model for State {
     #[inline]
     fn commit(&mut self, instant: f64, cost: f64, params: &Params) {
         let refilled = floor_div(instant - self.at, self.period) * self.lump;
-        if refilled > self.debt {
+        if refilled >= self.debt {
             (self.debt, self.excess) = (refilled, 0.0);
         }
         self.debt += cost * self.unit;

@@ -141,7 +141,8 @@ impl Limiter {
     /// The next check applies the quota to the current state of its key: used units stay used, and
     /// are restored at the new rate. So a higher quota takes effect immediately, also for a key
     /// that was denied, and a lower quota forgets no debt. Waiting requests keep their instants, as
-    /// [`try_acquire`](Limiter::try_acquire) describes, and new requests may have to wait for them.
+    /// [`try_acquire`](Limiter::try_acquire) describes. New requests come after them: until the last
+    /// of them proceeds, new ones are denied or have to wait, even if the quota is raised.
     ///
     /// Limiters from [`with_quota`](Limiter::with_quota) keep their quotas, and other processes
     /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check

@@ -79,9 +79,10 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 ///
 /// If there is none, the new key gets [`StoreError::is_full`], and the layer responds with 503.
 ///
-/// A key is in use while nothing is left of its quota, or until the `retry_after` of a denied
-/// request has passed. A key for which a request waits is never evicted; neither is a key of the
-/// request that is being decided.
+/// A key is in use while nothing is left of its quota, while it is
+/// [blocked](crate::Limiter::block), or until the `retry_after` of a denied request has passed. A
+/// key for which a request waits is never evicted; neither is a key of the request that is being
+/// decided.
 ///
 /// A charge fails if there is no room for all of its new keys. A charge that finds room for only
 /// some of its keys may still evict a key.

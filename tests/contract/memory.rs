@@ -377,6 +377,34 @@ async fn a_key_with_units_left_is_evicted_before_a_denied_key() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_full_store_forgets_neither_a_block_nor_the_count_of_a_blocked_key() {
+    for algorithm in support::ALGORITHMS {
+        let store = MemoryStore::with_max_keys(20);
+        let limiter = Limiter::new(store, algorithm, Quota::per_day(3));
+        let minute = Duration::from_secs(60);
+        for i in 0..20 {
+            let key = format!("{i}");
+            // Every second key still has units.
+            assert!(limiter.check_n(&key, 3 - i % 2).await.unwrap().is_allowed());
+            let _ = limiter.block(&key, minute).await.unwrap();
+            assert!(limiter.try_acquire(&key, 1, Duration::ZERO).await.unwrap().is_blocked());
+        }
+        assert!(is_full(&limiter.check("new").await), "{algorithm}: a block was forgotten");
+
+        advance(2 * minute).await;
+        let mut new_keys = 0;
+        while !is_full(&limiter.check_n(format!("new {new_keys}"), 3).await) {
+            new_keys += 1;
+        }
+        assert_eq!(new_keys, 10, "{algorithm}: only keys with units left make room");
+        for i in (0..20).step_by(2) {
+            let used_up = limiter.peek(format!("{i}")).await.unwrap();
+            assert_eq!(used_up.remaining(), 0, "{algorithm}: the count of key {i} was forgotten");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_flood_resets_the_denied_keys_of_a_store_that_evicts_and_none_of_one_that_rejects() {
     for when_full in BOTH {
         let store = MemoryStore::with_max_keys(5_000).when_full(when_full);

@@ -6,8 +6,11 @@ use std::cell::RefCell;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, EngineReply, EngineRequest, Params, Refill, Release, State},
-    backends::{Backend, RedisServer, Scripted, check, default_wait, settled},
+    super::{
+        Action, Algorithm, EngineReply, EngineRequest, LONGEST_BLOCK, Params, Refill, Release,
+        State,
+    },
+    backends::{Backend, RedisServer, Scripted, check, settled},
     contract::all_with,
 };
 use crate::quota::Quota;
@@ -20,7 +23,7 @@ pub(super) struct Step {
     /// In units, or in 1/1000 of the largest cost that can be granted.
     pub(super) cost: Result<u32, u32>,
     /// In 1/1000 of a window.
-    pub(super) max_wait: Option<u32>,
+    pub(super) max_wait: Option<u64>,
     /// In 1/1000 of a window, and microseconds.
     pub(super) ahead: (i32, i32),
     /// True if the other quota applies from here on.
@@ -61,8 +64,8 @@ impl Step {
         };
         let max_wait = self
             .max_wait
-            .map_or(default_wait(params), |wait| (window * f64::from(wait) / 1e3).floor())
-            .min(params.max_reservable());
+            .map_or(params.default_wait(), |wait| (window * wait as f64 / 1e3).floor())
+            .min(if self.action.blocks() { LONGEST_BLOCK } else { params.max_reservable() });
         EngineRequest { action: self.action, cost, max_wait, now, admission: None, blocked: 0.0 }
     }
 }
@@ -86,7 +89,7 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => 300..3_000,
         1 => -1_500..0,
     ];
-    let max_wait = prop_oneof![3 => Just(None), 1 => (0_u32..2_500).prop_map(Some)];
+    let max_wait = prop_oneof![3 => Just(None), 1 => (0_u64..2_500).prop_map(Some)];
     let cost = prop_oneof![(1_u32..8).prop_map(Ok), (1_u32..1_001).prop_map(Err)];
     let step = (action, releases, cost, max_wait, (ahead, -2..3), prop::bool::weighted(0.1))
         .prop_map(|(action, releases, cost, max_wait, ahead, switch)| Step {
@@ -148,7 +151,7 @@ pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
     let args = params.args();
     let window = match params {
         Params::TokenBucket(_) => {
-            let [burst, _, unit, period, lump, _] = args[..] else { unreachable!() };
+            let [burst, _, unit, period, lump, ..] = args[..] else { unreachable!() };
             (burst * unit / lump * period).min(3e13)
         }
         Params::LeakyBucket(_) => (args[0] * args[1] / args[2]).min(3e13),
@@ -168,6 +171,32 @@ fn the_script_and_the_twin_agree() {
             let mut scripted = scripted.borrow_mut();
             scripted.forget();
             history(&mut scripted, params, &steps, steady);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Steps with waits of up to 10^12 windows, and blocks of years.
+fn far_steps() -> impl Strategy<Value = Vec<Step>> {
+    let powers = prop::collection::vec(0_u32..13, 60);
+    (steps(), powers).prop_map(|(mut steps, powers)| {
+        for (step, power) in steps.iter_mut().zip(powers) {
+            step.max_wait = step.max_wait.map(|wait| wait * 10_u64.pow(power));
+        }
+        steps
+    })
+}
+
+#[test]
+fn the_script_and_the_twin_agree_about_long_waits_and_blocks() {
+    let server = RedisServer::start();
+    let scripted = RefCell::new(Scripted::new(&server, "{key}"));
+    let config = ProptestConfig { cases: 1000, failure_persistence: None, ..Default::default() };
+    TestRunner::new(config)
+        .run(&(params(), far_steps()), |(params, steps)| {
+            let mut scripted = scripted.borrow_mut();
+            scripted.forget();
+            history(&mut scripted, params, &steps, false);
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
@@ -303,7 +332,7 @@ fn laws(params: &Params, after: &State, request: EngineRequest, reply: EngineRep
         assert!(!later(reply.wait - 1.0, checking).admitted, "retry_after is too long");
     }
 
-    let one = EngineRequest { cost: 1.0, max_wait: default_wait(params), ..checking };
+    let one = EngineRequest { cost: 1.0, max_wait: params.default_wait(), ..checking };
     let mut state = after.clone();
     for _ in 0..reply.remaining.min(40.0) as u32 {
         assert!(state.decide(params, one).admitted, "remaining is too large");

@@ -124,12 +124,12 @@ fn state(text: &[u8], params: &Params) -> State {
         return Block::around(params, state, integer(ends));
     }
     match params {
-        Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 26))),
+        Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 28))),
         Params::TokenBucket(_) => {
             let size = if text[0] == b'T' { 26 } else { 41 };
             State::TokenBucket(Some(reserved(text, size)))
         }
-        Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 29))),
+        Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 36))),
         Params::SlidingWindow(_) => {
             let size = 4 * usize::from(text[1]) + 39;
             State::SlidingWindow(Some(reserved(text, size)))
@@ -344,9 +344,4 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
         },
         blocked: micros(decision.block_rest()),
     }
-}
-
-/// The default of the limiter, which lets a leaky bucket delay.
-pub(super) fn default_wait(params: &Params) -> f64 {
-    if matches!(params, Params::LeakyBucket(_)) { params.max_reservable() } else { 0.0 }
 }

@@ -8,7 +8,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::{
     super::{Action, EngineRequest, Params, State},
     agreement::{Step, goes_back, params, same_states, steps},
-    backends::{Backend, RedisServer, Scripted, eval_each},
+    backends::{Backend, RedisServer, Scripted, check, eval_each},
 };
 use crate::store::script::Limit;
 
@@ -74,12 +74,14 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
                     max_wait: request.max_wait,
                 });
                 let limits: Vec<_> = limits.collect();
-                let connection = &mut scripted[0].borrow_mut().connection;
-                let replies = eval_each(connection, &limits, now);
+                let replies = eval_each(&mut scripted[0].borrow_mut().connection, &limits, now);
                 for ((key, request), reply) in checks.iter().zip(replies) {
                     let before = twins[*key].clone();
                     let expected = twins[*key].decide(&params, *request);
                     assert_eq!(reply, expected, "{params:?} {request:?} {before:?}");
+                }
+                for (key, _) in checks {
+                    stays(&mut scripted[key].borrow_mut(), &twins[key], &params, now);
                 }
             }
             for (scripted, twin) in scripted.iter().zip(&twins) {
@@ -88,4 +90,15 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Asserts that the key does not expire before its state is that of an unseen key. A check that a
+/// block denies does not look at the state, which another quota may have counted.
+fn stays(scripted: &mut Scripted, twin: &State, params: &Params, now: f64) {
+    let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+    let reset = twin.clone().decide(params, peek).reset;
+    if reset > 0.0 {
+        let expiry = scripted.expiry().expect("each key expires");
+        assert!(expiry * 1e3 >= now + reset, "{params:?} {twin:?}: {expiry}, {}", now + reset);
+    }
 }

@@ -39,7 +39,7 @@ fn requests(limits: &[Params], steps: &[Step]) -> Vec<EngineRequest> {
             Ok(cost) => f64::from(cost).min(max_cost),
             Err(part) => (max_cost * f64::from(part) / 1e3).ceil(),
         };
-        let max_wait = step.max_wait.map_or(0.0, |wait| part(f64::from(wait)));
+        let max_wait = step.max_wait.map_or(0.0, |wait| part(wait as f64));
         let max_wait = max_wait.min(max_reservable(limits));
         EngineRequest { action: step.action, max_wait, ..check(cost, now) }
     };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     super::{Algorithm, EngineReply, EngineRequest, Params, Refill, State},
-    backends::{Backend, RedisServer, Scripted, check, default_wait, reply_of},
+    backends::{Backend, RedisServer, Scripted, check, reply_of},
 };
 use crate::{limiter::Limiter, quota::Quota, store::MemoryStore};
 
@@ -206,7 +206,7 @@ fn run_on_backend<F: Backend>(mut backend: impl FnMut(&Table) -> F) {
             current = Some((table.name, backend(table)));
         }
         let params = Params::new(table.algorithm, table.quota).unwrap();
-        let max_wait = max_wait.unwrap_or(default_wait(&params));
+        let max_wait = max_wait.unwrap_or(params.default_wait());
         let request = EngineRequest { max_wait, ..check(cost, 1.7e15 + at) };
         current.as_mut().unwrap().1.decide(&params, request)
     });

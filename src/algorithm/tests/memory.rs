@@ -10,7 +10,7 @@ use super::{
     super::{Action, Algorithm, EngineReply, EngineRequest, Params, State},
     agreement::{Step, params, steps},
     backends::{Backend, check, reply_of},
-    contract::now_or_never,
+    contract::{all_with, now_or_never},
 };
 use crate::{
     decision::Source,
@@ -28,6 +28,75 @@ fn the_memory_store_and_the_twin_agree() {
     TestRunner::new(config)
         .run(&(prop_oneof![params(), plain()], steps()), |(params, steps)| {
             history(params, &steps);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// A request of a history with many keys.
+#[derive(Clone, Debug)]
+struct Visit {
+    key: usize,
+    /// The keys that are used before it, each for the first time.
+    new_keys: usize,
+    /// The time since the last visit, in 1/1000 of a window.
+    ahead: u32,
+    action: Action,
+    cost: u32,
+    /// The longest wait, or the duration of a block, in 1/1000 of a window.
+    max_wait: u32,
+}
+
+/// Histories with short blocks, which end before the units are restored.
+fn visits() -> impl Strategy<Value = Vec<Visit>> {
+    let action = prop_oneof![
+        10 => Just(Action::Check),
+        4 => Just(Action::Block),
+        1 => Just(Action::Unblock),
+        1 => Just(Action::Spend),
+        1 => Just(Action::Refund),
+    ];
+    let max_wait = prop_oneof![1 => Just(0), 2 => 0_u32..300];
+    let ahead = prop_oneof![1 => Just(0), 4 => 0_u32..300];
+    let visit = (0_usize..6, 0_usize..8, ahead, action, 1_u32..4, max_wait);
+    let visit = visit.prop_map(|(key, new_keys, ahead, action, cost, max_wait)| Visit {
+        key,
+        new_keys,
+        ahead,
+        action,
+        cost,
+        max_wait,
+    });
+    prop::collection::vec(visit, 1..80)
+}
+
+#[test]
+fn a_store_with_many_keys_decides_as_one_with_one_key_does() {
+    let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.unwrap();
+    let _context = runtime.enter();
+    let config = ProptestConfig { cases: 500, failure_persistence: None, ..Default::default() };
+    TestRunner::new(config)
+        .run(&(0_usize..7, 3_u32..6, 1_u64..100, visits()), |(which, limit, seconds, visits)| {
+            let window = Duration::from_secs(seconds);
+            let (algorithm, quota) = all_with(Quota::new(limit, window)).swap_remove(which);
+            let settings = settings(Params::new(algorithm, quota).unwrap());
+            let shared = MemoryStore::new();
+            let singles: Vec<_> = (0..6).map(|_| MemoryStore::new()).collect();
+            let mut used = 0;
+            for visit in visits {
+                now_or_never(advance(window * visit.ahead / 1_000));
+                for _ in 0..visit.new_keys {
+                    used += 1;
+                    let _ = decide(&shared, &settings, &format!("new {used}"), check(1, 0.0));
+                }
+                let max_wait = (window * visit.max_wait / 1_000).as_micros() as f64;
+                let Visit { action, cost, .. } = visit;
+                let request = EngineRequest { action, max_wait, ..check(cost, 0.0) };
+                let single = decide(&singles[visit.key], &settings, "key", request);
+                let reply = decide(&shared, &settings, &format!("key {}", visit.key), request);
+                prop_assert_eq!(reply, single, "{} {} {:?}", algorithm, quota, visit);
+            }
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
@@ -89,21 +158,28 @@ impl Both {
 
     fn decide(&mut self, settings: &Arc<Settings>, request: EngineRequest) -> EngineReply {
         let reply = self.twin.decide(&settings.params, request);
-        let (cost, max_wait) = (request.cost as u32, request.max_wait);
-        let limits = &[LimitRequest {
-            settings,
-            observers: &Default::default(),
-            key: &Key::from("key"),
-            cost,
-            max_wait,
-        }];
-        let decision = self.store.decide_now(&StoreRequest { action: request.action, limits });
         let spent = reply.admitted && request.action.commits();
         let expected = EngineReply { instant: if spent { reply.instant } else { 0.0 }, ..reply };
-        let decided = reply_of(decision.unwrap());
+        let decided = decide(&self.store, settings, "key", request);
         assert_eq!(decided, expected, "{settings:?} {request:?} {:?}", self.twin);
         reply
     }
+}
+
+pub(super) fn decide(
+    store: &MemoryStore,
+    settings: &Arc<Settings>,
+    key: &str,
+    request: EngineRequest,
+) -> EngineReply {
+    let limits = &[LimitRequest {
+        settings,
+        observers: &Default::default(),
+        key: &Key::from(key),
+        cost: request.cost as u32,
+        max_wait: request.max_wait,
+    }];
+    reply_of(store.decide_now(&StoreRequest { action: request.action, limits }).unwrap())
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,7 +200,7 @@ async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
     }
 }
 
-fn settings(params: Params) -> Arc<Settings> {
+pub(super) fn settings(params: Params) -> Arc<Settings> {
     let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_second(1));
     Arc::new(Settings { name: "default", algorithm, quota, params, source: Source::Store })
 }

@@ -68,7 +68,7 @@ struct Use {
 fn window_of(state: &State, instant: Option<f64>, length: f64) -> f64 {
     let State::FixedWindow(Some(reserved)) = state else { return 0.0 };
     let state = &reserved.state;
-    let ahead = instant.map_or(state.ahead, |at| ((at - state.start) / length).floor());
+    let ahead = instant.map_or(state.ahead(), |at| ((at - state.start) / length).floor());
     state.start + ahead * length
 }
 

@@ -207,6 +207,8 @@ impl Counts {
             return;
         }
         state.forget_reservations(now);
+        // A denial by a block describes the block alone, and the state inside of it may last longer.
+        let reply = reply.filter(|reply| reply.blocked == 0.0);
         let reply = reply.unwrap_or_else(|| counted.params.step(&mut state, &peek(now)));
         match self {
             Self::Boxed { boxed, .. } => boxed.state = state,
@@ -241,7 +243,7 @@ impl Counts {
                     settings.params.step(&mut state, &peek(now));
                 let in_use = remaining == 0.0 || *denied_until >= second(now);
                 let (left, reset) = (left(remaining, settings), now + reset);
-                // States in which a request waits are not compact.
+                // States in which a request waits are not packed.
                 Usage { left, reset, in_use, waited_for: false }
             }
             Self::Boxed { denied_until, boxed } => {

@@ -3,8 +3,8 @@
 /// The reaction of a full [`MemoryStore`](crate::MemoryStore) to a new key, if all keys that it
 /// looks at are in use.
 ///
-/// A key is in use while its quota is used up, or until the `retry_after` of a denied request has
-/// passed. Keys that are not in use make room under both settings: see
+/// A key is in use while its quota is used up, while it is blocked, or until the `retry_after` of a
+/// denied request has passed. Keys that are not in use make room under both settings: see
 /// [`MemoryStore`](crate::MemoryStore#memory).
 ///
 /// # Cost of an attack
@@ -80,7 +80,8 @@ pub enum WhenFull {
     #[default]
     RejectNewKeys,
     /// Evicts the key whose quota is restored soonest, of those that the store looks at. The store
-    /// forgets the usage of that key, which gets its quota again.
+    /// forgets the usage of that key, which gets its quota again. A blocked key counts as restored
+    /// when its block has ended, too; evicting it ends the block.
     ///
     /// A key is never evicted while a request waits for it. If requests wait for all keys that are
     /// looked at, the new key gets [`StoreError::is_full`](crate::StoreError::is_full).

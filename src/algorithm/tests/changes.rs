@@ -1,0 +1,349 @@
+//! Random histories with waits, blocks and changed quotas, against the guarantees of the algorithms
+//! alone: what is admitted is within that of the larger quota. No other laws.
+
+use std::{sync::Arc, time::Duration};
+
+use proptest::{prelude::*, test_runner::TestRunner};
+use tokio::{runtime, time::advance};
+
+use super::{
+    super::{Action, Algorithm, EngineReply, EngineRequest, Params, Refill, Release, State},
+    backends::{Backend, RedisServer, Scripted, check},
+    contract::now_or_never,
+    memory,
+};
+use crate::{
+    keys::Key,
+    quota::Quota,
+    store::{MemoryStore, Settings},
+};
+
+/// An algorithm that a quota is for, without its settings.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    FixedWindow,
+    SlidingLog,
+    SlidingWindow,
+    TokenBucket,
+    Interval,
+    LeakyBucket,
+}
+
+const FORMS: [Form; 6] = [
+    Form::FixedWindow,
+    Form::SlidingLog,
+    Form::SlidingWindow,
+    Form::TokenBucket,
+    Form::Interval,
+    Form::LeakyBucket,
+];
+
+/// A quota, and the settings that can change with it.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    limit: u32,
+    window_us: u64,
+    burst: u32,
+    overdraft: u32,
+    buckets: u32,
+}
+
+impl Limits {
+    fn params(&self, form: Form) -> Params {
+        let Self { limit, window_us, burst, overdraft, buckets } = *self;
+        let quota = Quota::new(limit, Duration::from_micros(window_us));
+        let (algorithm, quota) = match form {
+            Form::FixedWindow => (Algorithm::FixedWindow, quota),
+            Form::SlidingLog => (Algorithm::SlidingLog, quota),
+            Form::SlidingWindow => (Algorithm::SlidingWindow { buckets }, quota),
+            Form::LeakyBucket => (Algorithm::LeakyBucket, quota.burst(burst)),
+            Form::TokenBucket => {
+                let refill = Refill::Continuous;
+                (Algorithm::TokenBucket { refill, overdraft }, quota.burst(burst))
+            }
+            Form::Interval => {
+                let refill = Refill::Interval;
+                (Algorithm::TokenBucket { refill, overdraft }, quota.burst(burst))
+            }
+        };
+        Params::new(algorithm, quota).unwrap()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// The cost, and the longest wait, in 1/1000 of the current window.
+    Check(u32, u32),
+    /// A check of the largest cost that can be granted.
+    CheckAll(u32),
+    /// The duration, in 1/1000 of the current window.
+    Block(u32),
+    Unblock,
+    /// The quota that applies from now on.
+    Change(prop::sample::Index),
+    /// The request that waits and is dropped.
+    Drop(prop::sample::Index),
+}
+
+/// Events, each with the time since the last one, in 1/1000 of the current window.
+fn events() -> impl Strategy<Value = Vec<(u32, Event)>> {
+    let max_wait = || prop_oneof![1 => Just(0), 3 => 0_u32..4_000];
+    let event = prop_oneof![
+        12 => (1_u32..5, max_wait()).prop_map(|(cost, wait)| Event::Check(cost, wait)),
+        3 => max_wait().prop_map(Event::CheckAll),
+        1 => (0_u32..2_000).prop_map(Event::Block),
+        1 => Just(Event::Unblock),
+        3 => any::<prop::sample::Index>().prop_map(Event::Change),
+        2 => any::<prop::sample::Index>().prop_map(Event::Drop),
+    ];
+    let ahead = prop_oneof![3 => Just(0), 4 => 0_u32..100, 1 => 100_u32..1_500];
+    prop::collection::vec((ahead, event), 1..100)
+}
+
+/// Quotas that one history alternates between. Often they differ in one number.
+fn quotas() -> impl Strategy<Value = Vec<Limits>> {
+    let window = || {
+        prop_oneof![
+            Just(1_000_000),
+            Just(60_000_000),
+            1_000_u64..10_000_000,
+            Just(3_600_000_000_u64)
+        ]
+    };
+    let limits = (1_u32..20, window(), 1_u32..20, prop_oneof![Just(0), 1_u32..4], 1_u32..5);
+    let limits = limits.prop_map(|(limit, window_us, burst, overdraft, buckets)| Limits {
+        limit,
+        window_us,
+        burst,
+        overdraft,
+        buckets,
+    });
+    let changed = limits.clone();
+    (limits, prop::collection::vec((changed, 0_u32..6), 1..4)).prop_map(|(first, others)| {
+        let other = |(other, which): &(Limits, u32)| match which {
+            0 => Limits { limit: other.limit, ..first },
+            1 => Limits { window_us: other.window_us, ..first },
+            2 => Limits { burst: other.burst, ..first },
+            3 => Limits { window_us: other.window_us, burst: other.burst, ..first },
+            4 => Limits { overdraft: other.overdraft, buckets: other.buckets, ..first },
+            _ => *other,
+        };
+        std::iter::once(first).chain(others.iter().map(other)).collect()
+    })
+}
+
+/// A request that proceeds, or will: its arrival, its instant and its cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Admitted {
+    arrival: u128,
+    instant: u128,
+    cost: u128,
+}
+
+fn admitted(
+    backend: &mut impl Backend,
+    form: Form,
+    quotas: &[Limits],
+    events: &[(u32, Event)],
+) -> Vec<Admitted> {
+    let (mut limits, mut now) = (quotas[0], START);
+    let mut admitted: Vec<Admitted> = vec![];
+    for (ahead, event) in events {
+        let window = limits.window_us as f64;
+        let part = |thousandths: u32| (window * f64::from(thousandths) / 1e3).floor();
+        now += part(*ahead);
+        let params = limits.params(form);
+        let (cost, max_wait) = match event {
+            Event::Check(cost, wait) => (f64::from(*cost).min(params.max_cost()), *wait),
+            Event::CheckAll(wait) => (params.max_cost(), *wait),
+            Event::Change(which) => {
+                limits = *which.get(quotas);
+                continue;
+            }
+            Event::Block(duration) => {
+                let max_wait = part(*duration);
+                let block = EngineRequest { action: Action::Block, max_wait, ..check(1, now) };
+                backend.decide(&params, block);
+                continue;
+            }
+            Event::Unblock => {
+                let action = Action::Unblock;
+                backend.decide(&params, EngineRequest { action, ..check(1, now) });
+                continue;
+            }
+            Event::Drop(which) => {
+                let passed = admitted.partition_point(|request| request.instant <= now as u128);
+                if passed < admitted.len() {
+                    let index = passed + which.index(admitted.len() - passed);
+                    let Admitted { instant, cost, .. } = admitted.remove(index);
+                    let (instant, units) = (Some(instant as f64), cost as f64);
+                    backend.release(&params, now, &[Release { instant, units, kept: 0.0 }]);
+                }
+                continue;
+            }
+        };
+        let max_wait = part(max_wait).min(params.max_reservable());
+        let reply = backend.decide(&params, EngineRequest { max_wait, ..check(cost, now) });
+        if reply.admitted {
+            let (arrival, instant) = (now as u128, (now + reply.wait) as u128);
+            admitted.push(Admitted { arrival, instant, cost: cost as u128 });
+        }
+    }
+    admitted
+}
+
+/// The promise that includes those of all quotas.
+struct Promise {
+    limit: u128,
+    window: u128,
+    /// The highest rate, as a limit and its window.
+    rate: (u128, u128),
+    size: u128,
+    burst: u128,
+}
+
+impl Promise {
+    fn of(quotas: &[Limits], form: Form) -> Self {
+        let max = |number: fn(&Limits) -> u32| quotas.iter().map(number).max().unwrap().into();
+        let window = quotas.iter().map(|limits| limits.window_us).min().unwrap().into();
+        let fastest = quotas.iter().max_by(|one, other| {
+            let product =
+                |one: &Limits, other: &Limits| u128::from(one.limit) * u128::from(other.window_us);
+            product(one, other).cmp(&product(other, one))
+        });
+        let fastest = fastest.unwrap();
+        let overdraft = |limits: &Limits| match form {
+            Form::LeakyBucket => 0,
+            _ => limits.overdraft,
+        };
+        let size = |limits: &Limits| u128::from(limits.burst + overdraft(limits));
+        Self {
+            limit: max(|limits| limits.limit),
+            window,
+            rate: (fastest.limit.into(), fastest.window_us.into()),
+            size: quotas.iter().map(size).max().unwrap(),
+            burst: max(|limits| limits.burst),
+        }
+    }
+
+    /// Returns whether these units may be admitted in this time, both ends included.
+    fn allows(&self, form: Form, units: u128, time: u128) -> bool {
+        let Self { limit, window, rate, size, .. } = *self;
+        match form {
+            // Twice the limit across a boundary.
+            Form::FixedWindow | Form::SlidingWindow => units <= limit * (time / window + 2),
+            Form::SlidingLog => units <= limit * (time / window + 1),
+            Form::TokenBucket => units * rate.1 <= size * rate.1 + rate.0 * time,
+            Form::Interval => units <= size + limit * time.div_ceil(window),
+            Form::LeakyBucket => true,
+        }
+    }
+
+    fn holds(&self, form: Form, admitted: &[Admitted]) -> bool {
+        let mut admitted = admitted.to_vec();
+        admitted.sort_by_key(|request| request.instant);
+        (0..admitted.len()).all(|first| {
+            let mut units = 0;
+            admitted[first..].iter().all(|request| {
+                units += request.cost;
+                self.allows(form, units, request.instant - admitted[first].instant)
+            })
+        })
+    }
+
+    /// Returns whether departures keep their distance.
+    fn keeps_distance(&self, admitted: &[Admitted]) -> bool {
+        admitted.windows(2).all(|pair| {
+            pair[1].instant - pair[0].instant >= pair[0].cost * self.rate.1 / self.rate.0
+        })
+    }
+
+    /// Returns whether no more units than the burst wait in the bucket at a time.
+    fn fits(&self, admitted: &[Admitted]) -> bool {
+        admitted.iter().enumerate().all(|(i, request)| {
+            let waits = |other: &&Admitted| other.instant > request.arrival;
+            let inside = admitted[..=i].iter().filter(waits).map(|other| other.cost);
+            inside.sum::<u128>() <= self.burst
+        })
+    }
+}
+
+/// A key of a store in memory.
+struct Stored {
+    store: MemoryStore,
+    settings: Vec<(Params, Arc<Settings>)>,
+    now: f64,
+}
+
+impl Stored {
+    fn new(form: Form, quotas: &[Limits]) -> Self {
+        let params = quotas.iter().map(|limits| limits.params(form));
+        let settings = params.map(|params| (params, memory::settings(params))).collect();
+        Self { store: MemoryStore::new(), settings, now: START }
+    }
+
+    fn advance(&mut self, params: &Params, now: f64) -> Arc<Settings> {
+        now_or_never(advance(Duration::from_micros((now - self.now) as u64)));
+        self.now = now;
+        let is_same = |other: &Params| format!("{other:?}") == format!("{params:?}");
+        let (_, settings) = self.settings.iter().find(|(other, _)| is_same(other)).unwrap();
+        settings.clone()
+    }
+}
+
+const START: f64 = 1.7e15;
+
+impl Backend for Stored {
+    fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply {
+        let settings = self.advance(params, request.now);
+        memory::decide(&self.store, &settings, "key", request)
+    }
+
+    fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
+        let settings = self.advance(params, now);
+        let by_store = |release: &Release| {
+            let instant = release.instant.map(|instant| instant - START);
+            Release { instant, ..*release }
+        };
+        let releases: Vec<_> = releases.iter().map(by_store).collect();
+        self.store.release_now(&settings, &Key::from("key"), &releases);
+    }
+}
+
+#[test]
+fn changed_quotas_blocks_and_waits_admit_at_most_what_the_larger_quota_promises() {
+    let server = RedisServer::start();
+    let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.unwrap();
+    let _context = runtime.enter();
+    for form in FORMS {
+        let config =
+            ProptestConfig { cases: 1_000, failure_persistence: None, ..Default::default() };
+        TestRunner::new(config)
+            .run(&(quotas(), events(), 0..20), |(quotas, events, scripted)| {
+                let twin = admitted(&mut State::Initial, form, &quotas, &events);
+                let promise = Promise::of(&quotas, form);
+                // After a block was lifted, requests may overtake in a fixed window.
+                let is_in_order = matches!(form, Form::FixedWindow)
+                    || twin.is_sorted_by_key(|request| request.instant);
+                prop_assert!(is_in_order, "{form:?}: not in order: {twin:?}");
+                prop_assert!(promise.holds(form, &twin), "{form:?}: over: {twin:?}");
+                if matches!(form, Form::LeakyBucket) {
+                    prop_assert!(promise.keeps_distance(&twin), "{form:?}: {twin:?}");
+                    // Requests that wait for the end of a block take no room until then.
+                    let is_block = |(_, event): &(u32, Event)| matches!(event, Event::Block(_));
+                    let fits = events.iter().any(is_block) || promise.fits(&twin);
+                    prop_assert!(fits, "{form:?}: too many wait: {twin:?}");
+                }
+                let mut stored = Stored::new(form, &quotas);
+                prop_assert_eq!(&admitted(&mut stored, form, &quotas, &events), &twin);
+                if scripted == 0 {
+                    let mut backend = Scripted::new(&server, "{key}");
+                    backend.forget();
+                    prop_assert_eq!(&admitted(&mut backend, form, &quotas, &events), &twin);
+                }
+                Ok(())
+            })
+            .unwrap_or_else(|failure| panic!("{form:?}: {failure}"));
+    }
+}

@@ -1,0 +1,114 @@
+//! Writes a stream of calls to the scripts, which `make test-lua54` runs under two versions of Lua:
+//! the package `tests/lua` reads it. Does not run the calls.
+
+use std::{collections::HashSet, fs, path::Path};
+
+use proptest::{
+    prelude::*,
+    strategy::ValueTree,
+    test_runner::{RngAlgorithm, TestRng, TestRunner},
+};
+
+use super::{
+    super::{Action, EngineRequest, Params, State},
+    agreement::{Step, params, steps},
+    backends::Backend,
+};
+use crate::store::script::{self, CheckEach, Limit, Script};
+
+const HISTORIES: usize = 700;
+
+/// Records of fields: `script`, its hash and its text; `call`, a hash, the time, and the arguments
+/// of `EVALSHA` behind the hash; `flush`. Each record and each field begins with its size.
+#[derive(Default)]
+struct Stream {
+    bytes: Vec<u8>,
+    known: HashSet<String>,
+}
+
+impl Stream {
+    fn record(&mut self, fields: &[&[u8]]) {
+        self.bytes.extend((fields.len() as u32).to_le_bytes());
+        for field in fields {
+            self.bytes.extend((field.len() as u32).to_le_bytes());
+            self.bytes.extend(*field);
+        }
+    }
+
+    fn call(&mut self, command: &redis::Cmd, script: &Script, now: f64) {
+        if self.known.insert(script.hash.to_string()) {
+            self.record(&[b"script", script.hash.as_bytes(), script.text.as_bytes()]);
+        }
+        let now = format!("{now:.0}");
+        let mut fields = vec![&b"call"[..], script.hash.as_bytes(), now.as_bytes()];
+        fields.extend(command.args_iter().skip(2).map(|arg| match arg {
+            redis::Arg::Simple(arg) => arg,
+            _ => unreachable!("no cursor"),
+        }));
+        self.record(&fields);
+    }
+}
+
+fn limit(key: &str, params: &Params, request: &EngineRequest) -> Limit {
+    let cost = request.cost.min(params.max_cost()) as u32;
+    let max_wait = request.max_wait.min(params.max_reservable());
+    Limit { key: key.to_owned(), params: *params, cost, max_wait }
+}
+
+/// A history of one limiter, whose requests also go to another limit, and to further keys.
+fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[Step]) {
+    stream.record(&[b"flush"]);
+    let (mut now, mut current, mut twin) = (1.7e15, 0, State::Initial);
+    let mut admitted = vec![];
+    for (i, step) in steps.iter().enumerate() {
+        current ^= usize::from(step.switch);
+        let params = &limits[current];
+        now += step.ahead(params, true);
+        let releases = step.releases(&mut admitted);
+        if !releases.is_empty() {
+            twin.release(params, now, &releases);
+            let (mut command, script) = script::release("{k}0", params);
+            command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
+            stream.call(&command, script, now);
+            continue;
+        }
+        let request = step.decide(params, now);
+        let reply = twin.decide(params, request);
+        if request.action == Action::Check && reply.admitted {
+            admitted.push((reply.instant, request.cost));
+        }
+        let own = limit("{k}0", params, &request);
+        let (command, script) = script::decide(request.action, &[own.clone()]);
+        stream.call(&command, script, now);
+
+        if i % 3 == 0 && !request.action.blocks() {
+            let both = [own.clone(), limit("{k}other", other, &request)];
+            let (command, script) = script::decide(request.action, &both);
+            stream.call(&command, script, now);
+        }
+        let mut call = CheckEach::new(*params, 6);
+        for key in ["{k}0", "{k}1", "{k}2"] {
+            let check = (own.cost, own.max_wait);
+            call.add(key.to_owned(), [check, check, (1, 0.0)].into_iter());
+        }
+        let (command, script) = call.command();
+        stream.call(&command, script, now);
+    }
+}
+
+#[test]
+fn a_stream_of_calls_is_written_for_other_versions_of_lua() {
+    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), rng);
+    let mut stream = Stream::default();
+    for _ in 0..HISTORIES {
+        let histories = (params(), params(), steps());
+        let (limits, [other, _], steps) = histories.new_tree(&mut runner).unwrap().current();
+        history(&mut stream, limits, &other, &steps);
+    }
+    // All algorithms by themselves, and pairs of them.
+    assert!(stream.known.len() > 5 + 5, "{} scripts", stream.known.len());
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/lua");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("stream"), &stream.bytes).unwrap();
+}
