@@ -1011,12 +1011,12 @@ impl Several {
             blocked: 0.0,
         };
         let requests: Vec<_> = limits.iter().map(request).collect();
-        let (reply, index) = combine(&requests, |index, request| {
+        let (replies, index) = combine(&requests, |index, request| {
             let limit = limits[index].0;
             self.settings[limit].params.step(&mut states[limit], request)
         });
         let (limit, cost) = limits[index];
-        Decision::new(self.settings[limit].policy(cost), reply, action, 0.0)
+        Decision::new(self.settings[limit].policy(cost), replies[index], action, 0.0)
     }
 
     fn check(&mut self, limits: &[(usize, u32)], max_wait: f64, latency: u64) {
