@@ -160,8 +160,8 @@ pub enum Source {
     /// A denial by the limiter's store that the process remembers: see
     /// [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl). Its times are reduced by the time
     /// since the denial, and [`remaining`](Decision::remaining) is that of the last denial of the
-    /// key. [`retry_after`](Decision::retry_after) is exact for a check of the same cost, limits and
-    /// wait as one that was denied; for others it is a lower bound.
+    /// key. [`retry_after`](Decision::retry_after) is exact for a check of the same cost, wait and
+    /// limits as one that was denied; for others it is a lower bound.
     Cached,
     /// A store in memory with a fraction of the quota, because the limiter's store failed:
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).

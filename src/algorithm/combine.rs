@@ -4,9 +4,11 @@
 use super::request::{Action, Admission, EngineReply, EngineRequest};
 
 /// Decides about several limits. All of them admit the request or none, and it waits as long as the
-/// longest wait of a limit. `step` decides about one of them. Returns the replies of all limits, and
-/// the index of the limit that binds. That is the one that denies longest, or else has least
-/// remaining; of several with as few, the one with the longest wait.
+/// longest wait of a limit. `step` decides about one of them.
+///
+/// Returns the replies of all limits, and the index of the limit that binds. That is the one that
+/// denies longest, or else has least remaining; of several with as few, the one with the longest
+/// wait.
 pub(crate) fn combine(
     requests: &[EngineRequest],
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,

@@ -11,8 +11,8 @@
 //! | anything else, such as the user of the session | a closure over the head of the request |
 //!
 //! Each extractor has a method `key`, which makes the [`Key`] that a layer counts for a client: use
-//! it to peek, reset or block one client. [The page on keys](crate::guide::keys) compares the extractors,
-//! and says which of them clients can choose.
+//! it to peek, reset or block one client. [The page on keys](crate::guide::keys) compares the
+//! extractors, and says which of them clients can choose.
 //!
 //! # Examples
 //!
