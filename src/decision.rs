@@ -50,8 +50,32 @@ pub struct Decision {
     /// The time until the block of the key ends; 0 without one.
     blocked: f64,
     receipt: Receipt,
+    /// What is left of all limits, if there are several.
+    counts: Option<Arc<[Count]>>,
     /// The time since the store decided, in microseconds.
     age: f64,
+}
+
+/// What is left of one of several limits, after a decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Count {
+    pub(crate) limiter: &'static str,
+    remaining: f64,
+    replenish: f64,
+}
+
+impl Count {
+    pub(crate) const fn new(limiter: &'static str, reply: &EngineReply) -> Self {
+        Self { limiter, remaining: reply.remaining, replenish: reply.replenish }
+    }
+
+    pub(crate) const fn remaining(&self) -> u64 {
+        self.remaining as u64
+    }
+
+    pub(crate) const fn replenish_after(&self) -> Duration {
+        micros(self.replenish)
+    }
 }
 
 /// A [`Decision`] that is always allowed: the result of [`Limiter::acquire`],
@@ -136,8 +160,8 @@ pub enum Source {
     /// A denial by the limiter's store that the process remembers: see
     /// [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl). Its times are reduced by the time
     /// since the denial, and [`remaining`](Decision::remaining) is that of the last denial of the
-    /// key. [`retry_after`](Decision::retry_after) is exact for a check of the same cost, limits and
-    /// wait as one that was denied; for others it is a lower bound.
+    /// key. [`retry_after`](Decision::retry_after) is exact for a check of the same cost, wait and
+    /// limits as one that was denied; for others it is a lower bound.
     Cached,
     /// A store in memory with a fraction of the quota, because the limiter's store failed:
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).
@@ -179,6 +203,7 @@ impl Decision {
             reset,
             blocked,
             receipt,
+            counts: None,
             age,
         }
     }
@@ -318,6 +343,21 @@ impl Decision {
 
     pub(crate) fn receipt(&self) -> &Receipt {
         &self.receipt
+    }
+
+    /// Sets what is left of all limits, if there are several.
+    pub(crate) fn with_counts(self, counts: impl ExactSizeIterator<Item = Count>) -> Self {
+        let counts = (counts.len() > 1).then(|| counts.collect());
+        Self { counts, ..self }
+    }
+
+    /// Returns what is left of each limit of the request. A remembered denial knows the limit that
+    /// has denied.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = Count> {
+        let Self { limiter, remaining, replenish, .. } = *self;
+        let own = Count { limiter, remaining, replenish };
+        let own = self.counts.is_none().then_some(own);
+        self.counts.iter().flat_map(|all| all.iter().copied()).chain(own)
     }
 
     /// Sets the receipts of all limits of a request that proceeds at one instant.

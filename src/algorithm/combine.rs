@@ -4,28 +4,28 @@
 use super::request::{Action, Admission, EngineReply, EngineRequest};
 
 /// Decides about several limits. All of them admit the request or none, and it waits as long as the
-/// longest wait of a limit. `step` decides about one of them. Returns the reply of the limit that
-/// binds, and its index. The limit that binds is the one that denies longest, or else has least
-/// remaining; of several with as few, the one with the longest wait.
+/// longest wait of a limit. `step` decides about one of them.
+///
+/// Returns the replies of all limits, and the index of the limit that binds. That is the one that
+/// denies longest, or else has least remaining; of several with as few, the one with the longest
+/// wait.
 pub(crate) fn combine(
     requests: &[EngineRequest],
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
-) -> (EngineReply, usize) {
+) -> (Vec<EngineReply>, usize) {
     let Resolved { admission, waits, mut binding } = resolve(requests, &mut step);
-    let mut bound: Option<EngineReply> = None;
+    let mut replies: Vec<EngineReply> = Vec::with_capacity(requests.len());
     for (limit, request) in requests.iter().enumerate() {
         let resolved = request.action.can_be_denied().then_some(admission);
         let reply = step(limit, &EngineRequest { admission: resolved, ..*request });
-        let binds = match bound {
-            _ if !admission.admitted => limit == binding,
-            Some(bound) => (reply.remaining, -waits[limit]) < (bound.remaining, -waits[binding]),
-            None => true,
-        };
-        if binds {
-            (bound, binding) = (Some(reply), limit);
+        replies.push(reply);
+        let rank = |limit: usize| (replies[limit].remaining, -waits[limit]);
+        // It begins with the first limit, unless one denies.
+        if admission.admitted && rank(limit) < rank(binding) {
+            binding = limit;
         }
     }
-    (bound.expect("a request has a limit"), binding)
+    (replies, binding)
 }
 
 /// The admission by all limits.

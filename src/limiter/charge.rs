@@ -317,6 +317,9 @@ impl Charge {
     /// - the charge was [cancelled](Charge::cancel)
     /// - the response is [not charged](crate::RateLimitLayer::charge_when)
     ///
+    /// Costs and `used` are numbers of 32 bits. Where a count has 64, convert it:
+    /// `u32::try_from(used).unwrap_or(u32::MAX)`.
+    ///
     /// A charge can be settled again, with a larger or a smaller number. Await one call before the
     /// next: two concurrent calls may both spend the missing units. If one limiter is charged for
     /// several keys, each key is settled.
@@ -530,6 +533,9 @@ impl Limiter {
     /// A bucket returns only units that it has not refilled since the decision, separately for each
     /// request: at 100,000 per minute, none of 500 units after 0.3 s. If you settle below the
     /// estimate, use a window, or a token bucket that refills once per interval.
+    ///
+    /// Costs and `used` are numbers of 32 bits. Where a count has 64, convert it:
+    /// `u32::try_from(used).unwrap_or(u32::MAX)`.
     ///
     /// Settle a decision only once, and do not cancel it as well. To settle several times, bind a
     /// charge to the decision: [`Charge::decided`].

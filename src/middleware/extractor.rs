@@ -1,6 +1,39 @@
-//! Key extractors, one per file: they extract the key from the head of a request.
+//! Key extractors: which client a request is counted for.
 //!
-//! The key itself, [`Key`], and its escaping are below the middleware, in `keys.rs`.
+//! | key | extractor |
+//! |---|---|
+//! | the address of the peer, or of the client behind proxies | [`PeerIp`], [`ClientIp`] |
+//! | an API key or another header, a bearer token, a cookie | [`Header`], [`Bearer`], [`Cookie`] |
+//! | a parameter of the query | [`Query`] |
+//! | the route of axum, with the feature `axum` | `Route` |
+//! | all requests together | [`Global`] |
+//! | several of them, combined into one key | a tuple: `(key::PeerIp, key::Global)` |
+//! | anything else, such as the user of the session | a closure over the head of the request |
+//!
+//! Each extractor has a method `key`, which makes the [`Key`] that a layer counts for a client: use
+//! it to peek, reset or block one client. [The page on keys](crate::guide::keys) compares the
+//! extractors, and says which of them clients can choose.
+//!
+//! # Examples
+//!
+//! ```
+//! use std::net::IpAddr;
+//! use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let quota = Quota::per_second(10);
+//! let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+//! let layer = RateLimitLayer::new(&limiter, key::PeerIp);
+//! # let _ = layer;
+//!
+//! let address: IpAddr = "198.51.100.7".parse()?;
+//! limiter.reset(key::PeerIp.key(address)).await?;
+//! # Ok(())
+//! # }
+//! ```
+// Each is in a file of its own; the key itself, and its escaping, are below the middleware, in
+// `keys.rs`.
 
 mod bearer;
 mod client_ip;

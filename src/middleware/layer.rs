@@ -29,7 +29,7 @@ use crate::{
 /// A request over the quota is rejected by default. It can wait instead, if
 /// [`max_wait`](RateLimitLayer::max_wait) or a leaky bucket allows it. The limiter holds the
 /// counts. All services of a layer and of its clones share the counts, and the bounds on waiting
-/// requests. The inner service must be `Clone`.
+/// requests. The inner service must be `Clone`: see [below](#services-that-are-not-clone).
 ///
 /// # Readiness
 ///
@@ -50,6 +50,32 @@ use crate::{
 /// layer. If the quotas do not bound it enough, put `LoadShed` inside. To bound all requests,
 /// including those that wait or are rejected, use a `ConcurrencyLimit` outside, or the bound of the
 /// server.
+///
+/// # Services that are not `Clone`
+///
+/// Each request calls a clone of the inner service. Around a service that cannot be cloned, such as
+/// `BoxService`, the compiler says "the trait bound `BoxService<..>: Clone` is not satisfied", or
+/// "the method `ready` exists for struct `RateLimit<BoxService<..>>`, but its trait bounds were not
+/// satisfied". Box it as a `BoxCloneService`, or put a `BufferLayer` inside of the layer, whose
+/// error type is `BoxError`:
+///
+/// ```
+/// use http::{Request, Response};
+/// use tower::{BoxError, Service, ServiceBuilder, buffer::BufferLayer, util::BoxService};
+/// use tower_ratelimit::{Limiter, RateLimitLayer, ResponseBody, key};
+///
+/// type Boxed = BoxService<Request<String>, Response<String>, BoxError>;
+///
+/// fn limited(
+///     limiter: Limiter,
+///     service: Boxed,
+/// ) -> impl Service<Request<String>, Response = Response<ResponseBody<String>>> + Clone {
+///     ServiceBuilder::new()
+///         .layer(RateLimitLayer::new(limiter, key::Global))
+///         .layer(BufferLayer::new(1_024)) // admitted requests that the service has not taken yet
+///         .service(service)
+/// }
+/// ```
 ///
 /// # Responses
 ///

@@ -4,10 +4,11 @@
 //! Other requests only delay the instant at which a request is allowed, in all algorithms. So a
 //! denial holds until that instant, for the same limiter and quota and for at least the same cost,
 //! whatever other limits the requests have: of several limits, the one that denies for longest
-//! denies for that time by itself. `denials/entry.rs` says for which waits. Changes can end it
-//! earlier: units are returned, the key is reset or unblocked, or another quota is applied to it. If
-//! this process makes the change, the denials are dropped. A change by another process, or one whose
-//! answer was lost, is seen when the TTL of the denial is over.
+//! denies for that time by itself. `denials/entry.rs` says for which waits.
+//!
+//! Changes can end it earlier: units are returned, the key is reset or unblocked, or another quota
+//! is applied to it. If this process makes the change, the denials are dropped. A change by another
+//! process, or one whose answer was lost, is seen when the TTL of the denial is over.
 //!
 //! The blocks of keys are remembered, too, for the requests that wait. A block has no TTL: it is
 //! forgotten when this process ends it, or when a decision that was sent after the last one that
@@ -365,7 +366,8 @@ impl CheckedLimit {
         let times = [*sent, received];
         let denial = Denial::new(algorithm, decision, max_wait, times, *ttl);
         if let Some(denial) = denial.filter(|it| it.denies(decision.cost(), max_wait, received)) {
-            let mut entry = Entry::new(self.key.clone(), algorithm, decision.clone(), denial);
+            let decision = decision.clone().with_counts(iter::empty());
+            let mut entry = Entry::new(self.key.clone(), algorithm, decision, denial);
             if let Some(older) = shard.remove(hash, self.limiter, &self.key) {
                 entry.remember(older);
             }

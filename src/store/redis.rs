@@ -307,13 +307,16 @@ impl RedisStore {
     /// would deny them: until [`retry_after`](Decision::retry_after), but at most for this time.
     /// Their [`source`](Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
     /// is allowed without Redis. A remembered denial applies to a check against the limit that has
-    /// denied, alone or together with other limits, with the same quota and at least the cost of the
-    /// denied check, if it may not wait until its units are available.
+    /// denied, alone or together with other limits:
+    ///
+    /// - with the same quota
+    /// - with at least the cost of the denied check
+    /// - if it may not wait until its units are available
     ///
     /// If this store returns units of the key, resets it, or applies another quota, it drops the
-    /// denials of the key. If another process does, or if Redis loses the key, this process may deny
-    /// for up to this time what Redis would allow. At most 57,344 keys with denials are remembered,
-    /// in up to 26 MB. Up to four denials of a key are remembered, of different costs; if all keys
+    /// denials of the key. If another process does, or if Redis loses the key, this process may
+    /// deny for up to this time what Redis would allow. At most 57,344 keys with denials are remembered,
+    /// in up to 27 MB. Up to four denials of a key are remembered, of different costs; if all keys
     /// have four, they take 40 MB.
     #[must_use]
     pub fn denial_ttl(self, denial_ttl: Duration) -> Self {

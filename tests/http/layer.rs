@@ -12,8 +12,9 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer,
-    RedisStore, Refill, Rejection, RejectionBody, RequestError, Reset, ResponseBody, key,
+    Algorithm, Charge, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota,
+    RateLimitLayer, RedisStore, Refill, Rejection, RejectionBody, RequestError, Reset,
+    ResponseBody, Store, key,
 };
 
 use crate::support::{
@@ -504,6 +505,58 @@ async fn a_mapped_rejection_is_stored_only_if_the_closure_allows_it() {
             assert_eq!(header(&rejected, "cache-control"), [expected]);
         }
     }
+}
+
+/// A layer with a limit for each client and one for all, which lists both.
+fn lists_both(store: impl Store + Clone) -> RateLimitLayer {
+    let named = |name, quota| Limiter::named(name, store.clone(), Algorithm::FixedWindow, quota);
+    let (client, all) = (named("client", Quota::per_minute(2)), named("all", Quota::per_hour(3)));
+    let layer = RateLimitLayer::by_rule(move |head: &Parts| {
+        let user = head.headers["user"].to_str().unwrap();
+        Charge::new(&all, "all").and(Charge::new(&client, user))
+    });
+    layer.headers([Headers::Draft11All])
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_option_lists_all_limits_of_a_request() {
+    let layer = lists_both(MemoryStore::new());
+    let states = async |user| {
+        let response = send(&layer, get(&[("user", user)])).await;
+        let policies =
+            [item("all", &[("q", 3), ("w", 3600)]), item("client", &[("q", 2), ("w", 60)])];
+        assert_eq!(items(&response, "ratelimit-policy"), policies);
+        (response.status().as_u16(), items(&response, "ratelimit"))
+    };
+    let client = |remaining, time| item("client", &[("r", remaining), ("t", time)]);
+    let all = |remaining, time| item("all", &[("r", remaining), ("t", time)]);
+    // The limit that binds comes first.
+    assert_eq!(states("ada").await, (200, vec![client(1, 60), all(2, 3600)]));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    assert_eq!(states("ada").await, (200, vec![client(0, 50), all(1, 3590)]));
+    assert_eq!(states("ada").await, (429, vec![client(0, 50), all(1, 3590)]));
+    assert_eq!(states("ben").await, (200, vec![all(0, 3590), client(1, 60)]));
+    // A client that was not counted has all of its quota left.
+    let full = item("client", &[("r", 2)]);
+    assert_eq!(states("eve").await, (429, vec![all(0, 3590), full]));
+}
+
+#[tokio::test]
+async fn with_redis_an_option_lists_all_limits_of_a_request_that_it_has_decided() {
+    let server = RedisServer::start();
+    let layer = lists_both(support::redis_store(&server).await);
+    let states = async |user| {
+        let response = send(&layer, get(&[("user", user)])).await;
+        let states = items(&response, "ratelimit").into_iter();
+        let states = states.map(|(name, params)| (name, params[0].1)).collect::<Vec<_>>();
+        (response.status().as_u16(), states)
+    };
+    let both = |client, all| vec![("client".to_owned(), client), ("all".to_owned(), all)];
+    assert_eq!(states("ada").await, (200, both(1, 2)));
+    assert_eq!(states("ada").await, (200, both(0, 1)));
+    assert_eq!(states("ada").await, (429, both(0, 1)));
+    let remembered = vec![("client".to_owned(), 0)];
+    assert_eq!(states("ada").await, (429, remembered));
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,8 +17,12 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
 use tokio::time::Instant;
 use tower::{
-    BoxError, Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit,
-    load_shed::LoadShed, service_fn, util::BoxCloneSyncService,
+    BoxError, Layer, Service, ServiceBuilder, ServiceExt,
+    buffer::Buffer,
+    limit::ConcurrencyLimit,
+    load_shed::LoadShed,
+    service_fn,
+    util::{BoxCloneSyncService, BoxService},
 };
 use tower_ratelimit::{
     Algorithm, Charge, Limiter, MemoryStore, MissingKey, Quota, RateLimit, RateLimitLayer,
@@ -86,6 +90,22 @@ async fn the_inner_service_is_not_called_when_denied() {
         denied += usize::from(response.status() == StatusCode::TOO_MANY_REQUESTS);
     }
     assert_eq!((calls.load(Ordering::SeqCst), denied), (2, 8));
+}
+
+#[tokio::test]
+async fn a_service_that_is_not_clone_is_limited_with_a_buffer_inside() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let boxed = BoxService::new(counting(&calls));
+    let service = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::Header::new("user")))
+        .layer(tower::buffer::BufferLayer::new(16))
+        .service(boxed);
+    let mut statuses = vec![];
+    for user in ["ada", "ada", "ada", "ben"] {
+        let response = service.clone().oneshot(get(&[("user", user)])).await.unwrap();
+        statuses.push(response.status().as_u16());
+    }
+    assert_eq!((statuses, calls.load(Ordering::SeqCst)), (vec![200, 200, 429, 200], 3));
 }
 
 #[tokio::test]

@@ -14,7 +14,9 @@ use crate::quota::Quota;
 
 fn decide(limits: &[Params], states: &mut [State], request: EngineRequest) -> (EngineReply, usize) {
     let requests = vec![request; limits.len()];
-    combine(&requests, |limit, request| states[limit].decide(&limits[limit], *request))
+    let step = |limit: usize, request: &_| states[limit].decide(&limits[limit], *request);
+    let (replies, binding) = combine(&requests, step);
+    (replies[binding], binding)
 }
 
 /// The largest cost that all limits can grant.

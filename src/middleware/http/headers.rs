@@ -10,7 +10,7 @@ use http::{
 };
 
 use crate::{
-    decision::{Decision, Source, whole_seconds},
+    decision::{Count, Decision, Source, whole_seconds},
     limiter::{AnyLimiter, Charge},
     middleware::rejection::Rejection,
     quota::Quota,
@@ -51,6 +51,12 @@ pub enum Headers {
     /// layers add their headers side by side. The policy contains the limit per window: with a
     /// burst above it, more units can remain.
     Draft11,
+    /// The same headers, with an item in `RateLimit` for each limit of a request that has several:
+    /// see [`Charge`]. `Draft11` reports the limit that binds.
+    ///
+    /// If the process [remembers](crate::Source::Cached) a denial, and in a cluster, where limits
+    /// are checked one after the other, a denial reports the limits that have been checked.
+    Draft11All,
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the
     /// limit, the remaining units, and the seconds until the key is in its initial state. With a
     /// burst above the limit per window, the limit is that burst, so that it is never below the
@@ -70,9 +76,12 @@ impl Headers {
         match self {
             Self::Draft11 => {
                 report.append_policies(headers);
-                if let Some(decision) = report.decision {
-                    headers.append(RATELIMIT, ratelimit(decision, report.replenish_after));
-                }
+                report.append_binding(headers);
+            }
+            Self::Draft11All => {
+                report.append_policies(headers);
+                report.append_binding(headers);
+                report.append_others(headers);
             }
             Self::Triple => insert_triple(headers, &TRIPLE, Reset::Delta, report),
             Self::XRateLimit { reset } => insert_triple(headers, &X_TRIPLE, reset, report),
@@ -103,6 +112,33 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
+    /// Appends the state of the limit that binds.
+    fn append_binding(&self, headers: &mut HeaderMap) {
+        if let Some(decision) = self.decision {
+            let (limiter, remaining) = (decision.limiter(), decision.remaining());
+            headers.append(RATELIMIT, ratelimit(limiter, remaining, self.replenish_after));
+        }
+    }
+
+    /// Appends the states of the other limits. If one is charged for several keys, the key with the
+    /// least remaining binds.
+    fn append_others(&self, headers: &mut HeaderMap) {
+        let Some(decision) = self.decision else { return };
+        let counts: Vec<_> = decision.counts().collect();
+        let mut names = vec![decision.limiter()];
+        for Count { limiter, .. } in counts.iter().copied() {
+            if names.contains(&limiter) {
+                continue;
+            }
+            names.push(limiter);
+            let of_limiter = counts.iter().filter(|count| count.limiter == limiter);
+            let Some(count) = of_limiter.min_by_key(|count| count.remaining()) else { continue };
+            let replenish_after = count.replenish_after().saturating_sub(decision.delay());
+            let replenish_after = Some(replenish_after).filter(|time| !time.is_zero());
+            headers.append(RATELIMIT, ratelimit(limiter, count.remaining(), replenish_after));
+        }
+    }
+
     fn append_policies(&self, headers: &mut HeaderMap) {
         let decided = self.decision.map(Decision::quota);
         // A fallback has another quota, and that of the limiter can change.
@@ -220,15 +256,15 @@ fn policy(name: &str, quota: Quota) -> HeaderValue {
     HeaderValue::from_maybe_shared(Bytes::from(policy)).expect("printable ASCII")
 }
 
-/// Returns the `RateLimit` of a decision, without an allocation except for the header itself.
-fn ratelimit(decision: &Decision, replenish_after: Option<Duration>) -> HeaderValue {
+/// Returns the `RateLimit` of a limit, without an allocation except for the header itself.
+fn ratelimit(limiter: &str, remaining: u64, replenish_after: Option<Duration>) -> HeaderValue {
     let mut digits = itoa::Buffer::new();
     let mut buffer = [0; 128]; // a name has at most 64 characters
     let mut text = &mut buffer[..];
     text.put_slice(b"\"");
-    text.put_slice(decision.limiter().as_bytes());
+    text.put_slice(limiter.as_bytes());
     text.put_slice(b"\";r=");
-    text.put_slice(digits.format(remaining(decision)).as_bytes());
+    text.put_slice(digits.format(remaining.min(LARGEST_INTEGER)).as_bytes());
     if let Some(time) = replenish_after {
         text.put_slice(b";t=");
         text.put_slice(digits.format(whole_seconds(time)).as_bytes());

@@ -1,10 +1,10 @@
 //! The remembered denials of one key, and the requests that they deny. Does not know the memory
 //! that the entry is in, nor the blocks of keys.
 //!
-//! The engine denies a request that may wait `w` until `max(E - w, R)`: it conforms at `E`, and there
-//! is room for it to wait from `R` on. Only a leaky bucket can be full. So a denial of one wait
-//! proves until when requests of other waits are denied, if their cost is at least the same. What
-//! is denied by a block is so at every cost.
+//! The engine denies a request that may wait `w` until `max(E - w, R)`: it conforms at `E`, and
+//! there is room for it to wait from `R` on. Only a leaky bucket can be full. So a denial of one
+//! wait proves until when requests of other waits are denied, if their cost is at least the same. A
+//! block denies every cost.
 
 use std::{iter, mem, ptr, time::Duration};
 

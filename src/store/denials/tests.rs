@@ -616,7 +616,7 @@ fn the_number_of_denials_is_bounded_and_expired_ones_go() {
     // Tables of 512 buckets, and keys of 128 bytes.
     let tables = 2 * SHARDS * 512 * (size_of::<Entry>() + 1);
     let keys = 57_344 * 144;
-    assert!(tables + keys <= 26_000_000, "{tables} bytes, as the documentation says");
+    assert!(tables + keys <= 27_000_000, "{tables} bytes, as the documentation says");
     let last = Request { key: "199999", ..Request::new(&settings) };
     assert!(last.find(&denials, start).is_some());
 
@@ -1011,12 +1011,12 @@ impl Several {
             blocked: 0.0,
         };
         let requests: Vec<_> = limits.iter().map(request).collect();
-        let (reply, index) = combine(&requests, |index, request| {
+        let (replies, index) = combine(&requests, |index, request| {
             let limit = limits[index].0;
             self.settings[limit].params.step(&mut states[limit], request)
         });
         let (limit, cost) = limits[index];
-        Decision::new(self.settings[limit].policy(cost), reply, action, 0.0)
+        Decision::new(self.settings[limit].policy(cost), replies[index], action, 0.0)
     }
 
     fn check(&mut self, limits: &[(usize, u32)], max_wait: f64, latency: u64) {

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use super::{Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, combine},
-    decision::Decision,
+    decision::{Count, Decision},
     error::StoreError,
     store::{LimitRequest, StoreRequest},
     sync::lock,
@@ -40,17 +40,28 @@ impl MemoryStore {
                     continue;
                 }
             }
-            let (reply, binding) =
+            let (replies, binding) =
                 combine(&requests, |index, engine_request| match request.action {
                     Action::Check => transaction.check(index, engine_request),
                     _ => transaction.step(index, engine_request),
                 });
             transaction.insert_fresh(slots, now);
             drop(transaction);
-            let decision = Decision::new(limits[binding].policy(), reply, request.action, 0.0);
+            let decision = decision(limits, request.action, &replies, binding);
             return Ok(decision.counted_by(limits.iter().map(|limit| limit.settings.params.kind())));
         }
     }
+}
+
+fn decision(
+    limits: &[LimitRequest<'_>],
+    action: Action,
+    replies: &[EngineReply],
+    binding: usize,
+) -> Decision {
+    let decision = Decision::new(limits[binding].policy(), replies[binding], action, 0.0);
+    let names = limits.iter().map(|limit| limit.settings.name);
+    decision.with_counts(names.zip(replies).map(|(name, reply)| Count::new(name, reply)))
 }
 
 /// The keys of several limits, with their shards locked.
@@ -120,9 +131,9 @@ impl<'a> Transaction<'a> {
     fn denial(&mut self, requests: &[EngineRequest]) -> Option<Decision> {
         let peek = |request: &EngineRequest| EngineRequest { action: Action::Peek, ..*request };
         let peeks: Vec<EngineRequest> = requests.iter().map(peek).collect();
-        let (reply, binding) = combine(&peeks, |index, request| self.check(index, request));
-        let denied = !reply.admitted;
-        denied.then(|| Decision::new(self.limits[binding].policy(), reply, Action::Check, 0.0))
+        let (replies, binding) = combine(&peeks, |index, request| self.check(index, request));
+        let denied = !replies[binding].admitted;
+        denied.then(|| decision(self.limits, Action::Check, &replies, binding))
     }
 
     fn fresh_count(&self) -> usize {

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, EngineReply},
-    decision::{Decision, Policy},
+    decision::{Count, Decision, Policy},
     store::{LimitRequest, Settings, StoreRequest},
 };
 
@@ -54,7 +54,9 @@ impl ScriptCall {
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
         let age = connection.age(decided.now);
         let decision = decision(policies[decided.limit], decided.reply, *action, age);
-        Ok(decision.counted_by(limits.iter().map(|limit| limit.params.kind())))
+        let decision = decision.counted_by(limits.iter().map(|limit| limit.params.kind()));
+        let names = policies.iter().map(|policy| policy.limiter);
+        Ok(decision.with_counts(names.zip(&decided.all).map(|(name, it)| Count::new(name, it))))
     }
 }
 

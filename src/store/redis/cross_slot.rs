@@ -57,17 +57,18 @@ impl CrossSlot {
         deadline: Deadline,
     ) -> Result<Decision, TransportError> {
         let mut charged = Charged { calls: &self, receipts: vec![] };
-        let mut binding = None;
+        let (mut binding, mut counts) = (None, vec![]);
         for call in &self.calls {
             let decision = call.execute(&self.client, deadline).await?;
             if !decision.is_allowed() {
                 return Ok(decision);
             }
             charged.receipts.push(decision.receipt().clone());
+            counts.extend(decision.counts());
             binding = tighter(binding, decision);
         }
         let receipts = mem::take(&mut charged.receipts);
-        Ok(self.with_receipts(binding, &receipts))
+        Ok(self.with_receipts(binding, &receipts).with_counts(counts.into_iter()))
     }
 
     /// Executes all calls, even if one fails.

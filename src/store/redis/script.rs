@@ -289,6 +289,8 @@ pub(crate) type Reply = Vec<redis::Value>;
 pub(crate) struct Decided {
     pub(crate) reply: EngineReply,
     pub(crate) limit: usize,
+    /// The replies of all limits, if there are several.
+    pub(crate) all: Vec<EngineReply>,
     pub(crate) now: f64,
 }
 
@@ -311,11 +313,13 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
     let mut step = |limit: usize, request: &EngineRequest| {
         limits[limit].params.step(&mut states[limit], request)
     };
-    let (reply, limit) = match limits {
-        [limit] => (step(0, &request(limit)), 0),
+    let (replies, limit) = match limits {
+        [limit] => {
+            return Ok(Decided { reply: step(0, &request(limit)), all: vec![], limit: 0, now });
+        }
         _ => combine(&limits.iter().map(request).collect::<Vec<_>>(), step),
     };
-    Ok(Decided { reply, limit, now })
+    Ok(Decided { reply: replies[limit], all: replies, limit, now })
 }
 
 fn decode((limit, found): (&Limit, &redis::Value)) -> Option<State> {
