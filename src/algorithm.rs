@@ -1,5 +1,5 @@
 //! The algorithms: their guarantees and names, and the entry to the engine, which decides. Each has
-//! a model in two languages, `algorithm/NAME.rs` and `scripts/NAME/model.lua`, with the same
+//! a model in two languages, `src/algorithm/NAME.rs` and `scripts/NAME/model.lua`, with the same
 //! functions in the same order. Both count in doubles that hold integers below 2^53, so that they
 //! agree to the bit. It knows no keys, stores or clocks.
 

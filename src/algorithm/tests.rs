@@ -12,3 +12,4 @@ mod overshoot;
 mod rates;
 mod settling;
 mod stream;
+mod texts;

@@ -78,7 +78,7 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
             admitted.push((reply.instant, request.cost));
         }
         let own = limit("{k}0", params, &request);
-        let (command, script) = script::decide(request.action, &[own.clone()]);
+        let (command, script) = script::decide(request.action, std::slice::from_ref(&own));
         stream.call(&command, script, now);
 
         if i % 3 == 0 && !request.action.blocks() {

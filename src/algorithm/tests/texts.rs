@@ -1,0 +1,87 @@
+//! Texts about the code: paths that comments name, and functions that scripts must not use. Does not
+//! run anything.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// The files of a folder, with their texts.
+fn files(folder: &Path, all: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.extension().and_then(|extension| extension.to_str()) {
+            None if path.is_dir() => files(&path, all),
+            Some("rs" | "lua" | "md") => {
+                let text = fs::read_to_string(&path).unwrap();
+                all.push((path, text));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn texts(folders: &[&str]) -> Vec<(PathBuf, String)> {
+    let mut all = vec![];
+    folders.iter().for_each(|folder| files(&Path::new(ROOT).join(folder), &mut all));
+    assert!(all.len() > 10, "{} files", all.len());
+    all
+}
+
+/// Returns the paths below `src` and `scripts` that a text names in backticks.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2).filter(|word| {
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._".contains(letter);
+        (word.starts_with("src/") || word.starts_with("scripts/")) && word.chars().all(is_plain)
+    })
+}
+
+#[test]
+fn every_file_that_a_comment_or_a_page_names_exists() {
+    let mut named = 0;
+    for (file, text) in texts(&["src", "scripts", "docs"]) {
+        for path in paths(&text) {
+            named += 1;
+            // `NAME` stands for each algorithm.
+            let path = path.replace("NAME", "token_bucket");
+            let exists = Path::new(ROOT).join(&path).exists();
+            assert!(exists, "{}: `{path}` does not exist; correct it", file.display());
+        }
+    }
+    assert!(named > 10, "{named} paths");
+}
+
+#[test]
+fn scripts_use_no_function_that_lua_5_4_lacks() {
+    let missing = [
+        "math.frexp",
+        "math.ldexp",
+        "math.pow",
+        "math.log10",
+        "math.mod",
+        "math.sinh",
+        "math.cosh",
+        "math.tanh",
+        "table.getn",
+        "table.maxn",
+        "table.foreach",
+        "string.gfind",
+        "setfenv",
+        "getfenv",
+        "loadstring",
+        "module(",
+        "bit.",
+        "arg.n",
+    ];
+    for (file, text) in texts(&["scripts"]) {
+        for (i, line) in text.lines().enumerate() {
+            let code = line.split("--").next().unwrap();
+            for name in missing {
+                let is_used = code.contains(name);
+                assert!(!is_used, "{}, line {}: Lua 5.4 has no {name}", file.display(), i + 1);
+            }
+        }
+    }
+}
