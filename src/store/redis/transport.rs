@@ -2,8 +2,8 @@
 //! limits.
 //!
 //! From the door down: `client`, `cluster`, `node` (with `background` jobs), `channel`,
-//! `connection`, `server`, `sentinel`, `connector`. The states beside them: `breaker` with
-//! `rejections`, `reports` and `events`, `clock_offset`, `deadline`.
+//! `connection`, `line` with `unsent`, `server`, `sentinel`, `connector`. The states beside them:
+//! `breaker` with `rejections`, `reports` and `events`, `clock_offset`, `deadline`.
 
 mod background;
 mod breaker;
@@ -18,6 +18,7 @@ mod connector;
 mod deadline;
 mod error;
 mod events;
+mod line;
 mod node;
 mod probe;
 mod rejections;
@@ -26,6 +27,7 @@ mod sentinel;
 mod server;
 #[cfg(feature = "tls-rustls")]
 mod tls;
+mod unsent;
 mod url;
 
 pub(crate) use self::deadline::Deadline;

@@ -363,7 +363,7 @@ impl Cluster {
         Err(error)
     }
 
-    fn knows_slots(&self) -> bool {
+    pub(crate) fn knows_slots(&self) -> bool {
         self.read(|map| map.has_owners)
     }
 
