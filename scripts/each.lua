@@ -3,8 +3,8 @@
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
 --        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row. The last
 --        runs are those of all further keys, too.
--- Of several keys, one that the script cannot decide about has `false` instead of a state: none of
--- its requests was counted. A single one is an error.
+-- A key that the script cannot decide about, or for which the server rejects the write, has an error
+-- instead of a state; the other keys are decided.
 local params = ARGV[2]
 local key -- about which the engine decides
 -- STATE
@@ -50,10 +50,20 @@ if action == 'release' then
   return {now}
 end
 
--- Returns true for an error that concerns one key.
-local function is_of_key(err)
+-- Returns the reply for the key whose decision this error of Lua, or of a command, has ended. Servers
+-- differ in whether the error of a command is a table, and in what stands before its code.
+local function failure(err)
   local text = type(err) == 'table' and err.err or err
-  return string.find(text, FOREIGN, 1, true) or string.find(text, 'WRONGTYPE', 1, true)
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif string.find(text, ' %-%u+ ') then
+    text = 'ERR ' .. text
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
 end
 
 -- Returns the states of all keys; `false` for a key without one.
@@ -78,23 +88,26 @@ local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
-local reply, runs, position, written = {now}, nil, 1, false
-for i = 1, #KEYS do
-  key = KEYS[i]
-  if position <= #items then
-    runs, position = read_runs(position)
-  end
-  local found = fast and action == 'check' and apply(fast(key, i, runs))
-  if found then
-    reply[i + 1], written = found, true
-  elseif #KEYS == 1 then
-    reply[2] = engine().decide_all(runs)
-  else
-    local ok, state = pcall(engine().decide_all, runs)
-    if not ok and not written and not is_of_key(state) then
-      error(state, 0)
+local reply, runs, position, index = {now}, nil, 1, 0
+-- Decides about the keys behind `index`, which is the key at work.
+local function decide_keys()
+  while index < #KEYS do
+    index = index + 1
+    key = KEYS[index]
+    if position <= #items then
+      runs, position = read_runs(position)
     end
-    reply[i + 1], written = ok and state, written or ok
+    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    reply[index + 1] = found or engine().decide_all(runs)
   end
 end
-return reply
+
+-- One `pcall` for all keys costs nothing per key.
+while index < #KEYS do
+  local ok, err = pcall(decide_keys)
+  if not ok then
+    call = redis.call
+    reply[index + 1] = failure(err)
+  end
+end
+return #KEYS == 1 and reply[2].err and reply[2] or reply

@@ -24,6 +24,7 @@ local now = time[1] * 1000000 + time[2]
 
 -- Reports a value that another program wrote to the key, or a state in another form.
 local FOREIGN = ' holds no state of this limiter'
+local UNDECIDED = ' cannot be decided about; delete it: ' -- another error of this script
 local function fail(key)
   error('the key ' .. key .. FOREIGN .. ': delete it', 0)
 end

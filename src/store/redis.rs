@@ -4,6 +4,7 @@ mod batch;
 mod call;
 mod cross_slot;
 mod front;
+mod late;
 mod release;
 pub(crate) mod script;
 mod transport;
@@ -27,11 +28,12 @@ use self::{
     call::ScriptCall,
     cross_slot::CrossSlot,
     front::{Front, Place},
+    late::WaitingCall,
     release::ReleaseFuture,
 };
 use super::{
-    BackgroundTask, Health, MemoryStore, Names, Ping, Sealed, Settings, Store, StoreFuture,
-    StoreRequest,
+    BackgroundTask, Health, LimitRequest, MemoryStore, Names, Ping, Sealed, Settings, Store,
+    StoreFuture, StoreRequest,
     denials::{Denials, Lookup},
 };
 use crate::{
@@ -65,13 +67,28 @@ use crate::{
 /// # Calls
 ///
 /// A check is sent immediately if no call of its limiter is under way. Otherwise it waits for the
-/// next call, which begins within a turn of the runtime while fewer than four are under way. A call
-/// has up to 64 keys, whose checks are decided in the order of their arrival, each as if it had
-/// come alone. A check that is dropped before its call has spent nothing.
+/// next call, which begins within a turn of the runtime while fewer than four are under way, or
+/// fewer than 64 while their batches are full. A call has up to 64 keys. Each check is decided as
+/// if it had come alone. A check that is dropped before its call has spent nothing.
+///
+/// In one process and runtime, the checks of a key are decided in the order of their arrival, if
+/// their futures are polled until they are ready. They take the same connection; after
+/// `SCRIPT FLUSH`, or if the connection ends before they are written, they are sent again in the
+/// same order. Three cases have no order: another client or another connection loads the script
+/// again meanwhile, a slot of a cluster moves, or the process finds out that its server is a
+/// cluster.
 ///
 /// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
-/// error that concerns one key fails the checks of that key only. Several limits at once have a
-/// call of their own. In a cluster, only checks of the same key share a call.
+/// error that concerns one key fails the checks of that key only, and names the key. While Redis
+/// rejects writes, checks that it denies are still denied. Several limits at once have a call of
+/// their own. In a cluster, only checks of the same key share a call.
+///
+/// If a check that may wait is dropped, or fails at its deadline, after it was sent, its answer is
+/// awaited for up to 30 s more, and what it has spent or reserved is released, exactly once. A check
+/// that may not wait stays counted.
+///
+/// A connection is given up if a reply has more than 16 MiB, or if it has no reply for a second
+/// and no request waits for one.
 ///
 /// # While Redis does not answer
 ///
@@ -439,7 +456,7 @@ impl Store for RedisStore {
         let (client, deadline) = (self.client.clone(), self.start_deadline());
         let limiter = request.limits[0].settings.name;
         let turn = match (request.action, request.limits) {
-            (Action::Check, [limit]) => match self.front.enter(limit, &self.prefix, deadline) {
+            (Action::Check, [limit]) => match self.front.enter(limit, self, deadline) {
                 Place::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
                 Place::Queued(queued) => {
                     return StoreFuture::pending(async move {
@@ -452,13 +469,26 @@ impl Store for RedisStore {
         };
         let first = request.limits[0].key;
         if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
+            if request.action == Action::Check && request.limits.iter().any(LimitRequest::may_wait)
+            {
+                let call = WaitingCall::new(self, request, self.front.late_calls());
+                return StoreFuture::pending(async move {
+                    let decision = call.execute(deadline).await;
+                    let decision = decision.map_err(|error| failed(&client, limiter, error))?;
+                    Ok(undecided.decided(decision, Instant::now))
+                });
+            }
             let call = ScriptCall::new(self, request);
             return StoreFuture::pending(async move {
                 let turn = turn; // kept during the call
-                if let Some((_, observers)) = &turn {
-                    report_sent(observers, limiter, 1);
-                }
-                let decision = call.execute(&client, deadline).await;
+                let decision = match &turn {
+                    Some((turn, observers)) => {
+                        report_sent(observers, limiter, 1);
+                        let on_handover = || turn.hand_over();
+                        call.execute_in_turn(&client, deadline, &on_handover).await
+                    }
+                    None => call.execute(&client, deadline).await,
+                };
                 let decision = decision.map_err(|error| failed(&client, limiter, error))?;
                 Ok(undecided.decided(decision, Instant::now))
             });

@@ -73,6 +73,12 @@ impl LimitRequest<'_> {
         self.settings.name == other.settings.name && self.key == other.key
     }
 
+    /// Returns whether the request can get a reservation.
+    #[cfg(feature = "redis")]
+    pub(crate) fn may_wait(&self) -> bool {
+        self.max_wait > 0.0
+    }
+
     pub(crate) fn policy(&self) -> Policy {
         self.settings.policy(self.cost)
     }

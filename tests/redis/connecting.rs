@@ -208,18 +208,18 @@ async fn a_connection_of_the_application_is_used() {
 }
 
 #[tokio::test]
-async fn the_commands_alternate_between_the_connections() {
+async fn the_keys_are_distributed_over_the_connections() {
     let server = RedisServer::start();
     let config = RedisConfig::server(&server.url()).unwrap().connections(3);
     let store = with_long_deadline(RedisStore::new(config).unwrap());
     let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(100));
-    for _ in 0..9 {
-        let _ = limiter.check("key").await.unwrap();
+    for check in 0..90 {
+        let _ = limiter.check(check % 30).await.unwrap();
     }
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     let ours = clients.lines().filter(|line| line.contains("cmd=evalsha"));
     assert_eq!(ours.count(), 3, "{clients}");
-    assert_eq!(limiter.peek("key").await.unwrap().remaining(), 91);
+    assert_eq!(limiter.peek(0).await.unwrap().remaining(), 97);
 }
 
 #[test]

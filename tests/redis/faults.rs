@@ -20,7 +20,7 @@ use tower_ratelimit::{
     Algorithm, FailurePolicy, Health, Limiter, Quota, RateLimitLayer, RedisStore, Source, key,
 };
 
-use crate::support::{self, proxy::Proxy, server::RedisServer};
+use crate::support::{self, load::until, proxy::Proxy, server::RedisServer};
 
 const IN_FLIGHT: usize = 300;
 const KEYS: usize = 10;
@@ -301,6 +301,32 @@ async fn replies_garbled() {
     load.until_failed(1_000).await;
     proxy.garble(false);
     load.assert_recovers("replies garbled", 1).await;
+}
+
+#[tokio::test]
+async fn a_reply_without_end_is_given_up() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(MAX_TIME);
+    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    proxy.flood();
+    assert!(limiter.check("key").await.is_err());
+    until("the connection is closed", async || proxy.open() == 0).await;
+    assert!(proxy.flooded() < 64 << 20, "{} bytes were read", proxy.flooded());
+    assert!(limiter.check("key").await.is_ok());
+}
+
+#[tokio::test]
+async fn a_connection_without_replies_is_given_up_without_a_further_call() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
+    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    proxy.hold_replies(true);
+    assert!(limiter.check("key").await.is_err());
+    until("the connection is closed", async || proxy.open() == 0).await;
+    proxy.hold_replies(false);
+    assert!(limiter.check("key").await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,7 @@
 //! Checks that go to Redis together: order, costs, deadlines, and failures of one check or of all.
 
 use std::{
+    collections::HashMap,
     future::poll_fn,
     sync::{
         Arc, Barrier,
@@ -12,11 +13,13 @@ use std::{
 };
 
 use tokio::{runtime, task::JoinSet};
-use tower_ratelimit::{Algorithm, Decision, Error, Limiter, Quota, RedisStore, Source};
+use tower_ratelimit::{
+    Algorithm, Decision, Error, Limiter, Quota, RedisConfig, RedisStore, Source,
+};
 
 use crate::support::{
     ALGORITHMS, cluster::Cluster, load::until, proxy::Proxy, redis_store, server::RedisServer,
-    with_long_deadline,
+    with_long_deadline, with_sources,
 };
 
 async fn store(server: &RedisServer) -> RedisStore {
@@ -96,6 +99,188 @@ async fn many_requests_at_once_are_decided_within_the_default_deadline() {
         true
     })
     .await;
+}
+
+/// Starts checks in this order, with pauses in which calls are sent, and polls all until they are
+/// decided.
+async fn check_in_order(limiter: &Limiter, keys: &[String]) -> Vec<Decision> {
+    let mut checks: Vec<_> = keys.iter().map(|key| Box::pin(limiter.check(&**key))).collect();
+    let mut decisions: Vec<Option<Decision>> = vec![None; keys.len()];
+    let (mut started, mut round) = (0, 1);
+    poll_fn(|cx| {
+        started = (started + round * 37 % 101).min(checks.len());
+        round += 1;
+        for (check, decision) in checks[..started].iter_mut().zip(&mut decisions) {
+            if decision.is_none()
+                && let Poll::Ready(decided) = check.as_mut().poll(cx)
+            {
+                *decision = Some(decided.unwrap());
+            }
+        }
+        if started < checks.len() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if decisions.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    decisions.into_iter().flatten().collect()
+}
+
+/// The checks of each key must be decided in the order in which they were started.
+fn assert_order(keys: &[String], decisions: &[Decision], limit: u32, what: &str) {
+    let mut spent = HashMap::<_, u32>::new();
+    for (i, (key, decision)) in keys.iter().zip(decisions).enumerate() {
+        let spent = spent.entry(key).or_default();
+        *spent += 1;
+        assert_eq!(decision.is_allowed(), *spent <= limit, "{what}: check {i}, {spent} of {key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn checks_of_a_key_are_decided_in_the_order_of_their_arrival_whatever_happens() {
+    const LIMIT: u32 = 150;
+    let server = RedisServer::start();
+    for connections in [1, 4] {
+        let config = RedisConfig::server(&server.url()).unwrap().connections(connections);
+        let store = with_long_deadline(RedisStore::new(config).unwrap());
+        let store = store.denial_ttl(Duration::ZERO);
+        let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_day(LIMIT));
+        for round in 0..60 {
+            let key = |i: usize| format!("{connections}-{round}-{}", i * 7919 % 5);
+            let keys: Vec<_> = (0..1_500).map(key).collect();
+            let mut admin = server.connection();
+            let during = match round % 3 {
+                0 => "nothing happens",
+                // Otherwise another connection can load the script for the later checks.
+                1 if connections == 1 => {
+                    redis::cmd("SCRIPT").arg("FLUSH").exec(&mut admin).unwrap();
+                    "the scripts are flushed"
+                }
+                1 => "nothing happens",
+                _ => {
+                    let kill = ["KILL", "TYPE", "normal", "SKIPME", "yes"];
+                    redis::cmd("CLIENT").arg(&kill).exec(&mut admin).unwrap();
+                    "the connections are closed"
+                }
+            };
+            let decisions = check_in_order(&limiter, &keys).await;
+            assert_order(&keys, &decisions, LIMIT, during);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_check_is_not_sent_after_its_deadline() {
+    let server = RedisServer::start();
+    let stores = [store(&server).await, store(&server).await];
+    let (quick, slow) = (Duration::from_millis(20), Duration::from_secs(60));
+    let limiter = |deadline, name, store: &RedisStore| {
+        let store = store.clone().deadline(deadline);
+        Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(1_000))
+    };
+    let limiters = [limiter(quick, "quick", &stores[0]), limiter(slow, "slow", &stores[0])];
+    let observer = limiter(slow, "quick", &stores[1]);
+    let _ = limiters[1].check("first").await.unwrap();
+    let mut checks: Vec<_> = (0..40).map(|i| Box::pin(limiters[i % 2].check("key"))).collect();
+    poll_fn(|cx| {
+        let polled = checks.iter_mut().map(|check| check.as_mut().poll(cx));
+        assert_eq!(polled.filter(Poll::is_pending).count(), 40);
+        Poll::Ready(())
+    })
+    .await;
+    let start = Instant::now();
+    while start.elapsed() < 2 * quick {} // blocks the runtime
+    for (i, check) in checks.into_iter().enumerate() {
+        let decision = check.await;
+        assert_eq!(decision.is_ok(), i % 2 == 1, "{decision:?}");
+    }
+    assert_eq!(observer.peek("key").await.unwrap().remaining(), 1_000);
+}
+
+#[tokio::test]
+async fn the_calls_under_way_grow_while_many_checks_wait() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = with_long_deadline(RedisStore::connect(&proxy.url()).await.unwrap());
+    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(9));
+    let _ = limiter.check("first").await.unwrap();
+    let before = server.calls("evalsha");
+    proxy.hold_replies(true);
+    let checks = tokio::spawn(async move { check_all(&limiter, &of_many_keys(5_000)).await });
+    until("many calls are under way", async || server.calls("evalsha") - before >= 60).await;
+    proxy.hold_replies(false);
+    assert!(checks.await.unwrap().iter().all(Result::is_ok));
+    let calls = server.calls("evalsha") - before;
+    assert!(calls <= 5_000 / 64 + 8, "{calls} calls: batches are full");
+}
+
+#[tokio::test]
+async fn a_server_that_rejects_writes_still_denies() {
+    for algorithm in ALGORITHMS {
+        let server = RedisServer::start();
+        let store = store(&server).await.denial_ttl(Duration::ZERO);
+        let limiter = Limiter::new(store, algorithm, Quota::per_day(2));
+        for i in (0..50).step_by(2) {
+            let check = async || {
+                let check = limiter.check_within(format!("key-{i}"), 1, Duration::ZERO);
+                check.await.unwrap().is_allowed()
+            };
+            while check().await {}
+        }
+        let set = |value: &str| {
+            let mut command = redis::cmd("CONFIG");
+            command.arg("SET").arg("maxmemory").arg(value).exec(&mut server.connection()).unwrap();
+        };
+        set("1");
+        let before = server.calls("evalsha");
+        let mut tasks = JoinSet::new();
+        for i in 0..50 {
+            let limiter = limiter.clone();
+            tasks.spawn(async move {
+                let key = format!("key-{i}");
+                (i, limiter.check_within(key, 1, Duration::ZERO).await)
+            });
+        }
+        for (i, decision) in tasks.join_all().await {
+            match decision {
+                Ok(decision) => assert!(i % 2 == 0 && !decision.is_allowed(), "{algorithm} {i}"),
+                Err(error) => assert!(i % 2 == 1 && error.is_store(), "{algorithm} {i}: {error}"),
+            }
+        }
+        let calls = server.calls("evalsha") - before;
+        assert!(calls <= 4, "{algorithm}: {calls} calls to a server in trouble");
+        set("0");
+    }
+}
+
+#[tokio::test]
+async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
+    let server = RedisServer::start();
+    let store = store(&server).await;
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let wait = Duration::from_secs(5 * 3_600);
+    for _ in 0..3 {
+        let _ = limiter.check_within("key-3", 1, wait).await.unwrap();
+    }
+    let name = "ratelimit:default:token-bucket:{key-3}";
+    let mut admin = server.connection();
+    let mut value: Vec<u8> = redis::cmd("GET").arg(name).query(&mut admin).unwrap();
+    let entries = value.len() - 2 * 16;
+    value.splice(entries..entries, [0; 8]);
+    redis::cmd("SET").arg(name).arg(value).arg("KEEPTTL").exec(&mut admin).unwrap();
+    let mut tasks = JoinSet::new();
+    for i in 0..64 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { (i, limiter.check_within(format!("key-{i}"), 1, wait).await) });
+    }
+    for (i, decision) in tasks.join_all().await {
+        assert_eq!(decision.is_err(), i == 3, "{i}: {decision:?}");
+        if let Err(Error::Store(error)) = decision {
+            let text = with_sources(&error);
+            assert!(text.contains(name) && text.contains("delete it"), "{text}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -16,11 +16,11 @@ use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Runtime,
     task::{JoinHandle, JoinSet, block_in_place},
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    Algorithm, Charge, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
     redisson::{RateLimiter, RateType},
 };
 
@@ -363,6 +363,51 @@ async fn releases_that_redis_rejects_are_sent_again() {
         set(normal);
         waiting.until_released().await;
         assert_no_outage(&store);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reservations_of_late_answers_are_released_exactly_once() {
+    for algorithm in ALGORITHMS {
+        for has_two_limits in [false, true] {
+            let server = RedisServer::start();
+            let proxy = Proxy::start(&server);
+            let store = RedisStore::connect(&proxy.url()).await.unwrap();
+            let waiting = Waiting::start(limiter(&store, algorithm), &keys(1), 0).await;
+            let quick = RedisStore::connect(&proxy.url())
+                .await
+                .unwrap()
+                .deadline(Duration::from_millis(50));
+            let quota = waiting.limiter.quota();
+            let quick_limiter = Limiter::named("waiting", quick.clone(), algorithm, quota);
+            let other = Limiter::named("other", quick, algorithm, Quota::per_hour(10_000));
+            let before = server.calls("evalsha");
+            proxy.hold_replies(true);
+            let mut tasks = JoinSet::new();
+            for i in 0..50 {
+                let charge = Charge::new(&quick_limiter, "key-0");
+                let charge = if has_two_limits { charge.also(&other) } else { charge };
+                tasks.spawn(async move {
+                    let waits = charge.try_acquire(MAX_WAIT);
+                    if i % 2 == 0 {
+                        let dropped = timeout(Duration::from_millis(20), waits).await;
+                        assert!(dropped.is_err());
+                    } else {
+                        assert!(waits.await.is_err());
+                    }
+                });
+            }
+            let _ = tasks.join_all().await;
+            assert!(server.calls("evalsha") > before);
+            let mut admin = server.connection();
+            let length = |admin: &mut redis::Connection| -> usize {
+                let name = format!("ratelimit:waiting:{}:{{key-0}}", algorithm.name());
+                redis::cmd("STRLEN").arg(name).query(admin).unwrap()
+            };
+            println!("{algorithm}: {} bytes", length(&mut admin));
+            proxy.hold_replies(false);
+            waiting.until_released().await;
+        }
     }
 }
 

@@ -36,6 +36,12 @@ struct Faults {
     /// The connections up to this number are lost.
     lost: AtomicUsize,
     connections: AtomicUsize,
+    /// The number of connections that have ended.
+    ended: AtomicUsize,
+    /// Replaces the next reply with one that does not end.
+    floods: AtomicBool,
+    /// The number of its bytes so far.
+    flooded: AtomicU64,
     /// Ends the next reply in the middle, and closes the connection.
     cuts: AtomicBool,
     /// Replaces replies with garbage.
@@ -83,6 +89,21 @@ impl Proxy {
         self.faults.cuts.store(true, SeqCst);
     }
 
+    /// Replaces the next reply with one of 2 GB.
+    pub fn flood(&self) {
+        self.faults.floods.store(true, SeqCst);
+    }
+
+    /// The number of bytes of that reply which the store has taken.
+    pub fn flooded(&self) -> u64 {
+        self.faults.flooded.load(SeqCst)
+    }
+
+    /// The number of open connections.
+    pub fn open(&self) -> usize {
+        self.faults.connections.load(SeqCst) - self.faults.ended.load(SeqCst)
+    }
+
     pub fn garble(&self, on: bool) {
         self.faults.garbles.store(on, SeqCst);
     }
@@ -122,6 +143,7 @@ async fn serve(listener: TcpListener, socket: PathBuf, faults: Arc<Faults>) {
                 () = requests(from_client, to_server, &faults, id) => {}
                 () = replies(from_server, to_client, &faults, id) => {}
             }
+            faults.ended.fetch_add(1, SeqCst);
         });
     }
 }
@@ -170,6 +192,14 @@ async fn replies(
             }
             if faults.cuts.swap(false, SeqCst) {
                 let _ = to.write_all(&reply[..reply.len() / 2]).await;
+                break;
+            }
+            if faults.floods.swap(false, SeqCst) {
+                reply = b"$2000000000\r\n".to_vec();
+                while to.write_all(&reply).await.is_ok() {
+                    faults.flooded.fetch_add(reply.len() as u64, SeqCst);
+                    reply.resize(65_536, 0);
+                }
                 break;
             }
             if faults.garbles.load(SeqCst) {

@@ -14,9 +14,11 @@ use std::{
 
 use hashbrown::HashTable;
 use redis::ServerErrorKind;
+use tokio::task::JoinSet;
 
 use super::{
-    call::{EachReply, ScriptCall, execute_each},
+    call::{EachReply, execute_each},
+    late::LateReleases,
     name_of, report_sent,
     script::{CheckEach, reserves_fast},
     transport::{Client, Deadline, TransportError},
@@ -40,8 +42,7 @@ pub(super) struct CheckBatch {
     settings: Arc<Settings>,
     /// Those of the first check.
     observers: Observers,
-    /// The prefix of all keys in Redis.
-    prefix: Arc<str>,
+    releases: LateReleases,
     contents: Mutex<Contents>,
 }
 
@@ -61,6 +62,8 @@ struct Caller {
     max_wait: f64,
     deadline: Deadline,
     end: End,
+    /// True if a call has been made for it.
+    is_sent: bool,
     state: State,
 }
 
@@ -71,8 +74,6 @@ enum End {
     Deadline,
     /// The end of the call of the batch, at most [`MAX_DELAY`] later.
     OfBatch,
-    /// The end of a call for this check alone.
-    OfCall,
 }
 
 enum State {
@@ -82,11 +83,11 @@ enum State {
 }
 
 /// The call of a batch.
-struct BatchCall {
+pub(super) struct BatchCall {
     checks: CheckEach,
     /// The indexes of the callers of these checks, in the same order.
     callers: Vec<usize>,
-    /// The latest deadline of the callers.
+    /// The latest deadline of the callers; the call is not sent after the earliest.
     deadline: Deadline,
     has_one_key: bool,
 }
@@ -95,9 +96,9 @@ impl CheckBatch {
     pub(super) fn new(
         settings: Arc<Settings>,
         observers: Observers,
-        prefix: Arc<str>,
+        releases: LateReleases,
     ) -> Arc<Self> {
-        Arc::new(Self { settings, observers, prefix, contents: Mutex::default() })
+        Arc::new(Self { settings, observers, releases, contents: Mutex::default() })
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -127,49 +128,85 @@ impl CheckBatch {
         });
         let index = callers.len();
         let (end, state) = (End::Deadline, State::Waiting(None));
-        callers.push(Caller { key, cost, max_wait, deadline, end, state });
+        callers.push(Caller { key, cost, max_wait, deadline, end, is_sent: false, state });
         Some(Queued { batch: self.clone(), index, is_done: false })
     }
 
-    /// Executes a call for the callers that still wait. `slot` is that of the keys in a cluster;
-    /// `is_clustered` is true if the server rejects calls whose keys are in several slots.
+    /// Executes a call. `slot` is that of the keys in a cluster; `is_clustered` is true if the
+    /// server rejects calls whose keys are in several slots. `on_handover` is called when no later
+    /// call can overtake this one. Returns true if it was not sent in time for some of its callers,
+    /// and others have time left: they need another call.
     pub(super) async fn execute(
         self: &Arc<Self>,
         client: &Client,
         slot: u16,
         is_clustered: &AtomicBool,
-    ) {
-        let Some(call) = self.begin() else { return };
+        call: &BatchCall,
+        on_handover: &(dyn Fn() + Sync),
+    ) -> bool {
         if is_clustered.load(Relaxed) && !call.has_one_key {
-            return self.execute_alone(&call.callers, client);
+            self.execute_by_key(client, slot, call).await;
+            return false;
         }
         report_sent(&self.observers, self.settings.name, call.callers.len());
-        match execute_each(&call.checks, client, call.deadline).await {
-            Ok(reply) => {
-                let uncounted = self.complete(&call, &reply);
-                self.execute_alone(&uncounted, client);
-            }
+        match execute_each(&call.checks, client, call.deadline, on_handover).await {
+            Ok(reply) => self.complete(call, client, slot, &reply),
             Err(error) if error.server_kind() == Some(ServerErrorKind::CrossSlot) => {
                 is_clustered.store(true, Relaxed);
-                self.execute_alone(&call.callers, client);
+                self.execute_by_key(client, slot, call).await;
             }
-            Err(error) => self.fail(&call.callers, client, slot, &error),
+            Err(error) if error.is_timeout() && !error.may_have_run() => {
+                let mut contents = self.contents();
+                for &index in &call.callers {
+                    let caller = &mut contents.callers[index];
+                    (caller.is_sent, caller.end) = (false, End::Deadline);
+                }
+                return true;
+            }
+            Err(error) => self.fail(call, client, slot, &error),
         }
+        false
     }
 
-    /// Makes the call; `None` if no caller waits.
-    fn begin(&self) -> Option<BatchCall> {
-        let Contents { keys, callers, .. } = &mut *self.contents();
+    /// Returns whether a check can get a reservation.
+    pub(super) fn may_wait(&self) -> bool {
+        self.contents().callers.iter().any(|it| it.is_waiting() && it.max_wait > 0.0)
+    }
+
+    /// Makes a call for the callers that wait and whose deadlines are not over; `None` if there are
+    /// none. `may_linger` is true if its reply can be awaited after the deadline.
+    pub(super) fn begin(&self, may_linger: bool) -> Option<BatchCall> {
+        let mut contents = self.contents();
         let now = Instant::now();
-        let waiting = callers.iter().filter(|it| it.is_waiting()).map(|it| it.deadline);
-        let deadline = waiting.max_by_key(|deadline| deadline.left_at(now))?;
-        let latest = deadline.left_at(now);
-        let mut indexes = Vec::with_capacity(callers.len());
-        for (index, caller) in callers.iter_mut().enumerate().filter(|(_, it)| it.is_waiting()) {
-            if caller.deadline.left_at(now) + MAX_DELAY >= latest {
+        let callers = contents.callers.iter().enumerate();
+        let is_in_time = |it: &Caller| it.is_waiting() && !it.deadline.left_at(now).is_zero();
+        let waiting: Vec<_> = callers.filter(|it| is_in_time(it.1)).map(|it| it.0).collect();
+        self.call(&mut contents, waiting, may_linger)
+    }
+
+    /// Makes a call for some callers.
+    fn call(
+        &self,
+        Contents { keys, callers, .. }: &mut Contents,
+        mut indexes: Vec<usize>,
+        may_linger: bool,
+    ) -> Option<BatchCall> {
+        let now = Instant::now();
+        let left = |deadline: &Deadline| deadline.left_at(now);
+        let deadlines = indexes.iter().map(|index| callers[*index].deadline);
+        let (first, last) = (deadlines.clone().min_by_key(left)?, deadlines.max_by_key(left)?);
+        let mut may_wait = false;
+        for &index in &indexes {
+            let caller = &mut callers[index];
+            may_wait |= caller.max_wait > 0.0;
+            caller.is_sent = true;
+            if caller.deadline.left_at(now) + MAX_DELAY >= left(&last) {
                 caller.end = End::OfBatch;
             }
-            indexes.push(index);
+        }
+        let lingers = may_wait && may_linger;
+        if lingers {
+            indexes.iter().for_each(|index| callers[*index].end = End::Deadline);
         }
         indexes.sort_by_key(|index| callers[*index].key);
         let mut checks = CheckEach::new(self.settings.params, indexes.len());
@@ -180,65 +217,94 @@ impl CheckBatch {
             let of_key = of_key.iter().map(|index| &callers[*index]);
             checks.add(name, of_key.map(|caller| (caller.cost, caller.max_wait)));
         }
+        let deadline = last.shared(first, lingers);
         Some(BatchCall { checks, callers: indexes, deadline, has_one_key: of_keys == 1 })
     }
 
     fn name(&self, key: &Key<'_>) -> String {
-        name_of(&self.prefix, &self.settings, key)
+        name_of(self.releases.prefix(), &self.settings, key)
     }
 
-    /// Passes the replies to the callers. Returns the callers of checks that were not counted.
-    fn complete(&self, call: &BatchCall, reply: &EachReply) -> Vec<usize> {
-        let mut uncounted = vec![];
+    /// Passes the replies to the callers.
+    fn complete(&self, call: &BatchCall, client: &Client, slot: u16, reply: &EachReply) {
         let mut wakers = Vec::with_capacity(call.callers.len());
+        let mut late = vec![];
         let mut contents = self.contents();
         for (&index, found) in call.callers.iter().zip(&reply.replies) {
             let caller = &mut contents.callers[index];
-            match found {
-                Some(found) => {
-                    let policy = self.settings.policy(caller.cost);
-                    wakers.extend(caller.complete(Ok(reply.decision(policy, *found))));
-                }
-                None => uncounted.push(index),
+            let policy = self.settings.policy(caller.cost);
+            let result = match found {
+                Ok(found) => Ok(reply.decision(policy, *found)),
+                Err(error) => Err(client.at_server(slot, error.clone())),
+            };
+            match caller.complete(result) {
+                Ok(waker) => wakers.extend(waker),
+                Err(Ok(decision)) if caller.max_wait > 0.0 => late.push((index, decision)),
+                Err(_) => {} // counted, as documented
             }
         }
         drop(contents);
         wakers.into_iter().for_each(Waker::wake);
-        uncounted
+        late.into_iter().for_each(|(index, decision)| self.release(index, &decision));
     }
 
-    /// Executes a call for each of these checks, because one call for all was not possible.
-    fn execute_alone(self: &Arc<Self>, callers: &[usize], client: &Client) {
-        for &index in callers {
-            let call = {
-                let Contents { keys, callers, .. } = &mut *self.contents();
-                let Caller { key, cost, max_wait, deadline, .. } = callers[index];
-                callers[index].end = End::OfCall;
-                let name = self.name(&keys[key].1);
-                (ScriptCall::check(&self.settings, name, cost, max_wait), deadline)
-            };
-            let (client, alone) = (client.clone(), Alone { batch: self.clone(), index });
-            tokio::spawn(async move {
-                let (call, deadline) = call;
-                report_sent(&alone.batch.observers, alone.batch.settings.name, 1);
-                let result = call.execute(&client, deadline).await;
-                alone.batch.complete_one(index, result);
+    /// Releases what a decision has spent whose caller is gone.
+    fn release(&self, index: usize, decision: &Decision) {
+        let (key, cost) = {
+            let Contents { keys, callers, .. } = &*self.contents();
+            let Caller { key, cost, .. } = callers[index];
+            (keys[key].1.clone(), cost)
+        };
+        self.releases.release(&self.settings, &key, cost, decision.receipt());
+    }
+
+    /// Executes a call for each key, because one call for all is not possible.
+    async fn execute_by_key(self: &Arc<Self>, client: &Client, slot: u16, call: &BatchCall) {
+        let mut tasks = JoinSet::new();
+        for call in self.split(call) {
+            let (batch, client) = (self.clone(), client.clone());
+            tasks.spawn(async move {
+                report_sent(&batch.observers, batch.settings.name, call.callers.len());
+                match execute_each(&call.checks, &client, call.deadline, &|| ()).await {
+                    Ok(reply) => batch.complete(&call, &client, slot, &reply),
+                    Err(error) => batch.fail(&call, &client, slot, &error),
+                }
             });
         }
+        while tasks.join_next().await.is_some() {}
     }
 
-    /// Fails callers, each with an error of its own. The call itself has recorded one failure.
-    fn fail(&self, callers: &[usize], client: &Client, slot: u16, error: &TransportError) {
+    /// Returns a call for each key of a call.
+    fn split(&self, call: &BatchCall) -> Vec<BatchCall> {
+        let mut contents = self.contents();
+        let mut callers = call.callers.clone();
+        let key = |contents: &Contents, index: usize| contents.callers[index].key;
+        let mut calls = vec![];
+        while let Some(&first) = callers.first() {
+            let is_same = |it: &&usize| key(&contents, **it) == key(&contents, first);
+            let count = callers.iter().take_while(is_same).count();
+            let of_key = callers.drain(..count).collect();
+            calls.extend(self.call(&mut contents, of_key, call.deadline.lingers()));
+        }
+        calls
+    }
+
+    /// Fails the callers of a call, each with an error of its own. A timeout is recorded for each
+    /// of them; of another error the call itself has recorded one.
+    fn fail(&self, call: &BatchCall, client: &Client, slot: u16, error: &TransportError) {
         let mut waiting = vec![];
         {
             let contents = self.contents();
-            let callers = callers.iter().map(|index| (*index, &contents.callers[*index]));
+            let callers = call.callers.iter().map(|index| (*index, &contents.callers[*index]));
             waiting
                 .extend(callers.filter(|(_, it)| it.is_waiting()).map(|it| (it.0, it.1.deadline)));
         }
         for (count, (index, deadline)) in waiting.into_iter().enumerate() {
             let mut error = error.clone();
-            if count > 0 && !error.is_error_reply() {
+            if error.is_timeout() {
+                error = TransportError::timeout(deadline.within());
+            }
+            if (count > 0 || error.is_timeout()) && !error.is_error_reply() {
                 error = client.record_failure(slot, deadline, error);
             }
             self.complete_one(index, Err(error));
@@ -247,8 +313,7 @@ impl CheckBatch {
 
     /// Fails the callers whose runtime has ended before the call.
     pub(super) fn abandon(&self) {
-        let of_batch = |caller: &Caller| caller.end != End::OfCall;
-        for (index, deadline) in self.waiting(of_batch) {
+        for (index, deadline) in self.waiting(|_| true) {
             self.complete_one(index, Err(TransportError::timeout(deadline.within())));
         }
     }
@@ -259,9 +324,17 @@ impl CheckBatch {
         deadlines.min_by_key(|deadline| deadline.left_at(now))
     }
 
-    /// Returns the callers that are to fail now, because their deadlines are over.
-    pub(super) fn expired(&self, now: Instant) -> Vec<(usize, Deadline)> {
-        self.waiting(|it| it.end == End::Deadline && it.deadline.left_at(now).is_zero())
+    /// Fails the callers whose deadlines are over.
+    pub(super) fn expire(&self, client: &Client, slot: u16) {
+        let now = Instant::now();
+        let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.left_at(now).is_zero();
+        for (index, deadline) in self.waiting(is_over) {
+            let error = TransportError::timeout(deadline.within());
+            let is_sent = self.contents().callers[index].is_sent;
+            let error = if is_sent { error } else { error.unsent() };
+            let error = client.record_failure(slot, deadline, error);
+            self.complete_one(index, Err(error));
+        }
     }
 
     fn waiting(&self, filter: impl Fn(&Caller) -> bool) -> Vec<(usize, Deadline)> {
@@ -271,12 +344,18 @@ impl CheckBatch {
         waiting.map(|(index, caller)| (index, caller.deadline)).collect()
     }
 
-    /// Passes its result to a caller, unless the caller has one or is gone.
-    pub(super) fn complete_one(&self, index: usize, result: Result<Decision, TransportError>) {
+    /// Fails a caller, unless it has a result or is gone.
+    fn complete_one(&self, index: usize, result: Result<Decision, TransportError>) {
         let waker = self.contents().callers[index].complete(result);
-        if let Some(waker) = waker {
+        if let Ok(Some(waker)) = waker {
             waker.wake();
         }
+    }
+}
+
+impl BatchCall {
+    pub(super) fn deadline(&self) -> Deadline {
+        self.deadline
     }
 }
 
@@ -285,30 +364,21 @@ impl Caller {
         matches!(self.state, State::Waiting(_))
     }
 
-    /// Sets the result, unless the caller has one or is gone. Returns the waker of the caller.
-    fn complete(&mut self, result: Result<Decision, TransportError>) -> Option<Waker> {
-        let State::Waiting(waker) = &mut self.state else { return None };
+    /// Sets the result. Returns the waker of the caller, or the result if the caller has one or is
+    /// gone.
+    fn complete(
+        &mut self,
+        result: Result<Decision, TransportError>,
+    ) -> Result<Option<Waker>, Result<Decision, TransportError>> {
+        let State::Waiting(waker) = &mut self.state else { return Err(result) };
         let waker = waker.take();
         self.state = State::Done(Some(result));
-        waker
+        Ok(waker)
     }
 }
 
-/// A check with a call of its own, whose caller fails if the runtime of the call ends.
-struct Alone {
-    batch: Arc<CheckBatch>,
-    index: usize,
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        let deadline = self.batch.contents().callers[self.index].deadline;
-        let error = TransportError::timeout(deadline.within());
-        self.batch.complete_one(self.index, Err(error));
-    }
-}
-
-/// A check in a batch. If it is dropped before the call of the batch, it is not counted.
+/// A check in a batch. If it is dropped before the call of the batch, it is not counted; if it may
+/// wait and is dropped later, what it has spent is released.
 pub(super) struct Queued {
     batch: Arc<CheckBatch>,
     index: usize,
@@ -340,11 +410,16 @@ impl Future for Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        if !self.is_done {
-            let mut contents = self.batch.contents();
-            let old = mem::replace(&mut contents.callers[self.index].state, State::Dropped);
-            drop(contents);
-            drop(old);
+        if self.is_done {
+            return;
+        }
+        let mut contents = self.batch.contents();
+        let caller = &mut contents.callers[self.index];
+        let may_wait = caller.max_wait > 0.0;
+        let old = mem::replace(&mut caller.state, State::Dropped);
+        drop(contents);
+        if let (true, State::Done(Some(Ok(decision)))) = (may_wait, &old) {
+            self.batch.release(self.index, decision);
         }
     }
 }

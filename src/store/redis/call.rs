@@ -8,7 +8,7 @@ use super::{
 use crate::{
     algorithm::{Action, EngineReply},
     decision::{Count, Decision, Policy},
-    store::{LimitRequest, Settings, StoreRequest},
+    store::{LimitRequest, StoreRequest},
 };
 
 /// The limits of a request, and what is needed to report the decision.
@@ -31,13 +31,6 @@ impl ScriptCall {
         }
     }
 
-    /// Makes a call for one check of the key in Redis.
-    pub(super) fn check(settings: &Settings, key: String, cost: u32, max_wait: f64) -> Self {
-        let limit = Limit { key, params: settings.params, cost, max_wait };
-        let policies = vec![settings.policy(cost)];
-        Self { action: Action::Check, limits: vec![limit], policies }
-    }
-
     pub(super) fn limits(&self) -> &[Limit] {
         &self.limits
     }
@@ -47,9 +40,30 @@ impl ScriptCall {
         client: &Client,
         deadline: Deadline,
     ) -> Result<Decision, TransportError> {
+        let (command, script) = script::decide(self.action, &self.limits);
+        self.execute_command(client, deadline, Command::script(&command, &script.text)).await
+    }
+
+    /// Executes the call, over a connection that is ready. `on_handover` is called when no later
+    /// call can overtake it.
+    pub(super) async fn execute_in_turn(
+        &self,
+        client: &Client,
+        deadline: Deadline,
+        on_handover: &(dyn Fn() + Sync),
+    ) -> Result<Decision, TransportError> {
+        let (command, script) = script::decide(self.action, &self.limits);
+        let command = Command::script(&command, &script.text).ready().on_handover(on_handover);
+        self.execute_command(client, deadline, command).await
+    }
+
+    async fn execute_command(
+        &self,
+        client: &Client,
+        deadline: Deadline,
+        command: Command<'_>,
+    ) -> Result<Decision, TransportError> {
         let Self { action, limits, policies } = self;
-        let (command, script) = script::decide(*action, limits);
-        let command = Command::script(&command, &script.text);
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
         let age = connection.age(decided.now);
@@ -60,23 +74,25 @@ impl ScriptCall {
     }
 }
 
-/// Executes one call for several checks of one limiter, each by itself. It has not counted those
-/// whose result is `None`.
+/// Executes one call for several checks of one limiter, each by itself. `on_handover` is called
+/// when no later call can overtake it.
 pub(super) async fn execute_each(
     checks: &CheckEach,
     client: &Client,
     deadline: Deadline,
+    on_handover: &(dyn Fn() + Sync),
 ) -> Result<EachReply, TransportError> {
     let (command, script) = checks.command();
-    let command = Command::script(&command, &script.text).ready();
+    let command = Command::script(&command, &script.text).ready().on_handover(on_handover);
     let (reply, connection) = client.execute(deadline, command).await?;
     let (now, replies) = checks.read(&reply).map_err(TransportError::of_redis)?;
-    Ok(EachReply { replies, age: connection.age(now) })
+    let replies = replies.into_iter().map(|reply| reply.map_err(TransportError::of_redis));
+    Ok(EachReply { replies: replies.collect(), age: connection.age(now) })
 }
 
 /// The replies to several checks.
 pub(super) struct EachReply {
-    pub(super) replies: Vec<Option<EngineReply>>,
+    pub(super) replies: Vec<Result<EngineReply, TransportError>>,
     /// The time since the server decided, in microseconds.
     age: f64,
 }

@@ -1,11 +1,15 @@
 //! The front: checks of one limiter that arrive while calls are under way are collected, and go to
 //! Redis together. An idle limiter sends a check immediately, in a call of its own. In a cluster,
 //! only checks of the same key are collected. It knows neither scripts nor connections.
+//!
+//! Checks of a key are decided in the order of their arrival: they take one connection, and a call
+//! begins only when the one before it has its place in the line of that connection.
 
 use std::{
     collections::VecDeque,
     hash::BuildHasher,
     mem,
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -21,9 +25,10 @@ use tokio::{
 };
 
 use super::{
+    RedisStore,
     batch::{CheckBatch, Queued},
-    name_of,
-    transport::{Client, Deadline, TransportError},
+    late::{LateCalls, LateReleases},
+    transport::{Client, Deadline},
 };
 use crate::{
     store::{LimitRequest, Settings},
@@ -32,6 +37,8 @@ use crate::{
 
 /// The number of calls of a lane that are under way at a time.
 const MAX_CALLS: usize = 4;
+/// The same while batches are full: so many checks wait that the connection can take more.
+const MAX_FULL_CALLS: usize = 64;
 
 /// The lanes of a store and its clones.
 #[derive(Clone)]
@@ -43,6 +50,7 @@ struct Shared {
     hasher: RandomState,
     /// True if the server rejects calls whose keys are in several slots.
     is_clustered: AtomicBool,
+    late_calls: LateCalls,
 }
 
 type Lanes = HashMap<LaneId, Lane, RandomState>;
@@ -58,6 +66,8 @@ struct LaneId {
     key: u64,
     /// In a cluster, the slot of that key; otherwise 0.
     slot: u16,
+    /// The connection of its keys.
+    channel: usize,
 }
 
 struct Lane {
@@ -66,8 +76,9 @@ struct Lane {
     settings: Arc<Settings>,
     /// The number of calls that are under way or scheduled.
     calls: usize,
-    /// True if a call is scheduled, which takes the first batch when it begins.
-    is_scheduled: bool,
+    /// True while a call is scheduled, which takes the first batch when it begins, or has begun and
+    /// can be overtaken by a later one.
+    is_starting: bool,
     /// True while a task watches the deadlines.
     is_watched: bool,
     /// Checks are added to the last batch.
@@ -88,37 +99,38 @@ impl Front {
     pub(super) fn new(client: Client) -> Self {
         let is_clustered = AtomicBool::new(client.is_cluster());
         let (lanes, hasher) = (Mutex::default(), RandomState::default());
-        Self(Arc::new(Shared { client, lanes, hasher, is_clustered }))
+        let late_calls = LateCalls::default();
+        Self(Arc::new(Shared { client, lanes, hasher, is_clustered, late_calls }))
     }
 
-    /// Returns the place of a check. Checks of a limiter are decided in the order of their arrival.
-    /// `prefix` is that of all keys of the limiter.
+    pub(super) fn late_calls(&self) -> LateCalls {
+        self.0.late_calls.clone()
+    }
+
+    /// Returns the place of a check. Checks of a key are decided in the order of their arrival.
+    /// `store` is that of all checks of the limiter.
     pub(super) fn enter(
         &self,
         request: &LimitRequest<'_>,
-        prefix: &Arc<str>,
+        store: &RedisStore,
         deadline: Deadline,
     ) -> Place {
-        let Shared { client, lanes, hasher, is_clustered } = &*self.0;
+        let Shared { client, lanes, hasher, .. } = &*self.0;
         let Ok(runtime) = Handle::try_current() else { return Place::Alone(None) };
         let hash = hasher.hash_one(request.key.as_bytes());
-        let limiter = Arc::as_ptr(request.settings).addr();
-        let mut id = LaneId { runtime: runtime.id(), limiter, key: 0, slot: 0 };
-        if is_clustered.load(Relaxed) {
-            let slot = client.slot_of(&name_of(prefix, request.settings, request.key));
-            id = LaneId { key: hash, slot, ..id };
-        }
+        let id = self.lane_of(runtime.id(), hash, request, store);
         if !client.is_available_for(id.slot, deadline) {
             return Place::Alone(None);
         }
         let mut lanes = lock(lanes);
         let lane = lanes.entry(id).or_insert_with(|| Lane::new(runtime, request.settings.clone()));
-        if lane.calls == 0 && lane.queue.is_empty() {
-            lane.calls = 1;
-            let front = self.clone();
-            return Place::Alone(Some(Turn { front, id, is_scheduled: false, batch: None }));
+        let is_idle = lane.calls == 0 && lane.queue.is_empty();
+        // A call for a request that may wait outlives its caller.
+        if is_idle && !request.may_wait() && client.is_ready(id.slot, id.channel) {
+            (lane.calls, lane.is_starting) = (1, true);
+            return Place::Alone(Some(Turn::new(self.clone(), id, false)));
         }
-        let queued = lane.push(request, hash, prefix, deadline);
+        let queued = lane.push(request, hash, store, deadline);
         let schedules = lane.schedules();
         let watches = !mem::replace(&mut lane.is_watched, true);
         let runtime = (schedules || watches).then(|| lane.runtime.clone());
@@ -134,24 +146,37 @@ impl Front {
         Place::Queued(queued)
     }
 
+    fn lane_of(
+        &self,
+        runtime: runtime::Id,
+        hash: u64,
+        request: &LimitRequest<'_>,
+        store: &RedisStore,
+    ) -> LaneId {
+        let client = &self.0.client;
+        let limiter = Arc::as_ptr(request.settings).addr();
+        let mut id = LaneId { runtime, limiter, key: 0, slot: 0, channel: 0 };
+        let is_clustered = self.0.is_clustered.load(Relaxed);
+        if is_clustered || client.has_several_connections() {
+            let name = store.key(request.settings, request.key);
+            id.slot = client.slot_of(&name);
+            id.channel = client.channel_of(id.slot, &name);
+            id.key = if is_clustered { hash } else { 0 };
+        }
+        id
+    }
+
     /// Schedules a call, which collects the checks that other tasks send before it begins.
     fn schedule(&self, id: LaneId, runtime: &Handle) {
-        let turn = Turn { front: self.clone(), id, is_scheduled: true, batch: None };
-        runtime.spawn(turn.call());
+        runtime.spawn(Turn::new(self.clone(), id, true).call());
     }
 
     /// Takes a batch out of the queue for a call that begins.
     fn take(&self, id: LaneId) -> Option<Arc<CheckBatch>> {
         let mut lanes = lock(&self.0.lanes);
         let lane = lanes.get_mut(&id).expect("a lane with a call exists");
-        lane.is_scheduled = false;
         let batch = lane.queue.pop_front();
         lane.sent.extend(batch.clone());
-        let next = lane.schedules().then(|| lane.runtime.clone());
-        drop(lanes);
-        if let Some(runtime) = next {
-            self.schedule(id, &runtime);
-        }
         batch
     }
 }
@@ -168,14 +193,8 @@ impl Watch {
         while let Some(next) = self.next_deadline() {
             sleep(next.left()).await;
             sleep(next.grace()).await;
-            for (batch, is_sent) in self.batches() {
-                for (caller, deadline) in batch.expired(Instant::now()) {
-                    let error = TransportError::timeout(deadline.within());
-                    let error = if is_sent { error } else { error.unsent() };
-                    let client = &self.front.0.client;
-                    let error = client.record_failure(self.id.slot, deadline, error);
-                    batch.complete_one(caller, Err(error));
-                }
+            for batch in self.batches() {
+                batch.expire(&self.front.0.client, self.id.slot);
             }
         }
     }
@@ -196,12 +215,10 @@ impl Watch {
         next
     }
 
-    /// Returns the batches of the lane, and whether they were sent.
-    fn batches(&self) -> Vec<(Arc<CheckBatch>, bool)> {
+    fn batches(&self) -> Vec<Arc<CheckBatch>> {
         let lanes = &*lock(&self.front.0.lanes);
         let Some(lane) = lanes.get(&self.id) else { return vec![] };
-        let sent = lane.sent.iter().map(|batch| (batch.clone(), true));
-        sent.chain(lane.queue.iter().map(|batch| (batch.clone(), false))).collect()
+        lane.sent.iter().chain(&lane.queue).cloned().collect()
     }
 
     fn end(&mut self, lanes: &mut Lanes) {
@@ -230,7 +247,7 @@ impl Lane {
             runtime,
             settings,
             calls: 0,
-            is_scheduled: false,
+            is_starting: false,
             is_watched: false,
             queue: VecDeque::new(),
             sent: vec![],
@@ -246,7 +263,7 @@ impl Lane {
         &mut self,
         request: &LimitRequest<'_>,
         hash: u64,
-        prefix: &Arc<str>,
+        store: &RedisStore,
         deadline: Deadline,
     ) -> Queued {
         if let Some(last) = self.queue.back()
@@ -254,8 +271,8 @@ impl Lane {
         {
             return queued;
         }
-        let batch =
-            CheckBatch::new(self.settings.clone(), request.observers.clone(), prefix.clone());
+        let (settings, observers) = (self.settings.clone(), request.observers.clone());
+        let batch = CheckBatch::new(settings, observers, LateReleases::new(store));
         let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
         self.queue.push_back(batch);
         queued
@@ -263,51 +280,103 @@ impl Lane {
 
     /// Returns true if a call is to be scheduled now.
     fn schedules(&mut self) -> bool {
-        let schedules = !self.is_scheduled && self.calls < MAX_CALLS && !self.queue.is_empty();
+        // If there is a second batch, the first one is full.
+        let max_calls = if self.queue.len() > 1 { MAX_FULL_CALLS } else { MAX_CALLS };
+        let schedules = !self.is_starting && self.calls < max_calls && !self.queue.is_empty();
         if schedules {
-            self.is_scheduled = true;
+            self.is_starting = true;
             self.calls += 1;
         }
         schedules
     }
 }
 
-/// One of the calls of a lane. Its end lets the next one begin.
+/// One of the calls of a lane. Its handover, and its end, let the next one begin.
 pub(super) struct Turn {
     front: Front,
     id: LaneId,
     /// True if the call has not begun.
     is_scheduled: bool,
+    /// True until later calls cannot overtake this one.
+    is_starting: AtomicBool,
+    is_over: AtomicBool,
     batch: Option<Arc<CheckBatch>>,
 }
 
 impl Turn {
+    fn new(front: Front, id: LaneId, is_scheduled: bool) -> Self {
+        let (is_starting, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
+        Self { front, id, is_scheduled, is_starting, is_over, batch: None }
+    }
+
     /// Executes a call for the first batch in the queue.
     async fn call(mut self) {
         let front = self.front.clone();
-        let Shared { client, is_clustered, .. } = &*front.0;
-        // So that nothing delays the call once it has taken its checks: the next one could overtake
-        // it.
-        client.ready(self.id.slot).await;
+        let Shared { client, is_clustered, late_calls, .. } = &*front.0;
+        let LaneId { slot, channel, .. } = self.id;
+        // So that nothing delays the call once it has taken its checks.
+        client.ready(slot, channel).await;
         self.is_scheduled = false;
-        self.batch = front.take(self.id);
-        if let Some(batch) = &self.batch {
-            batch.execute(client, self.id.slot, is_clustered).await;
+        let Some(batch) = front.take(self.id) else { return };
+        self.batch = Some(batch.clone());
+        loop {
+            batch.expire(client, slot);
+            let late = if batch.may_wait() { late_calls.begin() } else { None };
+            let Some(call) = batch.begin(late.is_some()) else { return };
+            let on_handover = || self.hand_over();
+            let call_again = batch.execute(client, slot, is_clustered, &call, &on_handover);
+            let mut call_again = pin!(call_again);
+            if late.is_none() {
+                if call_again.await {
+                    continue;
+                }
+                return;
+            }
+            let in_time = call.deadline().strict().wait_for(call_again.as_mut()).await;
+            match in_time {
+                Some(true) => {}
+                Some(false) => return,
+                None => {
+                    batch.expire(client, slot);
+                    self.end();
+                    call_again.await;
+                    return;
+                }
+            }
         }
     }
-}
 
-impl Drop for Turn {
-    fn drop(&mut self) {
+    /// Lets the next call begin, which cannot overtake this one any more.
+    pub(super) fn hand_over(&self) {
+        if !self.is_starting.swap(false, Relaxed) {
+            return;
+        }
+        let mut lanes = lock(&self.front.0.lanes);
+        let Some(lane) = lanes.get_mut(&self.id) else { return };
+        lane.is_starting = false;
+        let next = lane.schedules().then(|| lane.runtime.clone());
+        drop(lanes);
+        if let Some(runtime) = next {
+            self.front.schedule(self.id, &runtime);
+        }
+    }
+
+    /// Ends the turn. The callers that still wait fail.
+    fn end(&self) {
+        if self.is_over.swap(true, Relaxed) {
+            return;
+        }
         let mut lanes = lock(&self.front.0.lanes);
         let Entry::Occupied(mut entry) = lanes.entry(self.id) else { return };
         let lane = entry.get_mut();
         lane.calls -= 1;
-        let mut ended: Vec<_> = self.batch.take().into_iter().collect();
+        let mut ended: Vec<_> = self.batch.iter().cloned().collect();
         lane.sent.retain(|batch| ended.iter().all(|ended| !Arc::ptr_eq(batch, ended)));
-        if self.is_scheduled {
-            lane.is_scheduled = false; // the runtime has ended
-            ended.extend(lane.queue.drain(..));
+        if self.is_starting.swap(false, Relaxed) {
+            lane.is_starting = false;
+            if self.is_scheduled {
+                ended.extend(lane.queue.drain(..)); // the runtime has ended
+            }
         }
         let next = lane.schedules().then(|| lane.runtime.clone());
         if lane.is_idle() {
@@ -320,5 +389,11 @@ impl Drop for Turn {
         if let Some(runtime) = next {
             self.front.schedule(self.id, &runtime);
         }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.end();
     }
 }

@@ -149,26 +149,23 @@ impl CheckEach {
         (command, script)
     }
 
-    /// Computes what the script has decided about each check; `None` for one that it could not
-    /// decide about, and has not counted.
+    /// Computes what the script has decided about each check, or returns the error of its key.
     pub(crate) fn read(
         &self,
         reply: &Reply,
-    ) -> Result<(f64, Vec<Option<EngineReply>>), RedisError> {
+    ) -> Result<(f64, Vec<Result<EngineReply, RedisError>>), RedisError> {
         let (now, found) = split(reply)?;
-        let decode = |found: &redis::Value| match found {
-            redis::Value::Nil => Ok(None),
-            redis::Value::BulkString(bytes) => {
-                self.params.decode(bytes).map(Some).ok_or_else(malformed)
-            }
-            _ => Err(malformed()),
-        };
         let mut replies = Vec::with_capacity(self.checks.len());
         for checks in self.checks.chunk_by(|one, next| one.state == next.state) {
-            let mut state = decode(found.get(checks[0].state).ok_or_else(malformed)?)?;
+            let found = found.get(checks[0].state).ok_or_else(malformed)?;
+            if let redis::Value::ServerError(error) = found {
+                replies.extend(checks.iter().map(|_| Err(error.clone().into())));
+                continue;
+            }
+            let mut state = decode(&self.params, found).ok_or_else(malformed)?;
             replies.extend(checks.iter().map(|&CheckOfKey { cost, max_wait, .. }| {
                 let request = request(Action::Check, cost, max_wait, now);
-                Some(self.params.step(state.as_mut()?, &request))
+                Ok(self.params.step(&mut state, &request))
             }));
         }
         Ok((now, replies))
@@ -298,7 +295,8 @@ pub(crate) struct Decided {
 /// refund.
 pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<Decided, RedisError> {
     let (now, found) = split(reply)?;
-    let states = limits.iter().zip(found).map(decode).collect::<Option<Vec<_>>>();
+    let states = limits.iter().zip(found).map(|(limit, found)| decode(&limit.params, found));
+    let states = states.collect::<Option<Vec<_>>>();
     let mut states = states.filter(|all| all.len() == limits.len()).ok_or_else(malformed)?;
     let request = |limit: &Limit| {
         let request = limit.request(action, now);
@@ -322,9 +320,9 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
     Ok(Decided { reply: replies[limit], all: replies, limit, now })
 }
 
-fn decode((limit, found): (&Limit, &redis::Value)) -> Option<State> {
+fn decode(params: &Params, found: &redis::Value) -> Option<State> {
     match found {
-        redis::Value::BulkString(bytes) => limit.params.decode(bytes),
+        redis::Value::BulkString(bytes) => params.decode(bytes),
         _ => None,
     }
 }

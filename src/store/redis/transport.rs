@@ -2,8 +2,9 @@
 //! limits.
 //!
 //! From the door down: `client`, `cluster`, `node` (with `background` jobs), `channel`,
-//! `connection`, `server`, `sentinel`, `connector`. The states beside them: `breaker` with
-//! `rejections`, `reports` and `events`, `clock_offset`, `deadline`, `header`.
+//! `connection`, `line` with `unsent`, `server`, `sentinel`, `connector`. The states beside them:
+//! `breaker` with `rejections`, `reports` and `events`, `clock_offset`, `deadline`,
+//! `header`.
 
 mod background;
 mod breaker;
@@ -19,6 +20,7 @@ mod deadline;
 mod error;
 mod events;
 mod header;
+mod line;
 mod node;
 mod probe;
 mod rejections;
@@ -27,6 +29,7 @@ mod sentinel;
 mod server;
 #[cfg(feature = "tls-rustls")]
 mod tls;
+mod unsent;
 mod url;
 
 pub use self::config::RedisConfig;

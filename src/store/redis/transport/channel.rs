@@ -16,13 +16,14 @@ use super::{
     breaker::Breaker,
     connection::{Connection, MAX_ATTEMPT, connect},
     server::Server,
+    unsent::{Ticket, Unsent},
 };
 use crate::sync::lock;
 
 /// The pause after a failed attempt to connect. Calls meanwhile fail with its error.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_millis(20);
 /// A connection without any reply for this time is given up, although it is open.
-const MAX_SILENCE: Duration = Duration::from_secs(1);
+pub(crate) const MAX_SILENCE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Channel {
     server: Arc<Server>,
@@ -30,6 +31,7 @@ pub(crate) struct Channel {
     /// The number of connections to the server so far, of all its channels.
     connections_made: Arc<AtomicUsize>,
     current: Arc<Mutex<Option<Connection>>>,
+    unsent: Arc<Unsent>,
     /// Held while connecting, so that one attempt serves all callers.
     attempts: tokio::sync::Mutex<Attempts>,
 }
@@ -64,12 +66,19 @@ impl Channel {
         connections_made: Arc<AtomicUsize>,
     ) -> Self {
         let (current, attempts) = (Arc::default(), tokio::sync::Mutex::default());
-        Self { server, breaker, connections_made, current, attempts }
+        let unsent = Arc::default();
+        Self { server, breaker, connections_made, current, unsent, attempts }
     }
 
     /// Returns the connection as it is, usable or not.
     pub(crate) fn current(&self) -> Option<Connection> {
         lock(&self.current).clone()
+    }
+
+    /// Returns whether there is a connection over which a command is sent without a pause.
+    pub(crate) fn is_ready(&self) -> bool {
+        let current = lock(&self.current);
+        current.as_ref().is_some_and(|it| self.is_usable(it) && it.is_ready())
     }
 
     /// Returns the connection, or makes one.
@@ -106,8 +115,10 @@ impl Channel {
     fn attempt(&self) -> Attempt {
         let (server, breaker) = (self.server.clone(), self.breaker.clone());
         let (current, made) = (self.current.clone(), self.connections_made.clone());
+        let unsent = self.unsent.clone();
         let attempt = async move {
-            let connection = connect(&server, &breaker).await.map_err(FailedAttempt::new)?;
+            let connection = connect(&server, &breaker, &unsent).await;
+            let connection = connection.map_err(FailedAttempt::new)?;
             *lock(&current) = Some(connection.clone());
             made.fetch_add(1, Relaxed);
             Ok(connection)
@@ -118,10 +129,17 @@ impl Channel {
     /// Returns the connection, if it is open, has replies, and leads to the server.
     fn usable(&self) -> Option<Connection> {
         let current = &mut *lock(&self.current);
-        current.take_if(|it| {
-            it.has_ended() || it.silence() >= MAX_SILENCE || !it.leads_to(&self.server)
-        });
+        current.take_if(|it| !self.is_usable(it));
         current.clone()
+    }
+
+    fn is_usable(&self, it: &Connection) -> bool {
+        !it.has_ended() && it.silence() < MAX_SILENCE && it.leads_to(&self.server)
+    }
+
+    /// Returns the place of a command behind those that were sent before.
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.unsent.ticket()
     }
 
     pub(crate) fn give_up(&self, connection: &Connection) {

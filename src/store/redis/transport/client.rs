@@ -96,9 +96,33 @@ impl Client {
         self.node_of(slot).is_available_for(deadline.within())
     }
 
+    pub(crate) fn has_several_connections(&self) -> bool {
+        self.node_of(0).connections() > 1
+    }
+
+    /// Returns the index of the connection for a key in the slot.
+    pub(crate) fn channel_of(&self, slot: u16, key: &str) -> usize {
+        self.node_of(slot).channel_of(key.as_bytes())
+    }
+
+    /// Returns whether a command for the slot that is sent now can be written without a pause.
+    pub(crate) fn is_ready(&self, slot: u16, channel: usize) -> bool {
+        self.node_of(slot).is_ready(channel)
+    }
+
     /// Waits until the next command for the slot can be sent immediately, or fails.
-    pub(crate) async fn ready(&self, slot: u16) {
-        self.node_of(slot).ready().await;
+    pub(crate) async fn ready(&self, slot: u16, channel: usize) {
+        if let Self::Cluster(cluster) = self
+            && !cluster.knows_slots()
+        {
+            return; // the call waits for them
+        }
+        self.node_of(slot).ready(channel).await;
+    }
+
+    /// Names the server in an error.
+    pub(crate) fn at_server(&self, slot: u16, error: TransportError) -> TransportError {
+        self.node_of(slot).named(error)
     }
 
     /// Records that another caller of a call has failed. Returns its error.

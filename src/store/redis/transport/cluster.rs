@@ -375,7 +375,7 @@ impl Cluster {
         Err(error)
     }
 
-    fn knows_slots(&self) -> bool {
+    pub(crate) fn knows_slots(&self) -> bool {
         self.read(|map| map.has_owners)
     }
 

@@ -6,20 +6,21 @@ use redis::{Arg, Cmd};
 pub(crate) struct Command<'a> {
     cmd: &'a Cmd,
     /// The text of the script that `cmd` names by its hash.
-    text: Option<&'a str>,
+    text: Option<&'static str>,
     /// True if its keys are moving to this node of a cluster.
     is_asking: bool,
     /// True if the caller has awaited [`ready`](super::Client::ready).
     is_ready: bool,
+    on_handover: Option<&'a (dyn Fn() + Sync)>,
 }
 
 impl<'a> Command<'a> {
     pub(crate) fn new(cmd: &'a Cmd) -> Self {
-        Self { cmd, text: None, is_asking: false, is_ready: false }
+        Self { cmd, text: None, is_asking: false, is_ready: false, on_handover: None }
     }
 
     /// Makes a command from an `EVALSHA`; `text` is for servers that do not know the hash.
-    pub(crate) fn script(cmd: &'a Cmd, text: &'a str) -> Self {
+    pub(crate) fn script(cmd: &'a Cmd, text: &'static str) -> Self {
         Self { text: Some(text), ..Self::new(cmd) }
     }
 
@@ -34,12 +35,19 @@ impl<'a> Command<'a> {
     }
 
     /// Returns the same call as another command, with another text of its script.
-    pub(crate) fn replaced(self, cmd: &'a Cmd, text: Option<&'a str>) -> Self {
+    pub(crate) fn replaced(self, cmd: &'a Cmd, text: Option<&'static str>) -> Self {
         Self { cmd, text, ..self }
     }
 
-    pub(crate) fn text(self) -> Option<&'a str> {
-        self.text
+    /// Calls a function when no later command can overtake this one.
+    pub(crate) fn on_handover(self, function: &'a (dyn Fn() + Sync)) -> Self {
+        Self { on_handover: Some(function), ..self }
+    }
+
+    pub(crate) fn hand_over(self) {
+        if let Some(function) = self.on_handover {
+            function();
+        }
     }
 
     pub(crate) fn is_ready(self) -> bool {
@@ -60,14 +68,11 @@ impl<'a> Command<'a> {
 
     /// Returns the same call with the text of the script in place of its hash.
     pub(crate) fn by_text(self) -> Option<Cmd> {
-        let mut by_text = redis::cmd("EVAL");
-        by_text.arg(self.text?);
-        for arg in self.cmd.args_iter().skip(2) {
-            if let Arg::Simple(arg) = arg {
-                by_text.arg(arg);
-            }
-        }
-        Some(by_text)
+        Some(by_text(self.cmd, self.text?))
+    }
+
+    pub(crate) fn text(self) -> Option<&'static str> {
+        self.text
     }
 
     /// Returns the first key.
@@ -81,6 +86,18 @@ impl<'a> Command<'a> {
             _ => b"",
         }
     }
+}
+
+/// Returns the call of an `EVALSHA` with the text of the script in place of its hash.
+pub(crate) fn by_text(cmd: &Cmd, text: &str) -> Cmd {
+    let mut by_text = redis::cmd("EVAL");
+    by_text.arg(text);
+    for arg in cmd.args_iter().skip(2) {
+        if let Arg::Simple(arg) = arg {
+            by_text.arg(arg);
+        }
+    }
+    by_text
 }
 
 #[cfg(test)]

@@ -2,21 +2,26 @@
 //! connection and the server. Reconnecting is in `channel.rs`.
 
 use std::{
+    future::poll_fn,
     io,
     sync::{Arc, Mutex},
+    task::Poll,
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, FromRedisValue, RedisError, ServerErrorKind, Value};
 use tokio::{runtime::Handle, task::yield_now, time::timeout};
 
 use super::{
     breaker::Breaker,
     clock_offset::ClockOffset,
     command::Command,
-    connector::{ANSWER_TIMEOUT, Traffic, race},
+    connector::ANSWER_TIMEOUT,
+    deadline::Deadline,
     error::{TransportError, is_of_one_key, is_reply, is_routine, is_write_rejection},
-    server::{Connected, DynConnection, Server},
+    line::Outcome,
+    server::{Connected, DynConnection, Link, Server},
+    unsent::{Ticket, Unsent},
 };
 use crate::sync::lock;
 
@@ -24,13 +29,14 @@ use crate::sync::lock;
 pub(crate) const MAX_ATTEMPT: Duration = Duration::from_secs(3);
 
 /// After this idle time, the server may have closed the connection before the runtime has noticed.
-const IDLE: Duration = Duration::from_millis(10);
+pub(crate) const IDLE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Connection {
-    inner: Box<dyn DynConnection>,
-    traffic: Option<Arc<Traffic>>,
-    /// The number of bytes that were written before the last command.
-    written_before: u64,
+    link: Link,
+    /// True if the connection ended before a byte of the last command was written.
+    is_unsent: bool,
+    /// The error of a part of the last reply.
+    partial_error: Option<RedisError>,
     /// The argument for [`Server::is_outdated`].
     generation: u64,
     /// The runtime in which the connection was made.
@@ -56,25 +62,30 @@ struct State {
 pub(crate) async fn connect(
     server: &Server,
     breaker: &Arc<Breaker>,
+    unsent: &Arc<Unsent>,
 ) -> Result<Connection, RedisError> {
     loop {
-        let connection = connect_once(server, breaker).await?;
+        let connection = connect_once(server, breaker, unsent).await?;
         if connection.leads_to(server) {
             return Ok(connection);
         }
     }
 }
 
-async fn connect_once(server: &Server, breaker: &Arc<Breaker>) -> Result<Connection, RedisError> {
+async fn connect_once(
+    server: &Server,
+    breaker: &Arc<Breaker>,
+    unsent: &Arc<Unsent>,
+) -> Result<Connection, RedisError> {
     let state = Arc::new(Mutex::new(State::new()));
-    let attempt = timeout(MAX_ATTEMPT, server.connect()).await;
-    let Connected { connection: inner, traffic, generation } =
+    let attempt = timeout(MAX_ATTEMPT, server.connect(unsent)).await;
+    let Connected { link, generation } =
         attempt.map_err(|_| (ErrorKind::Io, "the attempt to connect took too long"))??;
     let has_one_clock = server.has_one_clock();
     let mut connection = Connection {
-        inner,
-        traffic,
-        written_before: 0,
+        link,
+        is_unsent: false,
+        partial_error: None,
         generation,
         runtime: Handle::current(),
         state,
@@ -85,57 +96,88 @@ async fn connect_once(server: &Server, breaker: &Arc<Breaker>) -> Result<Connect
     if has_one_clock {
         // No other command delays this reply, so the first estimate of the offset is good.
         let time = redis::cmd("TIME");
-        let time = timeout(ANSWER_TIMEOUT, connection.send(&time, false)).await;
+        let deadline = Deadline::new(ANSWER_TIMEOUT);
+        let time = timeout(ANSWER_TIMEOUT, connection.send(Command::new(&time), deadline, 0)).await;
         // If the connection has ended, no command was sent over it, and its callers take another
         // one.
         if !connection.has_ended()
-            && let Ok(time) = time
+            && let Ok(Some(time)) = time
         {
-            let (seconds, micros): (f64, f64) = read(time)?;
+            let (seconds, micros): (f64, f64) = read(time.and_then(without_error)?)?;
             connection.age(seconds * 1e6 + micros);
         }
     }
     Ok(connection)
 }
 
+/// Sends a command over a connection of the application.
+async fn send_over(
+    connection: &mut dyn DynConnection,
+    command: Command<'_>,
+) -> Result<Value, RedisError> {
+    let cmd = command.cmd();
+    let mut pending = connection.req_packed_command(cmd);
+    let first = poll_fn(|cx| Poll::Ready(pending.as_mut().poll(cx))).await;
+    command.hand_over();
+    let reply = match first {
+        Poll::Ready(reply) => reply,
+        Poll::Pending => pending.as_mut().await,
+    };
+    drop(pending);
+    let reply = reply.and_then(without_error);
+    if let Err(error) = &reply
+        && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+        && let Some(by_text) = command.by_text()
+    {
+        return connection.req_packed_command(&by_text).await;
+    }
+    reply
+}
+
+/// Returns the error that is the whole reply.
+fn without_error(reply: Value) -> Result<Value, RedisError> {
+    match reply {
+        Value::ServerError(error) => Err(error.into()),
+        reply => Ok(reply),
+    }
+}
+
+/// Returns the first error in a reply that has others beside it.
+fn partial_error(reply: &Value) -> Option<RedisError> {
+    let Value::Array(parts) = reply else { return None };
+    parts.iter().find_map(|part| match part {
+        Value::ServerError(error) => Some(error.clone().into()),
+        _ => None,
+    })
+}
+
 /// Converts a reply. A reply of an unexpected type is an error, but still a reply.
-fn read<T: FromRedisValue>(reply: Result<Value, RedisError>) -> Result<T, RedisError> {
-    T::from_redis_value(reply?.extract_error()?).map_err(|error| {
+fn read<T: FromRedisValue>(reply: Value) -> Result<T, RedisError> {
+    T::from_redis_value(reply).map_err(|error| {
         (ErrorKind::UnexpectedReturnType, "unexpected reply", error.to_string()).into()
     })
 }
 
 impl Connection {
-    /// Executes a command. If that is an `EVALSHA` of an unknown script, sends the text: the server
-    /// has executed nothing then, and knows the script from now on.
+    /// Executes a command; returns nothing if its deadline passed before it could be written. If it
+    /// is an `EVALSHA` of an unknown script, sends the text: the server has executed nothing then,
+    /// and knows the script from now on.
     pub(crate) async fn execute<T: FromRedisValue>(
         &mut self,
         command: Command<'_>,
-    ) -> Result<T, RedisError> {
+        deadline: Deadline,
+        ticket: &Ticket,
+    ) -> Option<Result<T, RedisError>> {
         self.called = Instant::now();
-        let reply = self.execute_once(command.cmd(), command).await;
-        if let Err(error) = &reply
-            && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-            && let Some(by_text) = command.by_text()
-        {
-            return self.execute_once(&by_text, command).await;
-        }
-        reply
-    }
-
-    async fn execute_once<T: FromRedisValue>(
-        &mut self,
-        cmd: &Cmd,
-        command: Command<'_>,
-    ) -> Result<T, RedisError> {
         if !command.is_ready() {
             self.notice_end_while_idle().await;
         }
         let sent = Instant::now();
         lock(&self.state).unanswered_since.get_or_insert(sent);
-        self.written_before = self.traffic.as_ref().map_or(0, |it| it.written());
-        let reply = read(self.send(cmd, command.is_asking()).await);
-        let error = reply.as_ref().err();
+        let reply = self.send(command, deadline, ticket.number()).await?.and_then(without_error);
+        let partial = reply.as_ref().ok().and_then(partial_error);
+        let reply = reply.and_then(read);
+        let error = reply.as_ref().err().or(partial.as_ref());
         if error.is_none_or(is_reply) {
             lock(&self.state).unanswered_since = None;
             self.breaker.count_reply();
@@ -145,7 +187,8 @@ impl Connection {
             }
             self.record_result(error, command);
         }
-        reply
+        self.partial_error = partial;
+        Some(reply)
     }
 
     /// Records whether the server executed the command.
@@ -164,43 +207,59 @@ impl Connection {
         }
     }
 
-    /// Lets the runtime read that the server has closed the connection. It could not while a task
-    /// blocked it, or the process was stopped.
+    /// Returns whether a command is sent without a pause.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.link, Link::Line(_)) || lock(&self.state).used.elapsed() < IDLE
+    }
+
+    /// Lets the runtime read that the server has closed a connection of the application. It could
+    /// not while a task blocked it, or the process was stopped.
     pub(crate) async fn notice_end_while_idle(&self) {
-        if lock(&self.state).used.elapsed() >= IDLE {
+        if !self.is_ready() {
             yield_now().await;
         }
         lock(&self.state).used = Instant::now();
     }
 
-    async fn send(&mut self, cmd: &Cmd, is_asking: bool) -> Result<Value, RedisError> {
-        let traffic = self.traffic.clone();
-        let inner = &mut self.inner;
-        let reply = async {
-            if !is_asking {
-                return inner.req_packed_command(cmd).await;
+    async fn send(
+        &mut self,
+        command: Command<'_>,
+        deadline: Deadline,
+        number: u64,
+    ) -> Option<Result<Value, RedisError>> {
+        self.is_unsent = false;
+        let outcome = match &mut self.link {
+            Link::Line(line) => {
+                let outcome = line.push(command, deadline, number);
+                command.hand_over();
+                outcome.await
             }
-            // In one pipeline: ASKING holds for the next command on the connection, whichever task
-            // sends that.
-            let mut both = redis::pipe();
-            both.cmd("ASKING").add_command(cmd.clone());
-            let mut replies = inner.req_packed_commands(&both, 1, 1).await?;
-            Ok(replies.pop().unwrap_or(Value::Nil))
+            Link::Given(connection) => {
+                return Some(send_over(&mut **connection, command).await);
+            }
         };
-        let Some(traffic) = traffic else { return reply.await };
-        // The crate can lose a command in its queue if the connection ends at this moment.
-        let reply = race(reply, traffic.ended()).await;
-        reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::BrokenPipe).into()))
+        match outcome {
+            Outcome::Reply(reply) => Some(reply),
+            Outcome::Late => None,
+            Outcome::Ended { was_written } => {
+                self.is_unsent = !was_written;
+                Some(Err(io::Error::from(io::ErrorKind::BrokenPipe).into()))
+            }
+        }
     }
 
     /// Returns whether the connection ended before a byte of the last command was written.
     pub(crate) fn is_unsent(&self) -> bool {
-        let is_unsent = |it: &Arc<Traffic>| it.has_ended() && it.written() == self.written_before;
-        self.traffic.as_ref().is_some_and(is_unsent)
+        self.is_unsent
+    }
+
+    /// Returns the error of a part of the last reply.
+    pub(crate) fn partial_error(&self) -> Option<&RedisError> {
+        self.partial_error.as_ref()
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.traffic.as_ref().is_some_and(|it| it.has_ended())
+        matches!(&self.link, Link::Line(line) if line.traffic().has_ended())
     }
 
     /// Returns the time since `instant` of the server's clock, in microseconds, for the last
@@ -239,9 +298,9 @@ impl Connection {
 impl Clone for Connection {
     fn clone(&self) -> Self {
         Self {
-            inner: self.inner.boxed(),
-            traffic: self.traffic.clone(),
-            written_before: self.written_before,
+            link: self.link.clone(),
+            is_unsent: self.is_unsent,
+            partial_error: None,
             generation: self.generation,
             runtime: self.runtime.clone(),
             state: self.state.clone(),

@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
     pin::{Pin, pin},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
@@ -28,19 +28,21 @@ use redis::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
-    sync::Notify,
     task::{AbortHandle, JoinSet},
     time::{Instant, timeout_at},
 };
 
 use super::events;
-use crate::store::Status;
+use crate::{store::Status, sync::lock};
 
 /// The deadline of commands that are not decisions.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit for opening a connection and logging in. It is below the deadline of a ping, so
 /// that the error of a ping contains the reason.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(900);
+
+/// The largest size of a reply. Those to decisions have some kilobytes.
+const MAX_REPLY: u64 = 16 << 20;
 
 /// A host and a port.
 pub(crate) type Address = (String, u16);
@@ -142,14 +144,39 @@ impl Drop for Login {
 #[derive(Clone)]
 pub(crate) struct Session {
     // The first field: the traffic ends before the drop of the commands ends the logins.
-    _driver: Arc<Driver>,
+    driver: Arc<Driver>,
     pub(crate) commands: MultiplexedConnection,
     pub(crate) traffic: Arc<Traffic>,
 }
 
+/// The future that reads and writes for a connection.
+pub(crate) type DriverFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 struct Driver {
+    /// `None` once a line drives the connection.
+    future: Arc<Mutex<Option<DriverFuture>>>,
     task: AbortHandle,
     traffic: Arc<Traffic>,
+}
+
+impl Driver {
+    fn spawn(future: impl Future<Output = ()> + Send + 'static, traffic: Arc<Traffic>) -> Self {
+        let future = Arc::new(Mutex::new(Some(Box::pin(future) as DriverFuture)));
+        let driven = future.clone();
+        let task = tokio::spawn(poll_fn(move |cx| match &mut *lock(&driven) {
+            Some(future) => future.as_mut().poll(cx),
+            None => Poll::Ready(()),
+        }));
+        Self { future, task: task.abort_handle(), traffic }
+    }
+}
+
+impl Session {
+    /// Returns the future that drives the connection. The caller has to poll it from now on.
+    pub(crate) fn take_driver(&self) -> DriverFuture {
+        let driver = lock(&self.driver.future).take();
+        driver.expect("one line drives a session")
+    }
 }
 
 impl Drop for Driver {
@@ -362,9 +389,8 @@ impl Endpoint {
                 return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into());
             }
         };
-        let task = tokio::spawn(driver).abort_handle();
-        let driver = Arc::new(Driver { task, traffic: traffic.clone() });
-        Ok(Session { _driver: driver, commands, traffic })
+        let driver = Arc::new(Driver::spawn(driver, traffic.clone()));
+        Ok(Session { driver, commands, traffic })
     }
 }
 
@@ -445,8 +471,13 @@ fn boxed(stream: impl Stream + 'static) -> Pin<Box<dyn Stream>> {
 pub(crate) struct Traffic {
     /// The number of bytes.
     written: AtomicU64,
+    /// The number of bytes that were read since the last reply.
+    unreplied: AtomicU64,
+    /// True if a reply has a longest size.
+    is_bounded: AtomicBool,
+    /// True if the server does not take what is written.
+    is_blocked: AtomicBool,
     has_ended: AtomicBool,
-    end: Notify,
 }
 
 impl Traffic {
@@ -454,22 +485,33 @@ impl Traffic {
         self.written.load(Relaxed)
     }
 
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.is_blocked.load(Relaxed)
+    }
+
+    /// Sets a longest size of replies, from now on.
+    pub(crate) fn bound(&self) {
+        self.end_reply();
+        self.is_bounded.store(true, Relaxed);
+    }
+
+    /// Records that a whole reply was read.
+    pub(crate) fn end_reply(&self) {
+        self.unreplied.store(0, Relaxed);
+    }
+
+    /// Records bytes that were read. Returns whether they are too many for one reply.
+    fn read(&self, bytes: usize) -> bool {
+        let unreplied = self.unreplied.fetch_add(bytes as u64, Relaxed) + bytes as u64;
+        unreplied > MAX_REPLY && self.is_bounded.load(Relaxed)
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.load(Acquire)
     }
 
-    /// Waits until the connection has ended. All replies that were read have been passed on then.
-    pub(crate) async fn ended(&self) {
-        let mut end = pin!(self.end.notified());
-        end.as_mut().enable();
-        if !self.has_ended() {
-            end.await;
-        }
-    }
-
     fn end(&self) {
         self.has_ended.store(true, Release);
-        self.end.notify_waiters();
     }
 }
 
@@ -488,8 +530,14 @@ impl AsyncRead for Watched {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let result = ready!(self.stream.as_mut().poll_read(cx, buffer));
-        if result.is_err() || buffer.filled().len() == before {
+        let count = buffer.filled().len() - before;
+        if result.is_err() || count == 0 {
             self.traffic.end();
+        }
+        if self.traffic.read(count) {
+            self.traffic.end();
+            let text = format!("a reply has more than {MAX_REPLY} bytes");
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
         }
         Poll::Ready(result)
     }
@@ -504,7 +552,9 @@ impl AsyncWrite for Watched {
         if self.traffic.has_ended() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let result = ready!(self.stream.as_mut().poll_write(cx, bytes));
+        let result = self.stream.as_mut().poll_write(cx, bytes);
+        self.traffic.is_blocked.store(result.is_pending(), Relaxed);
+        let result = ready!(result);
         match &result {
             Ok(count) => _ = self.traffic.written.fetch_add(*count as u64, Relaxed),
             Err(_) => self.traffic.end(),

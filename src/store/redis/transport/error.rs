@@ -306,7 +306,8 @@ pub(crate) fn is_write_rejection(error: &RedisError) -> bool {
 
 /// Texts in the errors of a script that found a foreign value in a key. Redis 6.2 wraps the errors
 /// of its commands into an `ERR`.
-const KEY_ERRORS: [&str; 2] = ["WRONGTYPE", " holds no state of this limiter"];
+const KEY_ERRORS: [&str; 3] =
+    ["WRONGTYPE", " holds no state of this limiter", " cannot be decided about; "];
 
 /// Returns whether the error concerns one key: it says nothing about others, and its text can
 /// contain the key.

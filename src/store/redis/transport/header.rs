@@ -1,38 +1,32 @@
 //! A line before the text of every script, for servers that read flags there. It does not know the
 //! scripts.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::{collections::HashMap, sync::Mutex};
 
 use redis::{Arg, Cmd, Script};
 
 use super::command::Command;
 use crate::sync::lock;
 
-pub(super) struct Header {
-    line: Box<str>,
-    /// By the hash of the script without the line.
-    scripts: Mutex<HashMap<Box<[u8]>, Arc<Headed>>>,
-}
+pub(super) struct Header(String);
 
 /// A script with the line, and the hash of that text.
+#[derive(Clone, Copy)]
 struct Headed {
-    text: String,
-    hash: Box<str>,
+    text: &'static str,
+    hash: &'static str,
 }
 
 /// A command whose script has the line.
 pub(super) struct HeadedCommand {
     cmd: Cmd,
-    script: Option<Arc<Headed>>,
+    script: Option<Headed>,
 }
 
 impl Header {
     /// `line` is without its end.
     pub(super) fn new(line: &str) -> Self {
-        Self { line: format!("{line}\n").into(), scripts: Mutex::default() }
+        Self(format!("{line}\n"))
     }
 
     /// Returns a command that runs the same script with the line; `None` if it runs none.
@@ -46,11 +40,11 @@ impl Header {
         let script = match (name, command.text()) {
             (b"EVALSHA", Some(text)) => {
                 let headed = self.headed(script, text);
-                cmd.arg(&*headed.hash);
+                cmd.arg(headed.hash);
                 Some(headed)
             }
             (b"EVAL", _) => {
-                cmd.arg([self.line.as_bytes(), script].concat());
+                cmd.arg([self.0.as_bytes(), script].concat());
                 None
             }
             _ => return None,
@@ -61,20 +55,23 @@ impl Header {
         Some(HeadedCommand { cmd, script })
     }
 
-    fn headed(&self, hash: &[u8], text: &str) -> Arc<Headed> {
-        let scripts = &mut *lock(&self.scripts);
-        let headed = scripts.entry(hash.into()).or_insert_with(|| {
-            let text = [&self.line, text].concat();
-            let hash = Script::new(&text).get_hash().into();
-            Arc::new(Headed { text, hash })
-        });
-        headed.clone()
+    /// Makes the script with the line. The process keeps it, as it keeps all scripts: there are few,
+    /// and their number depends on no request.
+    fn headed(&self, hash: &[u8], text: &str) -> Headed {
+        type ByLineAndHash = HashMap<(String, Box<[u8]>), Headed>;
+        static ALL: Mutex<Option<ByLineAndHash>> = Mutex::new(None);
+        let mut all = lock(&ALL);
+        let scripts = all.get_or_insert_default();
+        *scripts.entry((self.0.clone(), hash.into())).or_insert_with(|| {
+            let text = [&self.0, text].concat().leak();
+            Headed { text, hash: Script::new(text).get_hash().to_owned().leak() }
+        })
     }
 }
 
 impl HeadedCommand {
     /// Returns the command, to be sent like `original`.
     pub(super) fn command<'a>(&'a self, original: Command<'a>) -> Command<'a> {
-        original.replaced(&self.cmd, self.script.as_ref().map(|script| &*script.text))
+        original.replaced(&self.cmd, self.script.map(|script| script.text))
     }
 }

@@ -2,6 +2,7 @@
 //! deadline, and fail immediately while the breaker is open. It does not know clusters.
 
 use std::{
+    hash::BuildHasher,
     mem,
     sync::{
         Arc, Mutex,
@@ -10,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use foldhash::fast::RandomState;
 use redis::{FromRedisValue, RedisError};
 use tokio::{
     runtime::Handle,
@@ -59,8 +61,8 @@ pub(crate) struct Keys {
 pub(crate) struct Node {
     server: Arc<Server>,
     channels: Box<[Channel]>,
-    /// The number of commands, which take the channels in turns.
-    commands: AtomicUsize,
+    /// Distributes the keys over the channels.
+    hasher: RandomState,
     breaker: Arc<Breaker>,
     connections_made: Arc<AtomicUsize>,
     keys: Keys,
@@ -97,7 +99,7 @@ impl Node {
         let channels = (0..connections).map(channel).collect();
         Self {
             channels,
-            commands: AtomicUsize::new(0),
+            hasher: RandomState::default(),
             keys,
             failed_key: Mutex::default(),
             background: Arc::default(),
@@ -211,18 +213,38 @@ impl Node {
             self.breaker.count_skipped();
             return Err(self.named(TransportError::circuit_open()));
         }
-        if deadline.is_over() {
+        if deadline.is_too_late() {
             // A command that is sent now would be counted, although its caller has failed already.
-            let error = self.named(TransportError::timeout(deadline.within()));
-            self.breaker.count_error(&error);
+            let error = self.named(TransportError::timeout(deadline.within())).unsent();
+            if !deadline.is_shared() {
+                self.breaker.count_error(&error);
+            }
             return Err(error);
         }
         self.execute_unchecked(deadline, command, false).await
     }
 
-    /// Waits until the next command can be sent immediately, or fails.
-    pub(crate) async fn ready(&self) {
-        let channel = &self.channels[self.commands.load(Relaxed) % self.channels.len()];
+    pub(crate) fn connections(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// Returns the index of the connection for a key: the commands of a key take one connection, so
+    /// that they are executed in order.
+    pub(crate) fn channel_of(&self, key: &[u8]) -> usize {
+        match self.channels.len() {
+            1 => 0,
+            count => self.hasher.hash_one(key) as usize % count,
+        }
+    }
+
+    /// Returns whether a command that is sent now can be written without a pause.
+    pub(crate) fn is_ready(&self, channel: usize) -> bool {
+        self.channels[channel % self.channels.len()].is_ready()
+    }
+
+    /// Waits until the next command over a connection can be sent immediately, or fails.
+    pub(crate) async fn ready(&self, channel: usize) {
+        let channel = &self.channels[channel % self.channels.len()];
         if let Ok(connection) = channel.connection().await {
             connection.notice_end_while_idle().await;
         }
@@ -238,12 +260,17 @@ impl Node {
         let headed = self.keys.header.as_ref().and_then(|header| header.apply(command));
         let command = headed.as_ref().map_or(command, |headed| headed.command(command));
         let start = Instant::now();
-        let channel = &self.channels[self.commands.fetch_add(1, Relaxed) % self.channels.len()];
+        let channel = &self.channels[self.channel_of(command.key())];
         let mut exchange = Exchange::default();
         let reply = exchange.run(channel, deadline, command).await;
         let Exchange { connection, was_sent } = exchange;
         let failure = match (reply, connection) {
-            (Some(Ok(reply)), Some(connection)) => return Ok((reply, connection)),
+            (Some(Ok(reply)), Some(connection)) => {
+                if let Some(error) = connection.partial_error() {
+                    give_up_if_unusable(channel, &connection, error, true);
+                }
+                return Ok((reply, connection));
+            }
             (Some(Err(error)), connection) => Failure::new(channel, connection, was_sent, error),
             _ => Failure { error: TransportError::timeout(deadline.within()), is_reply: false },
         };
@@ -253,7 +280,7 @@ impl Node {
         }
         if is_probe || deadline.is_background() {
             self.breaker.count_error(&error);
-        } else {
+        } else if !(deadline.is_shared() && error.is_timeout()) {
             self.record_failure(start, deadline, command, &error);
         }
         Err(if was_sent { error } else { error.unsent() })
@@ -274,7 +301,7 @@ impl Node {
         }
     }
 
-    fn named(&self, error: TransportError) -> TransportError {
+    pub(crate) fn named(&self, error: TransportError) -> TransportError {
         error.at(self.server.name())
     }
 
@@ -317,13 +344,14 @@ impl Node {
     /// Finds out why the server does not answer: whether it accepts a new connection, and answers a
     /// command there. It takes up to 1.4 s.
     async fn examine(&self) -> Status {
-        let mut connection = match timeout(ANSWER_TIMEOUT, self.server.connect()).await {
+        // A connection of its own: no other command has a place on it.
+        let mut link = match timeout(ANSWER_TIMEOUT, self.server.connect(&Arc::default())).await {
             Err(_) => return Status::Unavailable,
             Ok(Err(error)) => return TransportError::of_redis(error).status(),
-            Ok(Ok(connected)) => connected.connection,
+            Ok(Ok(connected)) => connected.link,
         };
         let time = redis::cmd("TIME"); // allowed to the documented users
-        match timeout(TIME_TIMEOUT, connection.req_packed_command(&time)).await {
+        match timeout(TIME_TIMEOUT, link.send(&time)).await {
             Ok(Err(error)) if !is_reply(&error) => Status::Unavailable,
             Ok(_) => Status::Slow,
             Err(_) => Status::Silent,
@@ -369,16 +397,23 @@ impl Exchange {
         command: Command<'_>,
     ) -> Option<Result<T, RedisError>> {
         let mut was_resent = false;
+        let mut ticket = None;
         loop {
-            let connection = match timeout(deadline.left(), channel.connection()).await.ok()? {
+            let connection = timeout(deadline.left_to_send(), channel.connection());
+            let connection = match connection.await.ok()? {
                 Ok(connection) => self.connection.insert(connection),
                 Err(error) => return Some(Err(error)),
             };
-            if deadline.is_over() {
+            if deadline.is_too_late() {
                 return None;
             }
             self.was_sent = true;
-            let reply = deadline.wait_for(connection.execute(command)).await?;
+            let ticket = ticket.get_or_insert_with(|| channel.ticket());
+            let reply = deadline.wait_for(connection.execute(command, deadline, ticket)).await?;
+            let Some(reply) = reply else {
+                self.was_sent = false;
+                return None;
+            };
             if reply.is_ok() || !connection.is_unsent() {
                 return Some(reply);
             }
@@ -403,16 +438,27 @@ impl Failure {
         let is_reply = connection.is_some() && is_reply(&error);
         let is_interrupted =
             was_sent && !is_reply && connection.as_ref().is_some_and(Connection::has_ended);
-        let is_old = |it: &Connection| !is_reply || it.lifetime() >= RECONNECT_AFTER;
-        if let Some(connection) = connection.filter(|it| is_of_the_connection(&error) && is_old(it))
-        {
-            channel.give_up(&connection);
+        if let Some(connection) = &connection {
+            give_up_if_unusable(channel, connection, &error, is_reply);
         }
         let error = match is_interrupted {
             true => TransportError::interrupted(error),
             false => TransportError::of_redis(error),
         };
         Self { error, is_reply }
+    }
+}
+
+/// Gives up a connection if an error means that it is unusable.
+fn give_up_if_unusable(
+    channel: &Channel,
+    connection: &Connection,
+    error: &RedisError,
+    is_reply: bool,
+) {
+    let is_old = !is_reply || connection.lifetime() >= RECONNECT_AFTER;
+    if is_old && is_of_the_connection(error) {
+        channel.give_up(connection);
     }
 }
 

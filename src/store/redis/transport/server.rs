@@ -1,13 +1,17 @@
 //! The targets of connections: a server, the master that Sentinels name, or a connection of the
 //! application.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
-use redis::{RedisError, aio::ConnectionLike};
+use redis::{Cmd, RedisError, RedisResult, Value, aio::ConnectionLike};
 
 use super::{
-    connector::{CONNECT_TIMEOUT, Endpoint, Traffic},
+    command::Command,
+    connector::{CONNECT_TIMEOUT, Endpoint},
+    deadline::Deadline,
+    line::{Line, Outcome},
     sentinel::Sentinels,
+    unsent::Unsent,
 };
 
 #[allow(clippy::large_enum_variant, reason = "there is one per store, or node of a cluster")]
@@ -30,27 +34,59 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> DynConnection for C {
     }
 }
 
+/// The way of commands to a server.
+pub(crate) enum Link {
+    Line(Line),
+    /// A connection of the application. Commands are in order if its are.
+    Given(Box<dyn DynConnection>),
+}
+
+impl Clone for Link {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Line(line) => Self::Line(line.clone()),
+            Self::Given(connection) => Self::Given(connection.boxed()),
+        }
+    }
+}
+
+impl Link {
+    /// Sends a command that is not a decision.
+    pub(crate) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Line(line) => {
+                let command = Command::new(command);
+                match line.push(command, Deadline::in_background(), 0).await {
+                    Outcome::Reply(reply) => reply,
+                    Outcome::Late | Outcome::Ended { .. } => {
+                        Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
+                    }
+                }
+            }
+            Self::Given(connection) => connection.req_packed_command(command).await,
+        }
+    }
+}
+
 /// A new connection.
 pub(crate) struct Connected {
-    pub(crate) connection: Box<dyn DynConnection>,
-    /// Unknown for a connection of the application.
-    pub(crate) traffic: Option<Arc<Traffic>>,
+    pub(crate) link: Link,
     /// The argument for [`is_outdated`](Server::is_outdated).
     pub(crate) generation: u64,
 }
 
 impl Server {
-    pub(crate) async fn connect(&self) -> Result<Connected, RedisError> {
+    /// Connects, for a channel whose commands that were not sent are `unsent`.
+    pub(crate) async fn connect(&self, unsent: &Arc<Unsent>) -> Result<Connected, RedisError> {
         let (session, generation) = match self {
             Self::One(endpoint) => (endpoint.open(CONNECT_TIMEOUT, None, None).await?, 0),
             Self::Sentinel(sentinels) => sentinels.connect().await?,
             Self::Given(connection) => {
-                let connection = connection.boxed();
-                return Ok(Connected { connection, traffic: None, generation: 0 });
+                let link = Link::Given(connection.boxed());
+                return Ok(Connected { link, generation: 0 });
             }
         };
-        let traffic = Some(session.traffic.clone());
-        Ok(Connected { connection: Box::new(session), traffic, generation })
+        Ok(Connected { link: Link::Line(Line::new(session, unsent)), generation })
     }
 
     /// Returns the address, or the name of the master, for errors.

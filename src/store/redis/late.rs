@@ -1,0 +1,154 @@
+//! Late decisions: those about requests that may wait whose callers are gone. What such a decision
+//! has spent or reserved is released, because nobody else can. The calls themselves are in
+//! `batch.rs` and `call.rs`.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    RedisStore,
+    call::ScriptCall,
+    name_of, release,
+    transport::{Client, Deadline, TransportError},
+};
+use crate::{
+    algorithm::Release,
+    decision::{Decision, Receipt},
+    keys::Key,
+    store::{Settings, StoreRequest, denials::Denials},
+};
+
+/// The number of calls of a store that are awaited after their deadlines.
+const MAX_LATE: usize = 1_000;
+
+/// Releases what late decisions have spent.
+#[derive(Clone)]
+pub(super) struct LateReleases {
+    client: Client,
+    denials: Denials,
+    prefix: Arc<str>,
+}
+
+impl LateReleases {
+    pub(super) fn new(store: &RedisStore) -> Self {
+        let RedisStore { client, denials, prefix, .. } = store;
+        Self { client: client.clone(), denials: denials.clone(), prefix: prefix.clone() }
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Releases the units that a decision has spent for one limit.
+    pub(super) fn release(&self, settings: &Settings, key: &Key<'_>, units: u32, of: &Receipt) {
+        let Receipt::At(instant, _) = *of else { return };
+        let change = self.denials.release(settings, key);
+        let key = name_of(&self.prefix, settings, key);
+        let release = Release { instant: Some(instant), units: units.into(), kept: 0.0 };
+        self.client.execute_later(release::job_holding(&settings.params, &key, release, change));
+    }
+}
+
+/// The calls of a store that are awaited after their deadlines.
+#[derive(Clone, Default)]
+pub(super) struct LateCalls(Arc<AtomicUsize>);
+
+/// One of these calls.
+pub(super) struct LateCall(LateCalls);
+
+impl LateCalls {
+    /// Adds a call, if there are not too many.
+    pub(super) fn begin(&self) -> Option<LateCall> {
+        let more = |count| (count < MAX_LATE).then_some(count + 1);
+        self.0.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(LateCall(self.clone()))
+    }
+}
+
+impl Drop for LateCall {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A call for one request that may wait: the limits with their keys and costs.
+pub(super) struct WaitingCall {
+    call: ScriptCall,
+    limits: Vec<(Arc<Settings>, Key<'static>, u32)>,
+    releases: LateReleases,
+    late: LateCalls,
+}
+
+impl WaitingCall {
+    pub(super) fn new(store: &RedisStore, request: &StoreRequest<'_>, late: LateCalls) -> Self {
+        let limits = request.limits.iter();
+        let limits = limits.map(|it| (it.settings.clone(), it.key.clone().into_owned(), it.cost));
+        let call = ScriptCall::new(store, request);
+        Self { call, limits: limits.collect(), releases: LateReleases::new(store), late }
+    }
+
+    /// Executes the call in a task, which awaits the reply even if the caller is gone.
+    pub(super) async fn execute(self, deadline: Deadline) -> Result<Decision, TransportError> {
+        let client = self.releases.client.clone();
+        let slot = client.slot_of(&self.call.limits()[0].key);
+        let call = Arc::new(self);
+        let late = call.late.begin();
+        let call_deadline = if late.is_some() { deadline.lingering() } else { deadline };
+        let (sender, receiver) = oneshot::channel();
+        let task = call.clone();
+        tokio::spawn(async move {
+            let _late = late;
+            let result = task.call.execute(&task.releases.client, call_deadline).await;
+            if let Err(Ok(decision)) = sender.send(result) {
+                task.release(&decision);
+            }
+        });
+        let answer = Answer { receiver, call };
+        match deadline.wait_for(answer).await {
+            Some(result) => result,
+            None => {
+                let error = TransportError::timeout(deadline.within());
+                Err(client.record_failure(slot, deadline, error))
+            }
+        }
+    }
+
+    fn release(&self, decision: &Decision) {
+        for (index, (settings, key, units)) in self.limits.iter().enumerate() {
+            self.releases.release(settings, key, *units, &decision.receipt().for_limit(index));
+        }
+    }
+}
+
+/// The answer to a call in a task. If it is dropped, the call releases what it spends.
+struct Answer {
+    receiver: oneshot::Receiver<Result<Decision, TransportError>>,
+    call: Arc<WaitingCall>,
+}
+
+impl Future for Answer {
+    type Output = Result<Decision, TransportError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = ready!(Pin::new(&mut self.receiver).poll(cx));
+        // The task is dropped only if its runtime ends.
+        Poll::Ready(answer.unwrap_or_else(|_| Err(TransportError::timeout(Default::default()))))
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.receiver.close();
+        if let Ok(Ok(decision)) = self.receiver.try_recv() {
+            self.call.release(&decision);
+        }
+    }
+}

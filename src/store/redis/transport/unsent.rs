@@ -1,0 +1,81 @@
+//! The commands of a channel whose connection ended before they were written. They go over the next
+//! connection, before all later commands. Who sends them again is in `node.rs`.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::Waker,
+};
+
+use crate::sync::lock;
+
+/// The commands of a channel that are to be sent again, by the numbers of their tickets.
+#[derive(Default)]
+pub(crate) struct Unsent {
+    tickets: AtomicU64,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    numbers: BTreeSet<u64>,
+    /// That of the line which waits for them.
+    waker: Option<Waker>,
+}
+
+/// The place of a command among those of a channel. The drop gives it up.
+pub(crate) struct Ticket {
+    unsent: Arc<Unsent>,
+    number: u64,
+}
+
+impl Unsent {
+    pub(crate) fn ticket(self: &Arc<Self>) -> Ticket {
+        Ticket { unsent: self.clone(), number: 1 + self.tickets.fetch_add(1, Relaxed) }
+    }
+
+    /// Lets the later commands wait for this one.
+    pub(crate) fn add(&self, number: u64) {
+        if number > 0 {
+            lock(&self.waiting).numbers.insert(number);
+        }
+    }
+
+    /// Returns the number of the first command that is to be sent again. `waker` is woken when that
+    /// changes.
+    pub(crate) fn first(&self, waker: &Waker) -> Option<u64> {
+        let waiting = &mut *lock(&self.waiting);
+        let first = *waiting.numbers.first()?;
+        waiting.waker = Some(waker.clone());
+        Some(first)
+    }
+
+    /// Lets no command wait any more.
+    pub(crate) fn clear(&self) {
+        lock(&self.waiting).numbers.clear();
+    }
+
+    /// Records that a command has its place in a line, or is given up.
+    pub(crate) fn remove(&self, number: u64) {
+        let waiting = &mut *lock(&self.waiting);
+        let waker = if waiting.numbers.remove(&number) { waiting.waker.take() } else { None };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Ticket {
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.unsent.remove(self.number);
+    }
+}
