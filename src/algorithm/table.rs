@@ -1,9 +1,11 @@
 //! The table of the algorithms: the only list of their models and scripts. Holds no logic of its
 //! own.
 
+use std::mem::take;
+
 use super::{
     Algorithm,
-    block::Block,
+    block::{self, Block},
     engine, fixed_window, leaky_bucket,
     model::Model,
     packed::{INITIAL, Packed},
@@ -36,7 +38,7 @@ macro_rules! algorithms {
             /// The state of a key without requests, under any algorithm.
             #[default]
             Initial,
-            Blocked(Box<Block>),
+            Blocked(Box<Block<State, Kind>>),
             $($variant(Option<Reserved<$module::State>>),)*
         }
 
@@ -132,8 +134,9 @@ macro_rules! algorithms {
                 if bytes.is_empty() {
                     return Some(State::Initial);
                 }
-                if bytes[0] == Block::FORM {
-                    return Block::decode(self, bytes);
+                if bytes[0] == block::FORM {
+                    let (ends, inside) = block::decode(bytes)?;
+                    return Some(self.blocked(self.decode(inside)?, ends));
                 }
                 Some(match self {
                     $(Self::$variant(_) => {
@@ -176,22 +179,22 @@ macro_rules! algorithms {
             #[inline]
             pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
                 match state {
-                    State::Blocked(block) if !block.is_of(self) => {
+                    State::Blocked(block) if block.algorithm != self.kind() => {
                         if !request.action.commits() && !request.action.blocks() {
                             return self.step(&mut State::Initial, request);
                         }
                         *state = State::Initial;
                         self.step(state, request)
                     }
-                    State::Blocked(_) => Block::step(self, state, request),
-                    _ if request.action.blocks() => Block::step(self, state, request),
+                    State::Blocked(_) => self.step_blocked(state, request),
+                    _ if request.action.blocks() => self.step_blocked(state, request),
                     _ => self.step_inside(state, request),
                 }
             }
 
             /// Decides about the state inside of a block, or of a key without one.
             #[inline]
-            pub(super) fn step_inside(
+            fn step_inside(
                 &self,
                 state: &mut State,
                 request: &EngineRequest,
@@ -263,6 +266,27 @@ algorithms! {
 }
 
 impl Params {
+    /// Returns a state in a block.
+    pub(super) fn blocked(&self, state: State, ends: f64) -> State {
+        State::Blocked(Box::new(Block { ends, state, algorithm: self.kind() }))
+    }
+
+    /// Decides about a key that is blocked, or is to be.
+    #[cold]
+    fn step_blocked(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+        let (known, mut inside) = match take(state) {
+            State::Blocked(block) => (block.ends, block.state),
+            state => (0.0, state),
+        };
+        let decide = |request: &_| self.step_inside(&mut inside, request);
+        let (reply, ends) = block::step(known, request, decide);
+        *state = match ends {
+            Some(ends) => self.blocked(inside, ends),
+            None => inside,
+        };
+        reply
+    }
+
     pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
         let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
         if !bucket && quota.burst_size() != quota.limit() {

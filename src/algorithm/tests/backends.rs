@@ -5,7 +5,6 @@ use std::{collections::VecDeque, time::Duration};
 
 use super::super::{
     Action, EngineReply, EngineRequest, Params, Release, State,
-    block::Block,
     model::Model,
     reservations::{Reservation, Reservations, Reserved, Waiting},
     sliding_log,
@@ -121,7 +120,7 @@ fn state(text: &[u8], params: &Params) -> State {
     if let [b'B', block @ .., b'B'] = text {
         let (ends, text) = block.split_at(7);
         let state = if text.is_empty() { State::Initial } else { state(text, params) };
-        return Block::around(params, state, integer(ends));
+        return params.blocked(state, integer(ends));
     }
     match params {
         Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 28))),
