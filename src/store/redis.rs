@@ -1,5 +1,6 @@
 //! The store in Redis: keys, scripts and their replies. The transport below sends the commands.
 
+mod backend;
 mod batch;
 mod call;
 mod cross_slot;
@@ -25,6 +26,7 @@ pub use self::transport::Tls;
 use self::transport::{ANSWER_TIMEOUT, Client, Command, TransportError};
 pub(super) use self::transport::{FORMS, scheme_error};
 use self::{
+    backend::{Backend, report_sent},
     call::ScriptCall,
     cross_slot::CrossSlot,
     front::{Front, Place},
@@ -41,7 +43,7 @@ use crate::{
     decision::Decision,
     error::{FailureKind, StoreError},
     keys::Key,
-    observe::{BatchSent, Observer, Observers},
+    observe::{Observer, Observers},
 };
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
@@ -129,11 +131,9 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    client: Client,
+    backend: Backend,
     front: Front,
-    prefix: Arc<str>,
     deadline: Duration,
-    denials: Denials,
     names: Names,
     fallback: Arc<OnceLock<MemoryStore>>,
 }
@@ -155,12 +155,11 @@ impl RedisStore {
     }
 
     fn over(client: Client, config: &RedisConfig) -> Self {
+        let (prefix, denials) = (config.prefix.clone(), Denials::new(config.denial_ttl));
         Self {
             front: Front::new(client.clone()),
-            client,
-            prefix: config.prefix.clone(),
+            backend: Backend { client, prefix, denials },
             deadline: config.deadline,
-            denials: Denials::new(config.denial_ttl),
             names: Names::default(),
             fallback: Arc::default(),
         }
@@ -292,13 +291,13 @@ impl RedisStore {
     /// The future can be dropped at any time.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
-        Ok(self.client.ping(deadline).await?)
+        Ok(self.backend.client.ping(deadline).await?)
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
     #[must_use]
     pub fn health(&self) -> Health {
-        self.client.health(self.deadline)
+        self.backend.client.health(self.deadline)
     }
 
     /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
@@ -337,7 +336,8 @@ impl RedisStore {
     /// have four, they take 40 MB.
     #[must_use]
     pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
-        Self { denials: self.denials.with_ttl(denial_ttl), ..self }
+        let denials = self.backend.denials.with_ttl(denial_ttl);
+        Self { backend: Backend { denials, ..self.backend }, ..self }
     }
 
     /// Adds an observer, which gets the events of all limiters that are made over this store from
@@ -381,7 +381,7 @@ impl RedisStore {
     where
         T: FromRedisValue + Send + 'static,
     {
-        let client = self.client.clone();
+        let client = self.backend.client.clone();
         StoreFuture::Pending(Box::pin(async move {
             let reply = client.execute(deadline, Command::script(&command, text)).await;
             let (reply, _) = reply.map_err(|error| failed(&client, limiter, error))?;
@@ -395,11 +395,7 @@ impl RedisStore {
         key: &str,
         run: impl Fn() -> ReleaseFuture + Send + Sync + 'static,
     ) {
-        self.client.execute_later(release::task(key, run));
-    }
-
-    fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
-        name_of(&self.prefix, settings, key)
+        self.backend.client.execute_later(release::task(key, run));
     }
 }
 
@@ -409,23 +405,10 @@ fn failed(client: &Client, limiter: &str, error: TransportError) -> StoreError {
     error.into()
 }
 
-/// Reports that a call is sent.
-fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
-    observers.each(|observer| observer.batch_sent(&BatchSent { limiter, checks }));
-}
-
-/// Returns the name of a key in Redis.
-fn name_of(prefix: &str, settings: &Settings, key: &Key<'_>) -> String {
-    let Settings { name, algorithm, .. } = settings;
-    // Empty braces would not determine the slot. No other key has this form.
-    let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
-    [prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
-}
-
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("prefix", &self.prefix)
+            .field("prefix", &self.backend.prefix)
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }
@@ -449,14 +432,14 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
-        let undecided = match self.denials.look_up(request, Instant::now) {
+        let undecided = match self.backend.denials.look_up(request, Instant::now) {
             Lookup::Denied(decision) => return StoreFuture::cached(decision),
             Lookup::Undecided(undecided) => undecided,
         };
-        let (client, deadline) = (self.client.clone(), self.start_deadline());
+        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
         let limiter = request.limits[0].settings.name;
         let turn = match (request.action, request.limits) {
-            (Action::Check, [limit]) => match self.front.enter(limit, self, deadline) {
+            (Action::Check, [limit]) => match self.front.enter(limit, &self.backend, deadline) {
                 Place::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
                 Place::Queued(queued) => {
                     return StoreFuture::pending(async move {
@@ -468,17 +451,19 @@ impl Store for RedisStore {
             _ => None,
         };
         let first = request.limits[0].key;
-        if !self.client.is_cluster() || request.limits.iter().all(|limit| limit.key == first) {
+        if !self.backend.client.is_cluster()
+            || request.limits.iter().all(|limit| limit.key == first)
+        {
             if request.action == Action::Check && request.limits.iter().any(LimitRequest::may_wait)
             {
-                let call = WaitingCall::new(self, request, self.front.late_calls());
+                let call = WaitingCall::new(&self.backend, request, self.front.late_calls());
                 return StoreFuture::pending(async move {
                     let decision = call.execute(deadline).await;
                     let decision = decision.map_err(|error| failed(&client, limiter, error))?;
                     Ok(undecided.decided(decision, Instant::now))
                 });
             }
-            let call = ScriptCall::new(self, request);
+            let call = ScriptCall::new(&self.backend, request);
             return StoreFuture::pending(async move {
                 let turn = turn; // kept during the call
                 let decision = match &turn {
@@ -493,7 +478,7 @@ impl Store for RedisStore {
                 Ok(undecided.decided(decision, Instant::now))
             });
         }
-        let calls = CrossSlot::new(self, request);
+        let calls = CrossSlot::new(&self.backend, request);
         let action = request.action;
         StoreFuture::pending(async move {
             let decision = match action.can_be_denied() {
@@ -511,9 +496,9 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> StoreFuture<()> {
-        let change = self.denials.release(settings, key);
-        let (params, key) = (settings.params, self.key(settings, key));
-        let (client, deadline) = (self.client.clone(), self.start_deadline());
+        let change = self.backend.denials.release(settings, key);
+        let (params, key) = (settings.params, self.backend.key(settings, key));
+        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
             let result = release::execute(&client, deadline, &params, &key, release).await;
             drop(change);
@@ -522,18 +507,18 @@ impl Store for RedisStore {
     }
 
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
-        let change = self.denials.release(settings, key);
-        let key = self.key(settings, key);
+        let change = self.backend.denials.release(settings, key);
+        let key = self.backend.key(settings, key);
         let job = release::job_holding(&settings.params, &key, release, change);
-        self.client.execute_later(job);
+        self.backend.client.execute_later(job);
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
-        let change = self.denials.reset(settings, key);
+        let change = self.backend.denials.reset(settings, key);
         let mut del = redis::cmd("DEL");
-        let key = self.key(settings, key);
+        let key = self.backend.key(settings, key);
         del.arg(&key);
-        let (client, deadline) = (self.client.clone(), self.start_deadline());
+        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
             let reply = client.execute(deadline, Command::new(&del)).await;
             drop(change);
@@ -543,19 +528,20 @@ impl Store for RedisStore {
     }
 
     fn observers(&self) -> Observers {
-        self.client.observers()
+        self.backend.client.observers()
     }
 
     fn add_observer(&self, observer: Arc<dyn Observer>) {
-        self.client.add_observer(observer);
+        self.backend.client.add_observer(observer);
     }
 
     fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
-        self.denials.blocked_until(settings, key)
+        self.backend.denials.blocked_until(settings, key)
     }
 
     fn spawn_background(&self, task: BackgroundTask) {
-        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.client.runtime()) {
+        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.backend.client.runtime())
+        {
             runtime.spawn(task);
         }
     }

@@ -17,9 +17,8 @@ use redis::ServerErrorKind;
 use tokio::task::JoinSet;
 
 use super::{
+    backend::{Backend, report_sent},
     call::{EachReply, execute_each},
-    late::LateReleases,
-    name_of, report_sent,
     script::{CheckEach, reserves_fast},
     transport::{Client, Deadline, TransportError},
 };
@@ -42,7 +41,7 @@ pub(super) struct CheckBatch {
     settings: Arc<Settings>,
     /// Those of the first check.
     observers: Observers,
-    releases: LateReleases,
+    backend: Backend,
     contents: Mutex<Contents>,
 }
 
@@ -96,9 +95,9 @@ impl CheckBatch {
     pub(super) fn new(
         settings: Arc<Settings>,
         observers: Observers,
-        releases: LateReleases,
+        backend: Backend,
     ) -> Arc<Self> {
-        Arc::new(Self { settings, observers, releases, contents: Mutex::default() })
+        Arc::new(Self { settings, observers, backend, contents: Mutex::default() })
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -222,7 +221,7 @@ impl CheckBatch {
     }
 
     fn name(&self, key: &Key<'_>) -> String {
-        name_of(self.releases.prefix(), &self.settings, key)
+        self.backend.key(&self.settings, key)
     }
 
     /// Passes the replies to the callers.
@@ -255,7 +254,7 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        self.releases.release(&self.settings, &key, cost, decision.receipt());
+        self.backend.release_late(&self.settings, &key, cost, decision.receipt());
     }
 
     /// Executes a call for each key, because one call for all is not possible.

@@ -1,7 +1,7 @@
 //! Decisions as script calls: one call for the limits of a request, or for several requests.
 
 use super::{
-    RedisStore,
+    backend::Backend,
     script::{self, CheckEach, Limit},
     transport::{Client, Command, Deadline, TransportError},
 };
@@ -19,10 +19,10 @@ pub(super) struct ScriptCall {
 }
 
 impl ScriptCall {
-    pub(super) fn new(store: &RedisStore, request: &StoreRequest<'_>) -> Self {
+    pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
             let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
-            Limit { key: store.key(settings, key), params: settings.params, cost, max_wait }
+            Limit { key: backend.key(settings, key), params: settings.params, cost, max_wait }
         };
         Self {
             action: request.action,

@@ -6,7 +6,7 @@ use std::{mem, sync::Arc};
 use tokio::task::JoinSet;
 
 use super::{
-    RedisStore,
+    backend::Backend,
     call::ScriptCall,
     release,
     transport::{Client, Deadline, TransportError},
@@ -27,7 +27,7 @@ pub(super) struct CrossSlot {
 }
 
 impl CrossSlot {
-    pub(super) fn new(store: &RedisStore, request: &StoreRequest<'_>) -> Self {
+    pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
         let mut keys: Vec<&Key<'_>> = vec![];
         let mut call_of: Vec<(usize, usize)> = vec![];
         for limit in request.limits {
@@ -41,12 +41,12 @@ impl CrossSlot {
         let of_key = |key| {
             let limits = request.limits.iter().filter(|limit| limit.key == key);
             let limits: Vec<_> = limits.copied().collect();
-            ScriptCall::new(store, &StoreRequest { limits: &limits, ..*request })
+            ScriptCall::new(backend, &StoreRequest { limits: &limits, ..*request })
         };
         Self {
             calls: keys.into_iter().map(of_key).collect(),
             call_of,
-            client: store.client.clone(),
+            client: backend.client.clone(),
         }
     }
 

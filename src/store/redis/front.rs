@@ -25,9 +25,9 @@ use tokio::{
 };
 
 use super::{
-    RedisStore,
+    backend::Backend,
     batch::{CheckBatch, Queued},
-    late::{LateCalls, LateReleases},
+    late::LateCalls,
     transport::{Client, Deadline},
 };
 use crate::{
@@ -108,17 +108,17 @@ impl Front {
     }
 
     /// Returns the place of a check. Checks of a key are decided in the order of their arrival.
-    /// `store` is that of all checks of the limiter.
+    /// `backend` is that of all checks of the limiter.
     pub(super) fn enter(
         &self,
         request: &LimitRequest<'_>,
-        store: &RedisStore,
+        backend: &Backend,
         deadline: Deadline,
     ) -> Place {
         let Shared { client, lanes, hasher, .. } = &*self.0;
         let Ok(runtime) = Handle::try_current() else { return Place::Alone(None) };
         let hash = hasher.hash_one(request.key.as_bytes());
-        let id = self.lane_of(runtime.id(), hash, request, store);
+        let id = self.lane_of(runtime.id(), hash, request, backend);
         if !client.is_available_for(id.slot, deadline) {
             return Place::Alone(None);
         }
@@ -130,7 +130,7 @@ impl Front {
             (lane.calls, lane.is_starting) = (1, true);
             return Place::Alone(Some(Turn::new(self.clone(), id, false)));
         }
-        let queued = lane.push(request, hash, store, deadline);
+        let queued = lane.push(request, hash, backend, deadline);
         let schedules = lane.schedules();
         let watches = !mem::replace(&mut lane.is_watched, true);
         let runtime = (schedules || watches).then(|| lane.runtime.clone());
@@ -151,14 +151,14 @@ impl Front {
         runtime: runtime::Id,
         hash: u64,
         request: &LimitRequest<'_>,
-        store: &RedisStore,
+        backend: &Backend,
     ) -> LaneId {
         let client = &self.0.client;
         let limiter = Arc::as_ptr(request.settings).addr();
         let mut id = LaneId { runtime, limiter, key: 0, slot: 0, channel: 0 };
         let is_clustered = self.0.is_clustered.load(Relaxed);
         if is_clustered || client.has_several_connections() {
-            let name = store.key(request.settings, request.key);
+            let name = backend.key(request.settings, request.key);
             id.slot = client.slot_of(&name);
             id.channel = client.channel_of(id.slot, &name);
             id.key = if is_clustered { hash } else { 0 };
@@ -263,7 +263,7 @@ impl Lane {
         &mut self,
         request: &LimitRequest<'_>,
         hash: u64,
-        store: &RedisStore,
+        backend: &Backend,
         deadline: Deadline,
     ) -> Queued {
         if let Some(last) = self.queue.back()
@@ -272,7 +272,7 @@ impl Lane {
             return queued;
         }
         let (settings, observers) = (self.settings.clone(), request.observers.clone());
-        let batch = CheckBatch::new(settings, observers, LateReleases::new(store));
+        let batch = CheckBatch::new(settings, observers, backend.clone());
         let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
         self.queue.push_back(batch);
         queued

@@ -14,48 +14,18 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    RedisStore,
+    backend::Backend,
     call::ScriptCall,
-    name_of, release,
-    transport::{Client, Deadline, TransportError},
+    transport::{Deadline, TransportError},
 };
 use crate::{
-    algorithm::Release,
-    decision::{Decision, Receipt},
+    decision::Decision,
     keys::Key,
-    store::{Settings, StoreRequest, denials::Denials},
+    store::{Settings, StoreRequest},
 };
 
 /// The number of calls of a store that are awaited after their deadlines.
 const MAX_LATE: usize = 1_000;
-
-/// Releases what late decisions have spent.
-#[derive(Clone)]
-pub(super) struct LateReleases {
-    client: Client,
-    denials: Denials,
-    prefix: Arc<str>,
-}
-
-impl LateReleases {
-    pub(super) fn new(store: &RedisStore) -> Self {
-        let RedisStore { client, denials, prefix, .. } = store;
-        Self { client: client.clone(), denials: denials.clone(), prefix: prefix.clone() }
-    }
-
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
-    /// Releases the units that a decision has spent for one limit.
-    pub(super) fn release(&self, settings: &Settings, key: &Key<'_>, units: u32, of: &Receipt) {
-        let Receipt::At(instant, _) = *of else { return };
-        let change = self.denials.release(settings, key);
-        let key = name_of(&self.prefix, settings, key);
-        let release = Release { instant: Some(instant), units: units.into(), kept: 0.0 };
-        self.client.execute_later(release::job_holding(&settings.params, &key, release, change));
-    }
-}
 
 /// The calls of a store that are awaited after their deadlines.
 #[derive(Clone, Default)]
@@ -83,21 +53,21 @@ impl Drop for LateCall {
 pub(super) struct WaitingCall {
     call: ScriptCall,
     limits: Vec<(Arc<Settings>, Key<'static>, u32)>,
-    releases: LateReleases,
+    backend: Backend,
     late: LateCalls,
 }
 
 impl WaitingCall {
-    pub(super) fn new(store: &RedisStore, request: &StoreRequest<'_>, late: LateCalls) -> Self {
+    pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>, late: LateCalls) -> Self {
         let limits = request.limits.iter();
         let limits = limits.map(|it| (it.settings.clone(), it.key.clone().into_owned(), it.cost));
-        let call = ScriptCall::new(store, request);
-        Self { call, limits: limits.collect(), releases: LateReleases::new(store), late }
+        let call = ScriptCall::new(backend, request);
+        Self { call, limits: limits.collect(), backend: backend.clone(), late }
     }
 
     /// Executes the call in a task, which awaits the reply even if the caller is gone.
     pub(super) async fn execute(self, deadline: Deadline) -> Result<Decision, TransportError> {
-        let client = self.releases.client.clone();
+        let client = self.backend.client.clone();
         let slot = client.slot_of(&self.call.limits()[0].key);
         let call = Arc::new(self);
         let late = call.late.begin();
@@ -106,7 +76,7 @@ impl WaitingCall {
         let task = call.clone();
         tokio::spawn(async move {
             let _late = late;
-            let result = task.call.execute(&task.releases.client, call_deadline).await;
+            let result = task.call.execute(&task.backend.client, call_deadline).await;
             if let Err(Ok(decision)) = sender.send(result) {
                 task.release(&decision);
             }
@@ -123,7 +93,7 @@ impl WaitingCall {
 
     fn release(&self, decision: &Decision) {
         for (index, (settings, key, units)) in self.limits.iter().enumerate() {
-            self.releases.release(settings, key, *units, &decision.receipt().for_limit(index));
+            self.backend.release_late(settings, key, *units, &decision.receipt().for_limit(index));
         }
     }
 }

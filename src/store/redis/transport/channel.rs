@@ -15,6 +15,7 @@ use tokio::task::{JoinError, JoinHandle};
 use super::{
     breaker::Breaker,
     connection::{Connection, MAX_ATTEMPT, connect},
+    line::MAX_SILENCE,
     server::Server,
     unsent::{Ticket, Unsent},
 };
@@ -22,8 +23,6 @@ use crate::sync::lock;
 
 /// The pause after a failed attempt to connect. Calls meanwhile fail with its error.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_millis(20);
-/// A connection without any reply for this time is given up, although it is open.
-pub(crate) const MAX_SILENCE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Channel {
     server: Arc<Server>,

@@ -19,7 +19,7 @@ use super::{
     connector::ANSWER_TIMEOUT,
     deadline::Deadline,
     error::{TransportError, is_of_one_key, is_reply, is_routine, is_write_rejection},
-    line::Outcome,
+    line::{IDLE, Outcome},
     server::{Connected, DynConnection, Link, Server},
     unsent::{Ticket, Unsent},
 };
@@ -27,9 +27,6 @@ use crate::sync::lock;
 
 /// The time limit of an attempt to connect, which may include queries to Sentinels.
 pub(crate) const MAX_ATTEMPT: Duration = Duration::from_secs(3);
-
-/// After this idle time, the server may have closed the connection before the runtime has noticed.
-pub(crate) const IDLE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Connection {
     link: Link,

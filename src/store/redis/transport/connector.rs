@@ -32,8 +32,8 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::events;
-use crate::{store::Status, sync::lock};
+use super::{error::cannot, events};
+use crate::sync::lock;
 
 /// The deadline of commands that are not decisions.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -416,26 +416,6 @@ pub(crate) async fn race<T>(
 
 async fn before<T>(ends: Instant, stage: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     timeout_at(ends, stage).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-}
-
-/// Returns what the failure of an attempt to connect says about the server.
-pub(super) fn status_of(error: &RedisError) -> Status {
-    let text = error.to_string();
-    match () {
-        () if error.is_connection_refusal() => Status::Refused,
-        () if !error.is_timeout() => Status::Unavailable,
-        () if text.starts_with("cannot connect") => Status::Unreachable,
-        () if text.starts_with("cannot resolve") => Status::Unavailable,
-        () => Status::Silent, // during TLS or the login
-    }
-}
-
-fn cannot(do_what: &str, cause: &io::Error, within: Duration, hint: &str) -> RedisError {
-    let text = match cause.kind() {
-        io::ErrorKind::TimedOut => format!("cannot {do_what}: no answer within {within:?}{hint}"),
-        _ => format!("cannot {do_what}: {cause}{hint}"),
-    };
-    io::Error::new(cause.kind(), text).into()
 }
 
 /// The reason of a failed attempt.

@@ -1,11 +1,10 @@
 //! The error of the transport, and the meaning of errors of the crate `redis` for the connection
 //! and for later commands. Other modules act on them.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::connector::status_of;
 use crate::store::Status;
 
 /// The reason for a missing reply.
@@ -265,6 +264,27 @@ impl Error for TransportError {
             Kind::Other(source) => Some(&**source),
             _ => None,
         }
+    }
+}
+
+/// Makes the error of a stage of connecting.
+pub(super) fn cannot(do_what: &str, cause: &io::Error, within: Duration, hint: &str) -> RedisError {
+    let text = match cause.kind() {
+        io::ErrorKind::TimedOut => format!("cannot {do_what}: no answer within {within:?}{hint}"),
+        _ => format!("cannot {do_what}: {cause}{hint}"),
+    };
+    io::Error::new(cause.kind(), text).into()
+}
+
+/// Returns what the failure of an attempt to connect says about the server.
+fn status_of(error: &RedisError) -> Status {
+    let text = error.to_string();
+    match () {
+        () if error.is_connection_refusal() => Status::Refused,
+        () if !error.is_timeout() => Status::Unavailable,
+        () if text.starts_with("cannot connect") => Status::Unreachable,
+        () if text.starts_with("cannot resolve") => Status::Unavailable,
+        () => Status::Silent, // during TLS or the login
     }
 }
 

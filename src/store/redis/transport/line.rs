@@ -20,9 +20,7 @@ use tokio::{
 };
 
 use super::{
-    channel::MAX_SILENCE,
     command::{Command, by_text},
-    connection::IDLE,
     connector::{DriverFuture, Session, Traffic},
     deadline::Deadline,
     unsent::Unsent,
@@ -32,6 +30,10 @@ use crate::sync::lock;
 /// The number of commands that are handed to the crate `redis` before they are written. Its queue
 /// has room for them.
 const MAX_AT_ONCE: usize = 32;
+/// A connection without any reply for this time is given up, although it is open.
+pub(crate) const MAX_SILENCE: Duration = Duration::from_secs(1);
+/// After this idle time, the server may have closed the connection before the runtime has noticed.
+pub(crate) const IDLE: Duration = Duration::from_millis(10);
 /// The time in which commands whose connection ended before they were written enter the next line.
 const MAX_REENTRY: Duration = Duration::from_millis(20);
 

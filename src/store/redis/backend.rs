@@ -1,0 +1,51 @@
+//! What the calls of a store share: its connections, the names of its keys, and the denials that it
+//! remembers. It decides nothing.
+
+use std::sync::Arc;
+
+use super::{release, transport::Client};
+use crate::{
+    algorithm::Release,
+    decision::Receipt,
+    keys::Key,
+    observe::{BatchSent, Observers},
+    store::{Settings, denials::Denials},
+};
+
+#[derive(Clone)]
+pub(super) struct Backend {
+    pub(super) client: Client,
+    /// The prefix of all keys in Redis.
+    pub(super) prefix: Arc<str>,
+    pub(super) denials: Denials,
+}
+
+impl Backend {
+    /// Returns the name of a key in Redis.
+    pub(super) fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
+        let Settings { name, algorithm, .. } = settings;
+        // Empty braces would not determine the slot. No other key has this form.
+        let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
+        [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
+    }
+
+    /// Releases in the background the units that a late decision has spent for one limit.
+    pub(super) fn release_late(
+        &self,
+        settings: &Settings,
+        key: &Key<'_>,
+        units: u32,
+        of: &Receipt,
+    ) {
+        let Receipt::At(instant, _) = *of else { return };
+        let change = self.denials.release(settings, key);
+        let key = self.key(settings, key);
+        let release = Release { instant: Some(instant), units: units.into(), kept: 0.0 };
+        self.client.execute_later(release::job_holding(&settings.params, &key, release, change));
+    }
+}
+
+/// Reports that a call is sent.
+pub(super) fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
+    observers.each(|observer| observer.batch_sent(&BatchSent { limiter, checks }));
+}
