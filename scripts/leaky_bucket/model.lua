@@ -48,28 +48,22 @@ local function advance(time)
   at = time
 end
 
--- Lets later requests leave at the new rate when the last request that waits has left. Until then,
--- the `units` of those that wait, with their excess, take room in the bucket.
-local function flow_from_last(units, parts)
+-- Lets later requests leave at the new rate when the last request that waits has left. Those that
+-- wait take the room of that time, whatever their units: so quotas that alternate on one key do not
+-- raise the debt with each conversion.
+local function flow_from_last()
   debt = math.min(debt + (last - now) * tick, max_debt)
-  if units > burst * unit then
-    units, parts = burst * unit, 0
-  end
-  if units > debt then
-    debt, excess = units, parts
-  end
   bound_last()
 end
 
 local function adopt()
   local changed = is_foreign()
   if changed then
-    local units, parts = convert(debt, excess, unit, new_unit, max_debt)
     advance(math.max(last, now))
     debt, excess = convert(debt, excess, unit, new_unit, max_debt)
     unit, tick, at = new_unit, new_tick, now
     if last > now then
-      flow_from_last(units, parts)
+      flow_from_last()
     end
   end
   return changed
@@ -105,8 +99,10 @@ if returns then
       end
       back = math.max(back - math.max(flowed_out - kept * unit, 0), 0)
     end
-    lower(back)
-    bound_last()
+    if back > 0 then
+      lower(back)
+      bound_last()
+    end
   end
 end
 

@@ -124,8 +124,10 @@ if returns then
       end
       back = math.max(back - math.max(refilled - kept * unit, 0), 0)
     end
-    lower(back)
-    bound_last()
+    if back > 0 then
+      lower(back)
+      bound_last()
+    end
   end
 end
 

@@ -64,19 +64,11 @@ impl State {
         }
     }
 
-    /// The content at another rate, and its excess.
-    fn converted(&self, params: &Params) -> (f64, f64) {
-        convert([self.debt, self.excess], self.unit, params.unit, params.max_debt)
-    }
-
-    /// Lets later requests leave at the new rate when the last request that waits has left. Until
-    /// then, the `units` of those that wait take room in the bucket.
-    fn flow_from_last(&mut self, now: f64, units: (f64, f64), params: &Params) {
+    /// Lets later requests leave at the new rate when the last request that waits has left. Those
+    /// that wait take the room of that time, whatever their units: so quotas that alternate on one
+    /// key do not raise the debt with each conversion.
+    fn flow_from_last(&mut self, now: f64, params: &Params) {
         self.debt = min(self.debt + (self.last - now) * self.tick, params.max_debt);
-        let units = if units.0 > params.full() { (params.full(), 0.0) } else { units };
-        if units.0 > self.debt {
-            (self.debt, self.excess) = units;
-        }
         self.bound_last();
     }
 
@@ -155,13 +147,13 @@ impl Model for State {
     fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
         let changed = self.rate() != params.rate();
         if changed {
-            let units = self.converted(params);
             self.advance(max(self.last, now));
-            (self.debt, self.excess) = self.converted(params);
+            (self.debt, self.excess) =
+                convert([self.debt, self.excess], self.unit, params.unit, params.max_debt);
             [self.unit, self.tick] = params.rate();
             self.at = now;
             if self.last > now {
-                self.flow_from_last(now, units, params);
+                self.flow_from_last(now, params);
             }
         }
         changed
@@ -200,8 +192,10 @@ impl Model for State {
             }
             back = max(back - max(flowed_out - kept * self.unit, 0.0), 0.0);
         }
-        self.lower(back);
-        self.bound_last();
+        if back > 0.0 {
+            self.lower(back);
+            self.bound_last();
+        }
     }
 
     #[inline]

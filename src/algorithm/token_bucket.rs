@@ -283,8 +283,10 @@ impl Model for State {
             }
             back = max(back - max(refilled - kept * self.unit, 0.0), 0.0);
         }
-        self.lower(back);
-        self.bound_last();
+        if back > 0.0 {
+            self.lower(back);
+            self.bound_last();
+        }
     }
 
     #[inline]

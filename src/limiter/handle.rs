@@ -257,20 +257,20 @@ impl Limiter {
         Self(Arc::new(inner))
     }
 
-    /// Returns the limiter with a fraction of the quota over the fallback of the store. Calls with
-    /// the same fraction share counts.
+    /// Returns the limiter with a fraction of the quota over the fallback of the store, if there is
+    /// one. Calls with the same fraction share counts.
     pub(super) fn fallback(&self, fraction: f64) -> Option<Self> {
         let store = self.0.store.as_dyn().fallback()?.clone();
         let version = self.current();
-        let new = || Arc::new(Self::fallback_settings(&version.settings, fraction));
+        let new = || Self::fallback_settings(&version.settings, fraction).map(Arc::new);
         // A key in memory is counted faster by settings that have counted it before.
         let (known, settings) = version.fallback.get_or_init(|| (fraction, new()));
         let settings = if *known == fraction { settings.clone() } else { new() };
         let (taken, observers) = (self.0.taken.clone(), self.0.observers.clone());
-        Some(Self::assemble(store.into_any(), taken, settings, observers))
+        Some(Self::assemble(store.into_any(), taken, settings?, observers))
     }
 
-    fn fallback_settings(settings: &Settings, fraction: f64) -> Settings {
+    fn fallback_settings(settings: &Settings, fraction: f64) -> Option<Settings> {
         let quota = settings.quota.scaled(fraction);
         let algorithm = match settings.algorithm {
             Algorithm::TokenBucket { refill, overdraft } => {
@@ -282,8 +282,8 @@ impl Limiter {
             }
             algorithm => algorithm,
         };
-        let params = Params::new(algorithm, quota).expect("a fraction of valid settings is valid");
-        Settings { name: settings.name, algorithm, quota, params, source: Source::Local }
+        let params = Params::new(algorithm, quota).ok()?;
+        Some(Settings { name: settings.name, algorithm, quota, params, source: Source::Local })
     }
 
     fn assemble(

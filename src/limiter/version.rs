@@ -26,7 +26,7 @@ pub(super) struct Version {
     max_reservable: f64,
     pub(super) max_cost: u32,
     /// The settings of the fallback that was used first, and its fraction of the quota.
-    pub(super) fallback: OnceLock<(f64, Arc<Settings>)>,
+    pub(super) fallback: OnceLock<(f64, Option<Arc<Settings>>)>,
 }
 
 impl Version {

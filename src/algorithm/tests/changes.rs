@@ -132,12 +132,14 @@ fn quotas() -> impl Strategy<Value = Vec<Limits>> {
     })
 }
 
-/// A request that proceeds, or will: its arrival, its instant and its cost.
+/// A request that proceeds, or will: its arrival, its instant and its cost, and the number of
+/// changes of the quota before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Admitted {
     arrival: u128,
     instant: u128,
     cost: u128,
+    changes: usize,
 }
 
 fn admitted(
@@ -146,7 +148,7 @@ fn admitted(
     quotas: &[Limits],
     events: &[(u32, Event)],
 ) -> Vec<Admitted> {
-    let (mut limits, mut now) = (quotas[0], START);
+    let (mut limits, mut now, mut changes) = (quotas[0], START, 0);
     let mut admitted: Vec<Admitted> = vec![];
     for (ahead, event) in events {
         let window = limits.window_us as f64;
@@ -158,6 +160,7 @@ fn admitted(
             Event::CheckAll(wait) => (params.max_cost(), *wait),
             Event::Change(which) => {
                 limits = *which.get(quotas);
+                changes += 1;
                 continue;
             }
             Event::Block(duration) => {
@@ -186,7 +189,7 @@ fn admitted(
         let reply = backend.decide(&params, EngineRequest { max_wait, ..check(cost, now) });
         if reply.admitted {
             let (arrival, instant) = (now as u128, (now + reply.wait) as u128);
-            admitted.push(Admitted { arrival, instant, cost: cost as u128 });
+            admitted.push(Admitted { arrival, instant, cost: cost as u128, changes });
         }
     }
     admitted
@@ -258,10 +261,13 @@ impl Promise {
         })
     }
 
-    /// Returns whether no more units than the burst wait in the bucket at a time.
+    /// Returns whether no more units than the burst wait in the bucket at a time, beside those that
+    /// waited when the quota was changed.
     fn fits(&self, admitted: &[Admitted]) -> bool {
         admitted.iter().enumerate().all(|(i, request)| {
-            let waits = |other: &&Admitted| other.instant > request.arrival;
+            let waits = |other: &&Admitted| {
+                other.instant > request.arrival && other.changes == request.changes
+            };
             let inside = admitted[..=i].iter().filter(waits).map(|other| other.cost);
             inside.sum::<u128>() <= self.burst
         })
