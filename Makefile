@@ -1,9 +1,6 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint msrv package features nightly soak \
   release-check bench bench-peers redis-server
 
-# rustc 1.95 stops with an internal error when it reuses what it knew about some of the tests.
-export CARGO_INCREMENTAL = 0
-
 test: redis-server
 	cargo test --workspace --all-features
 

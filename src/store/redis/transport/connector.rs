@@ -3,13 +3,13 @@
 
 use std::{
     fmt,
-    future::poll_fn,
+    future::{self, poll_fn},
     io,
     net::SocketAddr,
     path::PathBuf,
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
@@ -153,8 +153,9 @@ pub(crate) struct Session {
 pub(crate) type DriverFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Driver {
-    /// `None` once a line drives the connection.
-    future: Arc<Mutex<Option<DriverFuture>>>,
+    /// `None` once a line drives the connection. The task holds it, so that the connection is closed
+    /// when the runtime ends.
+    future: Weak<Mutex<Option<DriverFuture>>>,
     task: AbortHandle,
     traffic: Arc<Traffic>,
 }
@@ -162,20 +163,20 @@ struct Driver {
 impl Driver {
     fn spawn(future: impl Future<Output = ()> + Send + 'static, traffic: Arc<Traffic>) -> Self {
         let future = Arc::new(Mutex::new(Some(Box::pin(future) as DriverFuture)));
-        let driven = future.clone();
-        let task = tokio::spawn(poll_fn(move |cx| match &mut *lock(&driven) {
+        let held = Arc::downgrade(&future);
+        let task = tokio::spawn(poll_fn(move |cx| match &mut *lock(&future) {
             Some(future) => future.as_mut().poll(cx),
             None => Poll::Ready(()),
         }));
-        Self { future, task: task.abort_handle(), traffic }
+        Self { future: held, task: task.abort_handle(), traffic }
     }
 }
 
 impl Session {
     /// Returns the future that drives the connection. The caller has to poll it from now on.
     pub(crate) fn take_driver(&self) -> DriverFuture {
-        let driver = lock(&self.driver.future).take();
-        driver.expect("one line drives a session")
+        let driver = self.driver.future.upgrade().and_then(|future| lock(&future).take());
+        driver.unwrap_or_else(|| Box::pin(future::ready(()))) // its runtime has ended
     }
 }
 
