@@ -28,6 +28,8 @@ pub use self::redis::Tls;
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisConfig, RedisStore};
+#[cfg(any(test, feature = "redisson"))]
+pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{
     connect::{connect, lazy},
     health::{Health, Status},
@@ -36,7 +38,7 @@ pub use self::{
 pub(crate) use self::{
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
-    retry_queue::{Entry, Forecast, MAX_STALL, RetryQueues, Ticket, after},
+    retry_queue::{Entry, Forecast, RetryQueues, Ticket, after},
     seal::Sealed,
 };
 use crate::{

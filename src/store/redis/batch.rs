@@ -237,9 +237,11 @@ impl CheckBatch {
                 Err(error) => Err(client.at_server(slot, error.clone())),
             };
             match caller.complete(result) {
-                Ok(waker) => wakers.extend(waker),
-                Err(Ok(decision)) if caller.max_wait > 0.0 => late.push((index, decision)),
-                Err(_) => {} // counted, as documented
+                Delivery::Accepted(waker) => wakers.extend(waker),
+                Delivery::Refused(Ok(decision)) if caller.max_wait > 0.0 => {
+                    late.push((index, decision));
+                }
+                Delivery::Refused(_) => {} // counted, as documented
             }
         }
         drop(contents);
@@ -345,8 +347,8 @@ impl CheckBatch {
 
     /// Fails a caller, unless it has a result or is gone.
     fn complete_one(&self, index: usize, result: Result<Decision, TransportError>) {
-        let waker = self.contents().callers[index].complete(result);
-        if let Ok(Some(waker)) = waker {
+        let delivery = self.contents().callers[index].complete(result);
+        if let Delivery::Accepted(Some(waker)) = delivery {
             waker.wake();
         }
     }
@@ -363,17 +365,21 @@ impl Caller {
         matches!(self.state, State::Waiting(_))
     }
 
-    /// Sets the result. Returns the waker of the caller, or the result if the caller has one or is
-    /// gone.
-    fn complete(
-        &mut self,
-        result: Result<Decision, TransportError>,
-    ) -> Result<Option<Waker>, Result<Decision, TransportError>> {
-        let State::Waiting(waker) = &mut self.state else { return Err(result) };
+    /// Sets the result, unless the caller has one or is gone.
+    fn complete(&mut self, result: Result<Decision, TransportError>) -> Delivery {
+        let State::Waiting(waker) = &mut self.state else { return Delivery::Refused(result) };
         let waker = waker.take();
         self.state = State::Done(Some(result));
-        Ok(waker)
+        Delivery::Accepted(waker)
     }
+}
+
+/// The delivery of a result to a caller.
+enum Delivery {
+    /// The waker of the caller.
+    Accepted(Option<Waker>),
+    /// The caller has a result or is gone.
+    Refused(Result<Decision, TransportError>),
 }
 
 /// A check in a batch. If it is dropped before the call of the batch, it is not counted; if it may
