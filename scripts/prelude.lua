@@ -9,7 +9,8 @@
 --          release, for each request of the one key {instant, units, kept}, doubles: the units to
 --          return, and those that it has used. To block, `max_wait` is for how long
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
---          a refund or a block the state that it has left, and none to release
+--          a refund or a block the state that it has left, and none to release; see each.lua for
+--          an error in place of a state
 -- Times are in microseconds; all numbers are integers below 2^53.
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'

@@ -6,9 +6,11 @@ local is_ping = ARGV[1] == 'ping'
 local function call(command, ...)
   local reply = redis.pcall(command, ...)
   if type(reply) == 'table' and reply.err then
-    if string.find(reply.err, 'user', 1, true) then -- the error does not name the command
+    -- Redis 6.2 puts a position before the error.
+    local text = string.match(reply.err, '^@user_script: %d+: (.*)$') or reply.err
+    if string.find(text, 'user', 1, true) then -- the error does not name the command
       local key = is_ping and ' on ' .. KEYS[1] or ''
-      return redis.error_reply('NOPERM ' .. command .. key .. ': ' .. reply.err)
+      return redis.error_reply('NOPERM ' .. command .. key .. ': ' .. text)
     end
     return reply
   end

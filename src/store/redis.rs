@@ -68,17 +68,18 @@ use crate::{
 ///
 /// # Calls
 ///
-/// A check is sent immediately if no call of its limiter is under way. Otherwise it waits for the
-/// next call, which begins within a turn of the runtime while fewer than four are under way, or
-/// fewer than 64 while their batches are full. A call has up to 64 keys. Each check is decided as
+/// A check that may not wait is sent immediately if no call of its limiter is under way. Any other
+/// one waits for the next call, which begins within a turn of the runtime while fewer than four are
+/// under way, or fewer than 64 while their batches are full. A call has up to 64 keys. Each check is decided as
 /// if it had come alone. A check that is dropped before its call has spent nothing.
 ///
 /// In one process and runtime, the checks of a key are decided in the order of their arrival, if
 /// their futures are polled until they are ready. They take the same connection; after
 /// `SCRIPT FLUSH`, or if the connection ends before they are written, they are sent again in the
-/// same order. Three cases have no order: another client or another connection loads the script
-/// again meanwhile, a slot of a cluster moves, or the process finds out that its server is a
-/// cluster.
+/// same order. Four cases have no order: another client or another connection loads the script
+/// again meanwhile, a slot of a cluster moves, the process finds out that its server is a cluster,
+/// or a call is sent again without its earliest check, whose deadline was over before it was
+/// written.
 ///
 /// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
 /// error that concerns one key fails the checks of that key only, and names the key. While Redis
@@ -86,8 +87,8 @@ use crate::{
 /// their own. In a cluster, only checks of the same key share a call.
 ///
 /// If a check that may wait is dropped, or fails at its deadline, after it was sent, its answer is
-/// awaited for up to 30 s more, and what it has spent or reserved is released, exactly once. A check
-/// that may not wait stays counted.
+/// awaited for up to 30 s more, and what it has spent or reserved is released, exactly once. This
+/// holds for up to 1,000 calls at a time. A check that may not wait stays counted.
 ///
 /// A connection is given up if a reply has more than 16 MiB, or if it has no reply for a second
 /// and no request waits for one.
@@ -509,7 +510,7 @@ impl Store for RedisStore {
     fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
         let change = self.backend.denials.release(settings, key);
         let key = self.backend.key(settings, key);
-        let job = release::job_holding(&settings.params, &key, release, change);
+        let job = release::job(&settings.params, &key, release, change);
         self.backend.client.execute_later(job);
     }
 

@@ -79,6 +79,12 @@ impl LimitRequest<'_> {
         self.max_wait > 0.0
     }
 
+    /// Returns what the release of its units needs: settings, key and cost.
+    #[cfg(feature = "redis")]
+    pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u32) {
+        (self.settings.clone(), self.key.clone().into_owned(), self.cost)
+    }
+
     pub(crate) fn policy(&self) -> Policy {
         self.settings.policy(self.cost)
     }

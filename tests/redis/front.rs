@@ -284,6 +284,15 @@ async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
 }
 
 #[tokio::test]
+async fn checks_without_an_end_of_their_deadline_share_calls() {
+    let server = RedisServer::start();
+    let store = redis_store(&server).await.deadline(Duration::MAX);
+    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(10));
+    let decisions = check_all(&limiter, &of_many_keys(100)).await;
+    assert!(decisions.iter().all(|it| it.as_ref().unwrap().is_allowed()), "{decisions:?}");
+}
+
+#[tokio::test]
 async fn a_check_that_is_dropped_before_its_call_spends_nothing() {
     let server = RedisServer::start();
     let limiter = Limiter::new(store(&server).await, Algorithm::FixedWindow, Quota::per_hour(9));

@@ -41,7 +41,7 @@ impl Backend {
         let change = self.denials.release(settings, key);
         let key = self.key(settings, key);
         let release = Release { instant: Some(instant), units: units.into(), kept: 0.0 };
-        self.client.execute_later(release::job_holding(&settings.params, &key, release, change));
+        self.client.execute_later(release::job(&settings.params, &key, release, change));
     }
 }
 

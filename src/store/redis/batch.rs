@@ -199,7 +199,7 @@ impl CheckBatch {
             let caller = &mut callers[index];
             may_wait |= caller.max_wait > 0.0;
             caller.is_sent = true;
-            if caller.deadline.left_at(now) + MAX_DELAY >= left(&last) {
+            if caller.deadline.left_at(now).saturating_add(MAX_DELAY) >= left(&last) {
                 caller.end = End::OfBatch;
             }
         }

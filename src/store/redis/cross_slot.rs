@@ -8,14 +8,12 @@ use tokio::task::JoinSet;
 use super::{
     backend::Backend,
     call::ScriptCall,
-    release,
-    transport::{Client, Deadline, TransportError},
+    transport::{Deadline, TransportError},
 };
 use crate::{
-    algorithm::Release,
     decision::{Decision, Receipt},
     keys::Key,
-    store::StoreRequest,
+    store::{LimitRequest, Settings, StoreRequest},
 };
 
 pub(super) struct CrossSlot {
@@ -23,7 +21,9 @@ pub(super) struct CrossSlot {
     calls: Vec<ScriptCall>,
     /// For each limit the index of its call, and its index in the call.
     call_of: Vec<(usize, usize)>,
-    client: Client,
+    /// For each limit its settings, its key and its cost.
+    limits: Vec<(Arc<Settings>, Key<'static>, u32)>,
+    backend: Backend,
 }
 
 impl CrossSlot {
@@ -46,7 +46,8 @@ impl CrossSlot {
         Self {
             calls: keys.into_iter().map(of_key).collect(),
             call_of,
-            client: backend.client.clone(),
+            limits: request.limits.iter().map(LimitRequest::charge).collect(),
+            backend: backend.clone(),
         }
     }
 
@@ -59,7 +60,7 @@ impl CrossSlot {
         let mut charged = Charged { calls: &self, receipts: vec![] };
         let (mut binding, mut counts) = (None, vec![]);
         for call in &self.calls {
-            let decision = call.execute(&self.client, deadline).await?;
+            let decision = call.execute(&self.backend.client, deadline).await?;
             if !decision.is_allowed() {
                 return Ok(decision);
             }
@@ -78,9 +79,9 @@ impl CrossSlot {
         let this = Arc::new(self);
         for index in 0..count {
             let this = this.clone();
-            tasks.spawn(
-                async move { (index, this.calls[index].execute(&this.client, deadline).await) },
-            );
+            tasks.spawn(async move {
+                (index, this.calls[index].execute(&this.backend.client, deadline).await)
+            });
         }
         let (mut binding, mut failure) = (None, None);
         let mut receipts = vec![Receipt::None; count];
@@ -115,12 +116,10 @@ struct Charged<'a> {
 
 impl Drop for Charged<'_> {
     fn drop(&mut self) {
-        for (call, receipt) in self.calls.calls.iter().zip(&self.receipts) {
-            for (index, limit) in call.limits().iter().enumerate() {
-                let Receipt::At(instant, _) = receipt.for_limit(index) else { continue };
-                let release =
-                    Release { instant: Some(instant), units: limit.cost.into(), kept: 0.0 };
-                self.calls.client.execute_later(release::job(&limit.params, &limit.key, release));
+        let CrossSlot { call_of, limits, backend, .. } = self.calls;
+        for (&(call, index), (settings, key, units)) in call_of.iter().zip(limits) {
+            if let Some(receipt) = self.receipts.get(call) {
+                backend.release_late(settings, key, *units, &receipt.for_limit(index));
             }
         }
     }

@@ -122,11 +122,12 @@ impl Front {
         if !client.is_available_for(id.slot, deadline) {
             return Place::Alone(None);
         }
+        // A call for a request that may wait outlives its caller.
+        let may_be_alone = !request.may_wait() && client.is_ready(id.slot, id.channel);
         let mut lanes = lock(lanes);
         let lane = lanes.entry(id).or_insert_with(|| Lane::new(runtime, request.settings.clone()));
         let is_idle = lane.calls == 0 && lane.queue.is_empty();
-        // A call for a request that may wait outlives its caller.
-        if is_idle && !request.may_wait() && client.is_ready(id.slot, id.channel) {
+        if is_idle && may_be_alone {
             (lane.calls, lane.is_starting) = (1, true);
             return Place::Alone(Some(Turn::new(self.clone(), id, false)));
         }

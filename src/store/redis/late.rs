@@ -21,7 +21,7 @@ use super::{
 use crate::{
     decision::Decision,
     keys::Key,
-    store::{Settings, StoreRequest},
+    store::{LimitRequest, Settings, StoreRequest},
 };
 
 /// The number of calls of a store that are awaited after their deadlines.
@@ -59,10 +59,9 @@ pub(super) struct WaitingCall {
 
 impl WaitingCall {
     pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>, late: LateCalls) -> Self {
-        let limits = request.limits.iter();
-        let limits = limits.map(|it| (it.settings.clone(), it.key.clone().into_owned(), it.cost));
+        let limits = request.limits.iter().map(LimitRequest::charge).collect();
         let call = ScriptCall::new(backend, request);
-        Self { call, limits: limits.collect(), backend: backend.clone(), late }
+        Self { call, limits, backend: backend.clone(), late }
     }
 
     /// Executes the call in a task, which awaits the reply even if the caller is gone.
@@ -76,19 +75,22 @@ impl WaitingCall {
         let task = call.clone();
         tokio::spawn(async move {
             let _late = late;
+            if sender.is_closed() {
+                return; // its caller is gone
+            }
             let result = task.call.execute(&task.backend.client, call_deadline).await;
             if let Err(Ok(decision)) = sender.send(result) {
                 task.release(&decision);
             }
         });
         let answer = Answer { receiver, call };
-        match deadline.wait_for(answer).await {
-            Some(result) => result,
-            None => {
-                let error = TransportError::timeout(deadline.within());
-                Err(client.record_failure(slot, deadline, error))
-            }
-        }
+        let error = match deadline.wait_for(answer).await {
+            // The call itself records no timeout then.
+            Some(Err(error)) if call_deadline.is_shared() && error.is_timeout() => error,
+            Some(result) => return result,
+            None => TransportError::timeout(deadline.within()),
+        };
+        Err(client.record_failure(slot, deadline, error))
     }
 
     fn release(&self, decision: &Decision) {

@@ -30,13 +30,9 @@ pub(super) async fn execute(
     Ok(())
 }
 
-/// Returns a job that releases units of a key. One call can carry many of them.
-pub(super) fn job(params: &Params, key: &str, release: Release) -> Job {
-    job_holding(params, key, release, ())
-}
-
-/// Returns the same job; `held` is dropped when it is done or given up.
-pub(super) fn job_holding(
+/// Returns a job that releases units of a key. One call can carry many of them. `held` is dropped
+/// when it is done or given up.
+pub(super) fn job(
     params: &Params,
     key: &str,
     release: Release,

@@ -22,7 +22,7 @@ use super::{
 use crate::sync::lock;
 
 /// The pause after a failed attempt to connect. Calls meanwhile fail with its error.
-pub(crate) const RETRY_AFTER: Duration = Duration::from_millis(20);
+const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 pub(crate) struct Channel {
     server: Arc<Server>,

@@ -39,11 +39,13 @@ const MAX_REENTRY: Duration = Duration::from_millis(20);
 
 /// The commands of a connection. The connection ends when all clones are dropped.
 #[derive(Clone)]
-pub(crate) struct Line {
+pub(crate) struct Line(Arc<Shared>);
+
+struct Shared {
     session: Session,
     queue: Arc<Mutex<Queue>>,
     unsent: Arc<Unsent>,
-    _task: Arc<Task>,
+    _task: Task,
 }
 
 #[derive(Default)]
@@ -74,7 +76,7 @@ pub(crate) enum Outcome {
 
 /// A command in the line.
 struct Request {
-    cmd: Cmd,
+    cmd: Arc<Cmd>,
     text: Option<&'static str>,
     is_asking: bool,
     deadline: Deadline,
@@ -95,22 +97,23 @@ impl Line {
             traffic: session.traffic.clone(),
             queue: queue.clone(),
             unsent: unsent.clone(),
-            waits_until: Some(Box::pin(sleep(MAX_REENTRY))),
+            reentry: Reentry::Ahead,
             under_way: VecDeque::new(),
             rejected: VecDeque::new(),
             repeated: VecDeque::new(),
             watch: None,
             was_answered: false,
+            is_broken: false,
             used: Instant::now(),
         };
         // Unconstrained: the budget of a task must not delay a command behind a later one.
         let task = tokio::spawn(unconstrained(poll_fn(move |cx| writer.poll(cx))));
         let (unsent, task) = (unsent.clone(), Task(task.abort_handle()));
-        Self { session, queue, unsent, _task: Arc::new(task) }
+        Self(Arc::new(Shared { session, queue, unsent, _task: task }))
     }
 
     pub(crate) fn traffic(&self) -> &Arc<Traffic> {
-        &self.session.traffic
+        &self.0.session.traffic
     }
 
     /// Adds a command, whose position is fixed when this returns.
@@ -120,24 +123,25 @@ impl Line {
         deadline: Deadline,
         number: u64,
     ) -> impl Future<Output = Outcome> + use<> {
+        let Shared { queue, unsent, .. } = &*self.0;
         let (outcome, receiver) = oneshot::channel();
-        let (cmd, text) = (command.cmd().clone(), command.text());
+        let (cmd, text) = (Arc::new(command.cmd().clone()), command.text());
         let is_asking = command.is_asking();
         let request = Request { cmd, text, is_asking, deadline, number, outcome };
-        let mut queue = lock(&self.queue);
+        let mut queue = lock(queue);
         if queue.has_ended {
-            self.unsent.add(number);
+            unsent.add(number);
             request.end(false);
         } else {
             let requests = &mut queue.requests;
             let position = requests.iter().rev().take_while(|it| it.number > number).count();
             requests.insert(requests.len() - position, request);
-            self.unsent.remove(number);
-        }
-        let waker = queue.waker.take();
-        drop(queue);
-        if let Some(waker) = waker {
-            waker.wake();
+            let waker = queue.waker.take();
+            drop(queue);
+            unsent.remove(number);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
         }
         async { receiver.await.unwrap_or(Outcome::Ended { was_written: true }) }
     }
@@ -149,6 +153,24 @@ impl Request {
     }
 }
 
+impl Reentry {
+    /// Returns the number of the first command that must be sent before later ones, and is not in
+    /// the line yet. `has_ticket` is true if a command with a ticket is in the line.
+    fn first_unsent(&mut self, unsent: &Unsent, has_ticket: bool, cx: &mut Context<'_>) -> u64 {
+        if matches!(self, Self::Ahead) && has_ticket {
+            *self = Self::Until(Box::pin(sleep(MAX_REENTRY)));
+        }
+        let Self::Until(end) = self else { return u64::MAX };
+        if end.as_mut().poll(cx).is_ready() {
+            // The others are in tasks that do not run.
+            *self = Self::Over;
+            unsent.clear();
+            return u64::MAX;
+        }
+        unsent.first(cx.waker()).unwrap_or(u64::MAX)
+    }
+}
+
 /// The task of a line, which also drives the connection: between the look at a deadline and the
 /// write of the command, nothing else can run.
 struct Writer {
@@ -157,8 +179,7 @@ struct Writer {
     traffic: Arc<Traffic>,
     queue: Arc<Mutex<Queue>>,
     unsent: Arc<Unsent>,
-    /// Set at first, while commands of the connection before can come.
-    waits_until: Option<Pin<Box<Sleep>>>,
+    reentry: Reentry,
     /// In the order in which they were written, which is that of their replies.
     under_way: VecDeque<Exchange>,
     /// The commands whose scripts the server does not know. No further command is written until all
@@ -170,8 +191,18 @@ struct Writer {
     watch: Option<Pin<Box<Sleep>>>,
     /// True if a reply has come since the watch was set.
     was_answered: bool,
+    /// True if a command had an error of the connection, whose driver ends then.
+    is_broken: bool,
     /// The time of the last command.
     used: Instant,
+}
+
+/// The time in which the commands of the connection before enter the line.
+enum Reentry {
+    /// No command with a ticket has come: the callers have no connection yet.
+    Ahead,
+    Until(Pin<Box<Sleep>>),
+    Over,
 }
 
 struct Exchange {
@@ -192,7 +223,7 @@ impl Writer {
         loop {
             let has_ended = self.driver.as_mut().poll(cx).is_ready();
             self.read(cx);
-            if has_ended || self.is_abandoned(cx) {
+            if has_ended || self.is_broken || self.is_abandoned(cx) {
                 self.end();
                 return Poll::Ready(());
             }
@@ -227,11 +258,13 @@ impl Writer {
         if request.text.is_some() && !has_text && reply.as_ref().is_err_and(is_unknown) {
             self.rejected.push_back(request);
         } else if reply.as_ref().is_err_and(RedisError::is_io_error) {
-            let was_written = self.traffic.written() != written_before;
-            if !was_written {
-                self.unsent.add(request.number);
+            self.is_broken = true;
+            if self.traffic.written() == written_before {
+                // It ends with the others that were not written, which are to stay behind it.
+                self.repeated.push_back(Repeated { request, has_text });
+            } else {
+                request.end(true);
             }
-            request.end(was_written);
         } else {
             let _ = request.outcome.send(Outcome::Reply(reply));
         }
@@ -283,8 +316,9 @@ impl Writer {
         if !self.rejected.is_empty() {
             return vec![];
         }
-        let first = self.first_unsent(cx);
         let queue = &mut *lock(&self.queue);
+        let has_ticket = queue.requests.back().is_some_and(|it| it.number > 0);
+        let first = self.reentry.first_unsent(&self.unsent, has_ticket, cx);
         let count = queue.requests.partition_point(|it| it.number < first).min(MAX_AT_ONCE);
         let next = queue.requests.drain(..count);
         let next = next.map(|request| Repeated { request, has_text: false }).collect();
@@ -292,19 +326,6 @@ impl Writer {
             queue.waker = Some(cx.waker().clone());
         }
         next
-    }
-
-    /// Returns the number of the first command that must be sent before later ones, and is not in
-    /// the line yet.
-    fn first_unsent(&mut self, cx: &mut Context<'_>) -> u64 {
-        let Some(waits_until) = &mut self.waits_until else { return u64::MAX };
-        if waits_until.as_mut().poll(cx).is_ready() {
-            // The others are in tasks that do not run.
-            self.waits_until = None;
-            self.unsent.clear();
-            return u64::MAX;
-        }
-        self.unsent.first(cx.waker()).unwrap_or(u64::MAX)
     }
 
     fn hand_over(&mut self, cx: &mut Context<'_>, request: Request, has_text: bool) {
@@ -316,8 +337,10 @@ impl Writer {
             return;
         }
         let mut commands = self.commands.clone();
-        let with_text = request.text.filter(|_| has_text);
-        let cmd = with_text.map_or_else(|| request.cmd.clone(), |text| by_text(&request.cmd, text));
+        let cmd = match request.text {
+            Some(text) if has_text => Arc::new(by_text(&request.cmd, text)),
+            _ => request.cmd.clone(),
+        };
         let is_asking = request.is_asking;
         let reply = Box::pin(async move {
             if !is_asking {
@@ -325,7 +348,7 @@ impl Writer {
             }
             // In one pipeline: ASKING holds for the next command on the connection.
             let mut both = redis::pipe();
-            both.cmd("ASKING").add_command(cmd);
+            both.cmd("ASKING").add_command(Cmd::clone(&cmd));
             let mut replies = commands.send_packed_commands(&both, 1, 1).await?;
             Ok(replies.pop().unwrap_or(Value::Nil))
         });

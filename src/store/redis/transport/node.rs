@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     background::{Executor, Queue},
     breaker::{Breaker, Counters, ProbeRole},
-    channel::{Channel, RETRY_AFTER},
+    channel::Channel,
     command::Command,
     connection::Connection,
     connector::ANSWER_TIMEOUT,
@@ -40,6 +40,9 @@ use crate::{
 /// The least lifetime of a connection that is given up because of an error reply. A new one may
 /// lead to a server that accepts writes.
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
+/// The pause before a command is sent over a third connection, or a further one: shorter than the
+/// time for which a line waits for it.
+const RESEND_AFTER: Duration = Duration::from_millis(5);
 /// The pause between two probes.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// The deadline of a probe, independent of the deadlines of callers: one probe at a time is in
@@ -420,7 +423,7 @@ impl Exchange {
             self.was_sent = false;
             channel.give_up(connection);
             if mem::replace(&mut was_resent, true) {
-                sleep(RETRY_AFTER).await;
+                sleep(RESEND_AFTER).await;
             }
         }
     }

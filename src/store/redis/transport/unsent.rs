@@ -47,9 +47,11 @@ impl Unsent {
     /// Returns the number of the first command that is to be sent again. `waker` is woken when that
     /// changes.
     pub(crate) fn first(&self, waker: &Waker) -> Option<u64> {
-        let waiting = &mut *lock(&self.waiting);
-        let first = *waiting.numbers.first()?;
-        waiting.waker = Some(waker.clone());
+        let (first, old) = {
+            let waiting = &mut *lock(&self.waiting);
+            (*waiting.numbers.first()?, waiting.waker.replace(waker.clone()))
+        };
+        drop(old); // not under the lock: it can drop a line with its commands
         Some(first)
     }
 
@@ -60,8 +62,10 @@ impl Unsent {
 
     /// Records that a command has its place in a line, or is given up.
     pub(crate) fn remove(&self, number: u64) {
-        let waiting = &mut *lock(&self.waiting);
-        let waker = if waiting.numbers.remove(&number) { waiting.waker.take() } else { None };
+        let waker = {
+            let waiting = &mut *lock(&self.waiting);
+            if waiting.numbers.remove(&number) { waiting.waker.take() } else { None }
+        };
         if let Some(waker) = waker {
             waker.wake();
         }
