@@ -76,10 +76,17 @@ use crate::error::ConfigError;
 /// restored at the new rate. The first check that finds another quota converts the state and stores
 /// it, even if it denies the request.
 ///
-/// Waiting requests keep their instants, and new ones come after them: until the last of them
-/// proceeds, nothing else is admitted, even if the quota is raised. From then on, the new quota
-/// counts. If waiting requests are dropped later, their reservation is not released, except in a
-/// sliding log. Another algorithm begins with an empty state.
+/// Waiting requests keep their instants, and new ones come after them, even if the quota is raised:
+/// until the last reserved instant, a new request is denied or has to wait. From then on, the new
+/// quota counts. In a leaky bucket, waiting requests take the room of the time until the last of
+/// them leaves.
+///
+/// If a waiting request is dropped after a check with another quota, the sliding log releases its
+/// reservation. The fixed window and the sliding window release it if the length of the window is
+/// the same. Otherwise, and in the buckets, it can pass unused. See
+/// [configuration](crate::guide::configuration#changes-without-a-restart).
+///
+/// Another algorithm begins with an empty state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {

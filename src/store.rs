@@ -89,7 +89,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()>;
 
-    /// Returns the end of the block of a key, as far as that is known without a call.
+    /// Returns the end of the block of a key, if the store knows the block without a call.
     #[doc(hidden)]
     fn blocked_until(&self, _settings: &Arc<Settings>, _key: &Key<'_>) -> Option<Instant> {
         None

@@ -10,7 +10,7 @@ use crate::{
     error::ConfigError,
     limiter::Limiter,
     observe::{Reloaded, log},
-    store::{AnyStore, Store},
+    store::{AnyStore, Settings, Store},
     sync::lock,
 };
 
@@ -60,6 +60,9 @@ pub enum WhenRemoved {
     Keep,
 }
 
+/// A limiter, its old and its new settings.
+type Change = (Limiter, [Arc<Settings>; 2]);
+
 impl Limits {
     /// Creates the limiters and takes their names in `store`.
     ///
@@ -94,7 +97,14 @@ impl Limit {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn apply_to(&self, limiter: &Limiter) {
-        limiter.set(self.algorithm, self.quota).expect("a limit is valid");
+        if let Some(change) = self.set(limiter) {
+            limiter.report_settings(change);
+        }
+    }
+
+    /// Changes the settings of a limiter. Returns the old and the new ones, if they differ.
+    fn set(&self, limiter: &Limiter) -> Option<[Arc<Settings>; 2]> {
+        limiter.set(self.algorithm, self.quota).expect("a limit is valid")
     }
 }
 
@@ -132,24 +142,29 @@ impl Limiters {
     /// [`Limiter::settle`]. Other processes apply the limits when they reload. While two quotas
     /// alternate on a key in Redis, each check applies its own.
     ///
+    /// Observers of the store, metrics and the log get each change, and whether the limits were
+    /// rejected. If the file cannot be read as `Limits`, report the error yourself: there is
+    /// nothing to pass to this method.
+    ///
     /// # Errors
     ///
     /// Nothing changes in these cases:
     ///
     /// * [`ConfigError::LimitsRemoved`] if limits were removed, unless removed limits are kept.
     /// * [`ConfigError::NameTaken`] if another limiter over the store has the name of a new limit.
-    ///
-    /// Observers of the store, metrics and the log get each change, and whether the limits were
-    /// rejected. A file that cannot be read as `Limits` does not come here: report that yourself.
     pub fn reload(&self, limits: &Limits) -> Result<(), ConfigError> {
-        let result = self.apply(limits);
+        let result = self.apply(limits).map(|changes| {
+            // Without the lock: an observer may get a limiter.
+            changes.into_iter().for_each(|(limiter, change)| limiter.report_settings(change));
+        });
         let event = Reloaded { error: result.as_ref().err() };
         self.store.observers().each(|observer| observer.reloaded(&event));
         log::reloaded(&event);
         result
     }
 
-    fn apply(&self, limits: &Limits) -> Result<(), ConfigError> {
+    /// Returns the limiters whose settings have changed, with the old and the new settings.
+    fn apply(&self, limits: &Limits) -> Result<Vec<Change>, ConfigError> {
         let mut by_name = lock(&self.by_name);
         let removed = by_name.keys().filter(|name| limits.get(name).is_none());
         let names: Vec<_> = removed.cloned().collect();
@@ -162,12 +177,12 @@ impl Limiters {
             Ok((name.to_owned(), limiter))
         });
         let added = added.collect::<Result<Vec<_>, ConfigError>>()?;
-        for (name, limiter) in &*by_name {
-            if let Some(limit) = limits.get(name) {
-                limit.apply_to(limiter);
-            }
-        }
+        let changes = by_name.iter().filter_map(|(name, limiter)| {
+            let change = limits.get(name)?.set(limiter)?;
+            Some((limiter.clone(), change))
+        });
+        let changes = changes.collect();
         by_name.extend(added);
-        Ok(())
+        Ok(changes)
     }
 }

@@ -48,10 +48,10 @@ impl Limiter {
     /// `timeout` counts from the decision of the store. A full leaky bucket denies, whatever the
     /// `timeout`.
     ///
-    /// If the quota is changed in the meantime, the change applies to later requests. Waiting
-    /// requests keep their instants. In a token bucket, a leaky bucket, and a fixed window that
-    /// becomes shorter, other requests may proceed before them. If they are dropped later, their
-    /// reservations may pass unused: [configuration](crate::guide::configuration) describes when.
+    /// If the quota is changed in the meantime, waiting requests keep their instants, and new
+    /// requests come after them. If a waiting request is dropped after a check with another quota,
+    /// its reservation may pass unused:
+    /// [configuration](crate::guide::configuration#changes-without-a-restart) describes when.
     ///
     /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a
     /// `RedisStore` it counts from the decision in Redis, which is estimated from the times of

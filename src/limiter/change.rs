@@ -27,11 +27,14 @@ impl Limiter {
     /// A reservation is not returned in these cases:
     ///
     /// - The store has lost the key in the meantime: the units would be those of other requests.
-    /// - Another quota was applied to the key, or the clock of the store stepped back, after the
-    ///   reservation was made. A sliding log finds the reservation nevertheless.
+    /// - The clock of the store stepped back after the reservation was made. A sliding log finds
+    ///   the reservation nevertheless.
+    /// - Another quota was applied to the key after the reservation was made, in a bucket or if the
+    ///   length of the window has changed. A sliding log finds the reservation nevertheless. See
+    ///   [configuration](crate::guide::configuration#changes-without-a-restart).
     ///
-    /// If another algorithm was applied to the limiter after the decision, nothing is returned: that
-    /// algorithm has not counted the units.
+    /// If another algorithm was applied to the limiter after the decision, nothing is returned:
+    /// that algorithm has not counted the units.
     ///
     /// Call it on the limiter that decided; a decision about several limits is cancelled by its
     /// [charge](crate::Charge::cancel). On a limiter with another quota, units refilled in the

@@ -32,7 +32,8 @@ impl Limiter {
     }
 
     /// Checks like [`check`](Limiter::check), in code that cannot await: the store must be a
-    /// [`MemoryStore`](crate::MemoryStore).
+    /// [`MemoryStore`](crate::MemoryStore). If the store fails, the
+    /// [failure policy](Limiter::on_failure) applies.
     ///
     /// # Errors
     ///
@@ -56,7 +57,7 @@ impl Limiter {
     }
 
     /// Checks like [`check_n`](Limiter::check_n), in code that cannot await. See
-    /// [`check_now`](Limiter::check_now).
+    /// [`check_now`](Limiter::check_now). The [failure policy](Limiter::on_failure) applies, too.
     ///
     /// # Errors
     ///

@@ -139,10 +139,12 @@ impl Limiter {
     /// one, while requests flow.
     ///
     /// The next check applies the quota to the current state of its key: used units stay used, and
-    /// are restored at the new rate. So a higher quota takes effect immediately, also for a key
-    /// that was denied, and a lower quota forgets no debt. Waiting requests keep their instants, as
-    /// [`try_acquire`](Limiter::try_acquire) describes. New requests come after them: until the last
-    /// of them proceeds, new ones are denied or have to wait, even if the quota is raised.
+    /// are restored at the new rate. If no request waits, a higher quota takes effect immediately,
+    /// also for a key that was denied. A lower quota forgets no debt.
+    ///
+    /// Waiting requests keep their instants, and new requests come after them, even if the quota is
+    /// raised: until the last reserved instant, a new request is denied or has to wait. See
+    /// [configuration](crate::guide::configuration#changes-without-a-restart).
     ///
     /// Limiters from [`with_quota`](Limiter::with_quota) keep their quotas, and other processes
     /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check
@@ -175,27 +177,34 @@ impl Limiter {
     /// # }
     /// ```
     pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
-        self.update(None, quota)
-    }
-
-    /// Changes the algorithm and the quota. The counts of another algorithm do not apply.
-    #[cfg(feature = "serde")]
-    pub(crate) fn set(&self, algorithm: Algorithm, quota: Quota) -> Result<(), ConfigError> {
-        self.update(Some(algorithm), quota)
-    }
-
-    fn update(&self, algorithm: Option<Algorithm>, quota: Quota) -> Result<(), ConfigError> {
-        if let Some(versions) = self.0.versions.update(algorithm, quota)? {
-            let [from, to] = versions.map(|it| (it.algorithm, it.quota));
-            report_settings(self.observers(), &SettingsChanged { limiter: self.name(), from, to });
+        if let Some(change) = self.0.versions.update(None, quota)? {
+            self.report_settings(change);
         }
         Ok(())
+    }
+
+    /// Changes the algorithm and the quota. The counts of another algorithm do not apply. If the
+    /// settings differ, the caller reports them, without a lock: observers can call anything.
+    #[cfg(feature = "serde")]
+    pub(crate) fn set(
+        &self,
+        algorithm: Algorithm,
+        quota: Quota,
+    ) -> Result<Option<[Arc<Settings>; 2]>, ConfigError> {
+        self.0.versions.update(Some(algorithm), quota)
+    }
+
+    /// Reports the old and the new settings.
+    pub(crate) fn report_settings(&self, change: [Arc<Settings>; 2]) {
+        let [from, to] = change.map(|settings| (settings.algorithm, settings.quota));
+        report_settings(self.observers(), &SettingsChanged { limiter: self.name(), from, to });
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
     /// The default is [`FailurePolicy::Closed`]: an error of the store is returned.
     ///
     /// The policy applies to [`check`](Limiter::check), [`check_n`](Limiter::check_n),
+    /// [`check_now`](Limiter::check_now), [`check_n_now`](Limiter::check_n_now),
     /// [`check_within`](Limiter::check_within), [`try_acquire`](Limiter::try_acquire) and
     /// [`acquire`](Limiter::acquire). A layer has a [policy of its
     /// own](crate::RateLimitLayer::on_failure), and a [`Charge`](crate::Charge) has none.
@@ -346,7 +355,7 @@ impl Limiter {
         &self.0.store
     }
 
-    /// Returns the end of the block of a key, as far as that is known.
+    /// Returns the end of the block of a key, if this process knows the block.
     pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
         self.0.store.as_dyn().blocked_until(&self.current().settings, key)
     }

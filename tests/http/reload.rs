@@ -1,11 +1,17 @@
 //! Limits that are read again while requests flow. Changes of one quota are in `contract`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
+};
 
+use tokio::time::advance;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, ConfigError, Limiter, Limiters, Limits, MemoryStore, Quota, RateLimitLayer,
-    WhenRemoved, key, store,
+    WhenRemoved, key,
+    observe::{Observer, SettingsChanged},
+    store,
 };
 
 use crate::support::{counting, get, item, items, server::RedisServer};
@@ -82,6 +88,41 @@ async fn a_block_ends_with_another_algorithm() {
             assert!(decision.is_allowed() && !decision.is_blocked(), "{url}");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_that_is_the_first_call_after_a_change_of_the_algorithm_stays_in_memory() {
+    let limiters = limiters("api = { algorithm = 'fixed-window', quota = '10/s' }");
+    let api = limiters.get("api").unwrap();
+    assert!(api.check("key").await.unwrap().is_allowed());
+    limiters.reload(&read("api = { algorithm = 'sliding-log', quota = '10/s' }")).unwrap();
+    api.block("key", Duration::from_secs(3_600)).await.unwrap();
+    advance(Duration::from_secs(2)).await;
+    for other in 0_u32..20_000 {
+        assert!(api.check(other).await.unwrap().is_allowed());
+    }
+    assert!(api.check("key").await.unwrap().is_blocked());
+}
+
+#[tokio::test]
+async fn an_observer_gets_a_limiter_while_limits_are_reloaded() {
+    #[derive(Default)]
+    struct Getter(OnceLock<Limiters>, Mutex<Vec<Quota>>);
+
+    impl Observer for Getter {
+        fn settings_changed(&self, event: &SettingsChanged<'_>) {
+            let quota = self.0.get().unwrap().get(event.limiter).unwrap().quota();
+            self.1.lock().unwrap().push(quota);
+        }
+    }
+
+    let getter = Arc::new(Getter::default());
+    let store = MemoryStore::new().observe(getter.clone());
+    let first = read("api = { algorithm = 'fixed-window', quota = '10/s' }");
+    let limiters = first.limiters(&store).unwrap();
+    assert!(getter.0.set(limiters.clone()).is_ok());
+    limiters.reload(&read("api = { algorithm = 'fixed-window', quota = '20/s' }")).unwrap();
+    assert_eq!(*getter.1.lock().unwrap(), [Quota::per_second(20)]);
 }
 
 #[tokio::test]

@@ -116,7 +116,8 @@ impl Entry {
         request: &EngineRequest,
     ) -> EngineReply {
         let reply = self.counts.step(&self.settings, settings, request);
-        if request.action.commits() && !Arc::ptr_eq(&self.settings, settings) {
+        let applies = request.action.commits() || request.action.blocks();
+        if applies && !Arc::ptr_eq(&self.settings, settings) {
             self.settings = settings.clone();
         }
         reply
@@ -182,9 +183,11 @@ impl Counts {
         {
             boxed.forgotten_until = boxed.forgotten_until.max(instant);
         }
-        match request.action.commits() {
-            true => self.put(state, settings, request.now, Some(reply)),
-            false => self.put(state, counted, request.now, None),
+        match request.action {
+            action if action.commits() => self.put(state, settings, request.now, Some(reply)),
+            // A block holds for the algorithm that began it. By another one, it would seem over.
+            action if action.blocks() => self.put(state, settings, request.now, None),
+            _ => self.put(state, counted, request.now, None),
         }
         reply
     }
@@ -207,7 +210,7 @@ impl Counts {
             return;
         }
         state.forget_reservations(now);
-        // A denial by a block describes the block alone, and the state inside of it may last longer.
+        // A denial by a block describes the block alone. The state inside of it may last longer.
         let reply = reply.filter(|reply| reply.blocked == 0.0);
         let reply = reply.unwrap_or_else(|| counted.params.step(&mut state, &peek(now)));
         match self {
