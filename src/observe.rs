@@ -318,7 +318,7 @@ pub struct Released<'a> {
 pub struct StoreFailed<'a> {
     /// The name of the limiter; of several limiters, of the first.
     pub limiter: &'a str,
-    /// What the call was to do.
+    /// The operation that failed.
     pub operation: Operation,
     /// The kind of the failure.
     pub kind: FailureKind,
@@ -326,7 +326,7 @@ pub struct StoreFailed<'a> {
     pub error: &'a StoreError,
 }
 
-/// What a call of a store is to do.
+/// An operation of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -393,7 +393,7 @@ pub struct Rejected<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The quota is used up.
+    /// The quota is used up, or the key is [blocked](crate::Limiter::block).
     Denied,
     /// The request costs more than the quota can ever grant.
     CostAboveQuota,

@@ -216,14 +216,14 @@ impl RequestError {
     /// # let _ = layer;
     /// ```
     ///
-    /// # Panics
-    ///
-    /// If the status is not one of 400 to 599: clients would take the response for that of the
-    /// service.
-    #[track_caller]
+    /// If the status is not one of 400 to 599, the error is [`Misconfigured`](Self::Misconfigured),
+    /// which is logged: the response is 500. With another status, clients would think that the
+    /// service has answered.
     pub fn denied(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
-        assert_rejects(status);
-        Self::Denied { status, message: message.into() }
+        match is_error(status) {
+            true => Self::Denied { status, message: message.into() },
+            false => Self::misconfigured(wrong_status(status)),
+        }
     }
 
     /// Returns the status of the response.
@@ -275,8 +275,7 @@ impl MissingKey {
     ///
     /// # Panics
     ///
-    /// If the status is not one of 400 to 599: clients would take the response for that of the
-    /// service.
+    /// If the status is not one of 400 to 599: clients would think that the service has answered.
     ///
     /// # Examples
     ///
@@ -294,14 +293,15 @@ impl MissingKey {
     #[must_use]
     #[track_caller]
     pub fn reject_with(status: StatusCode) -> Self {
-        assert_rejects(status);
+        assert!(is_error(status), "{}", wrong_status(status));
         Self::RejectWith(status)
     }
 }
 
-/// Checks that the status of a rejection is that of an error.
-#[track_caller]
-fn assert_rejects(status: StatusCode) {
-    let is_error = status.is_client_error() || status.is_server_error();
-    assert!(is_error, "a rejection has a status of 400 to 599, not {status}");
+fn is_error(status: StatusCode) -> bool {
+    status.is_client_error() || status.is_server_error()
+}
+
+fn wrong_status(status: StatusCode) -> String {
+    format!("a rejection has a status of 400 to 599, not {status}")
 }

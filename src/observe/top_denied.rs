@@ -116,8 +116,8 @@ impl TopDenied {
         lock(&self.counters).total
     }
 
-    /// Returns the time since which denials are counted: that of [`new`](TopDenied::new), or of the
-    /// last [`clear`](TopDenied::clear).
+    /// Returns the time at which counting began: when the observer was made, or when it was last
+    /// [cleared](TopDenied::clear).
     #[must_use]
     pub fn since(&self) -> SystemTime {
         *lock(&self.since)
@@ -132,13 +132,14 @@ impl TopDenied {
     fn count(&self, limiter: &'static str, key: &Key<'_>, is_blocked: bool) {
         let hash = |limiter, key: &Key<'_>| self.hasher.hash_one((limiter, key.as_bytes()));
         let hash_of = |denied: &DeniedKey| hash(denied.limiter, &denied.key);
+        let now = SystemTime::now();
         let counters = &mut *lock(&self.counters);
         counters.total += 1;
         let hash_of_key = hash(limiter, key);
         let slots = &counters.slots;
         let known = counters.slot_of.find(hash_of_key, |slot| slots[*slot].denied.is(limiter, key));
         if let Some(slot) = known.copied() {
-            return counters.increment(slot, is_blocked);
+            return counters.increment(slot, is_blocked, now);
         }
         let slot = match slots.len() < self.capacity {
             true => counters.add(limiter, key),
@@ -146,7 +147,7 @@ impl TopDenied {
         };
         let Counters { slots, slot_of, .. } = &mut *counters;
         slot_of.insert_unique(hash_of_key, slot, |slot| hash_of(&slots[*slot].denied));
-        counters.increment(slot, is_blocked);
+        counters.increment(slot, is_blocked, now);
     }
 }
 
@@ -182,9 +183,9 @@ impl Counters {
     }
 
     /// Increments a counter, which moves before all others with its old count.
-    fn increment(&mut self, slot: usize, is_blocked: bool) {
+    fn increment(&mut self, slot: usize, is_blocked: bool, now: SystemTime) {
         let denied = &mut self.slots[slot].denied;
-        (denied.last_denied, denied.is_blocked) = (SystemTime::now(), is_blocked);
+        (denied.last_denied, denied.is_blocked) = (now, is_blocked);
         let (count, position) = (self.slots[slot].denied.count, self.slots[slot].position);
         let first = self.first_of[&count];
         self.order.swap(first, position);

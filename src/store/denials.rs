@@ -10,9 +10,8 @@
 //! is applied to it. If this process makes the change, the denials are dropped. A change by another
 //! process, or one whose answer was lost, is seen when the TTL of the denial is over.
 //!
-//! The blocks of keys are remembered, too, for the requests that wait. A block has no TTL: it is
-//! forgotten when this process ends it, or when a decision that was sent after the last one that
-//! has found the block does not find it.
+//! The blocks of keys are remembered, too, for the requests that wait. A block has no TTL. It is
+//! forgotten when this process ends it, or when a newer decision of the store does not find it.
 
 mod blocks;
 mod entry;
@@ -47,8 +46,7 @@ const SHARDS: usize = 64;
 /// The entries of a generation, which fill a table of 512 buckets.
 const MAX_YOUNG: usize = 448;
 
-/// The denials of a store. Clones share them, also those with other prefixes, whose limiters have
-/// other names: one request can have limits of several clones.
+/// The denials of a store. Clones share them: one request can have limits of several clones.
 #[derive(Clone)]
 pub(crate) struct Denials {
     memory: Arc<Memory>,
@@ -206,7 +204,7 @@ impl Denials {
         self.memory.change(settings, key, true)
     }
 
-    /// Returns the end of the block of the key, as far as that is known, or a little earlier.
+    /// Returns the end of the block of the key, or a little earlier, if the block is remembered.
     pub(crate) fn blocked_until(&self, settings: &Settings, key: &Key<'_>) -> Option<Instant> {
         let hash = self.memory.hash(settings.name, key);
         let shard = self.memory.shard(hash);

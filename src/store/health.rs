@@ -51,8 +51,8 @@ pub struct Health {
     pub outages: u64,
 }
 
-/// The state of a server, as far as the store knows it from its own calls. In a cluster, it is that
-/// of the node in the worst state, and the variants are in that order.
+/// The state of a server, by the results of the store's own calls. In a cluster, the status is that
+/// of the node in the worst state. The variants are in order, from the best state to the worst.
 ///
 /// When Redis becomes unavailable, the store opens another connection and sends a command that any
 /// server answers at once: so it tells a server that is stopped from one that hangs. Until the

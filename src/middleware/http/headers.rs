@@ -54,8 +54,8 @@ pub enum Headers {
     /// The same headers, with an item in `RateLimit` for each limit of a request that has several:
     /// see [`Charge`]. `Draft11` reports the limit that binds.
     ///
-    /// If the process [remembers](crate::Source::Cached) a denial, and in a cluster, where limits
-    /// are checked one after the other, a denial reports the limits that have been checked.
+    /// If the process [remembers](crate::Source::Cached) a denial, the response reports only the
+    /// limit of that denial. In a cluster, a denial reports only the limits of the key that denies.
     Draft11All,
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the
     /// limit, the remaining units, and the seconds until the key is in its initial state. With a

@@ -29,8 +29,8 @@ pub(super) struct Block {
     limiter: &'static str,
     key: Key<'static>,
     pub(super) until: Instant,
-    /// Which of all finds was the last one of this block. A decision that was sent before it may be
-    /// older than the block.
+    /// The value of `Blocks::found` when the block was last found. A decision that was sent before
+    /// may be older than the block.
     pub(super) found: u64,
 }
 

@@ -81,8 +81,8 @@ impl Denial {
         (self.conforms - max_wait).max(self.room).max(0.0)
     }
 
-    /// Returns the instant at which such a time is over, or a little earlier: the clock of the
-    /// store may be faster than that of the process.
+    /// Returns the instant that is `rest` after the decision, or a little earlier: the clock of the
+    /// store may be faster than the clock of the process.
     fn after(&self, rest: f64) -> Instant {
         let rest = Duration::from_micros(rest as u64);
         self.sent + (rest - rest / 1_000)
@@ -116,8 +116,8 @@ impl Denials {
         iter::once(&self.first).chain(&self.rest)
     }
 
-    /// Adds a denial. The least cost denies most requests: of the others, the one that is forgotten
-    /// next makes room.
+    /// Adds a denial. If there are too many, it removes the denial that ends first, but keeps the
+    /// denial of the least cost, which denies most requests.
     fn add(&mut self, denial: Denial, now: Instant) {
         if self.iter().any(|known| known.covers(&denial)) {
             return;
