@@ -72,9 +72,9 @@ impl Replica {
     fn new(url: &str, seen: &Arc<Seen>) -> Self {
         let store = RedisStore::lazy(url).expect("a URL");
         let limiters = ALGORITHMS
-            .map(|algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, QUOTA));
+            .map(|algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, QUOTA));
         let plenty = Quota::per_second(1_000_000);
-        let all = Limiter::named("all", store.clone(), Algorithm::token_bucket(), plenty);
+        let all = Limiter::new("all", store.clone(), Algorithm::token_bucket(), plenty);
         Self { store, limiters, all, seen: seen.clone() }
     }
 

@@ -173,7 +173,7 @@ impl Bench {
         F: Future<Output = Waiter> + Send + 'static,
     {
         let limiters: Vec<Limiter> = (self.stores.iter())
-            .map(|store| Limiter::new(store.clone(), algorithm, quota))
+            .map(|store| Limiter::new("default", store.clone(), algorithm, quota))
             .collect();
         self.query::<()>("FLUSHALL");
         // Loads the script into the server.
@@ -257,7 +257,7 @@ impl Bench {
     fn used_up(&self, label: &str, store: impl Store) -> Limiter {
         self.query::<()>("FLUSHALL");
         let limiter =
-            Limiter::named(&label.replace([' ', ','], "-"), store, Algorithm::token_bucket(), SLOW);
+            Limiter::new(&label.replace([' ', ','], "-"), store, Algorithm::token_bucket(), SLOW);
         let first = self.runtime.block_on(limiter.check("key")).expect("the store answers");
         assert!(first.is_allowed());
         limiter
@@ -295,7 +295,7 @@ impl Bench {
                 _ => SLOW,
             };
             self.query::<()>("FLUSHALL");
-            let limiter = Limiter::new(self.stores[0].clone(), algorithm, quota);
+            let limiter = Limiter::new("default", self.stores[0].clone(), algorithm, quota);
             let reserve = |count| {
                 self.runtime.block_on(async {
                     for _ in 0..count {

@@ -86,7 +86,7 @@ impl ByPlan {
     fn new(flags: &Flags) -> Result<Self, Failure> {
         let store = MemoryStore::new();
         let limiter = |name, algorithm, quota| {
-            Limiter::try_named(name, store.clone(), algorithm, quota)
+            Limiter::try_new(name, store.clone(), algorithm, quota)
                 .context(format_args!("--{name}"))
         };
         // A window returns all unused tokens; a bucket returns only those that it has not refilled.

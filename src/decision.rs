@@ -20,7 +20,8 @@ use crate::{
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(2));
+/// let quota = Quota::per_second(2);
+/// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 ///
 /// let first = limiter.check("alice").await?;
 /// assert!(first.is_allowed());
@@ -93,7 +94,8 @@ impl Count {
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), Quota::per_hour(9));
+/// let quota = Quota::per_hour(9);
+/// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
 /// limiter.acquire("vendor", 1).await?;
 /// assert_eq!(limiter.spend("vendor", 5).await?.remaining(), 3);
 /// # Ok(())

@@ -6,7 +6,7 @@
 //! use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 //!
 //! let quota = Quota::per_second(10).burst(20);
-//! let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+//! let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 //! let app: Router = Router::new()
 //!     .route("/", get(|| async { "hello" }))
 //!     .layer(RateLimitLayer::new(limiter, key::PeerIp));

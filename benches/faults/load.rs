@@ -165,7 +165,7 @@ impl Load {
         // Each request depends on the server.
         let without_denials = store.clone().denial_ttl(Duration::ZERO);
         let limiter = |algorithm: Algorithm| {
-            Limiter::named(algorithm.name(), without_denials.clone(), algorithm, quota)
+            Limiter::new(algorithm.name(), without_denials.clone(), algorithm, quota)
         };
         let limiters = [limiter(Algorithm::FixedWindow), limiter(Algorithm::token_bucket())];
         for _ in 0..tasks {

@@ -87,7 +87,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_second(10).burst(1);
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     ///
     /// let timeout = Duration::from_millis(150);
     /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // now

@@ -84,7 +84,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(1000);
-    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// if tokens.check_n("alice", 200).await?.is_allowed() {
     ///     let used = 1_450; // as the response reports
     ///     tokens.spend("alice", used - 200).await?;
@@ -169,7 +169,8 @@ impl Limiter {
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let vendor = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(9));
+    /// let quota = Quota::per_second(9);
+    /// let vendor = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let retry_after = Duration::from_secs(30); // from the response of the vendor
     /// vendor.block("api.example.com", retry_after).await?;
     ///
@@ -243,7 +244,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = MemoryStore::new();
-    /// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
     /// let api_key = key::Header::new("x-api-key");
     /// let layer = RateLimitLayer::new(&limiter, (api_key.clone(), key::PeerIp));
     /// # let _ = layer;

@@ -69,7 +69,7 @@ use crate::{
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let store = MemoryStore::new();
-/// let limiter = |name, algorithm, quota| Limiter::named(name, store.clone(), algorithm, quota);
+/// let limiter = |name, algorithm, quota| Limiter::new(name, store.clone(), algorithm, quota);
 /// let second = limiter("second", Algorithm::token_bucket(), Quota::per_second(10));
 /// let hour = limiter("hour", Algorithm::sliding_window(), Quota::per_hour(1_000));
 /// let all = limiter("all", Algorithm::FixedWindow, Quota::per_second(10_000));
@@ -136,7 +136,7 @@ impl Charge {
     /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
     /// # let store = MemoryStore::new();
     /// # let limiter = |name, quota| {
-    /// #     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// #     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     /// # };
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
@@ -286,7 +286,7 @@ impl Charge {
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let store = MemoryStore::new();
     /// let limiter = |name, quota| {
-    ///     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    ///     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     /// };
     /// let requests = limiter("requests", Quota::per_day(60));
     /// let tokens = limiter("tokens", Quota::per_day(100_000));
@@ -557,7 +557,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(1000);
-    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
     /// let decision = tokens.check_n("alice", 500).await?;
     /// if decision.is_allowed() {
     ///     let used = 180; // as the response reports

@@ -46,7 +46,8 @@ impl Limiter {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
     ///
     /// # fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
+    /// let quota = Quota::per_hour(1);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// assert!(limiter.check_now("alice")?.is_allowed());
     /// assert!(!limiter.check_now("alice")?.is_allowed());
     /// # Ok(())
@@ -158,7 +159,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// # let store = MemoryStore::new();
-    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(10));
+    /// let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(10));
     /// limiter.spend("alice", 7).await?;
     /// assert!(limiter.peek_n("alice", 3).await?.is_allowed());
     /// assert!(!limiter.peek_n("alice", 4).await?.is_allowed());

@@ -275,7 +275,7 @@ mod tests {
             for callers in [5, 50, 500] {
                 let store = MemoryStore::new();
                 let limiter = |name, quota| {
-                    Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+                    Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
                 };
                 let all = limiter("all", Quota::per_second(100).burst(1));
                 // With the smaller burst, each decision is about this limit, and hides the state of
@@ -339,7 +339,7 @@ mod tests {
     /// Returns an empty bucket of 100 per second, and requests that it has denied.
     async fn queue<const N: usize>(burst: u32, costs: [u32; N]) -> (Limiter, [Denied; N]) {
         let quota = Quota::per_second(100).burst(burst);
-        let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+        let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
         assert!(limiter.check_n("key", burst).await.unwrap().is_allowed());
         let mut all = Vec::new();
         for cost in costs {
@@ -475,7 +475,7 @@ mod tests {
         let store = MemoryStore::new();
         let limiter = |name| {
             let quota = Quota::per_second(100).burst(1);
-            Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+            Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
         };
         let (one, two) = (limiter("one"), limiter("two"));
         assert!(one.check("key").await.unwrap().is_allowed());
@@ -502,7 +502,7 @@ mod tests {
     #[tokio::test]
     async fn requests_that_share_one_of_two_keys_of_a_limiter_are_in_different_queues() {
         let quota = Quota::per_hour(1);
-        let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+        let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
         let charge = |key| Charge::new(&limiter, "shared").and(Charge::new(&limiter, key));
         let [one, two] = ["one", "two"].map(|key| {
             let charge = charge(key);
@@ -515,7 +515,7 @@ mod tests {
     #[test]
     fn the_time_behind_others_is_a_lower_bound() {
         let time_behind = |algorithm, quota, units| {
-            let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
+            let limiter = Limiter::new("default", MemoryStore::new(), algorithm, quota);
             let charge = Charge::new(&limiter, "key");
             LimiterPart::named(&charge, "default").unwrap().time_behind(units, UNIT)
         };

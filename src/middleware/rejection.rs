@@ -41,7 +41,7 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// }
 ///
 /// let quota = Quota::per_hour(100);
-/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_window(), quota);
+/// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_window(), quota);
 /// let app: Router = Router::new().route("/report/{user}", get(report)).with_state(limiter);
 /// ```
 #[derive(Clone, Debug)]
@@ -204,7 +204,7 @@ impl RequestError {
     /// }
     ///
     /// # let quota = Quota::per_second(10);
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::by_rule(move |head: &Parts| {
     ///     let user = head.extensions.get::<User>();
     ///     let user = user.ok_or(RequestError::denied(StatusCode::UNAUTHORIZED, "log in first"))?;
@@ -285,7 +285,7 @@ impl MissingKey {
     /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore};
     ///
     /// # let quota = Quota::per_second(10);
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Header::new("x-api-key"))
     ///     .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED));
     /// # let _ = layer;

@@ -59,7 +59,7 @@ use crate::{
 /// # Keys
 ///
 /// The name of a key is `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
-/// `ratelimit:default:token-bucket:{header:x-api-key=alice}`. `redis-cli --scan` lists the keys.
+/// `ratelimit:api:token-bucket:{header:x-api-key=alice}`. `redis-cli --scan` lists the keys.
 /// Because of the braces, `KEY` alone determines the slot in a cluster. A key expires when its
 /// state is the initial one again; with a token bucket, up to one refill of the bucket later.
 ///
@@ -122,7 +122,7 @@ use crate::{
 ///
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = RedisStore::connect("redis://127.0.0.1/").await?;
-/// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+/// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 ///
 /// if limiter.check("alice").await?.is_allowed() {
 ///     println!("hello, alice");

@@ -31,9 +31,9 @@ async fn forgetful(server: &RedisServer) -> RedisStore {
 /// Limiters over each store, for two replicas.
 async fn replicas(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [[Limiter; 2]; 2] {
     let name = algorithm.name();
-    let memory = Limiter::named(name, MemoryStore::new(), algorithm, quota);
+    let memory = Limiter::new(name, MemoryStore::new(), algorithm, quota);
     let redis = [forgetful(server).await, forgetful(server).await];
-    [[memory.clone(), memory], redis.map(|store| Limiter::named(name, store, algorithm, quota))]
+    [[memory.clone(), memory], redis.map(|store| Limiter::new(name, store, algorithm, quota))]
 }
 
 fn assert_blocked(decision: &Decision, rest: Duration) {
@@ -109,7 +109,12 @@ async fn a_reset_lifts_a_block_and_a_key_without_a_count_can_be_blocked() {
 #[tokio::test]
 async fn a_key_expires_with_its_block() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(forgetful(&server).await, Algorithm::SlidingLog, Quota::per_hour(9));
+    let limiter = Limiter::new(
+        "default",
+        forgetful(&server).await,
+        Algorithm::SlidingLog,
+        Quota::per_hour(9),
+    );
     assert!(limiter.check("key").await.unwrap().is_allowed());
     let key = "ratelimit:default:sliding-log:{key}";
     let ttl = || Duration::from_secs(query(&server, &["TTL", key]));
@@ -125,7 +130,7 @@ async fn a_key_expires_with_its_block() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_may_wait_proceeds_after_the_end_of_the_block() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         limiter.block("key", HOUR).await.unwrap();
         let start = Instant::now();
         let denied = limiter.try_acquire("key", 1, HOUR - SECOND).await.unwrap();
@@ -145,7 +150,7 @@ async fn a_request_that_may_wait_proceeds_after_the_end_of_the_block() {
 #[tokio::test(start_paused = true)]
 async fn no_more_than_the_quota_proceeds_at_the_end_of_a_block() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_hour(3));
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_hour(3));
         limiter.block("key", 24 * HOUR).await.unwrap();
         let mut waits: Vec<Duration> = vec![];
         for _ in 0..6 {
@@ -195,7 +200,8 @@ async fn a_request_that_waits_when_its_key_is_blocked_waits_for_the_end_or_is_de
     for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
     {
         let wait = async |block: Duration, unblocks: bool| {
-            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+            let limiter =
+                Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
             wait_while(&limiter, async |limiter| {
                 limiter.block("key", block).await.unwrap();
                 if unblocks {
@@ -214,7 +220,12 @@ async fn a_request_that_waits_when_its_key_is_blocked_waits_for_the_end_or_is_de
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_looks_for_blocks_each_time_that_its_time_has_come() {
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(2));
+    let limiter = Limiter::new(
+        "default",
+        MemoryStore::new(),
+        Algorithm::token_bucket(),
+        Quota::per_second(2),
+    );
     let start = Instant::now();
     assert!(limiter.check_n("key", 2).await.unwrap().is_allowed());
     let other = limiter.clone();
@@ -230,7 +241,8 @@ async fn a_request_that_waits_looks_for_blocks_each_time_that_its_time_has_come(
 #[tokio::test]
 async fn a_request_that_waits_for_redis_knows_the_blocks_of_its_process() {
     let server = RedisServer::start();
-    let limiter = |store| Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(2));
+    let limiter =
+        |store| Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_second(2));
     let here = limiter(support::redis_store(&server).await);
     // The process begins the block itself.
     assert_eq!(
@@ -266,7 +278,7 @@ async fn a_request_that_waits_for_redis_knows_the_blocks_of_its_process() {
 async fn a_block_that_is_over_does_not_disturb_a_request_that_waits() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(2));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_second(2));
     let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(10 * SECOND);
     let service = layer.max_lateness(HOUR).layer(counting(&Arc::default()));
     for block in [Duration::ZERO, Duration::from_millis(100)] {
@@ -289,7 +301,7 @@ async fn a_block_that_another_process_has_lifted_does_not_disturb_later_requests
     let (recorder, quota) = (Recorder::new(), Quota::per_second(50).burst(1));
     let [here, there] =
         [forgetful(&server).await.observe(recorder.clone()), forgetful(&server).await]
-            .map(|store| Limiter::new(store, Algorithm::token_bucket(), quota));
+            .map(|store| Limiter::new("default", store, Algorithm::token_bucket(), quota));
     let layer = RateLimitLayer::new(&here, key::Global).max_wait(HOUR).max_lateness(HOUR);
     let service = layer.layer(counting(&Arc::default()));
     for finds in ["denied", "waits", "began"] {
@@ -317,7 +329,7 @@ async fn a_block_that_another_process_has_lifted_does_not_disturb_later_requests
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_for_the_end_of_a_block_keeps_its_instant_when_it_is_lifted() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         limiter.block("key", HOUR).await.unwrap();
         let start = Instant::now();
         let mut waiting = pin!(limiter.acquire("key", 1));
@@ -335,7 +347,7 @@ async fn a_request_that_waits_for_the_end_of_a_block_keeps_its_instant_when_it_i
 async fn a_denial_of_a_blocked_key_is_remembered_until_this_process_lifts_the_block() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await.denial_ttl(24 * HOUR);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_second(10));
     assert!(limiter.check("key").await.unwrap().is_allowed());
     limiter.block("key", HOUR).await.unwrap();
     assert_eq!(limiter.check("key").await.unwrap().source(), Source::Store);
@@ -355,11 +367,10 @@ async fn one_blocked_key_denies_a_request_of_several_limits_and_charges_none() {
     let memory = MemoryStore::new();
     let redis = forgetful(&server).await;
     let new = |name, store: &dyn Fn(&str) -> Limiter| store(name);
-    let in_memory = |name: &str| {
-        Limiter::named(name, memory.clone(), Algorithm::SlidingLog, Quota::per_hour(5))
-    };
+    let in_memory =
+        |name: &str| Limiter::new(name, memory.clone(), Algorithm::SlidingLog, Quota::per_hour(5));
     let in_redis =
-        |name: &str| Limiter::named(name, redis.clone(), Algorithm::SlidingLog, Quota::per_hour(5));
+        |name: &str| Limiter::new(name, redis.clone(), Algorithm::SlidingLog, Quota::per_hour(5));
     for store in [&in_memory as &dyn Fn(&str) -> Limiter, &in_redis] {
         let (one, two) = (new("one", store), new("two", store));
         let charge = Charge::new(&one, "key").and(Charge::new(&two, "key"));
@@ -377,7 +388,7 @@ async fn one_blocked_key_denies_a_request_of_several_limits_and_charges_none() {
 #[tokio::test(start_paused = true)]
 async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     let quota = Quota::per_second(10);
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
     let calls = Arc::new(AtomicUsize::new(0));
     let service = counting(&calls);
     let layer = RateLimitLayer::new(&limiter, key::Header::new("x-api-key"));

@@ -27,10 +27,10 @@ const HOUR: Duration = Duration::from_secs(3_600);
 /// A limiter in memory, and one in Redis, with counts of its own.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Limiter; 2] {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
+    let memory = Limiter::new("default", MemoryStore::new(), algorithm, quota);
     let prefix = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
     let redis = support::with_prefix(server, &prefix).await;
-    [memory, Limiter::new(redis, algorithm, quota)]
+    [memory, Limiter::new("default", redis, algorithm, quota)]
 }
 
 #[tokio::test]
@@ -84,7 +84,7 @@ async fn a_changed_quota_applies_to_charges_of_several_limits() {
         let store = store::connect(url).await.unwrap();
         let [one, two] = ["one", "two"].map(|name| {
             let quota = Quota::per_hour(4);
-            Limiter::named(name, store.clone(), Algorithm::sliding_log(), quota)
+            Limiter::new(name, store.clone(), Algorithm::sliding_log(), quota)
         });
         let charge = Charge::new(&one, "key").also(&two);
         assert!(charge.check().await.unwrap().is_allowed());
@@ -107,7 +107,8 @@ async fn a_changed_quota_applies_to_charges_of_several_limits() {
 
 #[tokio::test]
 async fn an_invalid_quota_changes_nothing_and_a_limiter_with_another_quota_keeps_its_own() {
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(10));
+    let limiter =
+        Limiter::new("default", MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(10));
     let other = limiter.with_quota(Quota::per_hour(20)).unwrap();
     let error = limiter.set_quota(Quota::per_hour(5).burst(2)).unwrap_err();
     assert!(matches!(error, ConfigError::BurstWithoutBucket { .. }));
@@ -122,7 +123,7 @@ async fn an_invalid_quota_changes_nothing_and_a_limiter_with_another_quota_keeps
 #[tokio::test(start_paused = true)]
 async fn waiting_requests_keep_their_instants_and_later_ones_follow_the_new_quota() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
         let start = Instant::now();
         let mut waiting = pin!(limiter.acquire("key", 1));
@@ -147,7 +148,7 @@ async fn with_waiting(
     algorithm: Algorithm,
     quota: Quota,
 ) -> (Limiter, Vec<Pin<Box<impl Future<Output = Result<Allowed, Error>>>>>) {
-    let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
+    let limiter = Limiter::new("default", MemoryStore::new(), algorithm, quota);
     while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
     let acquire = |limiter: Limiter| async move { limiter.acquire("key", 1).await };
     let waiting = (0..5).map(|_| start_waiting(acquire(limiter.clone()))).collect();
@@ -208,7 +209,7 @@ async fn while_a_charge_waits_its_other_limit_has_no_units_left() {
     for algorithm in WINDOWS.into_iter().chain([Algorithm::token_bucket()]) {
         let store = MemoryStore::new();
         let limiter =
-            |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_second(limit));
+            |name, limit| Limiter::new(name, store.clone(), algorithm, Quota::per_second(limit));
         let (small, large) = (limiter("small", 1), limiter("large", 100));
         let charge = Charge::new(&small, "key").also(&large);
         assert!(charge.check().await.unwrap().is_allowed());
@@ -231,7 +232,8 @@ async fn while_a_charge_waits_its_other_limit_has_no_units_left() {
 async fn a_waiting_request_that_is_dropped_after_a_change_returns_at_most_its_own_units() {
     for algorithm in ALGORITHMS {
         for other in [Quota::per_second(100), Quota::per_minute(2)] {
-            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+            let limiter =
+                Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
             while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
             let mut waiting = Box::pin(limiter.acquire("key", 1));
             assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -287,7 +289,7 @@ async fn no_more_than_the_highest_quota_passes_while_it_changes() {
 #[tokio::test]
 async fn the_fallback_follows_the_quota() {
     let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(8));
+    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), Quota::per_hour(8));
     let local = limiter.on_failure(FailurePolicy::Local { share: 0.25 });
     for remaining in [1, 0] {
         let decision = local.check("key").await.unwrap();
@@ -304,7 +306,8 @@ async fn the_fallback_follows_the_quota() {
 #[test]
 fn a_change_of_the_quota_undoes_no_change_of_the_algorithm() {
     for _ in 0..2_000 {
-        let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
+        let limiter =
+            Limiter::new("default", MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
         let barrier = Barrier::new(2);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -362,8 +365,8 @@ async fn units_that_another_algorithm_counted_are_not_returned() {
 }
 
 fn pair(store: impl Store + Clone, algorithm: Algorithm, quota: Quota) -> [Limiter; 2] {
-    let two = Limiter::named("two", store.clone(), Algorithm::FixedWindow, quota);
-    [Limiter::named("one", store, algorithm, quota), two]
+    let two = Limiter::new("two", store.clone(), Algorithm::FixedWindow, quota);
+    [Limiter::new("one", store, algorithm, quota), two]
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use tower_ratelimit::{
 use crate::support::{self, ALGORITHMS, load::until, server::RedisServer};
 
 fn named(name: &str, store: &(impl Store + Clone), algorithm: Algorithm, quota: Quota) -> Limiter {
-    Limiter::named(name, store.clone(), algorithm, quota)
+    Limiter::new(name, store.clone(), algorithm, quota)
 }
 
 /// A limit for each user, and one for all of them.
@@ -445,7 +445,7 @@ async fn spending_and_refunding_return_the_decision_of_the_limit_that_binds() {
     async fn check(store: impl Store + Clone) {
         let limiter = |name, limit| {
             let quota = Quota::per_hour(limit);
-            Limiter::named(name, store.clone(), Algorithm::sliding_log(), quota)
+            Limiter::new(name, store.clone(), Algorithm::sliding_log(), quota)
         };
         let (few, many) = (limiter("few", 10), limiter("many", 20));
         let charge = Charge::new(&few, "alice").cost(3).and(Charge::new(&many, "all").cost(15));
@@ -556,7 +556,8 @@ async fn late_settling_returns_no_units_of_other_requests() {
     }
     for algorithm in all_algorithms() {
         for way in 0..4 {
-            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_minute(1_000));
+            let limiter =
+                Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_minute(1_000));
             let mut held = vec![];
             for _ in 0..10 {
                 held.push(limiter.check_n("alice", 100).await.unwrap());
@@ -629,7 +630,8 @@ fn start<T>(
 async fn reservations_that_the_store_has_lost_return_nothing() {
     for algorithm in all_algorithms() {
         for cancels in [false, true] {
-            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_minute(10));
+            let limiter =
+                Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_minute(10));
             let (mut waiting, mut decisions) = (vec![], vec![]);
             for _ in 0..110 {
                 if cancels {

@@ -13,14 +13,14 @@ use crate::support::{self, ALGORITHMS, server::RedisServer};
 /// One limiter in memory, and some over separate connections, like those of replicas. Half of the
 /// replicas remember denials.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Vec<Limiter>; 2] {
-    let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
+    let memory = Limiter::new("default", MemoryStore::new(), algorithm, quota);
     let mut redis = vec![];
     for replica in 0..8 {
         let mut store = support::redis_store(server).await;
         if replica % 2 == 1 {
             store = store.denial_ttl(Duration::ZERO);
         }
-        redis.push(Limiter::new(store, algorithm, quota));
+        redis.push(Limiter::new("default", store, algorithm, quota));
     }
     [vec![memory.clone(), memory], redis]
 }
@@ -109,7 +109,7 @@ async fn a_cost_that_can_never_be_granted_is_an_error() {
         }
     }
     let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
-    let limiter = Limiter::new(MemoryStore::new(), overdraft, Quota::per_hour(10));
+    let limiter = Limiter::new("default", MemoryStore::new(), overdraft, Quota::per_hour(10));
     assert!(limiter.check_n("key", 15).await.unwrap().is_allowed());
     let error = limiter.check_n("key", 16).await.unwrap_err();
     assert!(matches!(error, Error::CostAboveQuota { max: 15, .. }));
@@ -134,7 +134,7 @@ async fn another_quota_applies_to_the_state_as_it_is() {
 #[test]
 fn conflicting_settings_are_rejected() {
     let make =
-        |name, algorithm, quota| Limiter::try_named(name, MemoryStore::new(), algorithm, quota);
+        |name, algorithm, quota| Limiter::try_new(name, MemoryStore::new(), algorithm, quota);
     let quota = Quota::per_second(10);
     let long = "a".repeat(65);
     for name in ["", "a b", "a:b", "{a}", &long] {
@@ -270,7 +270,8 @@ fn invalid_text_is_no_quota() {
 #[tokio::test]
 async fn a_check_that_is_not_awaited_needs_a_store_that_answers_immediately() {
     let quota = Quota::per_hour(3);
-    let limiter = Limiter::new(MemoryStore::with_max_keys(1), Algorithm::sliding_log(), quota);
+    let limiter =
+        Limiter::new("default", MemoryStore::with_max_keys(1), Algorithm::sliding_log(), quota);
     assert_eq!(limiter.check_n_now("key", 2).unwrap().remaining(), 1);
     assert!(limiter.check_now("key").unwrap().is_allowed());
     assert!(!limiter.check_now("key").unwrap().is_allowed());
@@ -282,7 +283,7 @@ async fn a_check_that_is_not_awaited_needs_a_store_that_answers_immediately() {
 
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), quota);
+    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), quota);
     let before = (server.calls("evalsha"), server.calls("eval"));
     let error = limiter.check_now("key").unwrap_err();
     assert!(matches!(error, Error::NotImmediate { limiter: "default", .. }));

@@ -784,7 +784,7 @@ fn harness(setup: Setup, store: impl Store + Clone, name: &str, is_real: bool) -
     let limits = if setup.shape == Shape::One { 1 } else { 2 };
     let limiter = |limit: usize| {
         let (algorithm, quota) = setup.limits[limit];
-        Limiter::named(&format!("{name}{limit}"), store.clone(), algorithm, quota)
+        Limiter::new(&format!("{name}{limit}"), store.clone(), algorithm, quota)
     };
     let limiters = (0..limits).map(limiter).collect();
     Arc::new(Harness { setup, limiters, is_real, start: Instant::now(), ledger: Mutex::default() })
@@ -800,7 +800,7 @@ fn no_history_in_memory_exceeds_the_guarantee() {
                 Some(when_full) => MemoryStore::with_max_keys(1).when_full(when_full),
                 None => MemoryStore::new(),
             };
-            let others = Limiter::named(
+            let others = Limiter::new(
                 "others",
                 store.clone(),
                 Algorithm::SlidingLog,

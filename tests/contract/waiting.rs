@@ -25,12 +25,12 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn in_memory(algorithm: Algorithm, quota: Quota) -> Limiter {
-    Limiter::new(MemoryStore::new(), algorithm, quota)
+    Limiter::new("default", MemoryStore::new(), algorithm, quota)
 }
 
 async fn in_redis(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> Limiter {
     let store = support::redis_store(server).await;
-    Limiter::new(store, algorithm, quota)
+    Limiter::new("default", store, algorithm, quota)
 }
 
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
@@ -569,7 +569,7 @@ async fn a_service_that_fails_after_the_wait_costs_nothing() {
 async fn dropping_a_waiting_request_while_redis_is_down_fails_nothing() {
     let mut server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     assert!(limiter.check("key").await.unwrap().is_allowed());
     let waiting = start(&limiter, Some(&server)).await;
     server.kill();
@@ -1059,9 +1059,9 @@ async fn callers_that_check_again_use_the_quota_in_order() {
         let is_bucket = matches!(algorithm, Algorithm::LeakyBucket | Algorithm::TokenBucket { .. });
         for callers in [5, 50] {
             let store = MemoryStore::new();
-            let all = Limiter::named("all", store.clone(), algorithm, quota);
+            let all = Limiter::new("all", store.clone(), algorithm, quota);
             let fast = Quota::per_second(1_000);
-            let own = Limiter::named("own", store, Algorithm::token_bucket(), fast);
+            let own = Limiter::new("own", store, Algorithm::token_bucket(), fast);
             let charges = (0..callers).map(|caller: u64| match algorithm {
                 Algorithm::LeakyBucket => Charge::new(&all, "key"),
                 _ => Charge::new(&own, caller).and(Charge::new(&all, "key")),
@@ -1086,7 +1086,7 @@ fn user_and_all() -> impl Fn(&str) -> Charge + Clone + Send + Sync {
     let store = MemoryStore::new();
     let limiter = |name, limit, burst| {
         let quota = Quota::per_second(limit).burst(burst);
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     };
     let (own, all) = (limiter("own", 1_000, 1_000), limiter("all", PER_SECOND, 1));
     move |user| Charge::new(&own, user).and(Charge::new(&all, "all"))
@@ -1160,8 +1160,7 @@ async fn a_request_that_would_wait_too_long_is_denied_immediately() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_waits_for_its_own_limit_does_not_delay_other_clients() {
     let store = MemoryStore::new();
-    let limiter =
-        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_hour(10));
     let all = limiter("all", Quota::per_second(PER_SECOND).burst(1));
     let charge = |user| Charge::new(&own, user).and(Charge::new(&all, "all"));
@@ -1220,8 +1219,7 @@ async fn a_request_whose_wait_ends_in_the_queue_is_denied() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_check_again_keep_their_order_at_any_cost() {
     let store = MemoryStore::new();
-    let limiter =
-        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_second(1_000));
     let all = limiter("all", Quota::per_second(PER_SECOND));
     let charge = move |number: u32| {
@@ -1264,7 +1262,7 @@ async fn no_waiting_request_is_forgotten_while_many_threads_check_and_drop() {
     let store = MemoryStore::new();
     let limiter = |name, limit| {
         let quota = Quota::per_second(limit).burst(20);
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     };
     let (own, all) = (limiter("own", 2_000), limiter("all", 10_000));
     let callers: JoinSet<_> = (0..50_u64)
@@ -1289,8 +1287,7 @@ async fn no_waiting_request_is_forgotten_while_many_threads_check_and_drop() {
 async fn requests_that_check_again_over_redis_call_it_about_twice() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let limiter =
-        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_second(1_000));
     let all = limiter("all", Quota::per_second(200).burst(20));
     let charge = Charge::new(&own, "ada").and(Charge::new(&all, "all"));

@@ -226,7 +226,7 @@ async fn a_handler_responds_like_the_layer() {
         assert_eq!(body_of(by_handler).await, body_of(by_layer).await, "{path}");
     }
     let unreachable = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
-    let unreachable = Limiter::new(unreachable, Algorithm::token_bucket(), quota);
+    let unreachable = Limiter::new("default", unreachable, Algorithm::token_bucket(), quota);
     let response = app(unreachable).oneshot(request("/1")).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(header(&response, "retry-after"), ["1"]);
@@ -237,7 +237,7 @@ async fn a_handler_responds_like_the_layer() {
 #[tokio::test(start_paused = true)]
 async fn a_decision_has_headers_and_whole_seconds() {
     let quota = Quota::new(2, Duration::from_millis(2_500));
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), quota);
+    let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::sliding_log(), quota);
     let allowed = limiter.check("ada").await.unwrap();
     let headers = allowed.headers();
     assert_eq!(headers["ratelimit"], "\"default\";r=1;t=3");
@@ -323,7 +323,7 @@ async fn a_closure_for_any_response_borrows_the_rejection() {
 #[tokio::test(start_paused = true)]
 async fn a_limiter_without_a_layer_has_a_failure_policy() {
     let store = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(8));
+    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), Quota::per_hour(8));
     let hour = Duration::from_secs(3_600);
     let sources = async |limiter: &Limiter| {
         [

@@ -37,7 +37,7 @@ fn limiters<const N: usize>(
     store: &(impl Store + Clone),
     limits: [(&str, Algorithm, Quota); N],
 ) -> [Limiter; N] {
-    limits.map(|(name, algorithm, quota)| Limiter::named(name, store.clone(), algorithm, quota))
+    limits.map(|(name, algorithm, quota)| Limiter::new(name, store.clone(), algorithm, quota))
 }
 
 fn in_memory<const N: usize>(limits: [(&str, Algorithm, Quota); N]) -> [Limiter; N] {

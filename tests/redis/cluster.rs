@@ -47,7 +47,7 @@ async fn with_prefix(cluster: &Cluster, prefix: &str) -> RedisStore {
     let config = RedisConfig::cluster(cluster.urls()).unwrap().prefix(prefix);
     let store = RedisStore::new(config.deadline(Duration::from_secs(30))).unwrap();
     let (algorithm, quota) = (Algorithm::FixedWindow, Quota::per_hour(1_000_000));
-    let limiter = Limiter::named("connect", store.clone(), algorithm, quota);
+    let limiter = Limiter::new("connect", store.clone(), algorithm, quota);
     let _ = until_decided(&[limiter], &users()).await;
     store
 }
@@ -104,7 +104,7 @@ async fn a_cluster_decides_as_one_server_does() {
 
 async fn keys_are_spread(cluster: &Cluster) {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::named(
+        let limiter = Limiter::new(
             "spread",
             with_long_deadline(cluster).await,
             algorithm,
@@ -132,7 +132,7 @@ fn calls(cluster: &Cluster) -> u64 {
 async fn limits_on_one_key_are_one_script(cluster: &Cluster) {
     let store = with_long_deadline(cluster).await;
     let limiter = |name, limit| {
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(limit))
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(limit))
     };
     let (few, many) = (limiter("few", 3), limiter("many", 9));
     for user in users() {
@@ -153,7 +153,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
     {
         let store = with_prefix(cluster, algorithm.name()).await;
         let limiter =
-            |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit));
+            |name, limit| Limiter::new(name, store.clone(), algorithm, Quota::per_hour(limit));
         let (a, b, c) = (limiter("a", 5), limiter("b", 9), limiter("c", 2));
         let charge = Charge::new(&a, &**first)
             .and(Charge::new(&b, &**second))
@@ -188,7 +188,7 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
     let [first, second, third] = &on_different_masters(cluster);
     let store = with_prefix(cluster, "follows").await;
     let limiter =
-        |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
+        |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (a, b, c) = (limiter("a"), limiter("b"), limiter("c"));
     let charge = Charge::new(&a, &**first)
         .and(Charge::new(&b, &**second).cost(10))
@@ -228,7 +228,7 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
     for algorithm in [Algorithm::SlidingLog, Algorithm::FixedWindow] {
         let store = with_prefix(cluster, &format!("receipts-{algorithm}")).await;
         let limiters = ["a", "b", "c"]
-            .map(|name| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(100)));
+            .map(|name| Limiter::new(name, store.clone(), algorithm, Quota::per_hour(100)));
         let left = async || {
             let mut left = vec![];
             for (limiter, key) in limiters.iter().zip(keys) {
@@ -264,7 +264,7 @@ async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
     for _ in 0..4 {
         let store = with_prefix(cluster, "race").await;
         let named = |name, algorithm, limit| {
-            Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit))
+            Limiter::new(name, store.clone(), algorithm, Quota::per_hour(limit))
         };
         let user = named("user", Algorithm::token_bucket(), 15);
         replicas.push((user, named("all", Algorithm::FixedWindow, 100)));
@@ -300,7 +300,7 @@ async fn checks_of_a_hot_key_share_calls(cluster: &Cluster) {
     let quota = Quota::per_day(1_000_000);
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog] {
         let name = format!("hot-{algorithm}");
-        let limiter = Limiter::named(&name, store.clone(), algorithm, quota);
+        let limiter = Limiter::new(&name, store.clone(), algorithm, quota);
         assert_eq!(remaining(&limiter, "hot").await, 1_000_000);
         let before = calls(cluster);
         let mut tasks = JoinSet::new();
@@ -481,7 +481,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     let limiter = |name, store: &RedisStore| {
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10))
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10))
     };
     let store = with_long_deadline(&cluster).await.deadline(Duration::from_secs(2));
     let (one, other) = (limiter("one", &store), limiter("other", &store));

@@ -23,7 +23,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 /// A limiter over a store that remembers denials for a day.
 async fn limiter(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> Limiter {
     let store = support::redis_store(server).await.denial_ttl(24 * HOUR);
-    Limiter::named(algorithm.name(), store, algorithm, quota)
+    Limiter::new(algorithm.name(), store, algorithm, quota)
 }
 
 async fn hundred_per_hour(server: &RedisServer) -> Limiter {
@@ -89,7 +89,7 @@ async fn a_flood_of_denied_requests_sends_one_command_per_ttl() {
     let second = Duration::from_secs(1);
     for (ttl, config) in [(second, config.clone()), (HOUR / 2, config.denial_ttl(HOUR / 2))] {
         let store = RedisStore::new(config).unwrap();
-        let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(1));
+        let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_day(1));
         let _ = exhaust(&limiter).await;
         for _ in 0..3 {
             // The time since the denial is unknown, but less than a test takes.
@@ -113,7 +113,7 @@ async fn a_flood_of_denied_requests_sends_one_command_per_ttl() {
 async fn a_store_with_a_ttl_of_zero_sends_each_check() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await.denial_ttl(Duration::ZERO);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_day(1));
     let _ = exhaust(&limiter).await;
     let before = calls(&server);
     for _ in 0..10 {
@@ -248,7 +248,7 @@ async fn each_change_by_this_process_drops_the_denial() {
 async fn two_limits(server: &RedisServer) -> [Limiter; 2] {
     let store = support::redis_store(server).await.denial_ttl(24 * HOUR);
     [("many", 100), ("few", 2)].map(|(name, limit)| {
-        Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(limit))
+        Limiter::new(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(limit))
     })
 }
 
@@ -327,7 +327,7 @@ async fn clones_of_a_store_share_denials_and_names() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await.denial_ttl(24 * HOUR);
     let limiter =
-        |name| Limiter::try_named(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(2));
+        |name| Limiter::try_new(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(2));
     let old = limiter("api").unwrap();
     assert!(limiter("api").is_err(), "the name is taken");
     let _ = exhaust(&old).await;
@@ -337,7 +337,7 @@ async fn clones_of_a_store_share_denials_and_names() {
     let new = limiter("api").unwrap();
     assert_remembered(&new).await;
     let later = store.clone().deadline(HOUR);
-    let later = Limiter::named("other", later, Algorithm::FixedWindow, Quota::per_day(2));
+    let later = Limiter::new("other", later, Algorithm::FixedWindow, Quota::per_day(2));
     let both = Charge::new(&new, "key").and(Charge::new(&later, "key"));
     assert_eq!(both.check().await.unwrap().source(), Source::Cached, "limits of one store");
     new.reset("key").await.unwrap();

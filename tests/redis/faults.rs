@@ -60,7 +60,8 @@ impl Load {
         let seen = Arc::<Seen>::default();
         let stores = [url, url].map(|url| RedisStore::lazy(url).unwrap().deadline(deadline));
         let layers = stores.clone().map(|store| {
-            let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+            let limiter =
+                Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
             RateLimitLayer::new(limiter, key::Header::new("x-user"))
         });
         let mut tasks = JoinSet::new();
@@ -308,7 +309,7 @@ async fn a_reply_without_end_is_given_up() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(MAX_TIME);
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     proxy.flood();
     assert!(limiter.check("key").await.is_err());
     until("the connection is closed", async || proxy.open() == 0).await;
@@ -321,7 +322,7 @@ async fn a_connection_without_replies_is_given_up_without_a_further_call() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     proxy.hold_replies(true);
     assert!(limiter.check("key").await.is_err());
     until("the connection is closed", async || proxy.open() == 0).await;
@@ -410,7 +411,8 @@ async fn a_wrong_password_and_then_the_right_one() {
 async fn while_redis_is_down_no_request_waits_for_it() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
         .on_failure(FailurePolicy::Local { share: 0.1 });
     server.freeze();
@@ -445,7 +447,8 @@ fn a_runtime_that_runs_no_tasks_still_detects_that_redis_is_back() {
     let server = RedisServer::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let store = RedisStore::lazy(&server.url()).unwrap();
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     while runtime.block_on(limiter.check("key")).is_err() {}
     server.freeze();
     while store.health().is_available {
@@ -480,7 +483,8 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     proxy.delay_replies(2 * DEADLINE);
     until_unavailable(&store, &limiter).await;
     let (before, read) = (store.health(), server.calls("mget"));
@@ -504,7 +508,8 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
 async fn while_redis_accepts_no_writes_it_stays_unavailable() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap().deadline(DEADLINE);
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     run(&server, &["CLIENT", "PAUSE", "60000", "WRITE"]);
     until_unavailable(&store, &limiter).await;
     let Health { consecutive_failures: failed, timeouts, .. } = store.health();
@@ -533,7 +538,7 @@ async fn a_clone_with_a_longer_deadline_gets_replies_that_are_late_for_other_clo
     let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
     let long_deadline = store.clone().deadline(MAX_TIME);
     let limiter =
-        |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
+        |name, store| Limiter::new(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
     proxy.delay_replies(2 * DEADLINE);
     until_unavailable(&store, &limiter("a", store.clone())).await;
     let limiter = limiter("b", long_deadline.clone());
@@ -554,7 +559,8 @@ async fn a_reply_that_arrived_while_the_process_was_stopped_is_a_decision() {
     let server = RedisServer::start();
     let deadline = 50 * DEADLINE;
     let store = RedisStore::connect(&server.url()).await.unwrap().deadline(deadline);
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
     let _ = limiter.check("key").await.unwrap(); // loads the script
     let sent = server.calls("evalsha");
     let is_over = Arc::new(AtomicBool::new(false));
@@ -584,7 +590,8 @@ async fn a_reply_that_arrived_while_the_process_was_stopped_is_a_decision() {
 async fn health_contains_the_last_error() {
     let mut server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap().deadline(MAX_TIME);
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     let health = store.health();
     assert_eq!((health.consecutive_failures, health.last_error), (0, None));
 
@@ -618,7 +625,7 @@ async fn a_clone_with_a_short_deadline_fails_no_other_clone() {
     let store = RedisStore::connect(&server.url()).await.unwrap().deadline(MAX_TIME);
     let short_deadline = store.clone().deadline(Duration::from_nanos(1));
     let limiter =
-        |name, store| Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
+        |name, store| Limiter::new(name, store, Algorithm::FixedWindow, Quota::per_hour(9));
     let (short_deadline, long_deadline) = (limiter("a", short_deadline), limiter("b", store));
     let pinged = server.calls("mget");
     for _ in 0..20 {

@@ -47,8 +47,7 @@ async fn many_checks_are_few_calls_and_decided_as_if_each_came_alone() {
     let server = RedisServer::start();
     let store = store(&server).await;
     for algorithm in ALGORITHMS {
-        let limiter =
-            Limiter::named(algorithm.name(), store.clone(), algorithm, Quota::per_day(10));
+        let limiter = Limiter::new(algorithm.name(), store.clone(), algorithm, Quota::per_day(10));
         let _ = limiter.peek("key").await.unwrap(); // loads the script
         let before = server.calls("evalsha");
         // Of each key in this order: 4 and 5 are granted, 2 are not, 1 is.
@@ -77,7 +76,7 @@ async fn many_requests_at_once_are_decided_within_the_default_deadline() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let quota = Quota::per_day(REQUESTS as u32);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
     let _ = limiter.peek("key").await.unwrap(); // loads the script
     let rounds = AtomicUsize::new(0);
     // The deadline is a time limit, which a busy machine can miss.
@@ -145,7 +144,7 @@ async fn checks_of_a_key_are_decided_in_the_order_of_their_arrival_whatever_happ
         let config = RedisConfig::server(&server.url()).unwrap().connections(connections);
         let store = with_long_deadline(RedisStore::new(config).unwrap());
         let store = store.denial_ttl(Duration::ZERO);
-        let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_day(LIMIT));
+        let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_day(LIMIT));
         for round in 0..60 {
             let key = |i: usize| format!("{connections}-{round}-{}", i * 7919 % 5);
             let keys: Vec<_> = (0..1_500).map(key).collect();
@@ -177,7 +176,7 @@ async fn a_check_is_not_sent_after_its_deadline() {
     let (quick, slow) = (Duration::from_millis(20), Duration::from_secs(60));
     let limiter = |deadline, name, store: &RedisStore| {
         let store = store.clone().deadline(deadline);
-        Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(1_000))
+        Limiter::new(name, store, Algorithm::FixedWindow, Quota::per_hour(1_000))
     };
     let limiters = [limiter(quick, "quick", &stores[0]), limiter(slow, "slow", &stores[0])];
     let observer = limiter(slow, "quick", &stores[1]);
@@ -203,7 +202,7 @@ async fn the_calls_under_way_grow_while_many_checks_wait() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = with_long_deadline(RedisStore::connect(&proxy.url()).await.unwrap());
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(9));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(9));
     let _ = limiter.check("first").await.unwrap();
     let before = server.calls("evalsha");
     proxy.hold_replies(true);
@@ -220,7 +219,7 @@ async fn a_server_that_rejects_writes_still_denies() {
     for algorithm in ALGORITHMS {
         let server = RedisServer::start();
         let store = store(&server).await.denial_ttl(Duration::ZERO);
-        let limiter = Limiter::new(store, algorithm, Quota::per_day(2));
+        let limiter = Limiter::new("default", store, algorithm, Quota::per_day(2));
         for i in (0..50).step_by(2) {
             let check = async || {
                 let check = limiter.check_within(format!("key-{i}"), 1, Duration::ZERO);
@@ -258,7 +257,7 @@ async fn a_server_that_rejects_writes_still_denies() {
 async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
     let server = RedisServer::start();
     let store = store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let wait = Duration::from_secs(5 * 3_600);
     for _ in 0..3 {
         let _ = limiter.check_within("key-3", 1, wait).await.unwrap();
@@ -287,7 +286,7 @@ async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
 async fn checks_without_an_end_of_their_deadline_share_calls() {
     let server = RedisServer::start();
     let store = redis_store(&server).await.deadline(Duration::MAX);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(10));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_day(10));
     let decisions = check_all(&limiter, &of_many_keys(100)).await;
     assert!(decisions.iter().all(|it| it.as_ref().unwrap().is_allowed()), "{decisions:?}");
 }
@@ -295,7 +294,8 @@ async fn checks_without_an_end_of_their_deadline_share_calls() {
 #[tokio::test]
 async fn a_check_that_is_dropped_before_its_call_spends_nothing() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(store(&server).await, Algorithm::FixedWindow, Quota::per_hour(9));
+    let limiter =
+        Limiter::new("default", store(&server).await, Algorithm::FixedWindow, Quota::per_hour(9));
     let mut first = Box::pin(limiter.check("first"));
     let mut second = Box::pin(limiter.check("second"));
     poll_fn(|cx| {
@@ -313,8 +313,7 @@ async fn a_key_with_another_value_fails_no_other_check() {
     let server = RedisServer::start();
     let store = store(&server).await;
     for algorithm in ALGORITHMS {
-        let limiter =
-            Limiter::named(algorithm.name(), store.clone(), algorithm, Quota::per_hour(9));
+        let limiter = Limiter::new(algorithm.name(), store.clone(), algorithm, Quota::per_hour(9));
         let _ = limiter.peek("key").await.unwrap();
         for (key, command, value) in [("key-3", "SET", "x"), ("key-5", "SADD", "x")] {
             let key = format!("ratelimit:{0}:{0}:{{{key}}}", algorithm.name());
@@ -333,7 +332,8 @@ async fn a_cluster_that_is_used_as_one_server_gets_calls_of_one_key() {
     let cluster = Cluster::start(1, false, &[]);
     let node = cluster.nodes().next().unwrap();
     let store = with_long_deadline(RedisStore::lazy(&node.url()).unwrap());
-    let limiter = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_hour(9));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::token_bucket(), Quota::per_hour(9));
     for remaining in [8, 7] {
         for decision in check_all(&limiter, &of_many_keys(100)).await {
             assert_eq!(decision.unwrap().remaining(), remaining);
@@ -349,7 +349,7 @@ async fn each_check_fails_at_its_own_deadline_and_all_open_the_circuit() {
     let proxy = Proxy::start(&server);
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
     let limiter = |name, store: &RedisStore| {
-        Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_hour(9))
+        Limiter::new(name, store.clone(), Algorithm::FixedWindow, Quota::per_hour(9))
     };
     let observed = store.clone().deadline(Duration::from_millis(200));
     let quick = limiter("quick", &observed);
@@ -376,7 +376,7 @@ fn a_blocked_runtime_delays_no_check_in_another_one() {
     let two = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // The connection is in the second runtime.
     let store = two.block_on(store(&server));
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(1_000));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(1_000));
     assert!(two.block_on(limiter.check("key")).unwrap().is_allowed());
     let (blocked, over) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
     let thread = {

@@ -227,7 +227,12 @@ async fn a_template_without_a_rate_is_a_configuration_error() {
 async fn a_limiter_cannot_be_combined_with_another_one() {
     let server = RedisServer::start();
     let shared = template(&server, 9).await;
-    let other = Limiter::new(store(&server).await, Algorithm::token_bucket(), Quota::per_hour(9));
+    let other = Limiter::new(
+        "default",
+        store(&server).await,
+        Algorithm::token_bucket(),
+        Quota::per_hour(9),
+    );
     for charge in [
         Charge::new(&shared, "ada").and(Charge::new(&other, "ada")),
         Charge::new(&other, "ada").and(Charge::new(&shared, "ada")),

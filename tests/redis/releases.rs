@@ -48,7 +48,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn limiter(store: &RedisStore, algorithm: Algorithm) -> Limiter {
     let quota = Quota::per_hour(10);
     let quota = if algorithm == Algorithm::LeakyBucket { quota.burst(100) } else { quota };
-    Limiter::named("waiting", store.clone().deadline(LONG), algorithm, quota)
+    Limiter::new("waiting", store.clone().deadline(LONG), algorithm, quota)
 }
 
 /// Waiting requests of several keys.
@@ -126,8 +126,7 @@ struct Others {
 impl Others {
     fn start(store: &RedisStore) -> Self {
         let store = store.clone().deadline(LONG);
-        let limiter =
-            Limiter::named("others", store, Algorithm::token_bucket(), Quota::per_hour(1));
+        let limiter = Limiter::new("others", store, Algorithm::token_bucket(), Quota::per_hour(1));
         let is_over = Arc::new(AtomicBool::new(false));
         let task_is_over = is_over.clone();
         let task = tokio::spawn(async move {
@@ -298,7 +297,8 @@ async fn a_store_that_only_releases_while_redis_hangs_stays_available() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_are_held_back_while_redis_is_unavailable_and_sent_once_afterwards() {
     let (server, store, mut waiting) = ten_of_each(100).await;
-    let other = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
+    let other =
+        Limiter::new("default", store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
     let log = Log::start(&server);
     server.freeze();
     while store.health().is_available {
@@ -379,8 +379,8 @@ async fn reservations_of_late_answers_are_released_exactly_once() {
                 .unwrap()
                 .deadline(Duration::from_millis(50));
             let quota = waiting.limiter.quota();
-            let quick_limiter = Limiter::named("waiting", quick.clone(), algorithm, quota);
-            let other = Limiter::named("other", quick, algorithm, Quota::per_hour(10_000));
+            let quick_limiter = Limiter::new("waiting", quick.clone(), algorithm, quota);
+            let other = Limiter::new("other", quick, algorithm, Quota::per_hour(10_000));
             let before = server.calls("evalsha");
             proxy.hold_replies(true);
             let mut tasks = JoinSet::new();

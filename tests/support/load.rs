@@ -34,7 +34,12 @@ pub const LIMIT: u32 = 100;
 /// remembers no denials, so that each request depends on the server.
 pub fn limiter(store: &RedisStore) -> Limiter {
     let algorithm = tower_ratelimit::Algorithm::token_bucket();
-    Limiter::new(store.clone().denial_ttl(Duration::ZERO), algorithm, Quota::per_day(LIMIT))
+    Limiter::new(
+        "default",
+        store.clone().denial_ttl(Duration::ZERO),
+        algorithm,
+        Quota::per_day(LIMIT),
+    )
 }
 
 /// The key of a user.

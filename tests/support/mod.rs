@@ -39,7 +39,7 @@ pub const ALGORITHMS: [Algorithm; 5] = [
 ];
 
 pub fn in_memory(quota: Quota) -> Limiter {
-    Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+    Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota)
 }
 
 pub async fn redis_store(server: &RedisServer) -> RedisStore {
@@ -66,8 +66,12 @@ pub fn with_long_deadline(store: RedisStore) -> RedisStore {
 }
 
 pub async fn limits(store: RedisStore) {
-    let limiter =
-        Limiter::new(with_long_deadline(store), Algorithm::FixedWindow, Quota::per_hour(2));
+    let limiter = Limiter::new(
+        "default",
+        with_long_deadline(store),
+        Algorithm::FixedWindow,
+        Quota::per_hour(2),
+    );
     for is_allowed in [true, true, false] {
         assert_eq!(limiter.check("key").await.unwrap().is_allowed(), is_allowed);
     }

@@ -93,7 +93,7 @@ fn limiters(store: &RedisStore) -> Result<[Limiter; ALGORITHMS.len()], Box<dyn E
     // A remembered denial would hide the clock of the server.
     let store = store.clone().denial_ttl(Duration::ZERO);
     let named =
-        |algorithm: Algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
+        |algorithm: Algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, quota);
     Ok(ALGORITHMS.map(named))
 }
 

@@ -221,7 +221,7 @@ pub fn planned_waiting() -> Rows {
     let deployment = Deployment::start(&Plan::default())?;
     let store = deployment.store()?;
     let quota = Quota::per_second(RATE).burst(1);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
     let counts = Arc::new(Counts::default());
     let mut tasks = JoinSet::new();
     let begin = now();

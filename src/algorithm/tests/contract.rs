@@ -229,7 +229,7 @@ async fn the_memory_store_keeps_the_contract() {
     for_each_row(|table, at, cost, max_wait| {
         if limiter.as_ref().is_none_or(|(name, ..)| *name != table.name) {
             let store = MemoryStore::new();
-            let new = Limiter::new(store, table.algorithm, table.quota);
+            let new = Limiter::new("default", store, table.algorithm, table.quota);
             limiter = Some((table.name, new, tokio::time::Instant::now()));
         }
         let (_, limiter, start) = limiter.as_ref().unwrap();

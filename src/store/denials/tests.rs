@@ -640,7 +640,7 @@ async fn exhaust_budget() {
 #[tokio::test]
 async fn a_remembered_denial_needs_budget_and_a_decision_in_memory_needs_none() {
     let settings = bucket();
-    let memory = Limiter::new(MemoryStore::new(), settings.algorithm, settings.quota);
+    let memory = Limiter::new("default", MemoryStore::new(), settings.algorithm, settings.quota);
     let mut denied = StoreFuture::cached(Request::new(&settings).denial(HOUR));
     assert!(denied.now().is_none(), "it would be taken without budget");
     exhaust_budget().await;

@@ -9,7 +9,7 @@ use super::*;
 use crate::{algorithm::Algorithm, limiter::Charge, limiter::Limiter, quota::Quota};
 
 fn limiter(name: &str, store: &MemoryStore, quota: Quota) -> Limiter {
-    Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
 }
 
 fn keys_by_shard(store: &MemoryStore) -> Vec<usize> {

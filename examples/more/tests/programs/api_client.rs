@@ -28,7 +28,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn limiter(quota: Quota) -> Limiter {
-    Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), quota)
+    Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota)
 }
 
 async fn get(limiter: &Limiter, deadline: Duration, url: &str) -> Result<Response, BoxError> {
@@ -127,7 +127,7 @@ async fn the_429_of_the_vendor_is_returned_if_the_store_cannot_block_its_host() 
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let server = Arc::new(Mutex::new(server));
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(100));
+    let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(100));
     let answer = move || {
         server.lock().unwrap().kill();
         ready(axum::http::StatusCode::TOO_MANY_REQUESTS)
