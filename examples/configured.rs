@@ -26,7 +26,11 @@ use observed::observed;
 use serde::Deserialize;
 use support::{Context, Failure, exit_code};
 use tokio::{fs, net::TcpListener, time::sleep};
-use tower_ratelimit::{Limiters, Limits, RateLimitLayer, key, store};
+use tower_ratelimit::{
+    RateLimitLayer,
+    config::{Limiters, Limits},
+    key, store,
+};
 
 /// The limits that the routes use.
 const NAMES: [&str; 3] = ["all", "api", "login"];

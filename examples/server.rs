@@ -28,8 +28,10 @@ use request_log::{Outcome, RequestLog, request_log};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Decision, Key, KeyExtractor, Limiter, Quota, RateLimitLayer, Rejection,
-    RequestError, key, store,
+    Algorithm, Decision, Key, Limiter, Quota, RateLimitLayer,
+    http::{Rejection, RequestError},
+    key::{self, KeyExtractor},
+    store,
 };
 use tracing_subscriber::filter::LevelFilter;
 
@@ -135,7 +137,7 @@ async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
 }
 
 fn app(limiter: Limiter, flags: &Flags) -> Router {
-    let mut layer = RateLimitLayer::new(limiter, flags.key.clone());
+    let mut layer = RateLimitLayer::new(limiter, flags.key.clone()).extensions(true);
     if let Some(header) = flags.cost_header.clone() {
         layer = layer.cost(move |head: &Parts| cost_of(head, &header));
     }

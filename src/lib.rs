@@ -76,8 +76,7 @@
 struct Readme;
 
 mod algorithm;
-#[cfg(feature = "serde")]
-mod config;
+pub mod config;
 mod decision;
 mod error;
 #[cfg(any(doc, doctest))]
@@ -93,30 +92,42 @@ pub mod store;
 mod sync;
 mod time;
 
-#[cfg(feature = "serde")]
-pub use config::{Limit, Limiters, Limits, WhenRemoved};
-#[cfg(doc)]
-#[doc(no_inline)]
-pub use guide::operation;
+/// The HTTP side of a layer: headers, rejections and their responses.
+///
+/// | to | use |
+/// |---|---|
+/// | report the state of the quota to clients | [`Headers`] |
+/// | reject requests, in a rule or a key extractor | [`RequestError`] |
+/// | handle requests without a key | [`MissingKey`] |
+/// | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
+/// | name the body of a limited service | [`ResponseBody`] |
+///
+/// The page on [responses](crate::guide::http) shows them.
+pub mod http {
+    pub use crate::middleware::{
+        Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody,
+    };
+}
+
+/// The types behind [`RateLimitLayer`](crate::RateLimitLayer): its service, its future, its rules,
+/// and the kinds of requests that it limits.
+pub mod layer {
+    pub use crate::middleware::{Custom, Http, RateLimit, ResponseFuture, Rule};
+}
+
 #[doc(inline)]
 pub use middleware::extractor as key;
 #[cfg(feature = "redis")]
 pub use redis;
-#[cfg(feature = "tls-rustls")]
-pub use store::Tls;
 #[cfg(feature = "redis")]
-pub use store::{RedisConfig, RedisStore};
+pub use store::RedisStore;
 pub use {
-    algorithm::{Algorithm, Refill},
-    decision::{Allowed, Decision, Source},
-    error::{ConfigError, Error, StoreError},
+    algorithm::Algorithm,
+    decision::{Allowed, Decision},
+    error::Error,
     keys::Key,
-    limiter::{AnyLimiter, Charge, FailurePolicy, Limiter},
-    middleware::{
-        Custom, Headers, Http, IntoCharge, IntoCost, IntoMatch, IntoRejection, KeyExtractor,
-        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, RejectionBody, RequestError,
-        Reset, ResponseBody, ResponseFuture, Rule,
-    },
-    quota::{Quota, QuotaError},
-    store::{Health, MemoryStore, Store, WhenFull},
+    limiter::{Charge, FailurePolicy, Limiter},
+    middleware::RateLimitLayer,
+    quota::Quota,
+    store::MemoryStore,
 };

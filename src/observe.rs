@@ -68,11 +68,10 @@ use std::{fmt, sync::Arc, time::Duration};
 pub use self::metrics::Metrics;
 pub(crate) use self::observers::{LimiterObservers, Observers};
 pub use self::top_denied::{DeniedKey, TopDenied};
-pub use crate::error::FailureKind;
 use crate::{
     algorithm::{Action, Algorithm},
     decision::Decision,
-    error::{ConfigError, StoreError},
+    error::{ConfigError, FailureKind, StoreError},
     keys::Key,
     quota::Quota,
 };
@@ -389,7 +388,7 @@ pub struct Rejected<'a> {
     pub limiter: Option<&'a str>,
 }
 
-/// The reason for a rejection. See [`Rejection`](crate::Rejection).
+/// The reason for a rejection. See [`Rejection`](crate::http::Rejection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {

@@ -145,7 +145,7 @@
 //!
 //! For [`RateType::PerClient`], `:` and the id of the client follow the last two. A name that
 //! contains a `{` gets no braces: `api:{42}:value`. So `x` and `{x}` are two hashes that share
-//! their other keys: do not use both. The store's [`prefix`](crate::RedisConfig::prefix) has no effect
+//! their other keys: do not use both. The store's [`prefix`](crate::store::RedisConfig::prefix) has no effect
 //! here.
 //!
 //! This crate adds a key and a field:

@@ -44,9 +44,12 @@ pub(crate) use self::{
 use crate::{
     algorithm::Release,
     decision::Decision,
-    error::StoreError,
     keys::Key,
     observe::{Observer, Observers},
+};
+pub use crate::{
+    decision::Source,
+    error::{FailureKind, StoreError},
 };
 
 /// A task that no request waits for.
@@ -268,7 +271,7 @@ impl AnyStore {
     ///
     /// let store = store::lazy("memory:")?;
     /// assert_eq!(store.health().status, Status::Ready);
-    /// # Ok::<(), tower_ratelimit::StoreError>(())
+    /// # Ok::<(), tower_ratelimit::store::StoreError>(())
     /// ```
     #[must_use]
     pub fn health(&self) -> Health {

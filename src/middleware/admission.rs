@@ -85,11 +85,10 @@ impl<P: ProtocolBase> Shared<P> {
                 return self.admit(head, pricing.complete(head, charge), state);
             }
         };
-        let cost = match pricing.cost(head) {
-            Ok(0) => return Next::Proceed(None),
-            Ok(cost) => cost,
-            Err(error) => return self.reject(Rejection::Request(error), state),
-        };
+        let cost = pricing.cost(head);
+        if cost == 0 {
+            return Next::Proceed(None);
+        }
         let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
         match answer {
             Ok(StoreFuture::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {

@@ -13,11 +13,11 @@ use metrics::{
 };
 
 use super::{
-    BatchSent, BreakerChanged, Decided, FailureKind, KeyChange, KeyChanged, KeysHeld, Observer,
-    Operation, Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed,
-    WaitBegan, WaitEnded,
+    BatchSent, BreakerChanged, Decided, KeyChange, KeyChanged, KeysHeld, Observer, Operation,
+    Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed, WaitBegan,
+    WaitEnded,
 };
-use crate::decision::Source;
+use crate::{decision::Source, error::FailureKind};
 
 const DECISIONS: &str = "tower_ratelimit_decisions_total";
 const DECISION_DURATION: &str = "tower_ratelimit_decision_duration_seconds";
@@ -37,7 +37,7 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// The observer that counts for the crate [`metrics`](https://docs.rs/metrics), for Prometheus and
 /// other systems.
 ///
-/// The page on [operation](crate::operation#metrics-events-dashboards) lists the metrics and
+/// The page on [operation](crate::guide::operation#metrics-events-dashboards) lists the metrics and
 /// recommends alerts. No label contains a key. The number of series depends on the number of
 /// limiters and servers only.
 ///

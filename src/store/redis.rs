@@ -113,7 +113,7 @@ use crate::{
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.
 ///
-/// [The page on operation](crate::operation) describes the failure modes and the permissions.
+/// [The page on operation](crate::guide::operation) describes the failure modes and the permissions.
 ///
 /// # Examples
 ///
@@ -322,7 +322,7 @@ impl RedisStore {
     ///
     /// After a denial, the process denies checks of the key without a command, as long as Redis
     /// would deny them: until [`retry_after`](Decision::retry_after), but at most for this time.
-    /// Their [`source`](Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
+    /// Their [`source`](Decision::source) is [`Source::Cached`](crate::store::Source::Cached). No request
     /// is allowed without Redis. A remembered denial applies to a check against the limit that has
     /// denied, alone or together with other limits:
     ///

@@ -10,7 +10,9 @@ use std::{
 };
 
 use tokio::time::advance;
-use tower_ratelimit::{Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, WhenFull};
+use tower_ratelimit::{
+    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, store::WhenFull,
+};
 
 use crate::support;
 

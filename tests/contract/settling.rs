@@ -26,8 +26,9 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Refill, Store,
-    WhenFull,
+    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer,
+    config::Refill,
+    store::{Store, WhenFull},
 };
 
 use crate::support::{self, server::RedisServer};
@@ -454,7 +455,7 @@ impl Player {
             Shape::One => {
                 let key = harness.key(0).to_owned();
                 let layer = RateLimitLayer::new(&harness.limiters[0], move |_: &Parts| key.clone());
-                layer.cost(move |head: &Parts| costs(head)[0])
+                layer.cost(move |head: &Parts| costs(head)[0].into())
             }
             _ => {
                 let limiters = harness.limiters.clone();
@@ -462,14 +463,14 @@ impl Player {
                 RateLimitLayer::by_rule(move |head: &Parts| {
                     let [first, second] = costs(head);
                     let charge = Charge::new(&limiters[0], keys[0]).cost(first);
-                    match shape {
+                    Ok(match shape {
                         Shape::And => charge.and(Charge::new(&limiters[1], keys[1]).cost(second)),
                         _ => charge.also(&limiters[1]).cost(second),
-                    }
+                    })
                 })
             }
         };
-        layer = layer.charge_handle(charge_handle);
+        layer = layer.extensions(true).charge_handle(charge_handle);
         if charge_when {
             layer = layer.charge_when(|response| response.status == StatusCode::OK);
         }

@@ -14,7 +14,8 @@ use std::{
 
 use tokio::{runtime, task::JoinSet};
 use tower_ratelimit::{
-    Algorithm, Decision, Error, Limiter, Quota, RedisConfig, RedisStore, Source,
+    Algorithm, Decision, Error, Limiter, Quota, RedisStore,
+    store::{RedisConfig, Source},
 };
 
 use crate::support::{

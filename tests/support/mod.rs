@@ -26,7 +26,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use sfv::{BareItem, ListEntry, Parser};
 use tower::{Service, service_fn};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore, StoreError};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore, store::StoreError};
 
 use self::server::RedisServer;
 

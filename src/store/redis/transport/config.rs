@@ -33,7 +33,7 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{RedisConfig, RedisStore};
+/// use tower_ratelimit::{RedisStore, store::RedisConfig};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
@@ -90,7 +90,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let url = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster?deadline=50ms&prefix=shop";
@@ -192,7 +192,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```no_run
-    /// use tower_ratelimit::{RedisConfig, RedisStore, redis};
+    /// use tower_ratelimit::{RedisStore, redis, store::RedisConfig};
     ///
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = redis::Client::open("redis://127.0.0.1/")?;
@@ -260,8 +260,12 @@ impl RedisConfig {
     /// use tokio::sync::watch;
     /// use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
     /// use tower_ratelimit::{
-    ///     RedisConfig, RedisStore,
-    ///     redis::{RedisResult, auth::{BasicAuth, StreamingCredentialsProvider}},
+    ///     RedisStore,
+    ///     redis::{
+    ///         RedisResult,
+    ///         auth::{BasicAuth, StreamingCredentialsProvider},
+    ///     },
+    ///     store::RedisConfig,
     /// };
     ///
     /// struct Rotated(watch::Receiver<BasicAuth>);
@@ -327,7 +331,7 @@ impl RedisConfig {
     ///
     /// ```
     /// use std::collections::HashMap;
-    /// use tower_ratelimit::RedisConfig;
+    /// use tower_ratelimit::store::RedisConfig;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let table = HashMap::from([(("172.17.0.2", 6379), ("redis-1.example.com", 7001))]);
@@ -354,7 +358,7 @@ impl RedisConfig {
     ///
     /// Limiters of the same name count separately if their prefixes differ. The user at the server
     /// needs access to the keys with this prefix, such as `~shop:*`: see
-    /// [Permissions](crate::operation#permissions).
+    /// [Permissions](crate::guide::operation#permissions).
     ///
     /// # Panics
     ///
@@ -382,7 +386,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::RedisConfig;
+    /// use tower_ratelimit::store::RedisConfig;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let config = RedisConfig::from_url("redis://:secret@example.upstash.io")?
