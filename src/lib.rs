@@ -1,5 +1,5 @@
-//! Tower middleware that limits requests per key, with counts in memory or in Redis, so that all
-//! replicas enforce one limit.
+//! Per-key rate limiting for Tower services. Counters live in process memory, or in Redis, where
+//! all replicas share one limit.
 //!
 //! ```
 //! use axum::{Router, routing::get};
@@ -14,16 +14,23 @@
 //!
 //! # Items
 //!
-//! | group | items |
+//! | to | use |
 //! |---|---|
-//! | start here | [`RateLimitLayer`], [`Limiter`], [`Quota`], [`Algorithm`], [`MemoryStore`], [`key`] |
-//! | limits | [`Limiter`], [`Decision`], [`Allowed`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
-//! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`RequestError`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
-//! | other requests | [`RateLimitLayer::custom`], [`Custom`] |
-//! | stores | [`MemoryStore`], [`WhenFull`], [`RedisStore`], [`RedisConfig`], [`Health`], [`StoreError`] |
-//! | metrics and events | [`observe`], [`observe::Observer`], [`observe::Metrics`], [`observe::TopDenied`] |
-//! | configuration | [`Limits`], [`Limit`], [`Limiters`], [`WhenRemoved`], [`ConfigError`] |
-//! | Redisson | [`redisson::RateLimiter`] |
+//! | limit a service | [`RateLimitLayer`], [`key`]: which client a request is counted for |
+//! | limit anything else | [`Limiter`], [`Key`], [`Decision`], [`Error`] |
+//! | say how much is allowed | [`Quota`], [`Algorithm`] |
+//! | charge several limits at once, or a cost that is known later | [`Charge`] |
+//! | keep the counters | [`MemoryStore`], [`RedisStore`] |
+//! | serve requests while Redis is down | [`FailurePolicy`] |
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`http`] | headers, rejections and their responses |
+//! | [`layer`] | the service behind a layer, its rules, and layers for requests that are not HTTP |
+//! | [`store`] | a store that a URL chooses, health, the settings of Redis, errors of stores |
+//! | [`config`] | limits in a configuration file, errors of settings |
+//! | [`observe`] | events, metrics, the keys that are denied most |
+//! | [`redisson`] | a limiter that Java services share |
 //!
 //! The pages of the [`guide`] describe [algorithms](guide::algorithms), [keys](guide::keys),
 //! [several limits](guide::several_limits), [waiting](guide::waiting), [responses](guide::http),
@@ -39,8 +46,9 @@
 //! | quota | `limit` units per `window`; after idling, up to `burst` units at once |
 //! | cost | the units that a request uses, 1 by default |
 //! | decision | the result of a check: allowed or denied, the units that remain, the time to wait |
-//! | denial | a decision against a request: the quota has too few units left |
-//! | rejection | the layer's response in place of that of the service, after a denial or an error |
+//! | denial | a decision against a request: the quota has too few units left, or the key is blocked |
+//! | forbidden | a client that is not let in at all, whatever its quota |
+//! | rejection | the layer's response in place of that of the service: the request is denied, is forbidden, or failed |
 //! | reservation | the future instant at which a waiting request may proceed; its units are spent |
 //! | charge | the limits, keys and costs of one request: all of them are charged, or none |
 //! | rule | the closure or type that returns the charge of each request |
@@ -55,12 +63,14 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`Rejection`] is a response |
+//! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`http::Rejection`] is a response |
 //! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |
-//! | `redisson` | [`redisson`]: a limiter that Java services share; implies `redis` |
-//! | `serde` | [`Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
-//! | `tls-rustls`, `tls-rustls-webpki-roots` | `rediss://` URLs; imply `redis` |
+//! | `redisson` | [`redisson`]; implies `redis` |
+//! | `serde` | [`config::Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
+//! | `tls-rustls` | `rediss://` URLs, with the crypto provider `ring` if the application has installed no other; implies `redis` |
+//! | `tls-rustls-no-provider` | the same without `ring`: the application installs a crypto provider |
+//! | `tls-rustls-webpki-roots` | the root certificates of `webpki-roots`, in addition to those of the system; implies `tls-rustls-no-provider` |
 //! | `tracing` | [events](guide::operation#events) about denials, misconfigured services and failures of Redis |
 //! | `uuid` | `Uuid` as a key |
 

@@ -1,5 +1,5 @@
-//! Limits by name, as a configuration file contains them: an algorithm and a quota each. It makes no
-//! limiters.
+//! Limits by name, as a configuration file contains them: an algorithm and a quota each. It makes
+//! no limiters.
 
 use std::collections::BTreeMap;
 

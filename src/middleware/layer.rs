@@ -373,11 +373,9 @@ impl RateLimitLayer {
     ///     });
     /// # let _ = layer;
     /// ```
-    pub fn map_rejection<B>(
-        self,
-        map: impl Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
-    ) -> Self
+    pub fn map_rejection<F, B>(self, map: F) -> Self
     where
+        F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         self.with(|http| http.map_rejection = Some(MapRejection::new(map)))
@@ -432,8 +430,8 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
 }
 
 impl<P: ProtocolBase> RateLimitLayer<P> {
-    /// Sets the cost of requests. The default is 1. To set another cost for some limits, or to reject
-    /// a request, use a [`Rule`].
+    /// Sets the cost of requests. The default is 1. To set another cost for some limits, or to
+    /// reject a request, use a [`Rule`].
     ///
     /// A request with a cost of 0 proceeds without being counted. If a rule sets a cost of 0 for
     /// one of several limits, the others are charged.
@@ -574,7 +572,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
 
     /// Sets which requests proceed without being counted, unless they are
     /// [forbidden](RateLimitLayer::forbid). If this method is called several times, each closure
-    /// exempts requests. The closure returns what that of [`forbid`](RateLimitLayer::forbid) returns.
+    /// exempts requests. The closure returns what that of [`forbid`](RateLimitLayer::forbid)
+    /// returns.
     ///
     /// # Examples
     ///
@@ -639,9 +638,9 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
 
     /// Adds an observer for the rejections of this layer, and no other events.
     ///
-    /// Only a layer with a [`Rule`] needs it: a request that the rule rejects has no limiter, and so
-    /// no store whose [observers](crate::observe) could receive the rejection. An observer of both
-    /// receives each rejection once.
+    /// Only a layer with a [`Rule`] needs it: a request that the rule rejects has no limiter, and
+    /// so no store whose [observers](crate::observe) could receive the rejection. An observer of
+    /// both receives each rejection once.
     ///
     /// # Examples
     ///

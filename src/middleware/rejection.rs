@@ -185,13 +185,14 @@ impl RequestError {
         Self::Misconfigured(message.into())
     }
 
-    /// Makes an error for a client that is not let in at all: the response is 403 with this message.
+    /// Makes an error for a client that is not let in at all: the response is 403 with this
+    /// message.
     pub fn forbidden(message: impl Into<Cow<'static, str>>) -> Self {
         Self::WithStatus { status: StatusCode::FORBIDDEN, message: message.into() }
     }
 
-    /// Makes an error for a request that is rejected for another reason than its quota: the response
-    /// has this status, of 400 to 599, and this message.
+    /// Makes an error for a request that is rejected for another reason than its quota: the
+    /// response has this status, of 400 to 599, and this message.
     ///
     /// A gRPC response has the corresponding status: `UNAUTHENTICATED` for 401, `PERMISSION_DENIED`
     /// for 403.

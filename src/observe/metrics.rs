@@ -1,5 +1,5 @@
-//! `Metrics`: the observer that counts for the crate `metrics`. A test compares the names with those
-//! in `docs/operation.md` and `docs/grafana.json`.
+//! `Metrics`: the observer that counts for the crate `metrics`. A test compares the names with
+//! those in `docs/operation.md` and `docs/grafana.json`.
 
 use std::{
     fmt,
@@ -57,8 +57,8 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// let store = MemoryStore::new().observe(Arc::new(Metrics::new()));
 /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 /// limiter.check("alice").await?;
-/// let decisions = r#"tower_ratelimit_decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
-/// assert!(exporter.render().contains(decisions));
+/// let allowed = r#"decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
+/// assert!(exporter.render().contains(allowed));
 /// # Ok(())
 /// # }
 /// ```

@@ -51,14 +51,15 @@ pub enum Headers {
     /// draft-ietf-httpapi-ratelimit-headers-11. A later version of this crate can write them as a
     /// later draft says.
     ///
-    /// Stacked layers add their headers side by side. The policy contains the limit per window: with
-    /// a burst above it, more units can remain.
+    /// Stacked layers add their headers side by side. The policy contains the limit per window:
+    /// with a burst above it, more units can remain.
     RateLimit,
     /// The same headers, with an item in `RateLimit` for each limit of a request that has several:
     /// see [`Charge`]. `RateLimit` reports the limit that binds.
     ///
-    /// If the process [remembers](crate::store::Source::Cached) a denial, the response reports only the
-    /// limit of that denial. In a cluster, a denial reports only the limits of the key that denies.
+    /// If the process [remembers](crate::store::Source::Cached) a denial, the response reports only
+    /// the limit of that denial. In a cluster, a denial reports only the limits of the key that
+    /// denies.
     RateLimitAll,
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the
     /// limit, the remaining units, and the seconds until the key is in its initial state. With a
@@ -68,8 +69,8 @@ pub enum Headers {
     Triple,
     /// The same three headers as `X-RateLimit-*`, which many APIs send.
     XRateLimit,
-    /// The same as [`XRateLimit`](Self::XRateLimit), with another `X-RateLimit-Reset`: the instant in
-    /// seconds since 1970-01-01 UTC, as GitHub reports it.
+    /// The same as [`XRateLimit`](Self::XRateLimit), with another `X-RateLimit-Reset`: the instant
+    /// in seconds since 1970-01-01 UTC, as GitHub reports it.
     XRateLimitEpoch,
 }
 

@@ -65,10 +65,9 @@ type DynMap = dyn Fn(&Rejection, &Parts, Response<RejectionBody>) -> (response::
     + Sync;
 
 impl MapRejection {
-    pub(crate) fn new<B>(
-        map: impl Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
-    ) -> Self
+    pub(crate) fn new<F, B>(map: F) -> Self
     where
+        F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         Self(Arc::new(move |rejection, head, response| {
