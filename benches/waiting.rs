@@ -129,7 +129,7 @@ impl Bench {
     fn run_ours(&self, algorithm: Algorithm, quota: Quota) -> Run {
         let wait = async |limiter: Limiter, waiter, _| {
             let timeout = TIMEOUT + Duration::from_micros(waiter);
-            let decision = limiter.try_acquire("key", 1, timeout).await;
+            let decision = limiter.try_acquire("key", timeout).await;
             let departed = Instant::now();
             assert!(decision.expect("the server answers").is_allowed());
             Waiter { arrived: waiter, departed: Some(departed) }
@@ -242,7 +242,7 @@ impl Bench {
 
     fn print_acquire(&self, label: &str, store: impl Store) {
         let limiter = self.used_up(label, store);
-        self.print_waiting(label, || limiter.try_acquire("key", 1, LONG_WAIT));
+        self.print_waiting(label, || limiter.try_acquire("key", LONG_WAIT));
     }
 
     fn print_layer(&self, label: &str, store: impl Store) {
@@ -301,8 +301,8 @@ impl Bench {
             let reserve = |count| {
                 self.runtime.block_on(async {
                     for _ in 0..count {
-                        let decision = limiter.check_within("key", 1, LONG_WAIT).await;
-                        assert!(decision.expect("the server answers").is_allowed());
+                        let decision = limiter.check_within("key", LONG_WAIT).await;
+                        assert!(decision.expect("the server answers").keep().is_allowed());
                     }
                 })
             };

@@ -20,9 +20,9 @@ pub enum Error {
         /// The name of the limiter.
         limiter: &'static str,
         /// The cost of the request.
-        cost: u32,
+        cost: u64,
         /// The largest cost that the quota can grant to one request.
-        max: u32,
+        max: u64,
     },
     /// The charge is [exempt](crate::Charge::exempt): it has no limits to check.
     NoLimits,

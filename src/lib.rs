@@ -17,7 +17,7 @@
 //! | to | use |
 //! |---|---|
 //! | limit a service | [`RateLimitLayer`], [`key`]: which client a request is counted for |
-//! | limit anything else | [`Limiter`], [`Key`], [`Decision`], [`Error`] |
+//! | limit anything else | [`Limiter`], [`Key`], [`Decision`], [`Reservation`], [`Error`] |
 //! | say how much is allowed | [`Quota`], [`Algorithm`] |
 //! | charge several limits at once, or a cost that is known later | [`Charge`] |
 //! | keep the counters | [`MemoryStore`], [`RedisStore`] |
@@ -133,10 +133,10 @@ pub use redis;
 pub use store::RedisStore;
 pub use {
     algorithm::Algorithm,
-    decision::{Allowed, Decision},
+    decision::Decision,
     error::Error,
     keys::Key,
-    limiter::{Charge, FailurePolicy, Limiter},
+    limiter::{Charge, FailurePolicy, Limiter, Reservation},
     middleware::RateLimitLayer,
     quota::Quota,
     store::MemoryStore,

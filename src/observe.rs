@@ -312,7 +312,7 @@ pub struct Released<'a> {
     /// The key.
     pub key: &'a Key<'a>,
     /// The number of units. A bucket returns only those that it has not refilled since.
-    pub units: u32,
+    pub units: u64,
 }
 
 /// A call of the store failed.

@@ -48,7 +48,7 @@ use crate::{
     observe::{Observer, Observers},
 };
 pub use crate::{
-    decision::Source,
+    decision::{KeyState, Source},
     error::{FailureKind, StoreError},
 };
 

@@ -24,7 +24,6 @@ const STOREYS: [&[&str]; 7] = [
 /// The items that users name first. All others are in the public modules.
 const ROOT: [&str; 13] = [
     "Algorithm",
-    "Allowed",
     "Charge",
     "Decision",
     "Error",
@@ -35,6 +34,7 @@ const ROOT: [&str; 13] = [
     "Quota",
     "RateLimitLayer",
     "RedisStore",
+    "Reservation",
     "key",
 ];
 

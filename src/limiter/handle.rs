@@ -336,7 +336,7 @@ impl Limiter {
         self.0.on_failure
     }
 
-    pub(super) fn policy(&self, cost: u32) -> Policy {
+    pub(super) fn policy(&self, cost: u64) -> Policy {
         self.current().settings.policy(cost)
     }
 
@@ -350,7 +350,7 @@ impl Limiter {
     }
 
     /// Returns the largest cost that can be granted.
-    pub(super) fn max_cost(&self) -> u32 {
+    pub(super) fn max_cost(&self) -> u64 {
         self.current().max_cost
     }
 
@@ -367,7 +367,7 @@ impl Limiter {
         version: &'a Version,
         action: Action,
         key: &'a Key<'_>,
-        cost: u32,
+        cost: u64,
         max_wait: MaxWait,
     ) -> Result<LimitRequest<'a>, Error> {
         version.request(&self.0.observers, action, key, cost, max_wait)
@@ -379,7 +379,7 @@ impl Limiter {
         &self,
         action: Action,
         key: &Key<'_>,
-        cost: u32,
+        cost: u64,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Decision>, Error> {
         let version = self.current();
@@ -401,9 +401,9 @@ impl Limiter {
     pub(super) fn release(
         &self,
         key: &Key<'_>,
-        receipt: &Receipt,
-        spent: u32,
-        units: u32,
+        receipt: Receipt,
+        spent: u64,
+        units: u64,
     ) -> StoreFuture<()> {
         let version = self.current();
         let Some(release) = version.release(receipt, spent, units) else {
@@ -418,9 +418,9 @@ impl Limiter {
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
-        receipt: &Receipt,
-        spent: u32,
-        units: u32,
+        receipt: Receipt,
+        spent: u64,
+        units: u64,
     ) {
         let version = self.current();
         if let Some(release) = version.release(receipt, spent, units) {

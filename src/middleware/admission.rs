@@ -92,7 +92,7 @@ impl<P: ProtocolBase> Shared<P> {
         let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
         match answer {
             Ok(StoreFuture::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
-                let charge = |key| Charge::new(limiter, key).cost(cost);
+                let charge = |key| Charge::new_n(limiter, key, cost);
                 let release = || charge(key.clone()).decided(&decision).release_in_background();
                 let is_ready = poll_or(release, is_ready);
                 state.decision = Some(decision);
@@ -101,7 +101,7 @@ impl<P: ProtocolBase> Shared<P> {
                 }
                 return Next::Proceed(None);
             }
-            _ => state.charge = Charge::new(limiter, key).cost(cost),
+            _ => state.charge = Charge::new_n(limiter, key, cost),
         }
         self.evaluate(answer, MaxWait::NONE, None, state)
     }

@@ -337,7 +337,7 @@ impl RateLimitLayer {
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
     /// let layer = RateLimitLayer::by_rule(move |_: &Parts| {
-    ///     Ok(Charge::new(&requests, "alice").also(&tokens).cost(500))
+    ///     Ok(Charge::new(&requests, "alice").also_n(&tokens, 500))
     /// });
     /// let app: Router = Router::new().route("/", post(answer)).layer(layer.charge_handle(true));
     /// ```

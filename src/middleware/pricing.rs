@@ -17,7 +17,7 @@ use crate::{
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
      charge for requests without a key from the rule";
 
-type Cost<H> = Arc<dyn Fn(&H) -> u32 + Send + Sync>;
+type Cost<H> = Arc<dyn Fn(&H) -> u64 + Send + Sync>;
 type Matcher<H> = Arc<dyn Fn(&H) -> Result<bool, RequestError> + Send + Sync>;
 
 /// The key extractor or rule of a layer, and its other settings for charges.
@@ -84,7 +84,7 @@ impl<H: 'static> Pricing<H> {
     }
 
     pub(crate) fn set_cost(&mut self, cost: impl Fn(&H) -> u64 + Send + Sync + 'static) {
-        self.cost = Some(Arc::new(move |head| u32::try_from(cost(head)).unwrap_or(u32::MAX)));
+        self.cost = Some(Arc::new(cost));
     }
 
     #[inline]
@@ -149,7 +149,7 @@ impl<H: 'static> Pricing<H> {
 
     /// Returns the cost of a request by key.
     #[inline]
-    pub(crate) fn cost(&self, head: &H) -> u32 {
+    pub(crate) fn cost(&self, head: &H) -> u64 {
         self.cost.as_ref().map_or(1, |cost| cost(head))
     }
 }

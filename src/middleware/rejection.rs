@@ -54,9 +54,9 @@ pub enum Rejection {
         /// The name of the limiter.
         limiter: &'static str,
         /// The cost of the request.
-        cost: u32,
+        cost: u64,
         /// The largest cost that the quota can grant to one request.
-        max: u32,
+        max: u64,
     },
     /// The request has no key or is invalid: 400. The service is misconfigured: 500. A [rule or a
     /// list](RequestError::WithStatus) denies the request: its status.

@@ -16,7 +16,9 @@ use tokio::time::{Instant, advance, pause, resume};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    http::Rejection, key, store::Source,
+    http::Rejection,
+    key,
+    store::{KeyState, Source},
 };
 
 use crate::support::{self, ALGORITHMS, counting, get, recorder::Recorder, server::RedisServer};
@@ -47,6 +49,16 @@ fn assert_blocked(decision: &Decision, rest: Duration) {
     assert!(decision.reset_after() >= ends);
 }
 
+fn assert_left(state: &KeyState, rest: Duration) {
+    let ends = state.blocked_for().unwrap();
+    assert!(ends <= rest && ends + 10 * SECOND > rest, "{state:?}");
+    assert_eq!((state.remaining(), state.replenish_after()), (0, ends));
+    let may_wait = if state.limiter() == "leaky-bucket" { HOUR } else { Duration::ZERO };
+    let wait = state.retry_after().unwrap();
+    assert!(wait == ends || wait == ends - may_wait, "{state:?}");
+    assert!(state.reset_after() >= ends);
+}
+
 fn query<T: redis::FromRedisValue>(server: &RedisServer, words: &[&str]) -> T {
     redis::cmd(words[0]).arg(&words[1..]).query(&mut server.connection()).unwrap()
 }
@@ -62,26 +74,27 @@ async fn a_block_denies_on_every_replica_until_it_is_lifted_and_keeps_the_count(
         for [here, there] in replicas(&server, algorithm, Quota::per_hour(10)).await {
             assert!(here.check_n("key", 3).await.unwrap().is_allowed());
             let blocked = here.block("key", 24 * HOUR).await.unwrap();
-            assert!(blocked.is_blocked() && blocked.is_allowed() && blocked.cost() == 0);
+            assert_eq!((blocked.remaining(), blocked.allows()), (0, false), "{blocked:?}");
+            assert_left(&blocked, 24 * HOUR);
             assert!(here.check("other").await.unwrap().is_allowed(), "{algorithm}");
             for limiter in [&here, &there] {
                 assert_blocked(&limiter.check("key").await.unwrap(), 24 * HOUR);
-                assert_blocked(&limiter.peek("key").await.unwrap(), 24 * HOUR);
-                let denied = limiter.try_acquire("key", 1, HOUR).await.unwrap();
+                assert_left(&limiter.peek("key").await.unwrap(), 24 * HOUR);
+                let denied = limiter.try_acquire("key", HOUR).await.unwrap();
                 let wait = denied.retry_after().unwrap();
                 assert!(wait <= 23 * HOUR && wait + 10 * SECOND > 23 * HOUR, "{denied:?}");
             }
             // A shorter block does not shorten it.
-            assert!(there.block("key", SECOND).await.unwrap().is_blocked());
+            assert_left(&there.block("key", SECOND).await.unwrap(), 24 * HOUR);
             assert_blocked(&here.check("key").await.unwrap(), 24 * HOUR);
             // Units can be returned and spent.
-            assert!(there.refund("key", 2).await.unwrap().is_blocked(), "{algorithm}");
-            assert!(there.spend("key", 4).await.unwrap().is_blocked(), "{algorithm}");
+            assert_left(&there.refund("key", 2).await.unwrap(), 24 * HOUR);
+            assert_left(&there.spend("key", 4).await.unwrap(), 24 * HOUR);
 
             let free = there.unblock("key").await.unwrap();
-            assert_eq!((free.is_blocked(), free.remaining()), (false, 5), "{algorithm}");
+            assert_eq!((free.blocked_for(), free.remaining()), (None, 5), "{algorithm}");
             assert_eq!(here.check("key").await.unwrap().remaining(), 4, "{algorithm}");
-            assert!(!here.unblock("key").await.unwrap().is_blocked(), "{algorithm}");
+            assert_eq!(here.unblock("key").await.unwrap().blocked_for(), None, "{algorithm}");
         }
     }
 }
@@ -133,16 +146,16 @@ async fn a_request_that_may_wait_proceeds_after_the_end_of_the_block() {
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         limiter.block("key", HOUR).await.unwrap();
         let start = Instant::now();
-        let denied = limiter.try_acquire("key", 1, HOUR - SECOND).await.unwrap();
+        let denied = limiter.try_acquire("key", HOUR - SECOND).await.unwrap();
         assert_eq!((denied.retry_after(), start.elapsed()), (Some(SECOND), Duration::ZERO));
 
-        let allowed = limiter.try_acquire("key", 1, HOUR).await.unwrap();
+        let allowed = limiter.try_acquire("key", HOUR).await.unwrap();
         assert_eq!((allowed.is_blocked(), allowed.delay()), (true, HOUR), "{algorithm}");
         assert_eq!(start.elapsed(), HOUR, "{algorithm}");
-        assert!(!limiter.peek("key").await.unwrap().is_blocked(), "{algorithm}");
+        assert_eq!(limiter.peek("key").await.unwrap().blocked_for(), None, "{algorithm}");
 
         limiter.block("key", HOUR).await.unwrap();
-        limiter.acquire("key", 1).await.unwrap();
+        let _ = limiter.acquire("key").await.unwrap();
         assert_eq!(start.elapsed(), 2 * HOUR, "{algorithm}");
     }
 }
@@ -154,7 +167,7 @@ async fn no_more_than_the_quota_proceeds_at_the_end_of_a_block() {
         limiter.block("key", 24 * HOUR).await.unwrap();
         let mut waits: Vec<Duration> = vec![];
         for _ in 0..6 {
-            let decision = limiter.check_within("key", 1, 25 * HOUR).await.unwrap();
+            let decision = limiter.check_within("key", 25 * HOUR).await.unwrap().keep();
             waits.extend(decision.is_allowed().then_some(decision.delay()));
         }
         let early = waits.iter().filter(|wait| **wait < 24 * HOUR).count();
@@ -171,12 +184,12 @@ async fn as_many_requests_wait_for_the_end_of_a_block_as_fit_into_a_leaky_bucket
     for [limiter, _] in replicas(&server, Algorithm::LeakyBucket, Quota::per_hour(4)).await {
         limiter.block("key", 24 * HOUR).await.unwrap();
         for place in 0..4 {
-            let waits = limiter.check_within("key", 1, 30 * HOUR).await.unwrap();
+            let waits = limiter.check_within("key", 30 * HOUR).await.unwrap().keep();
             let expected = 24 * HOUR + place * HOUR / 4;
             let delay = waits.delay();
             assert!(delay <= expected && delay + 10 * SECOND > expected, "{place}: {waits:?}");
         }
-        let denied = limiter.check_within("key", 1, 30 * HOUR).await.unwrap();
+        let denied = limiter.check_within("key", 30 * HOUR).await.unwrap().keep();
         assert!(denied.retry_after().unwrap() > 24 * HOUR, "{denied:?}");
     }
 }
@@ -184,8 +197,8 @@ async fn as_many_requests_wait_for_the_end_of_a_block_as_fit_into_a_leaky_bucket
 /// Waits for a second, during which a function blocks the key. Returns how long it took.
 async fn wait_while(limiter: &Limiter, block: impl AsyncFnOnce(&Limiter)) -> Option<Duration> {
     let start = Instant::now();
-    assert!(limiter.try_acquire("key", 2, Duration::ZERO).await.unwrap().is_allowed());
-    let mut waiting = pin!(limiter.try_acquire("key", 2, 10 * SECOND));
+    assert!(limiter.try_acquire_n("key", 2, Duration::ZERO).await.unwrap().is_allowed());
+    let mut waiting = pin!(limiter.try_acquire_n("key", 2, 10 * SECOND));
     assert!(poll_once(waiting.as_mut()).is_pending());
     // With Redis, its check is sent by another task.
     while limiter.peek("key").await.unwrap().reset_after() <= SECOND {
@@ -229,7 +242,7 @@ async fn a_request_that_waits_looks_for_blocks_each_time_that_its_time_has_come(
     let start = Instant::now();
     assert!(limiter.check_n("key", 2).await.unwrap().is_allowed());
     let other = limiter.clone();
-    let waiting = tokio::spawn(async move { other.acquire("key", 1).await.unwrap() });
+    let waiting = tokio::spawn(async move { other.acquire("key").await.unwrap() });
     for second in 0..4 {
         tokio::time::sleep_until(start + second * SECOND + Duration::from_millis(100)).await;
         limiter.block("key", 2 * SECOND).await.unwrap();
@@ -261,7 +274,7 @@ async fn a_request_that_waits_for_redis_knows_the_blocks_of_its_process() {
     // Another process begins it, and a request of this one may wait for its end.
     let waited = wait_while(&here, async |here| {
         there.block("key", HOUR).await.unwrap();
-        let waits = here.check_within("key", 1, 2 * HOUR).await.unwrap();
+        let waits = here.check_within("key", 2 * HOUR).await.unwrap().keep();
         assert!(waits.is_blocked() && waits.is_allowed());
     });
     assert_eq!(waited.await, None);
@@ -308,11 +321,11 @@ async fn a_block_that_another_process_has_lifted_does_not_disturb_later_requests
         let blocks = if finds == "began" { &here } else { &there };
         blocks.block("global", 3 * HOUR).await.unwrap();
         let found = match finds {
-            "denied" => here.check("global").await.unwrap(),
-            "waits" => here.check_within("global", 1, 4 * HOUR).await.unwrap(),
-            _ => here.peek("global").await.unwrap(),
+            "denied" => here.check("global").await.unwrap().is_blocked(),
+            "waits" => here.check_within("global", 4 * HOUR).await.unwrap().keep().is_blocked(),
+            _ => here.peek("global").await.unwrap().blocked_for().is_some(),
         };
-        assert!(found.is_blocked());
+        assert!(found);
         there.reset("global").await.unwrap();
         recorder.take();
         let requests = (0..20).map(|_| tokio::spawn(service.clone().oneshot(get(&[]))));
@@ -332,10 +345,10 @@ async fn a_request_that_waits_for_the_end_of_a_block_keeps_its_instant_when_it_i
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         limiter.block("key", HOUR).await.unwrap();
         let start = Instant::now();
-        let mut waiting = pin!(limiter.acquire("key", 1));
+        let mut waiting = pin!(limiter.acquire("key"));
         assert!(poll_once(waiting.as_mut()).is_pending());
         limiter.unblock("key").await.unwrap();
-        assert!(!limiter.peek("key").await.unwrap().is_blocked(), "{algorithm}");
+        assert_eq!(limiter.peek("key").await.unwrap().blocked_for(), None, "{algorithm}");
         limiter.reset("key").await.unwrap();
         assert!(limiter.check("key").await.unwrap().is_allowed(), "{algorithm}");
         assert!(waiting.await.unwrap().is_allowed());

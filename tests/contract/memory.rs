@@ -21,7 +21,7 @@ fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
 }
 
 /// Charges many keys, each of them once.
-async fn flood_keys(limiter: &Limiter, keys: usize, cost: u32) {
+async fn flood_keys(limiter: &Limiter, keys: usize, cost: u64) {
     for i in 0..keys {
         let _ = limiter.check_n(format!("flood {i}"), cost).await.unwrap();
     }
@@ -54,7 +54,7 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
     let named =
         |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10));
     let (requests, tokens, flood) = (named("requests"), named("tokens"), named("flood"));
-    let charge = |cost| Charge::new(&requests, "victim").also(&tokens).cost(cost);
+    let charge = |cost| Charge::new(&requests, "victim").also_n(&tokens, cost);
     assert!(charge(6).check().await.unwrap().is_allowed());
     assert!(!charge(6).check().await.unwrap().is_allowed());
     flood_keys(&flood, 2_000, 7).await;
@@ -67,7 +67,7 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
         // These keys have used less than the victim, which is not denied yet.
         let _ = flood.check_n(format!("again {i}"), 5).await.unwrap();
     }
-    assert!(!charge(1).cost(6).check().await.unwrap().is_allowed());
+    assert!(!charge(6).check().await.unwrap().is_allowed());
     flood_keys(&flood, 2_000, 7).await;
     assert_eq!(tokens.peek("victim").await.unwrap().remaining(), 4);
 }
@@ -200,29 +200,29 @@ async fn a_store_decides_in_its_first_microsecond_as_it_does_later() {
             let (mut seen, mut admitted) = (vec![], vec![]);
             // A leaky bucket holds three requests, two of which wait; elsewhere the fourth waits.
             for _ in 0..if algorithm == Algorithm::LeakyBucket { 3 } else { 4 } {
-                let decision = limiter.check_within("key", 1, day).await.unwrap();
+                let decision = limiter.check_within("key", day).await.unwrap().keep();
                 assert!(decision.is_allowed(), "{algorithm}");
                 admitted.push(decision.clone());
-                seen.push(decision);
+                seen.push(format!("{decision:?}"));
             }
             for decision in admitted {
                 limiter.cancel("key", decision).await.unwrap();
-                seen.push(limiter.peek("key").await.unwrap());
+                seen.push(format!("{:?}", limiter.peek("key").await.unwrap()));
             }
-            assert_eq!(seen.last().unwrap().remaining(), 3, "{algorithm}");
+            assert_eq!(limiter.peek("key").await.unwrap().remaining(), 3, "{algorithm}");
             let early = limiter.check("key").await.unwrap();
-            seen.push(limiter.check_n("key", 2).await.unwrap());
-            seen.push(limiter.check("key").await.unwrap());
+            seen.push(format!("{:?}", limiter.check_n("key", 2).await.unwrap()));
+            seen.push(format!("{:?}", limiter.check("key").await.unwrap()));
             limiter.cancel("key", early).await.unwrap();
-            seen.push(limiter.peek("key").await.unwrap());
+            seen.push(format!("{:?}", limiter.peek("key").await.unwrap()));
             advance(Duration::from_micros(1)).await;
-            seen.push(limiter.check_n("key", 2).await.unwrap());
-            let wait = seen.last().unwrap().retry_after().unwrap();
-            advance(wait).await;
-            seen.push(limiter.check_n("key", 2).await.unwrap());
-            assert!(seen.last().unwrap().is_allowed(), "{algorithm}");
-            // Compares all but the instants.
-            seen.iter().map(|decision| format!("{decision:?}")).collect::<Vec<_>>()
+            let denied = limiter.check_n("key", 2).await.unwrap();
+            seen.push(format!("{denied:?}"));
+            advance(denied.retry_after().unwrap()).await;
+            let allowed = limiter.check_n("key", 2).await.unwrap();
+            assert!(allowed.is_allowed(), "{algorithm}");
+            seen.push(format!("{allowed:?}"));
+            seen // all but the instants
         };
         let later = decisions(day).await;
         assert_eq!(decisions(Duration::ZERO).await, later, "{algorithm}");
@@ -390,7 +390,7 @@ async fn a_full_store_forgets_neither_a_block_nor_the_count_of_a_blocked_key() {
             // Every second key still has units.
             assert!(limiter.check_n(&key, 3 - i % 2).await.unwrap().is_allowed());
             let _ = limiter.block(&key, minute).await.unwrap();
-            assert!(limiter.try_acquire(&key, 1, Duration::ZERO).await.unwrap().is_blocked());
+            assert!(limiter.try_acquire(&key, Duration::ZERO).await.unwrap().is_blocked());
         }
         assert!(is_full(&limiter.check("new").await), "{algorithm}: a block was forgotten");
 
@@ -443,8 +443,8 @@ async fn a_key_for_which_a_request_waits_is_never_evicted() {
         let flood = Limiter::new("b", store.clone(), algorithm, Quota::per_day(1));
         let check = async |max_wait| {
             let [calm, flooded] = &limiters;
-            let expected = calm.check_within("victim", 1, max_wait).await.unwrap();
-            let decision = flooded.check_within("victim", 1, max_wait).await.unwrap();
+            let expected = calm.check_within("victim", max_wait).await.unwrap().keep();
+            let decision = flooded.check_within("victim", max_wait).await.unwrap().keep();
             assert_eq!(decision, expected, "{algorithm}, {when_full:?}");
             decision
         };
@@ -484,7 +484,7 @@ async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
         let day = Duration::from_secs(86_400);
         let mut delay = Duration::ZERO;
         while delay.is_zero() {
-            delay = limiter.check_within("victim", 1, day).await.unwrap().delay();
+            delay = limiter.check_within("victim", day).await.unwrap().keep().delay();
         }
         let changed = limiter.with_quota(quota).unwrap();
         // In a leaky bucket, this request can wait, too.
@@ -515,7 +515,7 @@ async fn a_store_that_evicts_is_full_while_a_request_waits_for_each_of_its_keys(
         let mut longest = Duration::ZERO;
         for key in 0..10 {
             for _ in 0..3 {
-                let decision = limiter.check_within(format!("{key}"), 1, day).await.unwrap();
+                let decision = limiter.check_within(format!("{key}"), day).await.unwrap().keep();
                 if decision.is_allowed() {
                     longest = longest.max(decision.delay());
                 }
@@ -576,7 +576,7 @@ async fn several_limits_find_room_in_a_large_store_that_is_full() {
         flood_keys(&limiter, 3_000, cost).await;
         for i in 0..100 {
             let key = |n| format!("{n} of {i}");
-            let charge = (0..5).map(|n| Charge::new(&limiter, key(n)).cost(2));
+            let charge = (0..5).map(|n| Charge::new_n(&limiter, key(n), 2));
             let charge = charge.reduce(Charge::and).unwrap();
             assert!(charge.check().await.unwrap().is_allowed());
             for n in 0..5 {

@@ -330,9 +330,9 @@ async fn a_limiter_without_a_layer_has_a_failure_policy() {
         [
             limiter.check("a").await.map(|it| it.source()),
             limiter.check_n("b", 2).await.map(|it| it.source()),
-            limiter.check_within("c", 2, hour).await.map(|it| it.source()),
-            limiter.try_acquire("d", 2, hour).await.map(|it| it.source()),
-            limiter.acquire("e", 2).await.map(|it| it.source()),
+            limiter.check_within_n("c", 2, hour).await.map(|it| it.decision().source()),
+            limiter.try_acquire_n("d", 2, hour).await.map(|it| it.source()),
+            limiter.acquire_n("e", 2).await.map(|it| it.source()),
         ]
     };
     for closed in [limiter.clone(), limiter.clone().on_failure(FailurePolicy::Closed)] {
@@ -357,9 +357,9 @@ async fn a_limiter_without_a_layer_has_a_failure_policy() {
     assert!(!denied.is_allowed() && denied.source() == Source::Local, "2 of 8 are allowed");
     assert!(local.check_n("f", 3).await.unwrap_err().is_store(), "more than the share can grant");
     let start = tokio::time::Instant::now();
-    let waited = local.try_acquire("d", 1, 2 * hour).await.unwrap();
+    let waited = local.try_acquire("d", 2 * hour).await.unwrap();
     assert!(waited.is_allowed() && start.elapsed() >= hour - Duration::from_secs(1));
-    let reserved = local.check_within("b", 1, 2 * hour).await.unwrap();
+    let reserved = local.check_within("b", 2 * hour).await.unwrap().keep();
     assert!(reserved.is_allowed());
     let other = local.with_quota(Quota::per_hour(4)).unwrap();
     assert_eq!(other.check("g").await.unwrap().source(), Source::Local, "the policy is kept");

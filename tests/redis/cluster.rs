@@ -171,7 +171,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
         until_remaining(&a, first, 3).await;
         until_remaining(&b, second, 7).await;
         let peeked = charge.peek().await.unwrap();
-        assert_eq!((peeked.is_allowed(), peeked.limiter()), (false, "c"), "{algorithm}");
+        assert_eq!((peeked.allows(), peeked.limiter()), (false, "c"), "{algorithm}");
 
         // The last key causes an error.
         let master = &cluster.masters[2];
@@ -192,8 +192,8 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
         |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (a, b, c) = (limiter("a"), limiter("b"), limiter("c"));
     let charge = Charge::new(&a, &**first)
-        .and(Charge::new(&b, &**second).cost(10))
-        .and(Charge::new(&c, &**third).cost(20));
+        .and(Charge::new_n(&b, &**second, 10))
+        .and(Charge::new_n(&c, &**third, 20));
     let left = async || {
         let (a, b) = (remaining(&a, first).await, remaining(&b, second).await);
         (a, b, remaining(&c, third).await)
@@ -237,7 +237,7 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
             }
             left
         };
-        let [a, b, c] = [0, 1, 2].map(|i| Charge::new(&limiters[i], &*keys[i]).cost(30));
+        let [a, b, c] = [0, 1, 2].map(|i| Charge::new_n(&limiters[i], &*keys[i], 30));
         let charge = a.and(b).and(c);
         let decisions = [(); 3].map(|()| charge.check());
         let [first, second, third] = decisions;
@@ -495,7 +495,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     // The first key has not moved; the second one is created on the other node.
     assert_eq!(one.check("alice").await.unwrap().remaining(), 8);
     assert_eq!(other.check("alice").await.unwrap().remaining(), 9);
-    let reserved = other.check_within("alice", 10, HOUR).await.unwrap();
+    let reserved = other.check_within_n("alice", 10, HOUR).await.unwrap().keep();
     assert!(!reserved.delay().is_zero());
     other.cancel("alice", reserved).await.unwrap();
     assert_eq!(other.check("alice").await.unwrap().remaining(), 8);

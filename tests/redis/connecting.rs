@@ -53,7 +53,7 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
                 // The first reservation comes due.
                 tokio::time::sleep(Duration::from_millis(600)).await;
             }
-            let decision = limiter.check_within("key", 1, wait).await.unwrap();
+            let decision = limiter.check_within("key", wait).await.unwrap().keep();
             if !decision.delay().is_zero() {
                 reserved.push(decision);
             }

@@ -37,8 +37,8 @@ async fn exported() -> BTreeMap<String, BTreeSet<String>> {
     for _ in 0..2 {
         let _ = layer.layer(counting(&Arc::default())).oneshot(get(&[])).await.unwrap();
     }
-    let decision = limiter.try_acquire("key", 1, Duration::from_secs(60)).await.unwrap();
-    let _ = limiter.try_acquire("key", 1, Duration::from_secs(60)).await.unwrap();
+    let decision = limiter.try_acquire("key", Duration::from_secs(60)).await.unwrap();
+    let _ = limiter.try_acquire("key", Duration::from_secs(60)).await.unwrap();
     limiter.cancel("key", decision).await.unwrap();
 
     let mut server = RedisServer::start();

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{runtime, task::JoinSet};
 use tower_ratelimit::{
-    Algorithm, Decision, Error, Limiter, Quota, RedisStore,
+    Algorithm, Decision, Error, Limiter, Quota, RedisStore, Reservation,
     store::{RedisConfig, Source},
 };
 
@@ -28,7 +28,7 @@ async fn store(server: &RedisServer) -> RedisStore {
 }
 
 /// Checks at one time, each with its key and cost. Returns the decisions in the same order.
-async fn check_all(limiter: &Limiter, checks: &[(String, u32)]) -> Vec<Result<Decision, Error>> {
+async fn check_all(limiter: &Limiter, checks: &[(String, u64)]) -> Vec<Result<Decision, Error>> {
     let mut tasks = JoinSet::new();
     for (index, (key, cost)) in checks.iter().cloned().enumerate() {
         let limiter = limiter.clone();
@@ -39,7 +39,7 @@ async fn check_all(limiter: &Limiter, checks: &[(String, u32)]) -> Vec<Result<De
     decisions.into_iter().map(|(_, decision)| decision).collect()
 }
 
-fn of_many_keys(count: usize) -> Vec<(String, u32)> {
+fn of_many_keys(count: usize) -> Vec<(String, u64)> {
     (0..count).map(|i| (format!("key-{i}"), 1)).collect()
 }
 
@@ -223,8 +223,8 @@ async fn a_server_that_rejects_writes_still_denies() {
         let limiter = Limiter::new("default", store, algorithm, Quota::per_day(2));
         for i in (0..50).step_by(2) {
             let check = async || {
-                let check = limiter.check_within(format!("key-{i}"), 1, Duration::ZERO);
-                check.await.unwrap().is_allowed()
+                let check = limiter.check_within(format!("key-{i}"), Duration::ZERO);
+                check.await.unwrap().decision().is_allowed()
             };
             while check().await {}
         }
@@ -239,7 +239,7 @@ async fn a_server_that_rejects_writes_still_denies() {
             let limiter = limiter.clone();
             tasks.spawn(async move {
                 let key = format!("key-{i}");
-                (i, limiter.check_within(key, 1, Duration::ZERO).await)
+                (i, limiter.check_within(key, Duration::ZERO).await.map(Reservation::keep))
             });
         }
         for (i, decision) in tasks.join_all().await {
@@ -261,7 +261,7 @@ async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let wait = Duration::from_secs(5 * 3_600);
     for _ in 0..3 {
-        let _ = limiter.check_within("key-3", 1, wait).await.unwrap();
+        let _ = limiter.check_within("key-3", wait).await.unwrap().keep();
     }
     let name = "ratelimit:default:token-bucket:{key-3}";
     let mut admin = server.connection();
@@ -272,7 +272,7 @@ async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
     let mut tasks = JoinSet::new();
     for i in 0..64 {
         let limiter = limiter.clone();
-        tasks.spawn(async move { (i, limiter.check_within(format!("key-{i}"), 1, wait).await) });
+        tasks.spawn(async move { (i, limiter.check_within(format!("key-{i}"), wait).await) });
     }
     for (i, decision) in tasks.join_all().await {
         assert_eq!(decision.is_err(), i == 3, "{i}: {decision:?}");

@@ -357,7 +357,7 @@ async fn a_dropped_check_is_decided_in_the_background_if_its_units_are_returned(
     proxy.hold_replies(true);
     let short = Duration::from_millis(10);
     assert!(timeout(short, limiter.check("key")).await.is_err());
-    assert!(timeout(short, limiter.try_acquire("key", 2, short)).await.is_err());
+    assert!(timeout(short, limiter.try_acquire_n("key", 2, short)).await.is_err());
     proxy.hold_replies(false);
     let spent = async || 9 - limiter.peek("key").await.unwrap().remaining();
     until("the units of the second check are returned", async || spent().await == 2).await;

@@ -20,8 +20,9 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    Algorithm, Charge, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
     redisson::{RateLimiter, RateType},
+    store::KeyState,
 };
 
 use crate::support::{
@@ -55,7 +56,7 @@ fn limiter(store: &RedisStore, algorithm: Algorithm) -> Limiter {
 struct Waiting {
     limiter: Limiter,
     /// The keys with their decisions before.
-    before: Vec<(String, Decision)>,
+    before: Vec<(String, KeyState)>,
     tasks: JoinSet<()>,
 }
 
@@ -64,7 +65,7 @@ impl Waiting {
     async fn start(limiter: Limiter, keys: &[String], of_each: usize) -> Self {
         let mut before = vec![];
         for key in keys {
-            while limiter.try_acquire(key, 1, Duration::ZERO).await.unwrap().is_allowed() {}
+            while limiter.try_acquire(key, Duration::ZERO).await.unwrap().is_allowed() {}
             before.push((key.clone(), limiter.peek(key).await.unwrap()));
         }
         let mut waiting = Self { limiter, before, tasks: JoinSet::new() };
@@ -99,11 +100,11 @@ impl Waiting {
         RateLimitLayer::new(self.limiter.clone(), key).max_wait(MAX_WAIT)
     }
 
-    async fn peek(&self, key: &str) -> Decision {
+    async fn peek(&self, key: &str) -> KeyState {
         eventually(async || self.limiter.peek(key).await).await
     }
 
-    async fn is_released(&self, (key, before): &(String, Decision)) -> bool {
+    async fn is_released(&self, (key, before): &(String, KeyState)) -> bool {
         let now = self.peek(key).await;
         assert!(now.remaining() <= before.remaining(), "{key}: more was released than reserved");
         now.remaining() == before.remaining() && now.reset_after() <= before.reset_after()

@@ -367,7 +367,7 @@ async fn a_state_of_two_numbers_takes_at_most_28_bytes() {
         for quota in [Quota::per_hour(1_000_000), Quota::per_second(3), Quota::per_day(7)] {
             let limiter = Limiter::new("default", store.clone(), algorithm, quota);
             assert!(limiter.check("key").await.unwrap().is_allowed());
-            let _ = limiter.check_within("key", 1, Duration::from_secs(1)).await.unwrap();
+            let _ = limiter.check_within("key", Duration::from_secs(1)).await.unwrap().keep();
             let key = format!("ratelimit:default:{}:{{key}}", algorithm.name());
             let length: u64 =
                 redis::cmd("STRLEN").arg(&key).query(&mut server.connection()).unwrap();

@@ -30,17 +30,11 @@ impl Backend {
     }
 
     /// Releases in the background the units that a late decision has spent for one limit.
-    pub(super) fn release_late(
-        &self,
-        settings: &Settings,
-        key: &Key<'_>,
-        units: u32,
-        of: &Receipt,
-    ) {
-        let Receipt::At(instant, _) = *of else { return };
+    pub(super) fn release_late(&self, settings: &Settings, key: &Key<'_>, units: u32, of: Receipt) {
+        let Receipt::At(instant, _) = of else { return };
         let change = self.denials.release(settings, key);
         let key = self.key(settings, key);
-        let release = Release { instant: Some(instant), units: units.into(), kept: 0.0 };
+        let release = Release { instant: Some(instant as f64), units: units.into(), kept: 0.0 };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
     }
 }

@@ -95,7 +95,7 @@ impl WaitingCall {
 
     fn release(&self, decision: &Decision) {
         for (index, (settings, key, units)) in self.limits.iter().enumerate() {
-            self.backend.release_late(settings, key, *units, &decision.receipt().for_limit(index));
+            self.backend.release_late(settings, key, *units, decision.receipt(index));
         }
     }
 }
