@@ -168,7 +168,7 @@ impl RateLimiter {
                 false => ACQUIRE.by_hash(&self.keys.overall(), &[&entry], &rate, &tally),
             };
             let reply: AcquireReply =
-                self.store.run(self.label, deadline, command, ACQUIRE.text).await?;
+                self.store.run(self.label, deadline, command, &ACQUIRE.sent().text).await?;
             match reply.status {
                 AGAIN => tally = reply.tally,
                 PER_CLIENT => self.is_per_client.store(true, Relaxed),

@@ -8,6 +8,7 @@ mod front;
 mod late;
 mod release;
 pub(crate) mod script;
+mod script_text;
 mod transport;
 
 use std::{
@@ -19,6 +20,10 @@ use std::{
 use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
 use tokio::{runtime::Handle, time::Instant};
 
+#[cfg(feature = "redisson")]
+pub(crate) use self::script_text::ScriptText;
+#[cfg(all(test, feature = "redisson"))]
+pub(crate) use self::script_text::is_written;
 pub(crate) use self::transport::Deadline;
 pub use self::transport::RedisConfig;
 #[cfg(feature = "tls-rustls")]
