@@ -134,11 +134,6 @@ impl Denials {
         Self { memory: Arc::new(Memory { shards, hasher: RandomState::default() }), ttl }
     }
 
-    /// Returns the same memory with another TTL for later denials.
-    pub(crate) fn with_ttl(self, ttl: Duration) -> Self {
-        Self { ttl, ..self }
-    }
-
     /// Finds a denial that holds for the request. Otherwise the request is to be sent after this.
     pub(crate) fn look_up(
         &self,

@@ -161,19 +161,6 @@ fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
     assert!(request.find(&denials, start).is_none());
 }
 
-#[test]
-fn clones_with_other_ttls_share_the_denials() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
-    let other = denials.clone().with_ttl(Duration::ZERO);
-    let request = Request::new(&settings);
-    request.deny(&denials, HOUR, now);
-    assert!(request.find(&other, now).is_none());
-    request.deny(&other, HOUR, now);
-    assert!(request.find(&denials, now).is_some());
-    assert!(matches!(request.look_up(&other, Action::Refund, now), Lookup::Undecided(_)));
-    assert!(request.find(&denials, now).is_none());
-}
-
 const SECOND: f64 = 1e6;
 
 #[test]

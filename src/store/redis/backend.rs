@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{release, transport::Client};
+use super::{monitor::Monitor, release, transport::Client};
 use crate::{
     algorithm::Release,
     decision::Receipt,
@@ -15,6 +15,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Backend {
     pub(super) client: Client,
+    pub(super) monitor: Arc<Monitor>,
     /// The prefix of all keys in Redis.
     pub(super) prefix: Arc<str>,
     pub(super) denials: Denials,

@@ -83,7 +83,7 @@ impl WaitingCall {
                 task.release(&decision);
             }
         });
-        let answer = Answer { receiver, call };
+        let answer = LateAnswer { receiver, call };
         let error = match deadline.wait_for(answer).await {
             // The call itself records no timeout then.
             Some(Err(error)) if call_deadline.is_shared() && error.is_timeout() => error,
@@ -101,12 +101,12 @@ impl WaitingCall {
 }
 
 /// The answer to a call in a task. If it is dropped, the call releases what it spends.
-struct Answer {
+struct LateAnswer {
     receiver: oneshot::Receiver<Result<Decision, TransportError>>,
     call: Arc<WaitingCall>,
 }
 
-impl Future for Answer {
+impl Future for LateAnswer {
     type Output = Result<Decision, TransportError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -116,7 +116,7 @@ impl Future for Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for LateAnswer {
     fn drop(&mut self) {
         self.receiver.close();
         if let Ok(Ok(decision)) = self.receiver.try_recv() {
