@@ -31,6 +31,7 @@ use crate::support::{
     counting,
     load::{eventually, many_servers, until},
     proxy::Proxy,
+    recorder::Recorder,
     server::RedisServer,
 };
 
@@ -531,4 +532,33 @@ fn reservations_of_a_runtime_that_ends_are_released_by_another_runtime() {
         second.block_on(waiting.until_released());
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
     }
+}
+
+/// The callers fail at their deadlines, and their answers come later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_release_is_one_event_for_each_limit() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let quick = connect(&proxy.url(), Duration::from_millis(50)).await;
+    let recorder = Recorder::new();
+    let quick = quick.observe(recorder.clone());
+    let named =
+        |name| Limiter::named(name, quick.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
+    let (one, other) = (named("one"), named("other"));
+    let both = Charge::new(&one, "key").also(&other);
+    let warmed = async || one.check("warm").await.is_ok() && both.check().await.is_ok();
+    until("Redis is used in time", warmed).await;
+    proxy.hold_replies(true);
+    assert!(one.check_within("alone", 2, MAX_WAIT).await.is_err());
+    assert!(both.try_acquire(MAX_WAIT).await.is_err());
+    recorder.take();
+    proxy.hold_replies(false);
+    let mut released = vec![];
+    until("all are released", async || {
+        released.extend(recorder.take_of("released"));
+        released.len() >= 3
+    })
+    .await;
+    released.sort();
+    assert_eq!(released, ["released one alone 2", "released one key 1", "released other key 1"]);
 }

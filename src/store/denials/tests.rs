@@ -601,7 +601,7 @@ fn the_number_of_denials_is_bounded_and_expired_ones_go() {
     assert!((SHARDS * MAX_YOUNG..=2 * SHARDS * MAX_YOUNG).contains(&full), "{full}");
     assert_eq!(2 * SHARDS * MAX_YOUNG, 57_344, "as the documentation says");
     // Tables of 512 buckets, and keys of 128 bytes.
-    let tables = 2 * SHARDS * 512 * (size_of::<Entry>() + 1);
+    let tables = 2 * SHARDS * 512 * (size_of::<KeyDenials>() + 1);
     let keys = 57_344 * 144;
     assert!(tables + keys <= 27_000_000, "{tables} bytes, as the documentation says");
     let last = Request { key: "199999", ..Request::new(&settings) };

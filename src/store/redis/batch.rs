@@ -17,7 +17,7 @@ use redis::ServerErrorKind;
 use tokio::task::JoinSet;
 
 use super::{
-    backend::{Backend, report_sent},
+    backend::{Backend, report_released, report_sent},
     call::{EachReply, execute_each},
     script::{CheckEach, reserves_fast},
     transport::{Client, Deadline, TransportError},
@@ -256,7 +256,9 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        self.backend.release_late(&self.settings, &key, cost, decision.receipt());
+        if self.backend.release_late(&self.settings, &key, cost, decision.receipt()) {
+            report_released(&self.observers, self.settings.name, &key, cost);
+        }
     }
 
     /// Executes a call for each key, because one call for all is not possible.

@@ -1,12 +1,15 @@
-//! The border: the only place in which errors of the connections become errors of a store. It adds
-//! hints for users, and knows the errors of the scripts.
+//! The border: the only place in which errors and states of the connections become those of a store.
+//! It adds hints for users, and knows the errors of the scripts.
 
 use std::{error::Error, fmt};
 
 use redis::RedisError;
 
-use super::transport::TransportError;
-use crate::error::{FailureKind, StoreError};
+use super::transport::{ServerState, TransportError};
+use crate::{
+    error::{FailureKind, StoreError},
+    store::Status,
+};
 
 /// An error of the connections, whose cause has a hint.
 #[derive(Debug)]
@@ -124,4 +127,18 @@ const KEY_ERRORS: [&str; 3] =
 pub(super) fn is_of_one_key(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default();
     error.code() == Some("WRONGTYPE") || KEY_ERRORS.iter().any(|text| detail.contains(text))
+}
+
+pub(super) fn status_of(state: ServerState) -> Status {
+    match state {
+        ServerState::Ready => Status::Ready,
+        ServerState::Unknown => Status::Unknown,
+        ServerState::Rejecting => Status::Rejecting,
+        ServerState::Unavailable => Status::Unavailable,
+        ServerState::Slow => Status::Slow,
+        ServerState::LoginRejected => Status::LoginRejected,
+        ServerState::Silent => Status::Silent,
+        ServerState::Refused => Status::Refused,
+        ServerState::Unreachable => Status::Unreachable,
+    }
 }

@@ -10,7 +10,10 @@ use std::{
 
 use super::{error::ExplainedError, transport::Event};
 #[cfg(feature = "tracing")]
-use super::{error::is_of_one_key, monitor::status_of, transport::TransportError};
+use super::{
+    error::{is_of_one_key, status_of},
+    transport::TransportError,
+};
 #[cfg(feature = "tracing")]
 use crate::store::Status;
 

@@ -10,17 +10,16 @@ use redis::RedisError;
 use tokio::{runtime::Handle, time::Duration};
 
 use super::{
-    error::{ExplainedError, is_of_one_key, lacks_permission},
+    error::{ExplainedError, is_of_one_key, lacks_permission, status_of},
     events, probe,
     transport::{
-        ANSWER_TIMEOUT, Client, Deadline, Event, NodeHealth, Owner, Probe, ServerState,
-        TransportError,
+        ANSWER_TIMEOUT, Client, Deadline, Event, NodeHealth, Owner, Probe, TransportError,
     },
 };
 use crate::{
     error::StoreError,
     observe::{BreakerChanged, Observer, Observers, log::Throttle},
-    store::{Health, Status},
+    store::Health,
     sync::lock,
 };
 
@@ -179,18 +178,4 @@ fn text_of(error: TransportError) -> String {
     let has_reason = error.redis().is_some();
     let error = ExplainedError::new(error, None);
     if has_reason { format!("{error}: {}", error.reason()) } else { error.to_string() }
-}
-
-pub(super) fn status_of(state: ServerState) -> Status {
-    match state {
-        ServerState::Ready => Status::Ready,
-        ServerState::Unknown => Status::Unknown,
-        ServerState::Rejecting => Status::Rejecting,
-        ServerState::Unavailable => Status::Unavailable,
-        ServerState::Slow => Status::Slow,
-        ServerState::LoginRejected => Status::LoginRejected,
-        ServerState::Silent => Status::Silent,
-        ServerState::Refused => Status::Refused,
-        ServerState::Unreachable => Status::Unreachable,
-    }
 }

@@ -9,9 +9,9 @@ use std::{
 
 use crate::sync::lock;
 
-pub(super) struct Outbox<T>(Mutex<Waiting<T>>);
+pub(super) struct Outbox<T>(Mutex<OutboxQueue<T>>);
 
-struct Waiting<T> {
+struct OutboxQueue<T> {
     values: VecDeque<T>,
     /// True while a thread passes values on. Others leave theirs to it.
     is_delivering: bool,
@@ -27,21 +27,21 @@ impl<T> Outbox<T> {
     /// Passes all values on, unless another thread is doing so.
     pub(super) fn deliver(&self, pass: impl Fn(T)) {
         /// Lets others deliver, even if the receiver panics.
-        struct Delivery<'a, T>(&'a Outbox<T>);
+        struct Passing<'a, T>(&'a Outbox<T>);
 
-        impl<T> Drop for Delivery<'_, T> {
+        impl<T> Drop for Passing<'_, T> {
             fn drop(&mut self) {
                 lock(&self.0.0).is_delivering = false;
             }
         }
 
-        let begin = |mut waiting: MutexGuard<'_, Waiting<T>>| {
+        let begin = |mut waiting: MutexGuard<'_, OutboxQueue<T>>| {
             !waiting.values.is_empty() && !std::mem::replace(&mut waiting.is_delivering, true)
         };
         // Again, because another thread may add a value after the last look and before the end of
         // the delivery, and leave it to this one.
         while begin(lock(&self.0)) {
-            let _delivery = Delivery(self);
+            let _passing = Passing(self);
             while let Some(value) = { lock(&self.0).values.pop_front() } {
                 pass(value);
             }
@@ -51,7 +51,7 @@ impl<T> Outbox<T> {
 
 impl<T> Default for Outbox<T> {
     fn default() -> Self {
-        Self(Mutex::new(Waiting { values: VecDeque::new(), is_delivering: false }))
+        Self(Mutex::new(OutboxQueue { values: VecDeque::new(), is_delivering: false }))
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_can_add_a_value_and_a_panic_ends_only_its_own_delivery() {
+    fn a_receiver_can_add_a_value_and_a_panic_ends_only_its_own_passing() {
         let (outbox, passed) = (Outbox::default(), Mutex::new(vec![]));
         let pass = |value| {
             lock(&passed).push(value);

@@ -415,3 +415,6 @@ impl Drop for Writer {
         self.end();
     }
 }
+
+#[cfg(test)]
+mod tests;

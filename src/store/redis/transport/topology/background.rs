@@ -132,7 +132,7 @@ impl Batch {
         command
     }
 
-    fn group(&self) -> Group {
+    fn group(&self) -> GroupHead {
         self.head.get_packed_command().into()
     }
 }
@@ -151,7 +151,7 @@ pub(crate) struct JobQueue {
 struct QueuedJobs {
     /// The next jobs. A group with items stands here once.
     order: VecDeque<Next>,
-    groups: HashMap<Group, Batch>,
+    groups: HashMap<GroupHead, Batch>,
     /// The number of items and tasks.
     count: usize,
     /// The number of workers of this generation. Those of earlier generations stand still.
@@ -162,12 +162,12 @@ struct QueuedJobs {
 }
 
 enum Next {
-    Group(Group),
+    Group(GroupHead),
     Task(JobTask),
 }
 
 /// The common arguments of batches that are merged, in the form in which they are sent.
-type Group = Arc<[u8]>;
+type GroupHead = Arc<[u8]>;
 
 impl QueuedJobs {
     /// Adds as much as there is room for.
@@ -366,9 +366,9 @@ mod tests {
     }
 
     /// For each key and parameter the numbers of the items; those of tasks are 0.
-    type Numbers = HashMap<Group, Vec<u64>>;
+    type Numbers = HashMap<GroupHead, Vec<u64>>;
 
-    fn of_tasks() -> Group {
+    fn of_tasks() -> GroupHead {
         Arc::default()
     }
 

@@ -626,7 +626,7 @@ mod tests {
             ("", 0),
             ("123456789", 12739),
             ("foo", 12182),
-            ("ratelimit:default:token-bucket:{foo}", 12182),
+            ("shop:{foo}", 12182),
             ("{}foo", 9500),
             ("{foo", 13308),
             ("{foo}{bar}:turns", 12182),

@@ -44,9 +44,8 @@ const POLL_PAUSE: Duration = Duration::from_millis(900);
 const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// A Sentinel that does not answer within this time counts as failed.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// The time for more answers after the first one, at least twice the latency of the first. It is
-/// below the default deadline, because it delays the first decision while a Sentinel is
-/// unreachable.
+/// The time for more answers after the first one, at least twice the latency of the first. It is half
+/// of a usual deadline, 100 ms, because it delays the first call while a Sentinel is unreachable.
 const GRACE: Duration = Duration::from_millis(50);
 /// The same while fewer than half of the Sentinels have answered: the fastest answer may be wrong.
 const LONG_GRACE: Duration = Duration::from_millis(250);

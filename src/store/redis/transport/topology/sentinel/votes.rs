@@ -71,7 +71,7 @@ impl<'a> Count<'a> {
             }
             Report::Unknown(at) if is_fresh(at) => self.answers += 1,
             Report::Failed(_, at) if is_fresh(at) => {}
-            // After a failure, the other Sentinels decide without it.
+            // After a failure, the other Sentinels are believed without it.
             Report::Failed(..) => self.failed_before += 1,
             Report::Awaited | Report::Named(..) | Report::Unknown(_) => self.awaited += 1,
         }
