@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     mem,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -554,13 +554,14 @@ async fn a_late_release_is_one_event_for_each_limit() {
     assert!(both.try_acquire(MAX_WAIT).await.is_err());
     recorder.take();
     proxy.hold_replies(false);
-    let released = std::cell::RefCell::new(vec![]);
+    let released = Mutex::new(vec![]);
     until("all are released", async || {
-        released.borrow_mut().extend(recorder.take_of("released"));
-        released.borrow().len() >= 3
+        let mut released = released.lock().unwrap();
+        released.extend(recorder.take_of("released"));
+        released.len() >= 3
     })
     .await;
-    let mut released = released.into_inner();
+    let mut released = released.into_inner().unwrap();
     released.sort();
     assert_eq!(released, ["released one alone 2", "released one key 1", "released other key 1"]);
 }
