@@ -23,7 +23,7 @@ use tower_ratelimit::{
     Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore,
     http::Rejection,
     key,
-    store::{Health, Source},
+    store::{Health, RedisConfig, Source},
 };
 
 /// Answers GET / until the quota is used up, also while Redis is down, and GET /health always
@@ -83,11 +83,11 @@ impl FromStr for Policy {
 }
 
 fn store(flags: &Flags) -> Result<RedisStore, Failure> {
-    let store = match &flags.sentinel[..] {
-        [] => RedisStore::lazy(&flags.redis),
-        sentinels => RedisStore::sentinel(sentinels, &flags.redis),
+    let config = match &flags.sentinel[..] {
+        [] => RedisConfig::from_url(&flags.redis),
+        sentinels => RedisConfig::sentinels(sentinels, &flags.redis),
     };
-    Ok(store?.deadline(Duration::from_millis(flags.deadline)))
+    Ok(RedisStore::new(config?.deadline(Duration::from_millis(flags.deadline)))?)
 }
 
 fn app(store: RedisStore, quota: Quota, policy: FailurePolicy) -> Router {

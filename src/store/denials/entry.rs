@@ -17,22 +17,23 @@ use crate::{
     store::{LimitRequest, Settings},
 };
 
-/// The denials of a key that are remembered beside each other.
+/// The denials of a key that are remembered beside each other: a service has few costs. A flood
+/// with more of them costs one call per TTL for each further cost.
 const MAX_DENIALS: usize = 4;
 
 /// A key with its denials.
-pub(super) struct Entry {
+pub(super) struct KeyDenials {
     pub(super) key: Key<'static>,
     algorithm: Algorithm,
     /// The last denial, which reports the count of the key, and when it was received.
     last: Decision,
     received: Instant,
     /// Ordered by cost. None of them denies all that another one denies.
-    denials: Denials,
+    denials: DenialList,
 }
 
 /// At least one denial. Most keys have a single one, so it needs no allocation.
-struct Denials {
+struct DenialList {
     first: Denial,
     rest: Box<[Denial]>,
 }
@@ -81,8 +82,9 @@ impl Denial {
         (self.conforms - max_wait).max(self.room).max(0.0)
     }
 
-    /// Returns the instant that is `rest` after the decision, or a little earlier: the clock of the
-    /// store may be faster than the clock of the process.
+    /// Returns the instant that is `rest` after the decision, or 0.1 % earlier: the clock of the
+    /// store may be faster than the clock of the process. It counts from the instant at which the
+    /// check was sent, because the store decided at that instant or later.
     fn after(&self, rest: f64) -> Instant {
         let rest = Duration::from_micros(rest as u64);
         self.sent + (rest - rest / 1_000)
@@ -111,7 +113,7 @@ impl Denial {
     }
 }
 
-impl Denials {
+impl DenialList {
     fn iter(&self) -> impl Iterator<Item = &Denial> {
         iter::once(&self.first).chain(&self.rest)
     }
@@ -135,7 +137,7 @@ impl Denials {
     }
 }
 
-impl Entry {
+impl KeyDenials {
     pub(super) fn new(
         key: Key<'static>,
         algorithm: Algorithm,
@@ -143,7 +145,7 @@ impl Entry {
         first: Denial,
     ) -> Self {
         let (received, rest) = (first.received, Box::default());
-        Self { key, algorithm, last, received, denials: Denials { first, rest } }
+        Self { key, algorithm, last, received, denials: DenialList { first, rest } }
     }
 
     pub(super) fn limiter(&self) -> &'static str {

@@ -36,19 +36,27 @@ use crate::{
 };
 
 /// The number of calls of a lane that are under way at a time.
+///
+/// Measured with 256 checks in flight: one call at a time doubles the latency of a Redis that is
+/// 0.5 ms away (p50 of 16 checks: 1,527 us, with four 728 us, with 32 722 us), because checks wait
+/// for the call before. With 32, and two threads, calls go with one check each: one hot key has
+/// 0.47 M decisions per second, with four 1.33 M.
 const MAX_CALLS: usize = 4;
-/// The same while batches are full: so many checks wait that the connection can take more.
+/// The same while batches are full: so many checks wait that the connection can take more, and each
+/// call has all the keys that it can. With four, a Redis that is 1 ms away would decide about 256
+/// keys per millisecond at most.
 const MAX_FULL_CALLS: usize = 64;
 
 /// The lanes of a store and its clones.
 #[derive(Clone)]
-pub(super) struct Front(Arc<Shared>);
+pub(super) struct Front(Arc<FrontInner>);
 
-struct Shared {
+struct FrontInner {
     client: Client,
     lanes: Mutex<Lanes>,
     hasher: RandomState,
-    /// True if the server rejects calls whose keys are in several slots.
+    /// True if the server rejects calls whose keys are in several slots. It is found out once, and
+    /// a call that reads an old value is rejected and repeated by key: so `Relaxed` suffices.
     is_clustered: AtomicBool,
     late_calls: LateCalls,
 }
@@ -88,7 +96,7 @@ struct Lane {
 }
 
 /// How a check is decided.
-pub(super) enum Place {
+pub(super) enum Entrance {
     /// By a call of its own, during which the turn is kept.
     Alone(Option<Turn>),
     /// Together with others.
@@ -100,7 +108,7 @@ impl Front {
         let is_clustered = AtomicBool::new(client.is_cluster());
         let (lanes, hasher) = (Mutex::default(), RandomState::default());
         let late_calls = LateCalls::default();
-        Self(Arc::new(Shared { client, lanes, hasher, is_clustered, late_calls }))
+        Self(Arc::new(FrontInner { client, lanes, hasher, is_clustered, late_calls }))
     }
 
     pub(super) fn late_calls(&self) -> LateCalls {
@@ -114,13 +122,13 @@ impl Front {
         request: &LimitRequest<'_>,
         backend: &Backend,
         deadline: Deadline,
-    ) -> Place {
-        let Shared { client, lanes, hasher, .. } = &*self.0;
-        let Ok(runtime) = Handle::try_current() else { return Place::Alone(None) };
+    ) -> Entrance {
+        let FrontInner { client, lanes, hasher, .. } = &*self.0;
+        let Ok(runtime) = Handle::try_current() else { return Entrance::Alone(None) };
         let hash = hasher.hash_one(request.key.as_bytes());
         let id = self.lane_of(runtime.id(), hash, request, backend);
         if !client.is_available_for(id.slot, deadline) {
-            return Place::Alone(None);
+            return Entrance::Alone(None);
         }
         // A call for a request that may wait outlives its caller.
         let may_be_alone = !request.may_wait() && client.is_ready(id.slot, id.channel);
@@ -129,7 +137,7 @@ impl Front {
         let is_idle = lane.calls == 0 && lane.queue.is_empty();
         if is_idle && may_be_alone {
             (lane.calls, lane.is_starting) = (1, true);
-            return Place::Alone(Some(Turn::new(self.clone(), id, false)));
+            return Entrance::Alone(Some(Turn::new(self.clone(), id, false)));
         }
         let queued = lane.push(request, hash, backend, deadline);
         let schedules = lane.schedules();
@@ -144,7 +152,7 @@ impl Front {
                 runtime.spawn(Watch { front: self.clone(), id, is_over: false }.run());
             }
         }
-        Place::Queued(queued)
+        Entrance::Queued(queued)
     }
 
     fn lane_of(
@@ -298,8 +306,11 @@ pub(super) struct Turn {
     id: LaneId,
     /// True if the call has not begun.
     is_scheduled: bool,
-    /// True until later calls cannot overtake this one.
+    /// True until later calls cannot overtake this one. Atomic because `hand_over` is called while
+    /// the call has borrowed the turn; each swap finds one winner, which then takes the lock of the
+    /// lanes. `Relaxed`, because that lock orders everything else.
     is_starting: AtomicBool,
+    /// True once the turn has left its lane, in the same way.
     is_over: AtomicBool,
     batch: Option<Arc<CheckBatch>>,
 }
@@ -313,7 +324,7 @@ impl Turn {
     /// Executes a call for the first batch in the queue.
     async fn call(mut self) {
         let front = self.front.clone();
-        let Shared { client, is_clustered, late_calls, .. } = &*front.0;
+        let FrontInner { client, is_clustered, late_calls, .. } = &*front.0;
         let LaneId { slot, channel, .. } = self.id;
         // So that nothing delays the call once it has taken its checks.
         client.ready(slot, channel).await;

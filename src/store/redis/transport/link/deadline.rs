@@ -1,0 +1,133 @@
+//! The deadline of a call, however many commands the call takes.
+
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
+
+use tokio::time::timeout;
+
+/// The deadline of calls that no request waits for. It is long beside that of requests, because a
+/// late call in the background disturbs nobody, and a failed one is sent again.
+const BACKGROUND_DEADLINE: Duration = Duration::from_secs(1);
+/// The time after the deadline during which the reply to a call that lingers is awaited. Redis
+/// pauses for seconds (a failover, a fork, `CLIENT PAUSE`), and a reply after half a minute is one
+/// of a connection that is usually given up.
+const MAX_LINGER: Duration = Duration::from_secs(30);
+/// The longest extra time for a reply where the process notices the deadline late. To read replies
+/// that have arrived takes microseconds; on a busy machine, the runtime may first run all other
+/// tasks.
+const MAX_GRACE: Duration = Duration::from_millis(20);
+
+/// The time within which a call gets its reply, however many commands it takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    start: Instant,
+    within: Duration,
+    /// The time after the start until which a command is sent, if that is another one.
+    sent_within: Option<Duration>,
+    is_background: bool,
+    is_shared: bool,
+    lingers: bool,
+}
+
+impl Deadline {
+    /// Starts now.
+    pub(crate) fn new(within: Duration) -> Self {
+        Self {
+            start: Instant::now(),
+            within,
+            sent_within: None,
+            is_background: false,
+            is_shared: false,
+            lingers: false,
+        }
+    }
+
+    /// Starts now, for a call that no request waits for: its failures say nothing about requests.
+    pub(crate) fn in_background() -> Self {
+        Self { is_background: true, ..Self::new(BACKGROUND_DEADLINE) }
+    }
+
+    /// Returns the deadline of a call whose reply is of use after it, too: the call is not sent
+    /// later, but its reply is awaited for up to [`MAX_LINGER`] more. Its callers fail at their
+    /// deadlines.
+    pub(crate) fn lingering(self) -> Self {
+        Self { is_shared: true, lingers: true, ..self }
+    }
+
+    /// Returns the same deadline for the callers of a call that lingers.
+    pub(crate) fn strict(self) -> Self {
+        Self { lingers: false, ..self }
+    }
+
+    /// Returns the deadline of a call for several callers, of which `self` is the latest and
+    /// `first` the earliest: the call is not sent after the earliest.
+    pub(crate) fn shared(self, first: Self, lingers: bool) -> Self {
+        let ends = first.start.checked_add(first.within);
+        let sent_within = ends.map(|ends| ends.saturating_duration_since(self.start));
+        Self { sent_within, is_shared: true, lingers, ..self }
+    }
+
+    /// Returns whether the callers of the call record its timeout, each for itself.
+    pub(crate) fn is_shared(self) -> bool {
+        self.is_shared
+    }
+
+    /// Returns whether a command must not be sent any more.
+    pub(crate) fn is_too_late(self) -> bool {
+        self.left_to_send().is_zero()
+    }
+
+    /// Returns the time in which a command can be sent.
+    pub(crate) fn left_to_send(self) -> Duration {
+        Self { within: self.sent_within.unwrap_or(self.within), ..self }.left()
+    }
+
+    pub(crate) fn lingers(self) -> bool {
+        self.lingers
+    }
+
+    pub(crate) fn is_background(self) -> bool {
+        self.is_background
+    }
+
+    pub(crate) fn is_over(self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// Returns the whole time, from the start.
+    pub(crate) fn within(self) -> Duration {
+        self.within
+    }
+
+    pub(crate) fn left(self) -> Duration {
+        self.left_at(Instant::now())
+    }
+
+    pub(crate) fn left_at(self, now: Instant) -> Duration {
+        self.within.saturating_sub(now.saturating_duration_since(self.start))
+    }
+
+    /// Waits for a reply until the deadline.
+    ///
+    /// If the deadline is noticed late, the process did not run for a while, and the reply may wait
+    /// to be read. The call then has the same time again to read it, up to [`MAX_GRACE`].
+    pub(crate) async fn wait_for<T>(self, reply: impl Future<Output = T>) -> Option<T> {
+        let mut reply = pin!(reply);
+        if let Ok(reply) = timeout(self.left(), reply.as_mut()).await {
+            return Some(reply);
+        }
+        let more = if self.lingers { MAX_LINGER } else { self.grace() };
+        timeout(more, reply).await.ok()
+    }
+
+    /// Returns the extra time for a reply if the deadline is noticed now.
+    pub(crate) fn grace(self) -> Duration {
+        self.start.elapsed().saturating_sub(self.within).min(MAX_GRACE)
+    }
+
+    pub(crate) fn start(self) -> Instant {
+        self.start
+    }
+}
