@@ -609,7 +609,7 @@ impl RateLimiter {
     fn execute<T>(
         &self,
         deadline: Deadline,
-        script: &Script,
+        script: &'static Script,
         args: &[&[u8]],
         template_rate: &str,
         tally: &[u8],
@@ -618,14 +618,14 @@ impl RateLimiter {
         T: redis::FromRedisValue + Send + 'static,
     {
         let command = script.by_hash(&self.keys.all, args, template_rate, tally);
-        self.store.run(self.label, deadline, command, script.text)
+        self.store.run(self.label, deadline, command, &script.sent().text)
     }
 
     /// Executes a script, repeatedly if it takes several calls to read a long log.
     async fn execute_in_steps(
         &self,
         deadline: Deadline,
-        script: &Script,
+        script: &'static Script,
         args: &[&[u8]],
         template_rate: &str,
     ) -> Result<(i64, u64), Error> {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     algorithm::EngineReply,
-    decision::{Allowed, Decision, Policy, Receipt, Source},
+    decision::{Decision, Policy, Receipt, Source},
     error::Error,
     keys::Key,
     limiter::{Charge, Retry, report_decided, visit_queue, yield_to_queue},
@@ -85,7 +85,7 @@ impl RateLimiter {
         F: Future<Output = Result<Decision, Error>>,
     {
         let deadline = Instant::now().checked_add(timeout);
-        let (charge, mut retry) = (Charge::new(self, "").cost(permits), Retry::default());
+        let (charge, mut retry) = (Charge::new_n(self, "", permits.into()), Retry::default());
         let mut waiting = None;
         yield_to_queue(&charge).await;
         loop {
@@ -120,8 +120,8 @@ impl RateLimiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](RateLimiter::try_acquire).
-    pub async fn acquire(&self, permits: u32) -> Result<Allowed, Error> {
-        self.try_acquire(permits, Duration::MAX).await.map(Allowed)
+    pub async fn acquire(&self, permits: u32) -> Result<Decision, Error> {
+        self.try_acquire(permits, Duration::MAX).await
     }
 
     pub(super) async fn attempt(
@@ -137,7 +137,7 @@ impl RateLimiter {
         let answer = StoreFuture::pending(self.clone().acquire_in_steps(deadline, permits, id));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
         let reply = poll_fn(|cx| attempt.poll(cx)).await;
-        let result = reply.and_then(|reply| self.decision(permits, id, &reply));
+        let result = reply.and_then(|reply| self.decision(permits.into(), id, &reply));
         match &result {
             Ok(decision) => {
                 let (key, duration) = (self.key(), Some(start.elapsed()));
@@ -168,7 +168,7 @@ impl RateLimiter {
                 false => ACQUIRE.by_hash(&self.keys.overall(), &[&entry], &rate, &tally),
             };
             let reply: AcquireReply =
-                self.store.run(self.label, deadline, command, ACQUIRE.text).await?;
+                self.store.run(self.label, deadline, command, &ACQUIRE.sent().text).await?;
             match reply.status {
                 AGAIN => tally = reply.tally,
                 PER_CLIENT => self.is_per_client.store(true, Relaxed),
@@ -177,12 +177,12 @@ impl RateLimiter {
         }
     }
 
-    fn decision(&self, cost: u32, id: u64, reply: &AcquireReply) -> Result<Decision, Error> {
+    fn decision(&self, cost: u64, id: u64, reply: &AcquireReply) -> Result<Decision, Error> {
         let AcquireReply { wait, remaining, replenish, reset, .. } = *reply;
         match reply.status {
             NO_RATE => return Err(self.no_rate()),
             ABOVE_RATE => {
-                let max = reply.rate.min(i32::MAX.into()) as u32;
+                let max = reply.rate.min(i32::MAX.into()) as u64;
                 return Err(Error::CostAboveQuota { limiter: self.label, cost, max });
             }
             _ => {}

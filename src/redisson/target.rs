@@ -28,42 +28,46 @@ impl ChargeTarget for RateLimiter {
         &self,
         action: Action,
         key: &Key<'_>,
-        cost: u32,
+        cost: u64,
     ) -> Result<StoreFuture<Decision>, Error> {
         if action != Action::Check {
             return Err(Error::Unsupported);
         }
         let (limiter, deadline) = (self.for_key(key)?, self.store.start_deadline());
-        Ok(StoreFuture::pending(async move { limiter.attempt(deadline, cost, random()).await }))
+        Ok(StoreFuture::pending(
+            async move { limiter.attempt(deadline, permits(cost), random()).await },
+        ))
     }
 
-    fn release(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) -> StoreFuture<()> {
+    fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()> {
         let (limiter, id) = match (self.for_key(key), receipt) {
-            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(*id)),
+            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(id)),
             (Err(error), _) => return StoreFuture::ready(Err(error.into())),
             _ => return StoreFuture::ready(Ok(())),
         };
         let deadline = self.store.start_deadline();
         report_released(&self.observers, self.label, &limiter.key(), units);
         StoreFuture::pending(async move {
-            ok_without_rate(limiter.release_taken(deadline, units, spent, &id).await)
+            ok_without_rate(
+                limiter.release_taken(deadline, permits(units), permits(spent), &id).await,
+            )
         })
     }
 
-    fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
+    fn release_in_background(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) {
         if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
             report_released(&self.observers, self.label, &limiter.key(), units);
-            limiter.release_later(units, spent, *id);
+            limiter.release_later(permits(units), permits(spent), id);
         }
     }
 
-    fn refund(&self, key: &Key<'_>, units: u32) -> StoreFuture<()> {
+    fn refund(&self, key: &Key<'_>, units: u64) -> StoreFuture<()> {
         let (limiter, deadline) = match self.for_key(key) {
             Ok(limiter) => (limiter, self.store.start_deadline()),
             Err(error) => return StoreFuture::ready(Err(error.into())),
         };
         StoreFuture::pending(async move {
-            ok_without_rate(limiter.release_taken(deadline, units, 0, b"").await)
+            ok_without_rate(limiter.release_taken(deadline, permits(units), 0, b"").await)
         })
     }
 
@@ -102,6 +106,11 @@ impl From<&RateLimiter> for AnyLimiter {
     fn from(limiter: &RateLimiter) -> Self {
         limiter.clone().into()
     }
+}
+
+/// Returns a number of permits. More than 32 bits are above every rate, and are never granted.
+fn permits(units: u64) -> u32 {
+    u32::try_from(units).unwrap_or(u32::MAX)
 }
 
 /// Ignores a missing rate: the permits were deleted together with it.

@@ -367,7 +367,7 @@ impl CheckedLimit {
         let times = [*sent, received];
         let denial = Denial::new(algorithm, decision, max_wait, times, *ttl);
         if let Some(denial) = denial.filter(|it| it.denies(decision.cost(), max_wait, received)) {
-            let decision = decision.clone().with_counts(iter::empty());
+            let decision = decision.clone().without_counts();
             let mut entry = KeyDenials::new(self.key.clone(), algorithm, decision, denial);
             if let Some(older) = shard.remove(hash, self.limiter, &self.key) {
                 entry.remember(older);

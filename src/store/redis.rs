@@ -14,11 +14,16 @@ mod monitor;
 mod probe;
 mod release;
 pub(crate) mod script;
+mod script_text;
 mod store;
 #[cfg(feature = "tls-rustls")]
 mod tls;
 mod transport;
 
+#[cfg(feature = "redisson")]
+pub(crate) use self::script_text::ScriptText;
+#[cfg(all(test, feature = "redisson"))]
+pub(crate) use self::script_text::is_written;
 #[cfg(feature = "tls-rustls")]
 pub use self::tls::Tls;
 #[cfg(feature = "redisson")]

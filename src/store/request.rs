@@ -39,7 +39,7 @@ impl Settings {
         Ok(Self { algorithm, quota, params, ..*self })
     }
 
-    pub(crate) fn policy(&self, cost: u32) -> Policy {
+    pub(crate) fn policy(&self, cost: u64) -> Policy {
         let Self { name, quota, source, .. } = *self;
         Policy { limiter: name, algorithm: Some(self.params.kind()), quota, cost, source }
     }
@@ -62,7 +62,7 @@ pub struct LimitRequest<'a> {
     /// The observers of the limiter.
     pub(crate) observers: &'a Observers,
     pub(crate) key: &'a Key<'a>,
-    pub(crate) cost: u32,
+    pub(crate) cost: u64,
     /// In microseconds. For a block its duration.
     pub(crate) max_wait: f64,
 }
@@ -79,10 +79,17 @@ impl LimitRequest<'_> {
         self.max_wait > 0.0
     }
 
-    /// Returns what the release of its units needs: settings, key and cost.
+    /// Returns what the release of its units needs: settings, key and units.
     #[cfg(feature = "redis")]
     pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u32) {
-        (self.settings.clone(), self.key.clone().into_owned(), self.cost)
+        (self.settings.clone(), self.key.clone().into_owned(), self.units())
+    }
+
+    /// Returns the cost as the states and the scripts count it, with 32 bits. A check costs less: no
+    /// quota grants more. What is spent above counts as the largest number.
+    #[inline]
+    pub(crate) fn units(&self) -> u32 {
+        u32::try_from(self.cost).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn policy(&self) -> Policy {
@@ -92,11 +99,10 @@ impl LimitRequest<'_> {
 
 impl StoreRequest<'_> {
     pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: f64) -> EngineRequest {
-        let LimitRequest { cost, max_wait, .. } = *limit;
         EngineRequest {
             action: self.action,
-            cost: cost.into(),
-            max_wait,
+            cost: limit.units().into(),
+            max_wait: limit.max_wait,
             now,
             admission: None,
             blocked: 0.0,

@@ -51,7 +51,7 @@ pub(crate) struct Entry {
     pub(crate) queue: u64,
     /// The hash of all limiters and keys of the request.
     pub(crate) group: u64,
-    pub(crate) cost: u32,
+    pub(crate) cost: u64,
     /// The units that the other limits of the group admit at once.
     pub(crate) max_units: u64,
     /// The pause of the next request if this one moves to another queue.
@@ -65,7 +65,7 @@ pub(crate) struct Forecast {
     pub(crate) available: u64,
     /// When more units are available, for a request of this cost; `None` for any cost.
     pub(crate) next_at: Instant,
-    pub(crate) cost: Option<u32>,
+    pub(crate) cost: Option<u64>,
 }
 
 impl Forecast {
@@ -108,7 +108,7 @@ impl Group {
 /// A request that checks at `at`, or is checking since then.
 #[derive(Debug)]
 struct Checking {
-    cost: u32,
+    cost: u64,
     at: Instant,
 }
 
@@ -121,7 +121,7 @@ impl Checking {
 
 #[derive(Debug)]
 struct Waiting {
-    cost: u32,
+    cost: u64,
     waker: Option<Waker>,
 }
 
@@ -144,7 +144,7 @@ impl RetryQueues {
         // both locks takes that of the map first.
         let wakers = {
             let mut queue = lock(&queue);
-            queue.update_group(group, max_units, |units| units + u64::from(cost));
+            queue.update_group(group, max_units, |units| units + cost);
             queue.push(arrival, cost, forecast)
         };
         drop(queues);
@@ -182,7 +182,7 @@ impl RetryQueues {
 }
 
 impl Queue {
-    fn push(&mut self, arrival: u64, cost: u32, forecast: Forecast) -> Vec<Waker> {
+    fn push(&mut self, arrival: u64, cost: u64, forecast: Forecast) -> Vec<Waker> {
         self.waiting.insert(arrival, Waiting { cost, waker: None });
         self.start_checks(forecast)
     }
@@ -205,7 +205,7 @@ impl Queue {
             let cost = first.get().cost;
             // Not only the first one: if a window ends, its whole quota is there, and checks one
             // after the other would take a round trip each.
-            let fits = self.units_checking + u64::from(cost) <= forecast.available;
+            let fits = self.units_checking + cost <= forecast.available;
             if !fits && self.checking.values().any(|checking| checking.is_polled(now)) {
                 break;
             }
@@ -213,7 +213,7 @@ impl Queue {
             let at = if sleeps { forecast.next_at } else { now };
             let (arrival, Waiting { waker, .. }) = first.remove_entry();
             self.checking.insert(arrival, Checking { cost, at });
-            self.units_checking += u64::from(cost);
+            self.units_checking += cost;
             wakers.extend(waker);
         }
         wakers
@@ -221,7 +221,7 @@ impl Queue {
 
     fn stop_check(&mut self, arrival: u64) -> Option<Checking> {
         let checking = self.checking.remove(&arrival)?;
-        self.units_checking -= u64::from(checking.cost);
+        self.units_checking -= checking.cost;
         Some(checking)
     }
 
@@ -317,7 +317,7 @@ impl Drop for Ticket {
         let (wakers, _waiting, is_empty) = {
             let queue = &mut *lock(&self.queue);
             let max = queue.groups.get(&group).map_or(0, |group| group.max);
-            queue.update_group(group, max, |units| units.saturating_sub(cost.into()));
+            queue.update_group(group, max, |units| units.saturating_sub(cost));
             let (wakers, waiting) = queue.leave(self.arrival, self.forecast);
             (wakers, waiting, queue.checking.is_empty())
         };
@@ -345,7 +345,7 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        Push { cost: u32 },
+        Push { cost: u64 },
         Denied { index: usize },
         Allowed { index: usize, available: u64 },
         Dropped { index: usize },
@@ -353,7 +353,7 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            (1..5_u32).prop_map(|cost| Step::Push { cost }),
+            (1..5_u64).prop_map(|cost| Step::Push { cost }),
             any::<usize>().prop_map(|index| Step::Denied { index }),
             (any::<usize>(), 0..10_u64)
                 .prop_map(|(index, available)| Step::Allowed { index, available }),
@@ -392,7 +392,7 @@ mod tests {
                         queue.leave(index as u64 % (arrivals + 1), None);
                     }
                 }
-                let costs = queue.checking.values().map(|checking| u64::from(checking.cost));
+                let costs = queue.checking.values().map(|checking| checking.cost);
                 let units_checking: u64 = costs.sum();
                 prop_assert_eq!(queue.units_checking, units_checking);
                 prop_assert!(!queue.checking.is_empty() || queue.waiting.is_empty());

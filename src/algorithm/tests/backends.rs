@@ -11,7 +11,10 @@ use super::super::{
 };
 use crate::{
     decision::{Decision, Receipt},
-    store::script::{self, CheckEach, Limit, Script},
+    store::{
+        ScriptText,
+        script::{self, CheckEach, Limit},
+    },
 };
 
 #[path = "../../../tests/support/server.rs"]
@@ -306,7 +309,7 @@ pub(super) fn eval_each(
 fn eval_at(
     connection: &mut redis::Connection,
     command: redis::Cmd,
-    script: &Script,
+    script: &ScriptText,
     now: f64,
 ) -> script::Reply {
     let mut eval = redis::cmd("EVAL");
@@ -337,8 +340,8 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
         remaining: decision.remaining() as f64,
         replenish: micros(decision.replenish_after()),
         reset: micros(decision.reset_after()),
-        instant: match decision.receipt().for_limit(0) {
-            Receipt::At(instant, _) => instant,
+        instant: match decision.receipt(0) {
+            Receipt::At(instant, _) => instant as f64,
             _ => 0.0,
         },
         blocked: micros(decision.block_rest()),

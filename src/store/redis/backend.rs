@@ -37,12 +37,12 @@ impl Backend {
         settings: &Settings,
         key: &Key<'_>,
         units: u32,
-        of: &Receipt,
+        of: Receipt,
     ) -> bool {
-        let Receipt::At(instant, _) = *of else { return false };
+        let Receipt::At(instant, _) = of else { return false };
         let change = self.denials.release(settings, key);
         let key = self.key(settings, key);
-        let release = Release { instant: Some(instant), units: units.into(), kept: 0.0 };
+        let release = Release { instant: Some(instant as f64), units: units.into(), kept: 0.0 };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
     }
@@ -50,7 +50,7 @@ impl Backend {
 
 /// Reports that units of a request are returned whose caller is gone.
 pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
-    observers.each(|observer| observer.released(&Released { limiter, key, units }));
+    observers.each(|observer| observer.released(&Released { limiter, key, units: units.into() }));
 }
 
 /// Reports that a call is sent.

@@ -114,7 +114,8 @@ impl CheckBatch {
         hash: u64,
         deadline: Deadline,
     ) -> Option<Queued> {
-        let LimitRequest { settings, key, cost, max_wait, .. } = *request;
+        let LimitRequest { settings, key, max_wait, .. } = *request;
+        let cost = request.units();
         let Contents { keys, index_of, callers } = &mut *self.contents();
         let is_fast = max_wait == 0.0 || reserves_fast(&settings.params);
         let max = if is_fast { MAX_CHECKS } else { MAX_KEYS };
@@ -234,7 +235,7 @@ impl CheckBatch {
         let mut contents = self.contents();
         for (&index, found) in call.callers.iter().zip(&reply.replies) {
             let caller = &mut contents.callers[index];
-            let policy = self.settings.policy(caller.cost);
+            let policy = self.settings.policy(caller.cost.into());
             let result = match found {
                 Ok(found) => Ok(reply.decision(policy, *found)),
                 Err(error) => Err(client.at_server(slot, error.clone())),
@@ -259,7 +260,7 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        if self.backend.release_late(&self.settings, &key, cost, decision.receipt()) {
+        if self.backend.release_late(&self.settings, &key, cost, decision.receipt(0)) {
             report_released(&self.observers, self.settings.name, &key, cost);
         }
     }

@@ -21,8 +21,9 @@ pub(super) struct ScriptCall {
 impl ScriptCall {
     pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
-            let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
-            Limit { key: backend.key(settings, key), params: settings.params, cost, max_wait }
+            let LimitRequest { settings, key, max_wait, .. } = *limit;
+            let (key, cost) = (backend.key(settings, key), limit.units());
+            Limit { key, params: settings.params, cost, max_wait }
         };
         Self {
             action: request.action,

@@ -106,8 +106,7 @@ impl WaitingCall {
     fn release(&self, decision: &Decision) {
         let limits = self.limits.iter().zip(&self.observers).enumerate();
         for (index, ((settings, key, units), observers)) in limits {
-            let receipt = decision.receipt().for_limit(index);
-            if self.backend.release_late(settings, key, *units, &receipt) {
+            if self.backend.release_late(settings, key, *units, decision.receipt(index)) {
                 report_released(observers, settings.name, key, *units);
             }
         }
