@@ -96,7 +96,7 @@ local function decode(state, is_head)
   if is_head then
     size = STATE_SIZE + 4 * parts + 4
     if parts ~= buckets then
-      state = call('GETRANGE', key, '0', size)
+      state = get('0', size)
     end
   end
   local form, position, _
