@@ -68,11 +68,10 @@ use std::{fmt, sync::Arc, time::Duration};
 pub use self::metrics::Metrics;
 pub(crate) use self::observers::{LimiterObservers, Observers};
 pub use self::top_denied::{DeniedKey, TopDenied};
-pub use crate::error::FailureKind;
 use crate::{
     algorithm::{Action, Algorithm},
     decision::Decision,
-    error::{ConfigError, StoreError},
+    error::{ConfigError, ErrorKind, StoreError},
     keys::Key,
     quota::Quota,
 };
@@ -323,7 +322,7 @@ pub struct StoreFailed<'a> {
     /// The operation that failed.
     pub operation: Operation,
     /// The kind of the failure.
-    pub kind: FailureKind,
+    pub kind: ErrorKind,
     /// The error, with its sources.
     pub error: &'a StoreError,
 }

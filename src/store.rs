@@ -45,6 +45,7 @@ pub(crate) use self::{
     retry_queue::{Entry, Forecast, RetryQueues, Ticket, after},
     seal::Sealed,
 };
+pub use crate::error::ErrorKind;
 use crate::{
     algorithm::Release,
     decision::Decision,
