@@ -53,7 +53,7 @@ use crate::{
 };
 pub use crate::{
     decision::{KeyState, Source},
-    error::{FailureKind, StoreError},
+    error::{ErrorKind, StoreError},
 };
 
 /// A task that no request waits for.

@@ -128,7 +128,7 @@ impl Limiter {
         timeout: Duration,
     ) -> Result<Decision, Error> {
         let (key, max_wait) = (&key.into(), MaxWait::UpTo(micros(timeout)));
-        let answer = self.decide(Action::Check, key, n, max_wait)?;
+        let answer = self.decide(Action::Check, key, n, max_wait);
         if let Some(decision) = answer.now().filter(|decision| decision.delay().is_zero()) {
             return Ok(decision.clone());
         }
@@ -213,7 +213,7 @@ impl Charge {
         if self.retry_deadline(max_wait).is_some() {
             yield_to_queue(self).await;
         }
-        Acquire::new(self.clone(), self.decide(Action::Check, max_wait)?, max_wait).wait().await
+        Acquire::new(self.clone(), self.decide(Action::Check, max_wait), max_wait).wait().await
     }
 
     /// Spends the costs, and waits as long as necessary until the request may proceed. The decision
@@ -233,7 +233,7 @@ impl Charge {
     pub async fn acquire(&self) -> Result<Decision, Error> {
         yield_to_queue(self).await;
         let max_wait = MaxWait::LONGEST;
-        let answer = self.decide(Action::Check, max_wait)?;
+        let answer = self.decide(Action::Check, max_wait);
         let mut acquire = Acquire::new(self.clone(), answer, max_wait);
         acquire.retries = true;
         acquire.wait().await
@@ -350,14 +350,14 @@ impl Acquire {
                 Phase::Releasing(pause) => {
                     ready!(poll_timer(pause, cx));
                     let max_wait = self.max_wait.at_most(self.remaining_wait());
-                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait)?);
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
                 }
                 Phase::Retrying(denied) => {
                     let retry = self.retry.get_or_insert_default();
                     if !ready!(retry.poll(cx, self.deadline)) {
                         return Poll::Ready(Ok(denied.clone()));
                     }
-                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.max_wait)?);
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.max_wait));
                 }
                 Phase::Done => panic!("polled after completion"),
             }
@@ -497,7 +497,7 @@ impl Acquire {
             Err(error) => match charge.recover_by_limiter(error)? {
                 Recovered::Uncounted(decision) => Ok(decision),
                 Recovered::Fallback(charge) => {
-                    let answer = charge.decide(Action::Check, rest)?;
+                    let answer = charge.decide(Action::Check, rest);
                     Self::new(charge, answer, rest).wait().await
                 }
             },

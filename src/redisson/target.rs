@@ -24,19 +24,15 @@ impl ChargeTarget for RateLimiter {
         self.label
     }
 
-    fn decide(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u64,
-    ) -> Result<StoreFuture<Decision>, Error> {
-        if action != Action::Check {
-            return Err(Error::Unsupported);
-        }
-        let (limiter, deadline) = (self.for_key(key)?, self.store.start_deadline());
-        Ok(StoreFuture::pending(
+    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Decision> {
+        let (limiter, deadline) = match self.for_key(key) {
+            _ if action != Action::Check => return StoreFuture::ready(Err(Error::Unsupported)),
+            Ok(limiter) => (limiter, self.store.start_deadline()),
+            Err(error) => return StoreFuture::ready(Err(error.into())),
+        };
+        StoreFuture::pending(
             async move { limiter.attempt(deadline, permits(cost), random()).await },
-        ))
+        )
     }
 
     fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()> {

@@ -25,6 +25,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
+use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation,
     config::Refill,
@@ -360,7 +361,7 @@ impl Harness {
         match result {
             Ok(()) if self.ledger().entries[id].is_cancelled => {}
             Ok(()) => self.used(id, limit, used, false).await,
-            Err(Error::Store(error)) if error.is_full() => {} // nothing was spent
+            Err(Error::Store(error)) if error.kind() == ErrorKind::Full => {} // nothing was spent
             Err(error) => panic!("{error}"),
         }
     }
@@ -620,7 +621,7 @@ impl Player {
                 (entry.is_admitted, entry.by_limiter) = (true, by_limiter);
                 entry.decision = Some(decision);
             }
-            Err(Error::Store(error)) if error.is_full() => {}
+            Err(Error::Store(error)) if error.kind() == ErrorKind::Full => {}
             Err(error) => panic!("{error}"),
             Ok(_) => {}
         }

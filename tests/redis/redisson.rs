@@ -8,6 +8,7 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::Instant};
+use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
     Charge, Decision, Error, RedisStore,
     config::ConfigError,
@@ -430,7 +431,7 @@ fn add_java_entries(server: &RedisServer, entries: u32) {
 }
 
 fn is_timeout<T>(result: &Result<T, Error>) -> bool {
-    matches!(result, Err(Error::Store(error)) if error.is_timeout())
+    matches!(result, Err(Error::Store(error)) if error.kind() == ErrorKind::Timeout)
 }
 
 #[tokio::test]
