@@ -19,8 +19,7 @@ use axum::body::Body;
 use http::{HeaderValue, Request, Response, request::Parts};
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    key,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key,
     store::{RedisConfig, Source},
 };
 
