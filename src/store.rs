@@ -24,7 +24,7 @@ pub(crate) use self::names::Name;
 pub(crate) use self::redis::Deadline;
 #[cfg(feature = "redisson")]
 pub(crate) use self::redis::ScriptText;
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 pub use self::redis::Tls;
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::redis::is_written;
