@@ -18,7 +18,7 @@ use crate::{
     keys::Key,
     observe::{LimiterObservers, Observer, Operation, SettingsChanged},
     quota::Quota,
-    store::{AnyStore, LimitRequest, Name, Settings, Store, StoreFuture, StoreRequest},
+    store::{AnyStore, LimitRequest, Name, Released, Settings, Store, StoreFuture, StoreRequest},
 };
 
 /// The number of requests of a key that can wait, if no setting bounds it.
@@ -424,12 +424,11 @@ impl Limiter {
         receipt: Receipt,
         spent: u64,
         units: u64,
-    ) {
+    ) -> Option<Released> {
         let version = self.current();
-        if let Some(release) = version.release(receipt, spent, units) {
-            report_released(&self.0.observers, self.0.taken.text, key, units);
-            self.0.store.as_dyn().release_in_background(&version.settings, key, release);
-        }
+        let release = version.release(receipt, spent, units)?;
+        report_released(&self.0.observers, self.0.taken.text, key, units);
+        self.0.store.as_dyn().release_in_background(&version.settings, key, release)
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
