@@ -107,7 +107,7 @@ fn foreign_queue(charge: &Charge) -> Option<(Arc<RetryQueues>, u64)> {
 
 /// Returns the time in which the quota restores the cost.
 fn gap(quota: Quota, cost: u32) -> Duration {
-    quota.window().mul_f64(f64::from(cost) / f64::from(quota.limit())).min(MAX_GAP)
+    quota.window().mul_f64(f64::from(cost) / quota.limit() as f64).min(MAX_GAP)
 }
 
 /// The state of a request that retries when it is denied.
@@ -338,7 +338,7 @@ mod tests {
 
     /// Returns an empty bucket of 100 per second, and requests that it has denied.
     async fn queue<const N: usize>(burst: u32, costs: [u32; N]) -> (Limiter, [Denied; N]) {
-        let quota = Quota::per_second(100).burst(burst);
+        let quota = Quota::per_second(100).burst(burst.into());
         let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
         assert!(limiter.check_n("key", burst).await.unwrap().is_allowed());
         let mut all = Vec::new();

@@ -187,7 +187,7 @@ impl RateLimiter {
             }
             _ => {}
         }
-        let quota = quota(reply.rate as u64, reply.interval as u64);
+        let quota = Quota::nearest(reply.rate as u64, Duration::from_millis(reply.interval as u64));
         let admitted = reply.status == DONE;
         let reply = EngineReply {
             admitted,
@@ -240,13 +240,6 @@ async fn wait(charge: &Charge, retry: &mut Retry, deadline: Option<Instant>) -> 
         }
         visit_queue(charge); // the call before this one may not be polled
     }
-}
-
-/// Returns the quota that is nearest to a rate.
-fn quota(rate: u64, interval: u64) -> Quota {
-    let limit = u32::try_from(rate).unwrap_or(u32::MAX).max(1);
-    let max_window = Duration::from_secs(366 * 86_400);
-    Quota::new(limit, Duration::from_millis(interval.max(1)).min(max_window))
 }
 
 /// A call in flight. If it is dropped before the reply, it releases the permits that the reply

@@ -214,7 +214,7 @@ impl CheckBatch {
             of_keys += 1;
             let name = self.name(&keys[callers[of_key[0]].key].1);
             let of_key = of_key.iter().map(|index| &callers[*index]);
-            checks.add(name, of_key.map(|caller| (caller.cost, caller.max_wait)));
+            checks.add(name, of_key.map(|caller| (caller.cost.into(), caller.max_wait)));
         }
         let deadline = last.shared(first, lingers);
         Some(BatchCall { checks, callers: indexes, deadline, has_one_key: of_keys == 1 })
