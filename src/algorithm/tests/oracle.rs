@@ -6,9 +6,10 @@ use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
     super::{Action, Algorithm, EngineRequest, Params, Refill, Release, State},
+    agreement::large,
     backends::{Backend, RedisServer, Scripted, check},
 };
-use crate::quota::Quota;
+use crate::quota::{MAX_UNITS, Quota};
 
 /// An admitted request: the instants at which it arrived and proceeds, and its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +32,17 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 
 fn quotas() -> impl Strategy<Value = Quota> {
     let window = prop_oneof![Just(1_000_000), 1_000_u64..10_000_000, Just(86_400_000_000)];
-    (1_u64..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
+    let limit = prop_oneof![2 => 1_u64..30, 1 => large()];
+    // Some tests add an overdraft.
+    let limit = limit.prop_map(|limit| limit.min(MAX_UNITS - 3));
+    (limit, window).prop_map(|(limit, us)| Quota::nearest(limit, Duration::from_micros(us)))
+}
+
+/// A cost of 1 to 4, or of large quotas as many sixteenths.
+fn cost_of(cost: u32, quota: Quota) -> u64 {
+    let part = quota.limit() / 16;
+    let cost = u64::from(cost);
+    if part > 1_000 { cost * part + cost } else { cost.min(quota.limit()) }
 }
 
 /// The requests that proceeded, and all events: requests that were admitted (`Ok`) or dropped.
@@ -61,7 +72,7 @@ fn admitted(
             backend.release(&params, now, &[release]);
             history.push(Err(request));
         }
-        let cost = u64::from(cost).min(quota.limit());
+        let cost = cost_of(cost, quota);
         let max_wait = max_wait.map_or(params.default_wait(), part);
         let request = EngineRequest { max_wait, ..check(cost, now) };
         let reply = backend.decide(&params, request);
@@ -116,13 +127,13 @@ fn reservations_that_are_released_leave_no_trace() {
                 let params = Params::new(algorithm, quota).unwrap();
                 let mut now = 1.7e15;
                 let mut state = State::Initial;
-                while state.decide(&params, check(1, now)).admitted {}
+                while state.decide(&params, check(cost_of(1, quota), now)).admitted {}
                 now += (quota.window_us() as f64 / quota.limit() as f64 / 2.0).floor();
                 let before = state.clone();
 
                 let mut reserved = vec![];
                 for cost in &costs {
-                    let cost = f64::from(*cost).min(quota.limit() as f64);
+                    let cost = cost_of(*cost, quota) as f64;
                     let max_wait = params.max_reservable();
                     let reply =
                         state.decide(&params, EngineRequest { max_wait, ..check(cost, now) });
@@ -430,7 +441,9 @@ fn replicas_with_different_quotas_still_admit_requests() {
 fn the_largest_reduction_of_a_quota_keeps_the_wait_within_bounds() {
     let century = 36_525.0 * 86_400e6;
     let lowest = Quota::new(1, Duration::from_secs(366 * 86_400));
-    for highest in [Quota::per_second(1_000_000), Quota::new(u32::MAX.into(), Duration::from_millis(1))] {
+    for highest in
+        [Quota::per_second(1_000_000), Quota::new(u32::MAX.into(), Duration::from_millis(1))]
+    {
         let pairs = super::contract::all_with(highest).into_iter();
         for ((algorithm, high), (_, low)) in pairs.zip(super::contract::all_with(lowest)) {
             let high = Params::new(algorithm, high).unwrap();

@@ -22,7 +22,12 @@ impl ScriptCall {
     pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
             let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
-            Limit { key: backend.key(settings, key), params: settings.params, cost: cost.into(), max_wait }
+            Limit {
+                key: backend.key(settings, key),
+                params: settings.params,
+                cost: cost.into(),
+                max_wait,
+            }
         };
         Self {
             action: request.action,
