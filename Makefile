@@ -1,5 +1,5 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint msrv package features nightly soak \
-  release-check bench bench-peers redis-server
+  release-check bench bench-peers connections redis-server
 
 test: redis-server
 	cargo test --workspace --all-features
@@ -102,6 +102,12 @@ bench: redis-server
 bench-peers: redis-server
 	cargo run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers \
 	  --features driver --bin peers -- $(PEERS)
+
+# What the clients of the crate `redis` do in eight faults, and what this crate does: the table of
+# docs/connections.md. EXPERIMENTS="late order" runs some of them.
+connections: redis-server
+	cargo run --release --manifest-path benches/connections/Cargo.toml \
+	  --target-dir target/connections -- $(EXPERIMENTS)
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:

@@ -104,9 +104,9 @@ impl Bench {
         let server = RedisServer::start();
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (store, bare) = runtime.block_on(async {
-            let store = RedisStore::connect(&server.url()).await.expect("the server runs");
             // Without remembered denials, each check is a call.
-            let store = store.deadline(Duration::from_secs(30)).denial_ttl(Duration::ZERO);
+            let url = format!("{}?deadline=30s&denial_ttl=0s", server.url());
+            let store = RedisStore::connect(&url).await.expect("the server runs");
             (store, connect(&server.url()).await)
         });
         Self { server, runtime, store, bare }
@@ -216,9 +216,8 @@ impl Bench {
         let script = self.script(&self.limiter("far", Algorithm::token_bucket(), PLENTY));
         let (script, proxy) = (Arc::new(script), Proxy::start(&self.server));
         let (store, bare) = self.runtime.block_on(async {
-            let url = format!("{}?prefix=far", proxy.url());
+            let url = format!("{}?prefix=far&deadline=30s&denial_ttl=0s", proxy.url());
             let store = RedisStore::connect(&url).await.expect("the server runs");
-            let store = store.deadline(Duration::from_secs(30)).denial_ttl(Duration::ZERO);
             (store, connect(&proxy.url()).await)
         });
         let limiter = Limiter::new(store, Algorithm::token_bucket(), PLENTY);
@@ -252,7 +251,8 @@ impl Bench {
         println!();
         println!("A flood of denied requests, {TASKS} in flight, token bucket, {TASKS} keys");
         println!("per second, median of {ROUNDS} rounds; ratio, and its middle half");
-        let store = self.store.clone().denial_ttl(Duration::from_secs(1));
+        let url = format!("{}?deadline=30s&denial_ttl=1s", self.server.url());
+        let store = self.runtime.block_on(RedisStore::connect(&url)).expect("the server runs");
         let once = Quota::per_day(1);
         let remembering = Limiter::named("remembering", store, Algorithm::token_bucket(), once);
         let limiters =
@@ -477,8 +477,8 @@ impl Bench {
         self.runtime.block_on(async {
             let mut limiters = Vec::new();
             for _ in 0..stores {
-                let store = RedisStore::connect(&self.server.url()).await.expect("a server");
-                let store = store.deadline(Duration::from_secs(30));
+                let url = format!("{}?deadline=30s", self.server.url());
+                let store = RedisStore::connect(&url).await.expect("a server");
                 let limiter = RateLimiter::new(store, "waiting");
                 let interval = Duration::from_millis(interval);
                 let set = limiter.try_set_rate(RateType::Overall, rate, interval).await;

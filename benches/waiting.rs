@@ -82,12 +82,9 @@ impl Bench {
     fn new() -> Self {
         let server = RedisServer::start();
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let connect = || runtime.block_on(RedisStore::connect(&server.url()));
-        let stores = (0..REPLICAS).map(|_| {
-            let store = connect().expect("the server runs");
-            store.deadline(Duration::from_secs(30))
-        });
-        let stores = stores.collect();
+        let url = format!("{}?deadline=30s", server.url());
+        let connect = || runtime.block_on(RedisStore::connect(&url)).expect("the server runs");
+        let stores = (0..REPLICAS).map(|_| connect()).collect();
         Self { server, runtime, stores }
     }
 

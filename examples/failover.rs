@@ -20,8 +20,8 @@ use redis::{Client, ConnectionAddr};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Decision, FailurePolicy, Health, Limiter, Quota, RateLimitLayer, RedisStore,
-    Rejection, Source, key,
+    Algorithm, Decision, FailurePolicy, Health, Limiter, Quota, RateLimitLayer, RedisConfig,
+    RedisStore, Rejection, Source, key,
 };
 
 /// Answers GET / until the quota is used up, also while Redis is down, and GET /health always
@@ -81,11 +81,11 @@ impl FromStr for Policy {
 }
 
 fn store(flags: &Flags) -> Result<RedisStore, Failure> {
-    let store = match &flags.sentinel[..] {
-        [] => RedisStore::lazy(&flags.redis),
-        sentinels => RedisStore::sentinel(sentinels, &flags.redis),
+    let config = match &flags.sentinel[..] {
+        [] => RedisConfig::from_url(&flags.redis),
+        sentinels => RedisConfig::sentinels(sentinels, &flags.redis),
     };
-    Ok(store?.deadline(Duration::from_millis(flags.deadline)))
+    Ok(RedisStore::new(config?.deadline(Duration::from_millis(flags.deadline)))?)
 }
 
 fn app(store: RedisStore, quota: Quota, policy: FailurePolicy) -> Router {

@@ -4,6 +4,7 @@
 --          the decision: it takes whether all limits admit the request, and its wait, and returns
 --          the state that was found
 local function NAME(key, params, cost, max_wait, is_plain)
+  local block -- see block.lua
 -- STATE
   if is_plain then
     local function read_all()

@@ -1,79 +1,53 @@
 -- Block: a key that is blocked has its state between 'B', the end of the block (an integer of 7
 -- bytes), and another 'B'. States begin or end with another letter, so that a fast path, which
 -- looks at that end, leaves a blocked key to the engine.
--- Stands between a model and reservations.lua or log.lua. These read and write the state by `call`,
--- which is led to the state inside of the block.
--- A request that may not wait until the end of the block is denied without the state.
-local block -- of the key, if it has one: {ends, denies, close}
+-- Stands before a model. The engine reads and stores a state by `get`, `put` and `patch`, wherever
+-- the state is. `block` is nil for a key without one; else {ends}, and {state, expires, changed} if
+-- the state counts: a request that may not wait until the end of the block is denied without it.
 
 local function in_block(state)
   return struct.pack('<BI7', 66, block.ends) .. state
 end
 
--- Returns the wait of a request that proceeds after the block, and the time until there is room for
--- it to wait.
-local function after_block(wait, full)
-  local rest = block.ends - now
-  return math.max(wait, rest), full > rest and full or 0
+-- Returns bytes of the state, by indices as GETRANGE takes them.
+local function get(from, to)
+  if block then
+    from, to = tonumber(from), tonumber(to)
+    return string.sub(block.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
+  end
+  return call('GETRANGE', key, from, to)
 end
 
--- Holds the state of the key in a block, and leads `call` to it.
-local function hold(state, ends)
-  local held_key, outer, expires, changed = key, call, nil, blocks
-  local function put(new, expiry)
-    state, expires, changed = new, expiry, true
+-- Stores a state; an empty one deletes the key.
+local function put(state, expires)
+  if block then
+    block.state, block.expires, block.changed = state, expires, true
+  elseif state == '' then
+    call('DEL', key)
+  else
+    call('SET', key, state, 'PXAT', expire_at(expires))
   end
-  local commands = {
-    GETRANGE = function(from, to)
-      from, to = tonumber(from), tonumber(to)
-      return string.sub(state, from < 0 and from or from + 1, to < 0 and to or to + 1)
-    end,
-    STRLEN = function()
-      return #state
-    end,
-    SETRANGE = function(from, bytes)
-      put(string.sub(state, 1, from) .. bytes .. string.sub(state, from + #bytes + 1), expires)
-    end,
-    SET = function(new, _, expiry)
-      put(new, expiry)
-    end,
-    PEXPIREAT = function(expiry)
-      put(state, expiry)
-    end,
-    DEL = function()
-      put('', nil)
-    end,
-  }
-  function call(command, name, ...)
-    if name ~= held_key then
-      return outer(command, name, ...)
-    end
-    return commands[command](...)
+end
+
+-- Replaces bytes of the state from an index on, and its expiry if there is a new one.
+local function patch(from, bytes, expires)
+  if block then
+    local state = block.state
+    from = tonumber(from)
+    local rest = string.sub(state, from + #bytes + 1)
+    put(string.sub(state, 1, from) .. bytes .. rest, expires or block.expires)
+    return
   end
-
-  block = {ends = ends}
-
-  -- Stores the state, if it has been changed.
-  function block.close()
-    local is_over = block.ends <= now
-    local value = is_over and state or in_block(state) .. 'B'
-    if not changed then
-      return
-    elseif value == '' then
-      redis.call('DEL', held_key)
-    elseif expires or state == '' then
-      local time = math.max((expires or 0) * 1000, is_over and 0 or block.ends)
-      redis.call('SET', held_key, value, 'PXAT', expire_at(time))
-    else
-      redis.call('SET', held_key, value, 'KEEPTTL')
-    end
+  call('SETRANGE', key, from, bytes)
+  if expires then
+    call('PEXPIREAT', key, expire_at(expires))
   end
 end
 
 -- Opens the block of a key whose value begins or ends with `letter`, or begins one, if the action
 -- requires that. Returns true if the state has to be read again.
 local function open_block(letter)
-  if block and not block.denies or letter ~= 66 and not blocks then
+  if block or letter ~= 66 and not blocks then
     return false
   end
   local ends = 0
@@ -84,11 +58,30 @@ local function open_block(letter)
     end
     ends = struct.unpack('<I7', head, 2)
     if can_be_denied and ends - now > max_wait then
-      block = {ends = ends, denies = true}
+      block = {ends = ends}
       return false
     end
   end
   local value = call('GETRANGE', key, '0', '-1')
-  hold(letter == 66 and string.sub(value, 9, -2) or value, ends)
+  local state = letter == 66 and string.sub(value, 9, -2) or value
+  block = {ends = ends, state = state, changed = blocks}
   return true
+end
+
+-- Stores the block with its state, if that has been changed.
+local function close_block()
+  local ends, state, expires = block.ends, block.state, block.expires
+  local is_over = ends <= now
+  if not block.changed then
+    return
+  elseif is_over and state == '' then
+    call('DEL', key)
+    return
+  end
+  local value = is_over and state or in_block(state) .. 'B'
+  if expires or state == '' then
+    call('SET', key, value, 'PXAT', expire_at(math.max(expires or 0, is_over and 0 or ends)))
+  else
+    call('SET', key, value, 'KEEPTTL')
+  end
 end

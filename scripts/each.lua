@@ -6,7 +6,7 @@
 -- A key that the script cannot decide about, or for which the server rejects the write, has an error
 -- instead of a state; the other keys are decided.
 local params = ARGV[2]
-local key -- about which the engine decides
+local key, block -- about which the engine decides; see block.lua
 -- STATE
 
 -- Creates the functions of the engine, which takes more time than most calls need.
@@ -20,7 +20,7 @@ local function create_engine()
 
   -- Decides about the requests one after the other. Returns the state that they have found.
   local function decide_all(runs)
-    block, call = nil, redis.call
+    block = nil
     forget()
     local state
     for _, run in ipairs(runs) do
@@ -99,6 +99,7 @@ local function decide_keys()
     if position <= #items then
       runs, position = read_runs(position)
     end
+    block = nil
     local found = fast and action == 'check' and apply(fast(key, index, runs))
     reply[index + 1] = found or engine().decide_all(runs)
   end
@@ -108,7 +109,6 @@ end
 while index < #KEYS do
   local ok, err = pcall(decide_keys)
   if not ok then
-    call = redis.call
     reply[index + 1] = failure(err)
   end
 end

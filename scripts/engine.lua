@@ -1,14 +1,17 @@
 -- Engine: decides about one limit with the functions of a model, whose text stands before this one.
 -- `found`, `stale`, `load`, `store` and `release` are those of reservations.lua or log.lua, whose
--- text stands between them, behind block.lua. Behind this text stands finish.lua, which ends the
--- decision: only that writes. Takes {key, params, cost, max_wait}.
+-- text stands between them; block.lua stands before the model. Behind this text stands finish.lua,
+-- which ends the decision: only that writes. Takes {key, params, cost, max_wait}.
 local wait, too_long
 
 -- Computes how long the request has to wait, and by how much that is too long.
 local function plan()
   wait, too_long = 0, 0
+  if block and not block.state then
+    block = nil -- of a request before this one
+  end
   load()
-  if block and block.denies then
+  if block and not block.state then
     wait = block.ends - now
     too_long = wait - max_wait
     return
@@ -24,7 +27,9 @@ local function plan()
   local full
   wait, full = earliest(can_be_denied and cost or -math.huge)
   if block and can_be_denied then
-    wait, full = after_block(wait, full or 0)
+    -- The request proceeds after the block. A queue that is full has room when it has drained.
+    local rest = block.ends - now
+    wait, full = math.max(wait, rest), full and full > rest and full or 0
   end
   too_long = math.max(wait - max_wait, full or 0)
 end

@@ -37,7 +37,7 @@ if returns then
       block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
     end
     if block then
-      block.close()
+      close_block()
     end
     return action ~= 'release' and observe()
   end
@@ -52,7 +52,7 @@ else
     if commits and (admitted or stale) then
       store(before, now + wait)
       if block then
-        block.close()
+        close_block()
       end
     end
     return block and in_block(state) or state

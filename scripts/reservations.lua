@@ -18,10 +18,10 @@ local function forget()
 end
 
 local function load()
-  found, stale = call('GETRANGE', key, '0', size_text), false
+  found, stale = get('0', size_text), false
   if open_block(string.byte(found)) then
-    found = call('GETRANGE', key, '0', size_text)
-  elseif block and block.denies then
+    found = get('0', size_text)
+  elseif block and not block.state then
     found = nil
     return
   end
@@ -33,15 +33,15 @@ local function found_state()
   return first_found or ''
 end
 
-local function put(value, reset)
-  call('SET', key, value, 'PXAT', expire_at(expiry and expiry(reset) or now + reset))
+local function expiry_after(reset)
+  return expiry and expiry(reset) or now + reset
 end
 
 -- Few calls need the functions of this and of `reserving`, and each takes time to create.
 local function tails()
   -- The base and the entries behind it, if a request waits.
   local function read_tail(size)
-    local tail = call('GETRANGE', key, size, -1)
+    local tail = get(size, -1)
     if #tail >= size + ENTRY and struct.unpack('<d', tail, #tail - ENTRY + 1) > now then
       return tail
     end
@@ -101,7 +101,7 @@ local function reserving()
   -- Inserts a reservation, and `more` behind it. Needed if half of the entries are over, which are
   -- folded into the base, if a request waits longer for another limit, or if the head has grown.
   local function insert(head, instant, cost, more, reset)
-    local tail = call('GETRANGE', key, size, -1)
+    local tail = get(size, -1)
     local first, behind = tails.fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
       behind = behind - ENTRY
@@ -115,24 +115,24 @@ local function reserving()
     end
     local entry = struct.pack('<dd', instant, cost)
     local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
-    put(head .. encode(true) .. rest, reset)
+    put(head .. encode(true) .. rest, expiry_after(reset))
   end
 
   -- Stores the state with a reservation, and with `more` entries behind it, if no request waits
   -- longer; `before` is the state without them.
   local function reserve(head, before, instant, cost, more, reset)
     local entry = struct.pack('<dd', instant, cost)
-    local length = call('STRLEN', key)
+    local length = block and #block.state or call('STRLEN', key)
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
-      newest, newest_cost = struct.unpack('<dd', call('GETRANGE', key, length - ENTRY, -1))
+      newest, newest_cost = struct.unpack('<dd', get(length - ENTRY, -1))
     end
     if newest <= now then -- no request waits
-      put(head .. before .. entry .. more, reset)
+      put(head .. before .. entry .. more, expiry_after(reset))
       return
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
-    local oldest = struct.unpack('<d', call('GETRANGE', key, middle, middle + 7))
+    local oldest = struct.unpack('<d', get(middle, middle + 7))
     local has_grown = #head ~= size
     if oldest <= now or instant < newest or has_grown then
       insert(head, instant, cost, more, reset)
@@ -142,9 +142,8 @@ local function reserving()
       entry = struct.pack('<dd', instant, newest_cost + cost)
       length = length - ENTRY
     end
-    call('SETRANGE', key, length, entry .. more)
-    call('SETRANGE', key, 0, head)
-    call('PEXPIREAT', key, expire_at(expiry and expiry(reset) or now + reset))
+    patch(length, entry .. more)
+    patch(0, head, expiry_after(reset))
   end
 
   return reserve
@@ -186,9 +185,9 @@ if returns then
     end
     local behind, reset = tails.recount(entries), reset_after()
     if reset == 0 then
-      call('DEL', key)
+      put('')
     else
-      put(encode(behind ~= '') .. behind, reset)
+      put(encode(behind ~= '') .. behind, expiry_after(reset))
     end
   end
 end
@@ -200,9 +199,9 @@ local function store(before, instant)
   if before and not stale then
     reserving()(encode(true), before, instant, cost, '', reset)
   elseif before then
-    put(encode(true) .. before .. struct.pack('<dd', instant, cost), reset)
+    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
   elseif reset == 0 then
-    call('DEL', key)
+    put('')
   elseif found and #found > size and not stale then
     -- The request proceeds before requests that wait for another limit.
     local head, tails, behind = encode(true), tails(), nil
@@ -212,8 +211,8 @@ local function store(before, instant)
       commit(now, cost)
       behind = encode(true) .. string.sub(tail, position)
     end
-    put(behind and head .. behind or encode(), reset)
+    put(behind and head .. behind or encode(), expiry_after(reset))
   else
-    put(encode(), reset)
+    put(encode(), expiry_after(reset))
   end
 end

@@ -6,6 +6,7 @@ macro_rules! pages {
     ($($name:ident $file:literal)*) => {$(
         #[doc = "[algorithms]: crate::guide::algorithms"]
         #[doc = "[benchmarks]: crate::guide::benchmarks"]
+        #[doc = "[connections]: crate::guide::connections"]
         #[doc = "[http]: crate::guide::http"]
         #[doc = "[keys]: crate::guide::keys"]
         #[doc = "[operation]: crate::guide::operation"]
@@ -22,6 +23,7 @@ pages! {
     algorithms "../docs/algorithms.md"
     benchmarks "../docs/benchmarks.md"
     configuration "../docs/configuration.md"
+    connections "../docs/connections.md"
     http "../docs/http.md"
     keys "../docs/keys.md"
     layers "../docs/layers.md"

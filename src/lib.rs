@@ -28,7 +28,8 @@
 //! The pages of the [`guide`] describe [algorithms](guide::algorithms), [keys](guide::keys),
 //! [several limits](guide::several_limits), [waiting](guide::waiting), [responses](guide::http),
 //! [layers](guide::layers), [configuration](guide::configuration),
-//! [Redis operation](guide::operation), [servers](guide::servers), [Redisson](guide::redisson) and
+//! [Redis operation](guide::operation), [servers](guide::servers), [Redis
+//! connections](guide::connections), [Redisson](guide::redisson) and
 //! [benchmarks](guide::benchmarks).
 //!
 //! # Glossary

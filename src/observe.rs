@@ -85,7 +85,9 @@ use crate::{
 /// A check is reported when it is decided: in memory with the first poll of its future, in Redis
 /// with the answer. If the future is dropped before that answer:
 ///
-/// * [`check`](crate::Limiter::check), `check_n` and `check_within` have no event
+/// * [`check`](crate::Limiter::check) and `check_n` have no event
+/// * `check_within` has no event of its decision; if Redis has spent units or reserved an instant for
+///   it, these are [`released`](Observer::released)
 /// * [`try_acquire`](crate::Limiter::try_acquire), `acquire` and layers await the answer in the
 ///   background, which is [`decided`](Observer::decided), and then [`released`](Observer::released)
 ///   if units were spent

@@ -130,7 +130,7 @@
 //! * **Expired entries** are dropped in steps of at most 1,000, or all in one step if few entries
 //!   remain, so that Redis does not stall. A log is read once; later, only its changes are read. If
 //!   Java changed more than 1,000 entries of a long log, a call takes one round trip for each
-//!   1,000. The store's [deadline](RedisStore::deadline) applies to all of them together. If it
+//!   1,000. The store's [deadline](crate::RedisConfig::deadline) applies to all of them together. If it
 //!   passes, the next call continues where this one stopped. Only `available_permits` starts again,
 //!   because it writes nothing.
 //! * **The retry delay is exact.** Java instead reports when the oldest entry expires, plus 3 ms,
@@ -343,7 +343,7 @@ impl RateLimiter {
     /// - [`Error::Config`] if the rate is not 1 to 2^53, the interval is not 1 ms to 100 years, or
     ///   the [`keep_alive`](RateLimiter::keep_alive) time is below the interval.
     /// - [`Error::Store`] if Redis does not reply within the store's
-    ///   [deadline](RedisStore::deadline). The rate may have been set nevertheless.
+    ///   [deadline](crate::RedisConfig::deadline). The rate may have been set nevertheless.
     ///
     /// # Cancel safety
     ///
@@ -609,7 +609,7 @@ impl RateLimiter {
     fn execute<T>(
         &self,
         deadline: Deadline,
-        script: &Script,
+        script: &'static Script,
         args: &[&[u8]],
         template_rate: &str,
         tally: &[u8],
@@ -618,14 +618,14 @@ impl RateLimiter {
         T: redis::FromRedisValue + Send + 'static,
     {
         let command = script.by_hash(&self.keys.all, args, template_rate, tally);
-        self.store.run(self.label, deadline, command, script.text)
+        self.store.run(self.label, deadline, command, &script.sent().text)
     }
 
     /// Executes a script, repeatedly if it takes several calls to read a long log.
     async fn execute_in_steps(
         &self,
         deadline: Deadline,
-        script: &Script,
+        script: &'static Script,
         args: &[&[u8]],
         template_rate: &str,
     ) -> Result<(i64, u64), Error> {

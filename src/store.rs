@@ -22,8 +22,12 @@ use tokio::time::Instant;
 pub(crate) use self::names::Name;
 #[cfg(feature = "redisson")]
 pub(crate) use self::redis::Deadline;
+#[cfg(feature = "redisson")]
+pub(crate) use self::redis::ScriptText;
 #[cfg(feature = "tls-rustls")]
 pub use self::redis::Tls;
+#[cfg(all(test, feature = "redisson"))]
+pub(crate) use self::redis::is_written;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]

@@ -19,8 +19,8 @@ use axum::body::Body;
 use http::{HeaderValue, Request, Response, request::Parts};
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    Algorithm, Charge, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Source,
-    key,
+    Algorithm, Charge, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, RedisConfig,
+    RedisStore, Source, key,
 };
 
 const REQUESTS: u64 = 100;
@@ -130,9 +130,9 @@ fn a_rule_with_two_limits_allocates_some_more() {
 #[tokio::test]
 async fn a_check_that_a_remembered_denial_answers_allocates_nothing() {
     let server = server::RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
     let hour = Duration::from_secs(3_600);
-    let store = store.deadline(hour).denial_ttl(hour);
+    let config = RedisConfig::from_url(&server.url()).unwrap().deadline(hour).denial_ttl(hour);
+    let store = RedisStore::new(config).unwrap();
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(1));
     while limiter.check("ada").await.unwrap().is_allowed() {}
     let counted = measure(|| {

@@ -181,3 +181,110 @@ fn visit(
     path.pop();
     finished.insert(module.clone());
 }
+
+/// The connections to Redis. They could be a crate of their own.
+const CONNECTIONS: &str = "store::redis::transport";
+
+/// The only modules of this crate that the connections import.
+const GROUND: [&str; 2] = ["sync", "time"];
+
+/// The rooms of the connections, from the top down. A file imports from its own room, and from those
+/// below it.
+const ROOMS: [&[&str]; 4] = [&["config", "url"], &["topology"], &["health"], &["link"]];
+
+/// The words of rate limiters that connections do not know.
+const WORDS: [&str; 8] =
+    ["limiter", "quota", "denial", "denied", "decision", "prefix", "reservation", "refund"];
+
+fn source(module: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(module.replace("::", "/"));
+    fs::read_to_string(path.with_extension("rs")).unwrap()
+}
+
+/// The files of the connections, and the hubs of their rooms.
+fn connections(sources: &Sources) -> impl Iterator<Item = &Module> {
+    sources.0.keys().filter(|module| module.starts_with(CONNECTIONS))
+}
+
+fn room(module: &str) -> Option<usize> {
+    let first = module.strip_prefix(CONNECTIONS)?.split("::").nth(1)?;
+    let found = ROOMS.iter().position(|room| room.contains(&first));
+    Some(found.unwrap_or_else(|| panic!("{module} is in no room: add it to ROOMS")))
+}
+
+#[test]
+fn the_connections_import_only_time_and_locks_of_this_crate() {
+    let sources = Sources::read();
+    for module in connections(&sources) {
+        for import in &sources.0[module] {
+            let Some(found) = sources.definition(module, &import.path) else { continue };
+            let is_allowed = found.starts_with(CONNECTIONS) || GROUND.contains(&&*found);
+            assert!(is_allowed, "{module} imports from {found}");
+        }
+        // Paths that the code spells out elsewhere.
+        for path in source(module).split("crate::").skip(1) {
+            let is_allowed = ["sync::", "time::", "{sync::"].iter().any(|it| path.starts_with(it));
+            assert!(is_allowed, "{module}: crate::{:?}", path.lines().next());
+        }
+    }
+}
+
+#[test]
+fn the_rooms_of_the_connections_are_above_each_other() {
+    let sources = Sources::read();
+    for module in connections(&sources) {
+        let Some(own) = room(module) else { continue };
+        for import in sources.imports(module) {
+            let is_below = room(&import).is_none_or(|room| room >= own);
+            assert!(is_below, "{module} imports from {import}, which is in a room above");
+        }
+    }
+}
+
+#[test]
+fn the_connections_know_no_words_of_limiters() {
+    let sources = Sources::read();
+    for module in connections(&sources) {
+        for (number, line) in (1..).zip(source(module).lines()) {
+            let words = line.split(|it: char| !it.is_alphanumeric() && it != '_');
+            let mut words = words.map(|word| word.to_lowercase());
+            let known = words.find(|word| WORDS.contains(&word.trim_end_matches('s')));
+            assert!(known.is_none(), "{module}:{number} has {known:?}: {line}");
+        }
+    }
+}
+
+#[test]
+fn the_hubs_of_the_store_in_redis_only_re_export() {
+    for hub in
+        ["", "::transport", "::transport::link", "::transport::health", "::transport::topology"]
+    {
+        let hub = format!("store::redis{hub}");
+        let items = syn::parse_file(&source(&hub)).unwrap().items;
+        let other = items.iter().find(|item| !matches!(item, Item::Mod(_) | Item::Use(_)));
+        assert!(other.is_none(), "{hub} has an item of its own");
+    }
+}
+
+#[test]
+fn no_two_types_of_the_store_in_redis_have_one_name() {
+    let sources = Sources::read();
+    let mut known: BTreeMap<String, Module> = BTreeMap::new();
+    for module in sources.0.keys().filter(|module| module.starts_with("store::redis")) {
+        for item in syn::parse_file(&source(module)).unwrap().items {
+            let (name, attributes) = match item {
+                Item::Struct(item) => (item.ident, item.attrs),
+                Item::Enum(item) => (item.ident, item.attrs),
+                Item::Trait(item) => (item.ident, item.attrs),
+                Item::Type(item) => (item.ident, item.attrs),
+                _ => continue,
+            };
+            // Two forms of one type are for different features.
+            if attributes.iter().any(|it| it.path().is_ident("cfg")) {
+                continue;
+            }
+            let other = known.insert(name.to_string(), module.clone());
+            assert!(other.is_none(), "{module} and {other:?} have a type {name}");
+        }
+    }
+}

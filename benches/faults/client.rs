@@ -9,11 +9,11 @@ use std::{
 };
 
 use tokio::runtime::Runtime;
-use tower_ratelimit::RedisStore;
+use tower_ratelimit::RedisConfig;
 
 use crate::{
     deployment::Deployment,
-    load::{Load, Moment, Record, Settings},
+    load::{Load, Moment, Record, Settings, forgetful},
     namespace::Host,
 };
 
@@ -29,7 +29,8 @@ pub fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     let started = Duration::from_micros(started.parse()?);
     let runtime = Runtime::new()?;
     let _guard = runtime.enter();
-    let store = RedisStore::sentinel(sentinels.iter().copied(), &Deployment::master_url())?;
+    let store =
+        forgetful(RedisConfig::sentinels(sentinels.iter().copied(), &Deployment::master_url()))?;
     let mut load = Load::since(Settings::default(), started);
     load.add(&store);
     io::stdin().read_to_end(&mut vec![])?;

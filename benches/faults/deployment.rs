@@ -2,11 +2,11 @@
 
 use std::{error::Error, sync::mpsc, thread, time::Duration};
 
-use tower_ratelimit::RedisStore;
+use tower_ratelimit::{RedisConfig, RedisStore};
 
 use crate::{
     instance::Instance,
-    load::{Moment, now, until},
+    load::{Moment, forgetful, now, until},
     namespace::Host,
 };
 
@@ -107,7 +107,7 @@ impl Deployment {
     }
 
     pub fn store_by(&self, sentinels: Vec<String>) -> Result<RedisStore, Box<dyn Error>> {
-        Ok(RedisStore::sentinel(sentinels, &Self::master_url())?)
+        Ok(forgetful(RedisConfig::sentinels(sentinels, &Self::master_url()))?)
     }
 
     /// Commands a failover, as soon as the Sentinels accept it.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use tokio::{runtime::Handle, task::JoinHandle, time::sleep};
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore, StoreError};
 use tracing::Level;
 
 /// The time since the Unix epoch, which all processes of a row share.
@@ -148,6 +148,11 @@ impl Shared {
     }
 }
 
+/// Makes a store that remembers no denials: each request depends on the server, and on its clock.
+pub fn forgetful(config: Result<RedisConfig, StoreError>) -> Result<RedisStore, StoreError> {
+    RedisStore::new(config?.denial_ttl(Duration::ZERO))
+}
+
 impl Load {
     pub fn new(settings: Settings) -> Self {
         Self::since(settings, now())
@@ -158,14 +163,12 @@ impl Load {
         Self { settings, started, shared: Arc::default(), stores: vec![], tasks: vec![] }
     }
 
-    /// Adds a store, with tasks of its own.
+    /// Adds a store, with tasks of its own. It is to be a [`forgetful`] one.
     pub fn add(&mut self, store: &RedisStore) {
         let Settings { tasks, pause, group, keys, limit } = self.settings;
         let quota = Quota::per_day(limit).burst(limit);
-        // Each request depends on the server.
-        let without_denials = store.clone().denial_ttl(Duration::ZERO);
         let limiter = |algorithm: Algorithm| {
-            Limiter::named(algorithm.name(), without_denials.clone(), algorithm, quota)
+            Limiter::named(algorithm.name(), store.clone(), algorithm, quota)
         };
         let limiters = [limiter(Algorithm::FixedWindow), limiter(Algorithm::token_bucket())];
         for _ in 0..tasks {

@@ -96,6 +96,14 @@ local function write(_, _, used)
   if length == 0 or last < now or last_cost + granted > MAX_COST then
     last, last_cost, length = now, 0, length + 1
   end
-  put_newest(last_cost + granted, false)
+  local start, bytes, expires = newest(last_cost + granted, false)
+  if not start then
+    call('SET', key, bytes, 'PXAT', expire_at(expires))
+    return true
+  end
+  call('SETRANGE', key, start, bytes)
+  if expires then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
   return true
 end

@@ -9,12 +9,12 @@ local function forget()
 end
 
 local function load()
-  tail = call('GETRANGE', key, tail_text, '-1')
+  tail = get(tail_text, '-1')
   if open_block(string.byte(tail, -1)) then
-    tail = call('GETRANGE', key, tail_text, '-1')
+    tail = get(tail_text, '-1')
   end
   found, stale, committed, merges = tail ~= '', false, false, false
-  found = found and not (block and block.denies)
+  found = found and not (block and not block.state)
   first, live, live_dead, last, last_cost, instants, costs = 0, 0, 0, 0, 0, {}, {}
   if not found then
     return
@@ -45,17 +45,21 @@ end
 -- Stores the state after a decision.
 local function store()
   if reset_after() == 0 then
-    call('DEL', key)
+    put('')
     return
   end
   local oldest = committed and first or gone
   oldest_at = instant_of(oldest)
   oldest_cost = costs[oldest]
   if committed then
-    put_newest(costs[length - 1], stale)
+    local start, bytes, expires = newest(costs[length - 1], stale)
+    if start then
+      patch(start, bytes, expires)
+    else
+      put(bytes, expires)
+    end
   else
-    call('SETRANGE', key, ENTRY_SIZE * length, foot())
-    call('PEXPIREAT', key, expire_at(expiry_of(last, skew, window)))
+    patch(ENTRY_SIZE * length, foot(), expiry_of(last, skew, window))
   end
 end
 
@@ -66,7 +70,7 @@ if returns then
     if back > 0 then
       costs[i], sum = costs[i] - back, sum - back
       dead = dead + (costs[i] == 0 and 1 or 0)
-      call('SETRANGE', key, ENTRY_SIZE * i, struct.pack(ENTRY, instants[i], costs[i]))
+      patch(ENTRY_SIZE * i, struct.pack(ENTRY, instants[i], costs[i]))
     end
     return back
   end
@@ -101,7 +105,7 @@ if returns then
     last = instants[newest]
     local moved = string.rep(struct.pack(ENTRY, last, 0), length - 1 - newest)
     if moved ~= '' then
-      call('SETRANGE', key, ENTRY_SIZE * (newest + 1), moved)
+      patch(ENTRY_SIZE * (newest + 1), moved)
     end
   end
 
@@ -115,8 +119,7 @@ if returns then
     end)
     dead, gone, length = 0, 0, #kept
     oldest_at, oldest_cost = struct.unpack(ENTRY, kept[1])
-    local expires = expiry_of(last, skew, window)
-    call('SET', key, table.concat(kept) .. foot(), 'PXAT', expire_at(expires))
+    put(table.concat(kept) .. foot(), expiry_of(last, skew, window))
   end
 
   -- Returns units to the log.
@@ -133,7 +136,7 @@ if returns then
       end
     end
     if sum == 0 then
-      call('DEL', key) -- no entry counts any more
+      put('') -- no entry counts any more
       return
     end
     move_dead()

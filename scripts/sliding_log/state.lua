@@ -60,6 +60,9 @@ end
 local function packed_entries(from, to)
   -- Numbers as arguments would be printed with more digits, which takes longer.
   local start, stop = ENTRY_SIZE * from, ENTRY_SIZE * (to + 1) - 1
+  if block then
+    return string.sub(block.state, start + 1, stop + 1)
+  end
   return call('GETRANGE', key, string.format('%d', start), string.format('%d', stop))
 end
 
@@ -103,9 +106,11 @@ local function widened(entries)
   return table.concat(all)
 end
 
--- Stores the newest entry, and drops those that do not count from time to time. The oldest one is
--- known unless they are the same. `stale`: whether another clock or window has counted the log.
-local function put_newest(cost, stale)
+-- Makes the bytes to store with the newest entry; from time to time without those that do not count.
+-- The oldest one is known unless they are the same. `stale`: whether another clock or window has
+-- counted the log. Returns the index from which the bytes replace others, if they are not the whole
+-- log; the bytes; and the instant at which the key expires, if that is a new one.
+local function newest(cost, stale)
   sum, dead, gone = live, live_dead, first
   local expires, is_alone = expiry_of(last, skew, window), length - first == 1
   if is_alone or cost > MAX_COST or first > PAGE and first > length - first then
@@ -120,14 +125,10 @@ local function put_newest(cost, stale)
       rest = widened(rest)
     end
     gone, length = 0, length - first
-    local value = rest .. struct.pack(ENTRY, last, cost) .. foot()
-    call('SET', key, value, 'PXAT', expire_at(expires))
-    return
+    return nil, rest .. struct.pack(ENTRY, last, cost) .. foot(), expires
   end
-  call('SETRANGE', key, string.format('%d', ENTRY_SIZE * (length - 1)),
-    struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
-      oldest_cost, form))
-  if stale or expires > expiry_of(stored_last, stored_skew, stored_window) then
-    call('PEXPIREAT', key, expire_at(expires))
-  end
+  local is_later = stale or expires > expiry_of(stored_last, stored_skew, stored_window)
+  local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
+    oldest_cost, form)
+  return string.format('%d', ENTRY_SIZE * (length - 1)), bytes, is_later and expires
 end

@@ -100,7 +100,7 @@ local function decode(state, is_head)
   if is_head then
     size = STATE_SIZE + COUNT_SIZE * ((parts or 0) + 1)
     if size ~= usual_size then
-      state = call('GETRANGE', key, '0', size)
+      state = get('0', size)
     end
   end
   if (letter == NARROW or letter == WIDE) and #state >= size then

@@ -54,8 +54,8 @@ macro_rules! algorithms {
             form: $form,
             state: include_str!(concat!("../../scripts/", stringify!($module), "/state.lua")),
             model: concat!(
-                include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
                 include_str!("../../scripts/block.lua"),
+                include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
                 include_str!("../../scripts/finish.lua"),

@@ -1,5 +1,5 @@
 //! The events of limiters and layers for the crate `tracing`. Without the feature they are empty
-//! functions. The events about connections are in `store/redis/transport/events.rs`.
+//! functions. The events about connections are in `store/redis/events.rs`.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
 use std::{

@@ -44,7 +44,7 @@ impl RateLimiter {
     /// Poll the future until it is ready, or drop it. A waiting call that is not polled delays the
     /// calls behind it for up to two seconds.
     ///
-    /// Each attempt has one [deadline](crate::RedisStore::deadline) for all its commands; the sleep
+    /// Each attempt has one [deadline](crate::RedisConfig::deadline) for all its commands; the sleep
     /// between two attempts has none.
     ///
     /// # Errors
@@ -168,7 +168,7 @@ impl RateLimiter {
                 false => ACQUIRE.by_hash(&self.keys.overall(), &[&entry], &rate, &tally),
             };
             let reply: AcquireReply =
-                self.store.run(self.label, deadline, command, ACQUIRE.text).await?;
+                self.store.run(self.label, deadline, command, &ACQUIRE.sent().text).await?;
             match reply.status {
                 AGAIN => tally = reply.tally,
                 PER_CLIENT => self.is_per_client.store(true, Relaxed),

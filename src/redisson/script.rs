@@ -3,25 +3,31 @@
 
 use std::sync::OnceLock;
 
-use redis::{Cmd, FromRedisValue, ParsingError, Script as Hashed, ToRedisArgs, Value};
+use redis::{Cmd, FromRedisValue, ParsingError, ToRedisArgs, Value};
 
-/// A script, and the hash by which a server knows it.
+use crate::store::ScriptText;
+
+/// A script, made out of its files when it is first used.
 #[derive(Debug)]
 pub(super) struct Script {
-    pub(super) text: &'static str,
-    hash: OnceLock<String>,
+    #[cfg(test)]
+    pub(super) files: &'static [&'static str],
+    commented: &'static str,
+    sent: OnceLock<ScriptText>,
 }
 
 /// Takes the number of arguments of the script without the common ones, and the files.
 macro_rules! script {
     ($args:literal; $($file:literal),+) => {
         Script {
-            text: concat!(
+            #[cfg(test)]
+            files: &["limits", $($file),+],
+            commented: concat!(
                 concat!("local ARGS = ", $args, "\n"),
                 include_str!("../../scripts/redisson/limits.lua"),
                 $(include_str!(concat!("../../scripts/redisson/", $file, ".lua"))),+
             ),
-            hash: OnceLock::new(),
+            sent: OnceLock::new(),
         }
     };
 }
@@ -42,6 +48,11 @@ pub(super) const AGAIN: i64 = 4;
 pub(super) const PER_CLIENT: i64 = 5;
 
 impl Script {
+    /// Returns the script as it is sent.
+    pub(super) fn sent(&self) -> &ScriptText {
+        self.sent.get_or_init(|| ScriptText::new(self.commented))
+    }
+
     pub(super) fn by_hash<K: ToRedisArgs>(
         &self,
         keys: &[K],
@@ -49,10 +60,9 @@ impl Script {
         template_rate: &str,
         tally: &[u8],
     ) -> Cmd {
-        let hash = self.hash.get_or_init(|| Hashed::new(self.text).get_hash().to_owned());
         let mut command = redis::cmd("EVALSHA");
         command
-            .arg(hash)
+            .arg(&*self.sent().hash)
             .arg(keys.len())
             .arg(keys)
             .arg(args)
@@ -114,5 +124,32 @@ impl FromRedisValue for AcquireReply {
             interval: next(),
             tally: tally.to_vec(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::is_written;
+
+    #[test]
+    fn the_scripts_are_in_the_repo_as_they_are_sent() {
+        let scripts = [
+            ("acquire", &ACQUIRE),
+            ("release", &RELEASE),
+            ("available_permits", &AVAILABLE_PERMITS),
+            ("set_rate", &SET_RATE),
+            ("expire", &EXPIRE),
+            ("config", &CONFIG),
+        ];
+        let changed = scripts.into_iter().filter(|(name, script)| {
+            let purpose = format!("{name} of a limiter in Redisson's format.");
+            let files = script.files.iter().map(|file| format!("redisson/{file}.lua"));
+            let files = files.collect::<Vec<_>>().join(", ");
+            let name = format!("redisson_{name}");
+            !is_written(&name, &purpose, &format!("ARGS, {files}"), script.sent())
+        });
+        let remedy = "`scripts/sent` was not what is sent: commit it as it is written now";
+        assert_eq!(changed.count(), 0, "{remedy}");
     }
 }

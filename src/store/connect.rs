@@ -29,10 +29,10 @@ use crate::error::StoreError;
 /// | parameter | setting | default |
 /// |---|---|---|
 /// | `max_keys=100000` | [`MemoryStore::with_max_keys`] | 100,000 |
-/// | `deadline=50ms` | [`RedisStore::deadline`](crate::RedisStore::deadline), above 0 | 100 ms |
+/// | `deadline=50ms` | [`RedisConfig::deadline`](crate::RedisConfig::deadline), above 0 | 100 ms |
 /// | `connections=2` | [`RedisConfig::connections`](crate::RedisConfig::connections) | 1 |
 /// | `prefix=shop` | [`RedisConfig::prefix`](crate::RedisConfig::prefix) | `ratelimit` |
-/// | `denial_ttl=0s` | [`RedisStore::denial_ttl`](crate::RedisStore::denial_ttl) | 1 s |
+/// | `denial_ttl=0s` | [`RedisConfig::denial_ttl`](crate::RedisConfig::denial_ttl) | 1 s |
 /// | `script_flags=allow-key-locking` | [`RedisConfig::script_header`](crate::RedisConfig::script_header) | none |
 /// | `protocol=resp2` | the protocol | RESP3, if the server supports it |
 ///
@@ -202,7 +202,7 @@ mod tests {
     #[cfg(feature = "redis")]
     #[tokio::test]
     async fn an_unknown_parameter_lists_the_known_ones() {
-        let all = "deadline, connections, prefix, denial_ttl, script_flags, protocol";
+        let all = "deadline, prefix, denial_ttl, connections, script_flags, protocol";
         for (url, last) in [
             ("redis://h/?dedline=50ms", "protocol"),
             ("redis://:a?b@h/?dedline=50ms", "protocol"),

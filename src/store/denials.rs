@@ -32,7 +32,7 @@ use tokio::time::Instant;
 
 use self::{
     blocks::Blocks,
-    entry::{Denial, Entry},
+    entry::{Denial, KeyDenials},
 };
 use super::{LimitRequest, Settings, StoreRequest};
 use crate::{
@@ -62,8 +62,8 @@ struct Memory {
 /// old one, and the old one is dropped. So no entry is looked at to make room.
 #[derive(Default)]
 struct Shard {
-    young: HashTable<Entry>,
-    old: HashTable<Entry>,
+    young: HashTable<KeyDenials>,
+    old: HashTable<KeyDenials>,
     young_since: Option<Instant>,
     blocks: Blocks,
     /// The number of changes. A denial that was sent before a change is not remembered after it.
@@ -132,11 +132,6 @@ impl Denials {
     pub(crate) fn new(ttl: Duration) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self { memory: Arc::new(Memory { shards, hasher: RandomState::default() }), ttl }
-    }
-
-    /// Returns the same memory with another TTL for later denials.
-    pub(crate) fn with_ttl(self, ttl: Duration) -> Self {
-        Self { ttl, ..self }
     }
 
     /// Finds a denial that holds for the request. Otherwise the request is to be sent after this.
@@ -260,12 +255,12 @@ impl Memory {
 }
 
 impl Shard {
-    fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&Entry> {
-        let is_it = |entry: &Entry| entry.is(limiter, key);
+    fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&KeyDenials> {
+        let is_it = |entry: &KeyDenials| entry.is(limiter, key);
         self.young.find(hash, is_it).or_else(|| self.old.find(hash, is_it))
     }
 
-    fn remove(&mut self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<Entry> {
+    fn remove(&mut self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<KeyDenials> {
         for entries in [&mut self.young, &mut self.old] {
             if let Ok(entry) = entries.find_entry(hash, |entry| entry.is(limiter, key)) {
                 return Some(entry.remove().0);
@@ -274,7 +269,7 @@ impl Shard {
         None
     }
 
-    fn insert(&mut self, hash: u64, entry: Entry, memory: &Memory, ttl: Duration) {
+    fn insert(&mut self, hash: u64, entry: KeyDenials, memory: &Memory, ttl: Duration) {
         let now = entry.received();
         let since = *self.young_since.get_or_insert(now);
         let age = now.saturating_duration_since(since);
@@ -282,7 +277,7 @@ impl Shard {
             self.old = mem::take(&mut self.young);
             self.young_since = Some(now);
         }
-        let rehash = |entry: &Entry| memory.hash(entry.limiter(), &entry.key);
+        let rehash = |entry: &KeyDenials| memory.hash(entry.limiter(), &entry.key);
         self.young.insert_unique(hash, entry, rehash);
     }
 }
@@ -365,7 +360,7 @@ impl CheckedLimit {
         let denial = Denial::new(algorithm, decision, max_wait, times, *ttl);
         if let Some(denial) = denial.filter(|it| it.denies(decision.cost(), max_wait, received)) {
             let decision = decision.clone().with_counts(iter::empty());
-            let mut entry = Entry::new(self.key.clone(), algorithm, decision, denial);
+            let mut entry = KeyDenials::new(self.key.clone(), algorithm, decision, denial);
             if let Some(older) = shard.remove(hash, self.limiter, &self.key) {
                 entry.remember(older);
             }

@@ -25,7 +25,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn forgetful(server: &RedisServer) -> RedisStore {
-    support::redis_store(server).await.denial_ttl(Duration::ZERO)
+    support::forgetful_store(server).await
 }
 
 /// Limiters over each store, for two replicas.
@@ -334,7 +334,8 @@ async fn a_request_that_waits_for_the_end_of_a_block_keeps_its_instant_when_it_i
 #[tokio::test]
 async fn a_denial_of_a_blocked_key_is_remembered_until_this_process_lifts_the_block() {
     let server = RedisServer::start();
-    let store = support::redis_store(&server).await.denial_ttl(24 * HOUR);
+    let config = support::config(&server.url()).denial_ttl(24 * HOUR);
+    let store = support::connected(config).await;
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
     assert!(limiter.check("key").await.unwrap().is_allowed());
     limiter.block("key", HOUR).await.unwrap();

@@ -148,7 +148,7 @@ async fn requests_that_race_are_admitted_exactly_as_often_as_all_limits_allow() 
 #[tokio::test]
 async fn a_decision_about_several_limits_is_one_round_trip() {
     let server = RedisServer::start();
-    let store = over_redis(&server).await.denial_ttl(Duration::ZERO); // each denial is a call, too
+    let store = support::forgetful_store(&server).await; // each denial is a call, too
     let limiters =
         user_and_all(&store, Algorithm::token_bucket(), Quota::per_hour(3), Quota::per_hour(9));
     let charge = for_user(&limiters, "alice");
@@ -658,7 +658,7 @@ async fn reservations_that_the_store_has_lost_return_nothing() {
 async fn reservations_that_redis_has_lost_return_nothing() {
     let server = RedisServer::start();
     // A remembered denial would hide the loss.
-    let store = over_redis(&server).await.denial_ttl(Duration::ZERO);
+    let store = support::forgetful_store(&server).await;
     let flush = || redis::cmd("FLUSHDB").query::<()>(&mut server.connection()).unwrap();
     let calls = async |count: u64| {
         until("Redis was called", async || server.calls("evalsha") >= count).await;

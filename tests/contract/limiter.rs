@@ -16,10 +16,10 @@ async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [
     let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
     let mut redis = vec![];
     for replica in 0..8 {
-        let mut store = support::redis_store(server).await;
-        if replica % 2 == 1 {
-            store = store.denial_ttl(Duration::ZERO);
-        }
+        let store = match replica % 2 {
+            0 => support::redis_store(server).await,
+            _ => support::forgetful_store(server).await,
+        };
         redis.push(Limiter::new(store, algorithm, quota));
     }
     [vec![memory.clone(), memory], redis]

@@ -826,7 +826,7 @@ fn no_history_over_redis_exceeds_the_guarantee() {
     let server = Arc::new(RedisServer::start());
     let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // A remembered denial would hide that Redis allows too much.
-    let store = runtime.block_on(support::redis_store(&server)).denial_ttl(Duration::ZERO);
+    let store = runtime.block_on(support::forgetful_store(&server));
     let number = Cell::new(0);
     run(histories() / 10, steps(), |mut setup, steps| {
         for (_, quota) in &mut setup.limits {

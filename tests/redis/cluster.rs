@@ -24,8 +24,8 @@ use crate::support::{
     ALGORITHMS,
     cluster::{ANNOUNCED, ANNOUNCED_BELOW, Cluster, SLOTS, free_port},
     load::{
-        self, Load, Tasks, eventually, key, many_servers, redis_key, until, until_decided,
-        until_server,
+        self, Load, Tasks, eventually, forgetful, key, many_servers, redis_key, until,
+        until_decided, until_server,
     },
     permissions,
     sentinel::fake::{Fake, array},
@@ -36,6 +36,8 @@ use crate::support::{
 const SETTINGS: [&str; 2] = ["--cluster-node-timeout", "1500"];
 
 const HOUR: Duration = Duration::from_secs(3_600);
+/// A deadline that a busy machine can keep.
+const LONG: Duration = Duration::from_secs(30);
 
 /// A store with a deadline that a busy machine can keep, connected to all nodes.
 async fn with_long_deadline(cluster: &Cluster) -> RedisStore {
@@ -44,8 +46,16 @@ async fn with_long_deadline(cluster: &Cluster) -> RedisStore {
 
 /// The same, whose keys have this prefix.
 async fn with_prefix(cluster: &Cluster, prefix: &str) -> RedisStore {
-    let config = RedisConfig::cluster(cluster.urls()).unwrap().prefix(prefix);
-    let store = RedisStore::new(config.deadline(Duration::from_secs(30))).unwrap();
+    connected(config(cluster).prefix(prefix).deadline(LONG)).await
+}
+
+fn config(cluster: &Cluster) -> RedisConfig {
+    RedisConfig::cluster(cluster.urls()).unwrap()
+}
+
+/// Makes a store that remembers no denials and is connected to all nodes.
+async fn connected(config: RedisConfig) -> RedisStore {
+    let store = forgetful(config);
     let (algorithm, quota) = (Algorithm::FixedWindow, Quota::per_hour(1_000_000));
     let limiter = Limiter::named("connect", store.clone(), algorithm, quota);
     let _ = until_decided(&[limiter], &users()).await;
@@ -352,22 +362,21 @@ async fn redisson_works(cluster: &Cluster) {
 
 async fn any_node_can_be_a_seed(cluster: &Cluster) {
     let url = cluster.masters[2].url();
-    let three = RedisConfig::cluster([&*url]).unwrap().connections(3);
-    let stores = [
-        RedisStore::cluster([&*url]).unwrap(),
-        RedisStore::cluster(["redis://127.0.0.1:1", &*url]).unwrap(),
-        RedisStore::new(three).unwrap(),
+    let configs = [
+        RedisConfig::cluster([&*url]),
+        RedisConfig::cluster(["redis://127.0.0.1:1", &*url]),
+        RedisConfig::cluster([&*url]).map(|config| config.connections(3)),
     ];
-    for store in stores {
-        let limiter = load::limiter(&store.deadline(Duration::from_secs(30)));
+    for config in configs {
+        let limiter = load::limiter(&forgetful(config.unwrap().deadline(LONG)));
         for user in users() {
             let _ = eventually(async || limiter.peek(key(&user)).await).await;
         }
     }
     let none: [&str; 0] = [];
-    assert!(RedisStore::cluster(none).is_err());
-    assert!(RedisStore::cluster(["not a url"]).is_err());
-    assert!(RedisStore::cluster(["unix:///a/socket"]).is_err());
+    assert!(RedisConfig::cluster(none).is_err());
+    assert!(RedisConfig::cluster(["not a url"]).is_err());
+    assert!(RedisConfig::cluster(["unix:///a/socket"]).is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -406,7 +415,7 @@ async fn a_slot_that_moves_under_load_fails_no_request_and_loses_no_count() {
     let to = (from + 1) % 3;
     cluster.begin_to_move(slot, from, to);
     let urls = cluster.urls().into_iter().map(|url| url.replace("//", "//clustered:secret@"));
-    let store = RedisStore::cluster(urls).unwrap().deadline(Duration::from_secs(30));
+    let store = forgetful(RedisConfig::cluster(urls).unwrap().deadline(LONG));
     until("the store answers", async || store.ping().await.is_ok()).await;
     let mut pings = JoinSet::new();
     for _ in 0..300 {
@@ -450,7 +459,8 @@ async fn seeds_that_refuse_or_hang_fail_no_first_request_at_any_position() {
         for index in 0..3 {
             let mut urls = cluster.urls();
             urls.insert(index, bad.clone());
-            let store = || RedisStore::cluster(&urls).unwrap().deadline(deadline);
+            let config = RedisConfig::cluster(&urls).unwrap().deadline(deadline);
+            let store = || forgetful(config.clone());
             let (mut decided, mut pinged) = (0, 0);
             for round in 0..5 {
                 let user = format!("{number} {index} {round}");
@@ -469,10 +479,10 @@ async fn a_ping_of_a_cluster_pings_all_its_masters() {
     let cluster = Cluster::start(3, false, &[]);
     for master in &cluster.masters {
         let _: () = master.query(&["ACL", "SETUSER", "default", "-evalsha"]);
-        let error = RedisStore::cluster(cluster.urls()).unwrap().ping().await.unwrap_err();
+        let error = forgetful(config(&cluster)).ping().await.unwrap_err();
         assert!(format!("{error:?}").contains("evalsha"), "{error:?}");
         let _: () = master.query(&["ACL", "SETUSER", "default", "+evalsha"]);
-        RedisStore::cluster(cluster.urls()).unwrap().ping().await.unwrap();
+        forgetful(config(&cluster)).ping().await.unwrap();
     }
 }
 
@@ -483,7 +493,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     let limiter = |name, store: &RedisStore| {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10))
     };
-    let store = with_long_deadline(&cluster).await.deadline(Duration::from_secs(2));
+    let store = connected(config(&cluster).deadline(Duration::from_secs(2))).await;
     let (one, other) = (limiter("one", &store), limiter("other", &store));
     assert!(one.check("alice").await.unwrap().is_allowed());
     let slot = cluster.slot("ratelimit:one:token-bucket:{alice}");
@@ -500,7 +510,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     assert_eq!(other.check("alice").await.unwrap().remaining(), 8);
 
     // The keys of two limits are on both nodes, or none exists yet.
-    let short_deadline = with_long_deadline(&cluster).await.deadline(Duration::from_millis(400));
+    let short_deadline = connected(config(&cluster).deadline(Duration::from_millis(400))).await;
     let short_deadline = |name| limiter(name, &short_deadline);
     let pairs = [
         [short_deadline("one"), short_deadline("other")],
@@ -536,7 +546,7 @@ async fn store_error(cluster: &Cluster, charge: &Charge) -> (String, u64) {
 async fn a_server_that_takes_the_address_of_a_dead_master_is_left() {
     let _permit = many_servers().await;
     let mut cluster = Cluster::start(3, true, &SETTINGS);
-    let store = RedisStore::cluster(cluster.urls()).unwrap();
+    let store = forgetful(config(&cluster));
     let limiter = load::limiter(&store);
     let (affected, _) = split(&cluster);
     let _ = until_decided(std::slice::from_ref(&limiter), &users()).await;
@@ -586,8 +596,7 @@ async fn the_slots_are_read_after_each_new_connection_even_if_they_were_read_jus
             _ => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
         });
         port.store(node.port(), SeqCst);
-        let store = RedisStore::cluster([node.url()]).unwrap();
-        let limiter = load::limiter(&store.deadline(Duration::from_millis(100)));
+        let limiter = load::limiter(&forgetful(RedisConfig::cluster([node.url()]).unwrap()));
         let _ = eventually(async || limiter.check(key("user")).await).await;
         assert!(limiter.check(key("user")).await.is_err(), "the connection ends");
         let before = reads.load(SeqCst);
@@ -612,7 +621,8 @@ async fn the_slots_are_read_after_each_new_connection_even_if_they_were_read_jus
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn if_all_seeds_of_a_cluster_hang_only_the_first_requests_wait() {
     let hung = [hung(), hung(), hung()];
-    let store = RedisStore::cluster(hung.each_ref().map(|(_, url)| url)).unwrap();
+    let urls = hung.each_ref().map(|(_, url)| url);
+    let store = forgetful(RedisConfig::cluster(urls).unwrap());
     let limiter = load::limiter(&store);
     for _ in 0..20 {
         assert!(limiter.check(key("user")).await.is_err());
@@ -629,9 +639,9 @@ async fn the_addresses_that_the_nodes_name_are_mapped() {
     let cluster = Cluster::start(3, false, &["--cluster-announce-port", ANNOUNCED]);
     let map = |host: &str, port| (host.to_owned(), port + ANNOUNCED_BELOW);
     let config = RedisConfig::cluster([cluster.masters[0].url()]).unwrap().map_addresses(map);
-    let store = RedisStore::new(config).unwrap();
+    let store = forgetful(config.deadline(LONG));
     store.ping().await.unwrap();
-    let limiter = load::limiter(&store.deadline(Duration::from_secs(30)));
+    let limiter = load::limiter(&store);
     for user in users() {
         let _ = limiter.check(key(&user)).await.unwrap();
     }
@@ -645,7 +655,7 @@ async fn a_replica_that_takes_over_from_a_killed_master_is_followed() {
     let tasks = Tasks::count();
     let mut cluster = Cluster::start(3, true, &SETTINGS);
     let (affected, others) = split(&cluster);
-    let stores = [(); 2].map(|()| RedisStore::cluster(cluster.urls()).unwrap());
+    let stores = [(); 2].map(|()| forgetful(config(&cluster)));
     let limiters = stores.each_ref().map(load::limiter);
     let long_deadline = load::limiter(&with_long_deadline(&cluster).await);
     let spent = (0..).map(|number| format!("spent-{number}"));
@@ -686,7 +696,7 @@ async fn a_frozen_node_delays_only_requests_for_its_own_keys() {
     let settings = [&SETTINGS[..], &["--cluster-require-full-coverage", "no"]].concat();
     let cluster = Cluster::start(3, true, &settings);
     let (affected, others) = split(&cluster);
-    let stores = [(); 2].map(|()| RedisStore::cluster(cluster.urls()).unwrap());
+    let stores = [(); 2].map(|()| forgetful(config(&cluster)));
     let limiters = stores.each_ref().map(load::limiter);
     let _ = until_decided(&limiters, &users()).await;
 
@@ -724,7 +734,7 @@ async fn while_a_cluster_is_down_the_policy_responds_until_it_is_up() {
     let tasks = Tasks::count();
     let mut cluster = Cluster::start(3, true, &SETTINGS);
     let (_, others) = split(&cluster);
-    let stores = [(); 2].map(|()| RedisStore::cluster(cluster.urls()).unwrap());
+    let stores = [(); 2].map(|()| forgetful(config(&cluster)));
     let limiters = stores.each_ref().map(load::limiter);
     let load = Load::start(&limiters, &users());
     sleep(Duration::from_secs(1)).await;
@@ -732,7 +742,7 @@ async fn while_a_cluster_is_down_the_policy_responds_until_it_is_up() {
     cluster.masters[0].server.kill();
     until_server("the cluster is down", || !cluster.masters[1..].iter().any(|node| node.is_up()))
         .await;
-    let late = RedisStore::cluster(cluster.urls()).unwrap();
+    let late = forgetful(config(&cluster));
     let limiter = load::limiter(&late);
     let start = Instant::now();
     for user in users() {

@@ -25,12 +25,12 @@ use tower_ratelimit::{
 };
 
 use crate::support::{
-    ALGORITHMS,
+    self, ALGORITHMS,
     cluster::{free_port, until},
     limits, permissions,
     sentinel::fake::{Fake, array},
     server::RedisServer,
-    with_long_deadline, with_sources,
+    with_sources,
 };
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
     let mut admin = server.connection();
     redis::cmd("ACL").arg(permissions("limiter")).exec(&mut admin).unwrap();
     let url = format!("{}?user=limiter&pass=secret", server.url());
-    let store = with_long_deadline(RedisStore::connect(&url).await.unwrap());
+    let store = support::connected(support::config(&url)).await;
     let keys: u64 = redis::cmd("DBSIZE").query(&mut admin).unwrap();
     assert_eq!(keys, 0, "a ping writes");
     redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut admin).unwrap(); // it uses all commands
@@ -109,10 +109,8 @@ async fn a_redisson_user_with_the_documented_permissions_can_use_every_operation
     let mut admin = server.connection();
     redis::cmd("ACL").arg(permissions("shared")).exec(&mut admin).unwrap();
     let url = format!("{}?user=shared&pass=secret", server.url());
-    let limiter = redisson::RateLimiter::new(
-        with_long_deadline(RedisStore::connect(&url).await.unwrap()),
-        "LIMITER_NAME",
-    );
+    let limiter =
+        redisson::RateLimiter::new(support::connected(support::config(&url)).await, "LIMITER_NAME");
     let second = Duration::from_secs(1);
     assert!(limiter.try_set_rate(RateType::Overall, 5, second).await.unwrap());
     for _ in 0..8 {
@@ -152,7 +150,7 @@ async fn missing_permissions_are_reported() {
     };
     set("+mget");
     let url = format!("{}?user=limited&pass=secret", server.url());
-    let store = with_long_deadline(RedisStore::lazy(&url).unwrap());
+    let store = support::lazy(&url);
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(2));
     let Err(Error::Store(error)) = limiter.check("key").await else {
         panic!("the user may do all")
@@ -210,8 +208,8 @@ async fn a_connection_of_the_application_is_used() {
 #[tokio::test]
 async fn the_keys_are_distributed_over_the_connections() {
     let server = RedisServer::start();
-    let config = RedisConfig::server(&server.url()).unwrap().connections(3);
-    let store = with_long_deadline(RedisStore::new(config).unwrap());
+    let config = support::config(&server.url()).connections(3);
+    let store = RedisStore::new(config).unwrap();
     let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(100));
     for check in 0..90 {
         let _ = limiter.check(check % 30).await.unwrap();
@@ -230,6 +228,9 @@ fn zero_connections_are_rejected() {
 
 #[test]
 fn invalid_addresses_are_rejected_immediately() {
+    let sentinel =
+        |urls: &[&str], master| RedisConfig::sentinels(urls, master).and_then(RedisStore::new);
+    let cluster = |urls: &[&str]| RedisConfig::cluster(urls).and_then(RedisStore::new);
     let cases = [
         (
             RedisStore::lazy("localhost"),
@@ -242,16 +243,13 @@ fn invalid_addresses_are_rejected_immediately() {
         (RedisStore::lazy("redis://localhost/-1"), "the database must be a number"),
         (RedisStore::lazy("redis://localhost/?db=3"), "is the path of this URL"),
         (RedisStore::lazy("rediss://localhost"), "CryptoProvider::install_default"),
-        (RedisStore::sentinel(Vec::<String>::new(), "mymaster"), "redis://HOST:26379"),
-        (RedisStore::sentinel(["redis://127.0.0.1:26379"], "unix:///a/socket"), "NAME[/DB]"),
-        (RedisStore::cluster(Vec::<String>::new()), "there is no URL"),
-        (RedisStore::cluster(["unix:///a/socket"]), "the nodes of a cluster have hosts"),
-        (RedisStore::cluster(["redis://a", "rediss://b"]), "write rediss:// for all of them"),
+        (sentinel(&[], "mymaster"), "redis://HOST:26379"),
+        (sentinel(&["redis://127.0.0.1:26379"], "unix:///a/socket"), "NAME[/DB]"),
+        (cluster(&[]), "there is no URL"),
+        (cluster(&["unix:///a/socket"]), "the nodes of a cluster have hosts"),
+        (cluster(&["redis://a", "rediss://b"]), "write rediss:// for all of them"),
         (RedisStore::lazy("redis://limiter@a"), "there is a user but no password"),
-        (
-            RedisStore::sentinel(["redis://limiter@a"], "mymaster"),
-            "there is a user but no password",
-        ),
+        (sentinel(&["redis://limiter@a"], "mymaster"), "there is a user but no password"),
     ];
     for (store, text) in cases {
         let message = with_sources(&store.unwrap_err());
@@ -286,7 +284,7 @@ async fn a_connection_that_the_server_closes_fails_no_later_request() {
     let url = format!("redis://127.0.0.1:{port}");
     until("the port is open", || TcpStream::connect(format!("127.0.0.1:{port}")).is_ok());
     for protocol in ["", "?protocol=resp2"] {
-        let store = with_long_deadline(RedisStore::lazy(&(url.clone() + protocol)).unwrap());
+        let store = support::lazy(&(url.clone() + protocol));
         let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000));
         let _ = limiter.check(protocol).await.unwrap();
         for _ in 0..20 {
@@ -305,7 +303,7 @@ async fn a_connection_that_the_server_closes_fails_no_later_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_requests_under_way_fail_with_their_connection_and_none_is_sent_twice() {
     let server = RedisServer::start();
-    let store = with_long_deadline(RedisStore::connect(&server.url()).await.unwrap());
+    let store = support::connected(support::config(&server.url())).await;
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000_000));
     let before = server.calls("evalsha");
     let is_over = Arc::new(AtomicBool::new(false));
@@ -353,7 +351,7 @@ async fn a_connection_that_is_closed_before_it_is_used_fails_no_request() {
         "TIME" => array(&["1700000000", "0"]),
         _ => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
     });
-    let store = with_long_deadline(RedisStore::lazy(&server.url()).unwrap());
+    let store = support::lazy(&server.url());
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     let _ = limiter.check("key").await.unwrap();
     assert_eq!((server.connections(), store.health().errors), (2, 0));
@@ -370,10 +368,8 @@ async fn a_rotation_of_the_password_interrupts_no_request() {
     let credentials = |password: &str| BasicAuth::new("limiter".into(), password.into());
     set(">first");
     let (sender, receiver) = watch::channel(credentials("first"));
-    let config = RedisConfig::server(&server.url()).unwrap();
-    let store = with_long_deadline(
-        RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap(),
-    );
+    let config = support::config(&server.url()).credentials_provider(Watching(receiver));
+    let store = RedisStore::new(config).unwrap();
     let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     // The first credentials are sent twice: for the login, and when the provider is watched.
     for (number, password) in (1..).zip(["first", "second", "third"]) {

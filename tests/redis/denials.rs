@@ -20,9 +20,13 @@ use crate::support::{self, ALGORITHMS, counting, server::RedisServer};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A limiter over a store that remembers denials for a day.
+/// A store that remembers denials for a day.
+async fn remembering(server: &RedisServer) -> RedisStore {
+    support::connected(support::config(&server.url()).denial_ttl(24 * HOUR)).await
+}
+
 async fn limiter(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> Limiter {
-    let store = support::redis_store(server).await.denial_ttl(24 * HOUR);
+    let store = remembering(server).await;
     Limiter::named(algorithm.name(), store, algorithm, quota)
 }
 
@@ -112,7 +116,7 @@ async fn a_flood_of_denied_requests_sends_one_command_per_ttl() {
 #[tokio::test]
 async fn a_store_with_a_ttl_of_zero_sends_each_check() {
     let server = RedisServer::start();
-    let store = support::redis_store(&server).await.denial_ttl(Duration::ZERO);
+    let store = support::forgetful_store(&server).await;
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(1));
     let _ = exhaust(&limiter).await;
     let before = calls(&server);
@@ -246,7 +250,7 @@ async fn each_change_by_this_process_drops_the_denial() {
 
 /// Two limiters over one store: the second one grants fewer units.
 async fn two_limits(server: &RedisServer) -> [Limiter; 2] {
-    let store = support::redis_store(server).await.denial_ttl(24 * HOUR);
+    let store = remembering(server).await;
     [("many", 100), ("few", 2)].map(|(name, limit)| {
         Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(limit))
     })
@@ -325,7 +329,7 @@ async fn each_change_of_the_limit_that_denied_drops_the_denial_of_several_limits
 #[tokio::test]
 async fn clones_of_a_store_share_denials_and_names() {
     let server = RedisServer::start();
-    let store = support::redis_store(&server).await.denial_ttl(24 * HOUR);
+    let store = remembering(&server).await;
     let limiter =
         |name| Limiter::try_named(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(2));
     let old = limiter("api").unwrap();
@@ -336,9 +340,8 @@ async fn clones_of_a_store_share_denials_and_names() {
 
     let new = limiter("api").unwrap();
     assert_remembered(&new).await;
-    let later = store.clone().deadline(HOUR);
-    let later = Limiter::named("other", later, Algorithm::FixedWindow, Quota::per_day(2));
-    let both = Charge::new(&new, "key").and(Charge::new(&later, "key"));
+    let other = limiter("other").unwrap();
+    let both = Charge::new(&new, "key").and(Charge::new(&other, "key"));
     assert_eq!(both.check().await.unwrap().source(), Source::Cached, "limits of one store");
     new.reset("key").await.unwrap();
     assert!(both.check().await.unwrap().is_allowed());

@@ -26,8 +26,8 @@ use tower_ratelimit::{
 };
 
 use crate::support::{
-    cluster::Cluster, counting, get, load::until, log::Log, proxy::Proxy, recorder::Recorder,
-    redis_store, server::RedisServer, with_long_deadline,
+    self, cluster::Cluster, counting, get, load::until, log::Log, proxy::Proxy, recorder::Recorder,
+    redis_store, server::RedisServer,
 };
 
 fn once_per_hour(store: RedisStore) -> Limiter {
@@ -149,8 +149,8 @@ async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() 
         redis::cmd("ACL").arg("SETUSER").arg("limiter").arg(rules).exec(&mut admin).unwrap();
     };
     set(&["on", ">secret", "~*", "+@all", "-set"]);
-    let config = RedisConfig::server(&server.url()).unwrap().user("limiter").password("secret");
-    let store = with_long_deadline(RedisStore::new(config).unwrap()).observe(recorder.clone());
+    let config = support::config(&server.url()).user("limiter").password("secret");
+    let store = RedisStore::new(config).unwrap().observe(recorder.clone());
     let limiter = once_per_hour(store.clone());
     recorder.take();
     for i in 0..20 {
@@ -186,8 +186,8 @@ async fn a_missing_key_pattern_is_named_and_no_command_is_blamed() {
     let server = RedisServer::start();
     let user = ["SETUSER", "limiter", "on", ">secret", "~other:*", "+@all"];
     redis::cmd("ACL").arg(&user).exec(&mut server.connection()).unwrap();
-    let config = RedisConfig::server(&server.url()).unwrap().user("limiter").password("secret");
-    let limiter = once_per_hour(with_long_deadline(RedisStore::new(config).unwrap()));
+    let config = support::config(&server.url()).user("limiter").password("secret");
+    let limiter = once_per_hour(RedisStore::new(config).unwrap());
     until("the missing permission is found", async || {
         assert!(limiter.check("alice").await.is_err());
         log.text().contains("lacks a permission")
@@ -245,7 +245,7 @@ async fn a_stopped_and_a_paused_server_are_told_apart() {
 #[tokio::test]
 async fn a_server_that_rejects_decisions_is_not_ready() {
     let server = RedisServer::start();
-    let store = with_long_deadline(redis_store(&server).await);
+    let store = redis_store(&server).await;
     let mut admin = server.connection();
     redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut admin).unwrap();
     until_status(&store, Status::Rejecting).await;
@@ -258,7 +258,7 @@ async fn errors_of_one_key_are_one_event_which_names_the_limiter_but_not_the_key
     for (key, command) in [("alice", "SET"), ("ben", "SADD")] {
         let (log, _guard) = Log::start(tracing::Level::DEBUG);
         let (server, recorder) = (RedisServer::start(), Recorder::new());
-        let store = with_long_deadline(redis_store(&server).await).observe(recorder.clone());
+        let store = redis_store(&server).await.observe(recorder.clone());
         let limiter = once_per_hour(store);
         let name = format!("ratelimit:api:token-bucket:{{{key}}}");
         redis::cmd(command).arg(name).arg("x").exec(&mut server.connection()).unwrap();
@@ -296,8 +296,8 @@ async fn single_timeouts_are_an_event() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
-    let store = RedisStore::connect(&proxy.url()).await.unwrap();
-    let limiter = once_per_hour(store.deadline(Duration::from_millis(50)));
+    let config = support::config(&proxy.url()).deadline(Duration::from_millis(50));
+    let limiter = once_per_hour(support::connected(config).await);
     proxy.hold_replies(true);
     assert!(limiter.check("key").await.is_err());
     let text = log.text();
@@ -309,7 +309,7 @@ async fn single_timeouts_are_an_event() {
 #[tokio::test]
 async fn each_call_of_a_batch_is_reported() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let limiter = once_per_hour(with_long_deadline(redis_store(&server).await));
+    let limiter = once_per_hour(redis_store(&server).await);
     let limiter = limiter.observe(recorder.clone());
     let _ = limiter.check("first").await.unwrap(); // loads the script
     let foreign = "ratelimit:api:token-bucket:{key-1}";
@@ -330,7 +330,7 @@ async fn each_call_of_a_batch_is_reported() {
 async fn keys_in_several_slots_are_a_call_each() {
     let cluster = Cluster::start(1, false, &[]);
     let (node, recorder) = (cluster.nodes().next().unwrap(), Recorder::new());
-    let store = with_long_deadline(RedisStore::lazy(&node.url()).unwrap());
+    let store = support::lazy(&node.url());
     let limiter = once_per_hour(store).observe(recorder.clone());
     for is_known in [false, true] {
         recorder.take();
@@ -351,7 +351,7 @@ async fn keys_in_several_slots_are_a_call_each() {
 async fn a_dropped_check_is_decided_in_the_background_if_its_units_are_returned() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
     let proxy = Proxy::start(&server);
-    let store = with_long_deadline(RedisStore::connect(&proxy.url()).await.unwrap());
+    let store = support::connected(support::config(&proxy.url())).await;
     let limiter = Limiter::named("api", store, Algorithm::token_bucket(), Quota::per_hour(9));
     let _ = limiter.check("key").await.unwrap();
     let limiter = limiter.observe(recorder.clone());
@@ -384,9 +384,8 @@ async fn a_rejected_login_of_an_open_connection_is_one_event() {
     redis::cmd("ACL").arg("SETUSER").arg("limiter").arg(&rules).exec(&mut admin).unwrap();
     let credentials = |password: &str| BasicAuth::new("limiter".into(), password.into());
     let (sender, receiver) = watch::channel(credentials("first"));
-    let config = RedisConfig::server(&server.url()).unwrap();
-    let store = RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap();
-    let limiter = once_per_hour(with_long_deadline(store));
+    let config = support::config(&server.url()).credentials_provider(Watching(receiver));
+    let limiter = once_per_hour(RedisStore::new(config).unwrap());
     let _ = limiter.check("key").await.unwrap();
     assert_eq!(log.text(), "");
     sender.send_replace(credentials("unknown"));
@@ -426,9 +425,8 @@ async fn a_login_whose_connection_ends_is_not_reported_as_rejected() {
     let mut server = RedisServer::start();
     let credentials = |password: &str| BasicAuth::new("default".into(), password.into());
     let (sender, receiver) = watch::channel(credentials("any"));
-    let config = RedisConfig::server(&server.url()).unwrap();
-    let store = RedisStore::new(config.credentials_provider(Watching(receiver))).unwrap();
-    let limiter = once_per_hour(with_long_deadline(store));
+    let config = support::config(&server.url()).credentials_provider(Watching(receiver));
+    let limiter = once_per_hour(RedisStore::new(config).unwrap());
     let _ = limiter.check("key").await.unwrap();
     server.freeze();
     sender.send_replace(credentials("next"));

@@ -438,7 +438,8 @@ async fn the_reading_of_a_long_log_has_one_deadline_and_continues_in_the_next_ca
     let _ = limiter(&server, 10_000).await;
     add_java_entries(&server, 5_000);
     let proxy = Proxy::start(&server);
-    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
+    let config = support::config(&proxy.url()).deadline(DEADLINE);
+    let store = support::connected(config).await;
     let limiter = RateLimiter::new(store, "LIMITER_NAME");
     let commands = || server.calls("evalsha") + server.calls("eval");
 
@@ -466,7 +467,8 @@ async fn the_reading_of_a_long_log_has_one_deadline_and_continues_in_the_next_ca
 async fn the_rate_of_a_template_is_read_within_the_deadline_of_the_decision() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
-    let store = RedisStore::connect(&proxy.url()).await.unwrap().deadline(DEADLINE);
+    let config = support::config(&proxy.url()).deadline(DEADLINE);
+    let store = support::connected(config).await;
     let template = RateLimiter::new(store.clone(), "api:{key}");
     template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap();
     let limiter = template.for_key("alice").unwrap();

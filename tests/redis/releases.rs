@@ -20,7 +20,8 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    Algorithm, Charge, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisConfig,
+    RedisStore, key,
     redisson::{RateLimiter, RateType},
 };
 
@@ -30,6 +31,7 @@ use crate::support::{
     counting,
     load::{eventually, many_servers, until},
     proxy::Proxy,
+    recorder::Recorder,
     server::RedisServer,
 };
 
@@ -44,11 +46,15 @@ const MAX_WAIT: Duration = Duration::from_secs(10 * 3_600);
 /// A deadline that a busy machine can keep.
 const LONG: Duration = Duration::from_secs(60);
 
+async fn connect(url: &str, deadline: Duration) -> RedisStore {
+    support::connected(support::config(url).deadline(deadline)).await
+}
+
 /// Ten per hour: no waiting request proceeds while a test runs.
 fn limiter(store: &RedisStore, algorithm: Algorithm) -> Limiter {
     let quota = Quota::per_hour(10);
     let quota = if algorithm == Algorithm::LeakyBucket { quota.burst(100) } else { quota };
-    Limiter::named("waiting", store.clone().deadline(LONG), algorithm, quota)
+    Limiter::named("waiting", store.clone(), algorithm, quota)
 }
 
 /// Waiting requests of several keys.
@@ -125,9 +131,8 @@ struct Others {
 
 impl Others {
     fn start(store: &RedisStore) -> Self {
-        let store = store.clone().deadline(LONG);
         let limiter =
-            Limiter::named("others", store, Algorithm::token_bucket(), Quota::per_hour(1));
+            Limiter::named("others", store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
         let is_over = Arc::new(AtomicBool::new(false));
         let task_is_over = is_over.clone();
         let task = tokio::spawn(async move {
@@ -202,7 +207,7 @@ fn keys(count: usize) -> Vec<String> {
 /// A server, and ten waiting requests for each key.
 async fn ten_of_each(keys: usize) -> (RedisServer, RedisStore, Waiting) {
     let server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let store = connect(&server.url(), LONG).await;
     let limiter = limiter(&store, Algorithm::token_bucket());
     let waiting = Waiting::start(limiter, &self::keys(keys), 10).await;
     (server, store, waiting)
@@ -241,7 +246,7 @@ async fn drop_beside_others(
 async fn thousands_of_dropped_requests_leave_no_reservation_and_delay_no_other_request() {
     for algorithm in ALGORITHMS {
         let server = RedisServer::start();
-        let store = RedisStore::connect(&server.url()).await.unwrap();
+        let store = connect(&server.url(), LONG).await;
         let mut waiting = Waiting::start(limiter(&store, algorithm), &keys(100), 90).await;
         let mut tasks = mem::take(&mut waiting.tasks);
         let calls =
@@ -254,7 +259,7 @@ async fn thousands_of_dropped_requests_leave_no_reservation_and_delay_no_other_r
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_closed_connections_leave_no_reservation() {
     let server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let store = connect(&server.url(), LONG).await;
     let limiter = limiter(&store, Algorithm::token_bucket());
     let keys = keys(100);
     let waiting = Waiting::start(limiter, &keys, 0).await;
@@ -318,7 +323,7 @@ async fn releases_are_held_back_while_redis_is_unavailable_and_sent_once_afterwa
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_that_could_not_be_sent_are_sent_when_redis_is_back() {
     let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
-    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let store = connect(&server.url(), LONG).await;
     let mut waiting = Waiting::start(limiter(&store, Algorithm::SlidingLog), &keys(20), 10).await;
     server.kill();
     waiting.tasks.abort_all();
@@ -350,7 +355,7 @@ async fn releases_that_redis_rejects_are_sent_again() {
         [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
     {
         let server = RedisServer::start();
-        let store = RedisStore::connect(&server.url()).await.unwrap();
+        let store = connect(&server.url(), LONG).await;
         let mut waiting =
             Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(20), 10).await;
         let set = |value| {
@@ -372,12 +377,9 @@ async fn reservations_of_late_answers_are_released_exactly_once() {
         for has_two_limits in [false, true] {
             let server = RedisServer::start();
             let proxy = Proxy::start(&server);
-            let store = RedisStore::connect(&proxy.url()).await.unwrap();
+            let store = connect(&proxy.url(), LONG).await;
             let waiting = Waiting::start(limiter(&store, algorithm), &keys(1), 0).await;
-            let quick = RedisStore::connect(&proxy.url())
-                .await
-                .unwrap()
-                .deadline(Duration::from_millis(50));
+            let quick = connect(&proxy.url(), Duration::from_millis(50)).await;
             let quota = waiting.limiter.quota();
             let quick_limiter = Limiter::named("waiting", quick.clone(), algorithm, quota);
             let other = Limiter::named("other", quick, algorithm, Quota::per_hour(10_000));
@@ -415,8 +417,8 @@ async fn reservations_of_late_answers_are_released_exactly_once() {
 async fn permits_of_a_redisson_limiter_that_could_not_be_released_are_released_later() {
     let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let proxy = Proxy::start(&server);
-    let store = RedisStore::connect(&proxy.url()).await.unwrap();
-    let limiter = RateLimiter::new(store.clone().deadline(LONG), "LIMITER_NAME");
+    let store = connect(&proxy.url(), LONG).await;
+    let limiter = RateLimiter::new(store.clone(), "LIMITER_NAME");
     let hour = Duration::from_secs(3_600);
     assert!(limiter.try_set_rate(RateType::Overall, 10, hour).await.unwrap());
     let permits = |server: &RedisServer| -> u64 {
@@ -444,7 +446,7 @@ async fn permits_of_a_redisson_limiter_that_could_not_be_released_are_released_l
 async fn releases_that_were_sent_are_not_sent_again() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
-    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    let store = connect(&proxy.url(), LONG).await;
     let mut waiting =
         Waiting::start(limiter(&store, Algorithm::token_bucket()), &keys(10), 5).await;
     let log = Log::start(&server);
@@ -470,7 +472,8 @@ async fn releases_that_were_sent_are_not_sent_again() {
 async fn a_cluster_node_that_hangs_delays_no_release_on_other_nodes() {
     let _permit = many_servers().await;
     let cluster = block_in_place(|| Cluster::start(3, false, &[]));
-    let store = RedisStore::cluster(cluster.urls()).unwrap();
+    let config = RedisConfig::cluster(cluster.urls()).unwrap();
+    let store = RedisStore::new(config.deadline(LONG)).unwrap();
     let limiter = limiter(&store, Algorithm::token_bucket());
     let mut waiting = Waiting::start(limiter, &keys(60), 10).await;
     let master_of = |key: &str| {
@@ -496,7 +499,8 @@ async fn reservations_of_a_failed_node_are_released_by_its_replica() {
     let _permit = many_servers().await;
     let settings = ["--cluster-node-timeout", "1500"];
     let mut cluster = block_in_place(|| Cluster::start(3, true, &settings));
-    let store = RedisStore::cluster(cluster.urls()).unwrap();
+    let config = RedisConfig::cluster(cluster.urls()).unwrap();
+    let store = RedisStore::new(config.deadline(LONG)).unwrap();
     let limiter = limiter(&store, Algorithm::token_bucket());
     let mut waiting = Waiting::start(limiter.clone(), &keys(60), 10).await;
     let is_replicated = async || block_in_place(|| cluster.masters[0].is_replicated());
@@ -521,11 +525,40 @@ fn reservations_of_a_runtime_that_ends_are_released_by_another_runtime() {
     for connects_elsewhere in [true, false] {
         let (first, second) = (runtime(), runtime());
         let connects = if connects_elsewhere { &second } else { &first };
-        let store = connects.block_on(RedisStore::connect(&server.url())).unwrap();
+        let store = connects.block_on(connect(&server.url(), LONG));
         let limiter = limiter(&store, Algorithm::token_bucket());
         let waiting = first.block_on(Waiting::start(limiter, &keys(100), 10));
         drop(first); // drops all its tasks
         second.block_on(waiting.until_released());
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
     }
+}
+
+/// The callers fail at their deadlines, and their answers come later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_release_is_one_event_for_each_limit() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let quick = connect(&proxy.url(), Duration::from_millis(50)).await;
+    let recorder = Recorder::new();
+    let quick = quick.observe(recorder.clone());
+    let named =
+        |name| Limiter::named(name, quick.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
+    let (one, other) = (named("one"), named("other"));
+    let both = Charge::new(&one, "key").also(&other);
+    let warmed = async || one.check("warm").await.is_ok() && both.check().await.is_ok();
+    until("Redis is used in time", warmed).await;
+    proxy.hold_replies(true);
+    assert!(one.check_within("alone", 2, MAX_WAIT).await.is_err());
+    assert!(both.try_acquire(MAX_WAIT).await.is_err());
+    recorder.take();
+    proxy.hold_replies(false);
+    let mut released = vec![];
+    until("all are released", async || {
+        released.extend(recorder.take_of("released"));
+        released.len() >= 3
+    })
+    .await;
+    released.sort();
+    assert_eq!(released, ["released one alone 2", "released one key 1", "released other key 1"]);
 }

@@ -21,7 +21,8 @@ use tower_ratelimit::{Limiter, RedisConfig, RedisStore};
 use crate::support::{
     cluster::free_port,
     load::{
-        Load, Tasks, eventually, key, limiter, many_servers, until, until_decided, until_server,
+        Load, Tasks, eventually, forgetful, key, limiter, many_servers, until, until_decided,
+        until_server,
     },
     log::Log,
     permissions,
@@ -32,13 +33,20 @@ use crate::support::{
     server::RedisServer,
 };
 
-fn store(watched: &Watched) -> RedisStore {
-    RedisStore::sentinel(watched.sentinel_urls(), &watched.master_url()).unwrap()
+/// A deadline that a busy machine can keep.
+const LONG: Duration = Duration::from_secs(30);
+
+fn config(sentinels: impl IntoIterator<Item = impl AsRef<str>>, master: &str) -> RedisConfig {
+    RedisConfig::sentinels(sentinels, master).unwrap()
 }
 
-/// Returns a limiter with a deadline that a busy machine can keep.
+fn store(watched: &Watched) -> RedisStore {
+    forgetful(config(watched.sentinel_urls(), &watched.master_url()))
+}
+
 fn with_long_deadline(watched: &Watched) -> Limiter {
-    limiter(&store(watched).deadline(Duration::from_secs(30)))
+    let config = config(watched.sentinel_urls(), &watched.master_url());
+    limiter(&forgetful(config.deadline(LONG)))
 }
 
 fn users(prefix: &str) -> Vec<String> {
@@ -112,7 +120,7 @@ async fn a_frozen_master_is_replaced_and_not_used_again() {
     watched.servers[0].0.freeze();
     followed(&watched, &limiters, &early, "the master is frozen").await;
     let _ = load.finish("the master is frozen").await;
-    let fresh = limiter(&store(&watched).deadline(Duration::from_secs(30)));
+    let fresh = with_long_deadline(&watched);
     assert!(!eventually(async || fresh.check(key("spent")).await).await.is_allowed());
 
     let late = users("late");
@@ -144,14 +152,14 @@ async fn a_frozen_master_is_replaced_and_not_used_again() {
 async fn a_wrong_name_is_reported() {
     let mut watched = Watched::start(None);
     watched.watch();
-    let store = RedisStore::sentinel(watched.sentinel_urls(), "redis://other").unwrap();
+    let store = forgetful(config(watched.sentinel_urls(), "redis://other"));
     let error = store.ping().await.unwrap_err();
     let source = error.source().expect("a reason").to_string();
     assert!(source.contains("Sentinels") && source.contains("other"), "{source}");
 
     let none: [&str; 0] = [];
-    assert!(RedisStore::sentinel(none, "redis://limits").is_err());
-    assert!(RedisStore::sentinel(["redis://127.0.0.1"], "unix:///limits").is_err());
+    assert!(RedisConfig::sentinels(none, "redis://limits").is_err());
+    assert!(RedisConfig::sentinels(["redis://127.0.0.1"], "unix:///limits").is_err());
 }
 
 /// The number of requests in flight in a failover.
@@ -212,7 +220,7 @@ async fn a_planned_failover_is_followed_when_it_is_announced() {
     let mut watched = Watched::start(None);
     watched.watch();
     let urls = watched.sentinel_urls_as("listener");
-    let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+    let store = forgetful(config(urls, &watched.master_url()));
     // The watcher ends with its runtime.
     let earlier = store.clone();
     let ping = move || Runtime::new().unwrap().block_on(earlier.ping());
@@ -246,7 +254,7 @@ async fn a_planned_failover_is_followed_without_the_permission_to_subscribe() {
     let mut watched = Watched::start(None);
     watched.watch();
     let urls = watched.sentinel_urls_as("reader");
-    let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+    let store = forgetful(config(urls, &watched.master_url()));
     fail_over(&watched, &limiter(&store), "a planned failover without subscriptions").await;
     assert_eq!(watched.subscriptions(), [0; 3]);
 }
@@ -257,7 +265,7 @@ async fn a_missing_permission_to_subscribe_is_reported_once() {
     watched.watch();
     let (log, _guard) = Log::start(tracing::Level::WARN);
     let urls = watched.sentinel_urls_as("reader");
-    let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+    let store = forgetful(config(urls, &watched.master_url()));
     store.ping().await.unwrap();
     until("all Sentinels have denied the subscription", async || {
         watched.denied_commands() == [1; 3]
@@ -279,10 +287,11 @@ async fn users_with_the_documented_permissions_are_enough() {
         let () = watched.query(0, &words).unwrap();
     });
     let sentinels = watched.sentinel_urls_as("listener");
-    let store = RedisStore::sentinel(sentinels, &format!("redis://watched:secret@{NAME}")).unwrap();
+    let config = config(sentinels, &format!("redis://watched:secret@{NAME}"));
+    let store = forgetful(config.deadline(LONG));
     store.ping().await.unwrap();
     until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
-    let limiter = limiter(&store.deadline(Duration::from_secs(30)));
+    let limiter = limiter(&store);
     let _ = limiter.check(key("user")).await.unwrap();
     task::block_in_place(|| {
         let log: redis::Value = watched.query(0, &["ACL", "LOG"]).unwrap();
@@ -297,7 +306,7 @@ async fn the_other_sentinels_are_discovered() {
     let mut watched = Watched::start(None);
     watched.watch();
     let [first, ..] = watched.sentinel_urls();
-    let store = RedisStore::sentinel([first], &watched.master_url()).unwrap();
+    let store = forgetful(config([first], &watched.master_url()));
     store.ping().await.unwrap();
     until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     task::block_in_place(|| watched.end_the_first_sentinel());
@@ -338,8 +347,8 @@ async fn a_sentinel_with_false_replies_changes_nothing() {
         }
     });
     let [first, second, _] = watched.sentinel_urls();
-    let store =
-        RedisStore::sentinel([false_sentinel.url(), first, second], &watched.master_url()).unwrap();
+    let sentinels = [false_sentinel.url(), first, second];
+    let store = forgetful(config(sentinels, &watched.master_url()));
     store.ping().await.unwrap();
     until("the false Sentinel is called repeatedly", async || commands.load(SeqCst) > 20).await;
     let limiter = limiter(&store);
@@ -370,12 +379,12 @@ async fn a_sentinel_that_cannot_be_reached_keeps_no_store_from_starting() {
     let [live, ..] = watched.sentinel_urls();
     for dead in [hung.clone(), full.clone(), url(refused)] {
         for urls in [[&dead, &live], [&live, &dead]] {
-            let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+            let store = forgetful(config(urls, &watched.master_url()));
             store.ping().await.unwrap_or_else(|error| panic!("{urls:?}: {error:?}"));
         }
     }
     let urls = [&hung, &full, &url(refused), &live];
-    let store = RedisStore::sentinel(urls, &watched.master_url()).unwrap();
+    let store = forgetful(config(urls, &watched.master_url()));
     store.ping().await.unwrap();
     let master = watched.query::<()>(0, &["CLIENT", "KILL", "TYPE", "normal"]);
     assert!(master.is_ok());
@@ -386,7 +395,7 @@ async fn a_sentinel_that_cannot_be_reached_keeps_no_store_from_starting() {
 async fn sentinels_that_do_not_answer_are_named_in_the_error() {
     let ports = [free_port(), free_port()];
     let urls = ports.map(|port| format!("redis://127.0.0.1:{port}"));
-    let store = RedisStore::sentinel(urls, "redis://limits").unwrap();
+    let store = forgetful(config(urls, "redis://limits"));
     let error = store.ping().await.unwrap_err();
     let source = error.source().expect("a reason").to_string();
     assert!(source.starts_with("no Sentinel names the master limits: "), "{source}");
@@ -422,8 +431,8 @@ async fn without_a_majority_a_master_is_not_left() {
             _ => "-ERR unknown\r\n".to_owned(),
         })
     });
-    let store = RedisStore::sentinel(sentinels.each_ref().map(Fake::url), NAME).unwrap();
-    let limiter = limiter(&store.deadline(Duration::from_secs(30)));
+    let config = config(sentinels.each_ref().map(Fake::url), NAME);
+    let limiter = limiter(&forgetful(config.deadline(LONG)));
     let _ = limiter.check(key("user")).await.unwrap();
     has_changed.store(true, SeqCst);
     let [first, second] = &masters;
@@ -449,10 +458,10 @@ async fn the_address_that_the_sentinels_name_is_mapped() {
         other => panic!("{other}"),
     };
     let config = RedisConfig::sentinels([sentinel.url()], NAME).unwrap().map_addresses(map);
-    let store = RedisStore::new(config).unwrap();
+    let store = forgetful(config.deadline(LONG));
     store.ping().await.unwrap();
     drop(sentinel);
-    let limiter = limiter(&store.deadline(Duration::from_secs(30)));
+    let limiter = limiter(&store);
     for _ in 0..4 {
         assert!(limiter.check(key("user")).await.unwrap().is_allowed());
         sleep(Duration::from_millis(500)).await;

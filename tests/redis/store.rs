@@ -79,7 +79,7 @@ async fn a_key_cannot_choose_its_slot() {
 async fn a_denied_request_writes_nothing() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
-        let store = store(&server).await.denial_ttl(Duration::ZERO);
+        let store = support::forgetful_store(&server).await;
         let limiter = Limiter::named(algorithm.name(), store, algorithm, Quota::per_hour(5));
         while limiter.check("key").await.unwrap().is_allowed() {}
         let key = format!("ratelimit:{algorithm}:{algorithm}:{{key}}");
@@ -203,7 +203,7 @@ async fn a_server_that_became_a_replica_is_left() {
 async fn a_call_to_a_server_that_does_not_answer_ends_at_the_deadline() {
     let server = RedisServer::start();
     let deadline = Duration::from_millis(200);
-    let store = store(&server).await.deadline(deadline);
+    let store = support::connected(support::config(&server.url()).deadline(deadline)).await;
     let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(100));
     let _ = limiter.check("key").await.unwrap();
     server.freeze();
@@ -232,7 +232,8 @@ fn all_commands(server: &RedisServer) -> u64 {
 #[tokio::test]
 async fn a_cancellation_in_a_long_log_takes_no_more_commands_than_a_search() {
     let server = RedisServer::start();
-    let store = store(&server).await.deadline(Duration::from_secs(60));
+    let config = support::config(&server.url()).deadline(Duration::from_secs(60));
+    let store = support::connected(config).await;
     let quota = Quota::per_hour(100_000);
     let limiter = Limiter::new(store, Algorithm::SlidingLog, quota);
     let mut commands = vec![];
@@ -270,7 +271,8 @@ async fn cancelled_entries_do_not_accumulate_in_a_log() {
 #[tokio::test]
 async fn a_key_with_another_value_is_an_error_for_this_key_only() {
     let server = RedisServer::start();
-    let store = store(&server).await.deadline(Duration::from_secs(10));
+    let config = support::config(&server.url()).deadline(Duration::from_secs(10));
+    let store = support::connected(config).await;
     let mut connection = server.connection();
     // The form of a sliding window, with invalid numbers.
     let window = |buckets: u8, [length, start, at, last]: [i64; 4]| {

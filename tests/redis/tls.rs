@@ -15,7 +15,7 @@ use crate::support::{
     load::eventually,
     sentinel::Watched,
     server::RedisServer,
-    with_long_deadline, with_sources,
+    with_sources,
 };
 
 fn tls(certificates: &Certificates) -> Tls {
@@ -43,7 +43,7 @@ fn start(certificates: &Certificates, more: &[&str]) -> (RedisServer, u16) {
 }
 
 fn store(config: RedisConfig) -> RedisStore {
-    with_long_deadline(RedisStore::new(config).unwrap())
+    RedisStore::new(config.deadline(Duration::from_secs(30))).unwrap()
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use tokio::{
     time::sleep,
 };
 use tower::{Layer, ServiceExt};
-use tower_ratelimit::{Error, Key, Limiter, Quota, RateLimitLayer, RedisStore, key};
+use tower_ratelimit::{Error, Key, Limiter, Quota, RateLimitLayer, RedisConfig, RedisStore, key};
 
 use super::{counting, get};
 
@@ -30,11 +30,16 @@ const MAX_TIME: Duration = Duration::from_secs(120);
 
 pub const LIMIT: u32 = 100;
 
-/// A limiter of `LIMIT` per day for each key: hardly any unit is restored while a test runs. It
-/// remembers no denials, so that each request depends on the server.
+/// A limiter of `LIMIT` per day for each key: hardly any unit is restored while a test runs. The
+/// store is to be a [`forgetful`] one.
 pub fn limiter(store: &RedisStore) -> Limiter {
     let algorithm = tower_ratelimit::Algorithm::token_bucket();
-    Limiter::new(store.clone().denial_ttl(Duration::ZERO), algorithm, Quota::per_day(LIMIT))
+    Limiter::new(store.clone(), algorithm, Quota::per_day(LIMIT))
+}
+
+/// A store that remembers no denials, so that each request depends on the server.
+pub fn forgetful(config: RedisConfig) -> RedisStore {
+    RedisStore::new(config.denial_ttl(Duration::ZERO)).unwrap()
 }
 
 /// The key of a user.

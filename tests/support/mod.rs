@@ -26,7 +26,9 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use sfv::{BareItem, ListEntry, Parser};
 use tower::{Service, service_fn};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore, StoreError};
+use tower_ratelimit::{
+    Algorithm, Limiter, MemoryStore, Quota, RedisConfig, RedisStore, StoreError,
+};
 
 use self::server::RedisServer;
 
@@ -43,13 +45,34 @@ pub fn in_memory(quota: Quota) -> Limiter {
 }
 
 pub async fn redis_store(server: &RedisServer) -> RedisStore {
-    with_long_deadline(RedisStore::connect(&server.url()).await.expect("the server runs"))
+    connected(config(&server.url())).await
+}
+
+/// A store that calls Redis for each check, because it remembers no denials.
+pub async fn forgetful_store(server: &RedisServer) -> RedisStore {
+    connected(config(&server.url()).denial_ttl(Duration::ZERO)).await
+}
+
+/// Settings with a deadline that a busy machine can keep.
+pub fn config(url: &str) -> RedisConfig {
+    RedisConfig::from_url(url).expect("a valid URL").deadline(Duration::from_secs(30))
+}
+
+/// A store with a deadline that a busy machine can keep, which is not connected.
+pub fn lazy(url: &str) -> RedisStore {
+    RedisStore::new(config(url)).expect("valid settings")
+}
+
+pub async fn connected(config: RedisConfig) -> RedisStore {
+    let store = RedisStore::new(config).expect("valid settings");
+    store.ping().await.expect("the server runs");
+    store
 }
 
 /// A store whose keys have this prefix.
 pub async fn with_prefix(server: &RedisServer, prefix: &str) -> RedisStore {
     let url = format!("{}?prefix={prefix}", server.url());
-    with_long_deadline(RedisStore::connect(&url).await.expect("the server runs"))
+    connected(config(&url)).await
 }
 
 /// The permissions of a user in docs/operation.md, as arguments of `ACL`.
@@ -60,14 +83,8 @@ pub fn permissions(user: &str) -> Vec<String> {
     line.split_whitespace().skip(1).map(String::from).collect()
 }
 
-/// Sets a deadline that a busy machine can keep.
-pub fn with_long_deadline(store: RedisStore) -> RedisStore {
-    store.deadline(Duration::from_secs(30))
-}
-
 pub async fn limits(store: RedisStore) {
-    let limiter =
-        Limiter::new(with_long_deadline(store), Algorithm::FixedWindow, Quota::per_hour(2));
+    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(2));
     for is_allowed in [true, true, false] {
         assert_eq!(limiter.check("key").await.unwrap().is_allowed(), is_allowed);
     }

@@ -3,13 +3,13 @@
 use std::{error::Error, fs, path::PathBuf, time::Duration};
 
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore};
 
 use super::Rows;
 use crate::{
     deployment::{Deployment, Plan},
     instance::Instance,
-    load::{Moment, now, reason, until},
+    load::{Moment, forgetful, now, reason, until},
     namespace::{Host, run},
     table::Row,
 };
@@ -67,7 +67,8 @@ async fn watch(limiter: Limiter, end: Moment) -> Seen {
 fn shifted(direction: &str, offset: &str) -> Rows {
     let deployment = with_shifted_replica(direction, offset)?;
     let control = Instance::server(&Host::LOCAL, &[], &[])?;
-    let limiters = [limiters(&deployment.store()?)?, limiters(&RedisStore::lazy(&control.url())?)?];
+    let of_control = forgetful(RedisConfig::from_url(&control.url()))?;
+    let limiters = [limiters(&deployment.store()?)?, limiters(&of_control)?];
     let begin = now();
     limiters.iter().flatten().try_for_each(use_up)?;
     deployment.until_replicated()?;
@@ -90,8 +91,6 @@ fn shifted(direction: &str, offset: &str) -> Rows {
 fn limiters(store: &RedisStore) -> Result<[Limiter; ALGORITHMS.len()], Box<dyn Error>> {
     until("the store answers", || Handle::current().block_on(store.ping()).is_ok())?;
     let quota = Quota::new(LIMIT, WINDOW).burst(LIMIT);
-    // A remembered denial would hide the clock of the server.
-    let store = store.clone().denial_ttl(Duration::ZERO);
     let named =
         |algorithm: Algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
     Ok(ALGORITHMS.map(named))

@@ -3,12 +3,12 @@
 use std::{error::Error, time::Duration};
 
 use tokio::runtime::Handle;
-use tower_ratelimit::{Algorithm, Charge, Decision, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Charge, Decision, Limiter, Quota, RedisConfig};
 
 use super::{Rows, decisions, fresh::Fresh};
 use crate::{
     cluster::{Cluster, free_port},
-    load::{Key, Load, Loss, Moment, Report, Settings, now, until},
+    load::{Key, Load, Loss, Moment, Report, Settings, forgetful, now, until},
     namespace::{self, Namespace},
     server::RedisServer,
     table::Row,
@@ -28,7 +28,7 @@ fn start(cluster: &Cluster) -> Result<Load, Box<dyn Error>> {
 fn start_with(cluster: &Cluster, settings: Settings) -> Result<Load, Box<dyn Error>> {
     let mut load = Load::new(settings);
     for _ in 0..2 {
-        load.add(&RedisStore::cluster(cluster.urls())?);
+        load.add(&forgetful(RedisConfig::cluster(cluster.urls()))?);
     }
     load.until_decided(load.started)?;
     load.run_for(2 * SECOND);
@@ -92,7 +92,7 @@ const FRESH: usize = 40;
 fn start_fresh(fault: &str, cluster: &Cluster, bad: &str) -> Result<Row, Box<dyn Error>> {
     let mut row = Row { fault: format!("cluster: {fault} seed of three"), ..Row::default() };
     let seeds = [bad.to_owned(), cluster.masters[0].url(), cluster.masters[1].url()];
-    let fresh = Fresh::start(FRESH, || Ok(RedisStore::cluster(&seeds)?))?;
+    let fresh = Fresh::start(FRESH, || Ok(forgetful(RedisConfig::cluster(&seeds))?))?;
     // A machine that pauses for a moment may fail one of them.
     fresh.add_to(&mut row, FRESH / 20);
     Ok(row)
@@ -143,7 +143,7 @@ pub fn reshard() -> Rows {
 pub fn open_slot() -> Rows {
     const DECISIONS: u64 = 50;
     let cluster = Cluster::start(3, true, &[]);
-    let store = RedisStore::cluster(cluster.urls())?;
+    let store = forgetful(RedisConfig::cluster(cluster.urls()))?;
     let limiter = |name| {
         Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_day(1_000))
     };

@@ -3,12 +3,12 @@
 use std::{error::Error, fs, thread, time::Duration};
 
 use redis::RedisResult;
-use tower_ratelimit::RedisStore;
+use tower_ratelimit::RedisConfig;
 
 use super::{Rows, decisions};
 use crate::{
     cluster::free_port,
-    load::{Load, Moment, Report, Settings, now, until},
+    load::{Load, Moment, Report, Settings, forgetful, now, until},
     proxy::Proxy,
     server::RedisServer,
     table::Row,
@@ -36,7 +36,7 @@ impl Trial {
     fn with(server: RedisServer, url: &str) -> Result<Self, Box<dyn Error>> {
         let mut load = Load::new(Settings::default());
         for _ in 0..2 {
-            load.add(&RedisStore::lazy(url)?);
+            load.add(&forgetful(RedisConfig::from_url(url))?);
         }
         load.until_decided(load.started)?;
         load.run_for(SECOND);
@@ -125,7 +125,7 @@ pub fn idle_close() -> Rows {
     let server = RedisServer::start_with(&settings);
     let pause = Duration::from_millis(2_500);
     let mut load = Load::new(Settings { tasks: 1, pause, ..Settings::default() });
-    load.add(&RedisStore::lazy(&format!("redis://127.0.0.1:{port}"))?);
+    load.add(&forgetful(RedisConfig::from_url(&format!("redis://127.0.0.1:{port}")))?);
     load.run_for(5 * pause);
     let report = load.finish()?;
     drop(server);

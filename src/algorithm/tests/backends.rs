@@ -11,7 +11,10 @@ use super::super::{
 };
 use crate::{
     decision::{Decision, Receipt},
-    store::script::{self, CheckEach, Limit, Script},
+    store::{
+        ScriptText,
+        script::{self, CheckEach, Limit},
+    },
 };
 
 #[path = "../../../tests/support/server.rs"]
@@ -312,7 +315,7 @@ pub(super) fn eval_each(
 fn eval_at(
     connection: &mut redis::Connection,
     command: redis::Cmd,
-    script: &Script,
+    script: &ScriptText,
     now: f64,
 ) -> script::Reply {
     let mut eval = redis::cmd("EVAL");

@@ -14,7 +14,10 @@ use super::{
     agreement::{Step, params, steps},
     backends::Backend,
 };
-use crate::store::script::{self, CheckEach, Limit, Script};
+use crate::store::{
+    ScriptText,
+    script::{self, CheckEach, Limit},
+};
 
 const HISTORIES: usize = 700;
 
@@ -35,7 +38,7 @@ impl Stream {
         }
     }
 
-    fn call(&mut self, command: &redis::Cmd, script: &Script, now: f64) {
+    fn call(&mut self, command: &redis::Cmd, script: &ScriptText, now: f64) {
         if self.known.insert(script.hash.to_string()) {
             self.record(&[b"script", script.hash.as_bytes(), script.text.as_bytes()]);
         }

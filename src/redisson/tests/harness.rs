@@ -309,7 +309,7 @@ impl Harness {
         template_rate: &str,
         tally: &[u8],
     ) -> T {
-        let mut text = script.text.to_owned();
+        let mut text = script.sent().text.clone();
         if self.tiny {
             let limits = "SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000";
             assert!(text.contains(limits));

@@ -21,18 +21,18 @@ use crate::{
 const MAX_DENIALS: usize = 4;
 
 /// A key with its denials.
-pub(super) struct Entry {
+pub(super) struct KeyDenials {
     pub(super) key: Key<'static>,
     algorithm: Algorithm,
     /// The last denial, which reports the count of the key, and when it was received.
     last: Decision,
     received: Instant,
     /// Ordered by cost. None of them denies all that another one denies.
-    denials: Denials,
+    denials: DenialList,
 }
 
 /// At least one denial. Most keys have a single one, so it needs no allocation.
-struct Denials {
+struct DenialList {
     first: Denial,
     rest: Box<[Denial]>,
 }
@@ -111,7 +111,7 @@ impl Denial {
     }
 }
 
-impl Denials {
+impl DenialList {
     fn iter(&self) -> impl Iterator<Item = &Denial> {
         iter::once(&self.first).chain(&self.rest)
     }
@@ -135,7 +135,7 @@ impl Denials {
     }
 }
 
-impl Entry {
+impl KeyDenials {
     pub(super) fn new(
         key: Key<'static>,
         algorithm: Algorithm,
@@ -143,7 +143,7 @@ impl Entry {
         first: Denial,
     ) -> Self {
         let (received, rest) = (first.received, Box::default());
-        Self { key, algorithm, last, received, denials: Denials { first, rest } }
+        Self { key, algorithm, last, received, denials: DenialList { first, rest } }
     }
 
     pub(super) fn limiter(&self) -> &'static str {

@@ -161,19 +161,6 @@ fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
     assert!(request.find(&denials, start).is_none());
 }
 
-#[test]
-fn clones_with_other_ttls_share_the_denials() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
-    let other = denials.clone().with_ttl(Duration::ZERO);
-    let request = Request::new(&settings);
-    request.deny(&denials, HOUR, now);
-    assert!(request.find(&other, now).is_none());
-    request.deny(&other, HOUR, now);
-    assert!(request.find(&denials, now).is_some());
-    assert!(matches!(request.look_up(&other, Action::Refund, now), Lookup::Undecided(_)));
-    assert!(request.find(&denials, now).is_none());
-}
-
 const SECOND: f64 = 1e6;
 
 #[test]
@@ -614,7 +601,7 @@ fn the_number_of_denials_is_bounded_and_expired_ones_go() {
     assert!((SHARDS * MAX_YOUNG..=2 * SHARDS * MAX_YOUNG).contains(&full), "{full}");
     assert_eq!(2 * SHARDS * MAX_YOUNG, 57_344, "as the documentation says");
     // Tables of 512 buckets, and keys of 128 bytes.
-    let tables = 2 * SHARDS * 512 * (size_of::<Entry>() + 1);
+    let tables = 2 * SHARDS * 512 * (size_of::<KeyDenials>() + 1);
     let keys = 57_344 * 144;
     assert!(tables + keys <= 27_000_000, "{tables} bytes, as the documentation says");
     let last = Request { key: "199999", ..Request::new(&settings) };

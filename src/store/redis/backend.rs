@@ -3,18 +3,19 @@
 
 use std::sync::Arc;
 
-use super::{release, transport::Client};
+use super::{monitor::Monitor, release, transport::Client};
 use crate::{
     algorithm::Release,
     decision::Receipt,
     keys::Key,
-    observe::{BatchSent, Observers},
+    observe::{BatchSent, Observers, Released},
     store::{Settings, denials::Denials},
 };
 
 #[derive(Clone)]
 pub(super) struct Backend {
     pub(super) client: Client,
+    pub(super) monitor: Arc<Monitor>,
     /// The prefix of all keys in Redis.
     pub(super) prefix: Arc<str>,
     pub(super) denials: Denials,
@@ -29,20 +30,27 @@ impl Backend {
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 
-    /// Releases in the background the units that a late decision has spent for one limit.
+    /// Releases in the background the units that a decision has spent for one limit, because nobody
+    /// else can. Returns whether it has spent any.
     pub(super) fn release_late(
         &self,
         settings: &Settings,
         key: &Key<'_>,
         units: u32,
         of: &Receipt,
-    ) {
-        let Receipt::At(instant, _) = *of else { return };
+    ) -> bool {
+        let Receipt::At(instant, _) = *of else { return false };
         let change = self.denials.release(settings, key);
         let key = self.key(settings, key);
         let release = Release { instant: Some(instant), units: units.into(), kept: 0.0 };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
+        true
     }
+}
+
+/// Reports that units of a request are returned whose caller is gone.
+pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
+    observers.each(|observer| observer.released(&Released { limiter, key, units }));
 }
 
 /// Reports that a call is sent.

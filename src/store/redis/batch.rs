@@ -17,7 +17,7 @@ use redis::ServerErrorKind;
 use tokio::task::JoinSet;
 
 use super::{
-    backend::{Backend, report_sent},
+    backend::{Backend, report_released, report_sent},
     call::{EachReply, execute_each},
     script::{CheckEach, reserves_fast},
     transport::{Client, Deadline, TransportError},
@@ -63,7 +63,7 @@ struct Caller {
     end: End,
     /// True if a call has been made for it.
     is_sent: bool,
-    state: State,
+    state: CallerState,
 }
 
 /// The event at which a caller gets an error, if there is no reply.
@@ -75,7 +75,7 @@ enum End {
     OfBatch,
 }
 
-enum State {
+enum CallerState {
     Waiting(Option<Waker>),
     Done(Option<Result<Decision, TransportError>>),
     Dropped,
@@ -126,7 +126,7 @@ impl CheckBatch {
             index
         });
         let index = callers.len();
-        let (end, state) = (End::Deadline, State::Waiting(None));
+        let (end, state) = (End::Deadline, CallerState::Waiting(None));
         callers.push(Caller { key, cost, max_wait, deadline, end, is_sent: false, state });
         Some(Queued { batch: self.clone(), index, is_done: false })
     }
@@ -256,7 +256,9 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        self.backend.release_late(&self.settings, &key, cost, decision.receipt());
+        if self.backend.release_late(&self.settings, &key, cost, decision.receipt()) {
+            report_released(&self.observers, self.settings.name, &key, cost);
+        }
     }
 
     /// Executes a call for each key, because one call for all is not possible.
@@ -362,14 +364,14 @@ impl BatchCall {
 
 impl Caller {
     fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Waiting(_))
+        matches!(self.state, CallerState::Waiting(_))
     }
 
     /// Sets the result, unless the caller has one or is gone.
     fn complete(&mut self, result: Result<Decision, TransportError>) -> Delivery {
-        let State::Waiting(waker) = &mut self.state else { return Delivery::Refused(result) };
+        let CallerState::Waiting(waker) = &mut self.state else { return Delivery::Refused(result) };
         let waker = waker.take();
-        self.state = State::Done(Some(result));
+        self.state = CallerState::Done(Some(result));
         Delivery::Accepted(waker)
     }
 }
@@ -397,18 +399,18 @@ impl Future for Queued {
         let this = &mut *self;
         let mut contents = this.batch.contents();
         match &mut contents.callers[this.index].state {
-            State::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => Poll::Pending,
-            State::Waiting(waker) => {
+            CallerState::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => Poll::Pending,
+            CallerState::Waiting(waker) => {
                 let old = waker.replace(cx.waker().clone());
                 drop(contents); // the drop of a waker can drop other checks of the batch
                 drop(old);
                 Poll::Pending
             }
-            State::Done(result) => {
+            CallerState::Done(result) => {
                 this.is_done = true;
                 Poll::Ready(result.take().expect("polled after completion"))
             }
-            State::Dropped => unreachable!("a dropped future is not polled"),
+            CallerState::Dropped => unreachable!("a dropped future is not polled"),
         }
     }
 }
@@ -421,9 +423,9 @@ impl Drop for Queued {
         let mut contents = self.batch.contents();
         let caller = &mut contents.callers[self.index];
         let may_wait = caller.max_wait > 0.0;
-        let old = mem::replace(&mut caller.state, State::Dropped);
+        let old = mem::replace(&mut caller.state, CallerState::Dropped);
         drop(contents);
-        if let (true, State::Done(Some(Ok(decision)))) = (may_wait, &old) {
+        if let (true, CallerState::Done(Some(Ok(decision)))) = (may_wait, &old) {
             self.batch.release(self.index, decision);
         }
     }

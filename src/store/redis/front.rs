@@ -42,9 +42,9 @@ const MAX_FULL_CALLS: usize = 64;
 
 /// The lanes of a store and its clones.
 #[derive(Clone)]
-pub(super) struct Front(Arc<Shared>);
+pub(super) struct Front(Arc<FrontInner>);
 
-struct Shared {
+struct FrontInner {
     client: Client,
     lanes: Mutex<Lanes>,
     hasher: RandomState,
@@ -88,7 +88,7 @@ struct Lane {
 }
 
 /// How a check is decided.
-pub(super) enum Place {
+pub(super) enum Entrance {
     /// By a call of its own, during which the turn is kept.
     Alone(Option<Turn>),
     /// Together with others.
@@ -100,7 +100,7 @@ impl Front {
         let is_clustered = AtomicBool::new(client.is_cluster());
         let (lanes, hasher) = (Mutex::default(), RandomState::default());
         let late_calls = LateCalls::default();
-        Self(Arc::new(Shared { client, lanes, hasher, is_clustered, late_calls }))
+        Self(Arc::new(FrontInner { client, lanes, hasher, is_clustered, late_calls }))
     }
 
     pub(super) fn late_calls(&self) -> LateCalls {
@@ -114,13 +114,13 @@ impl Front {
         request: &LimitRequest<'_>,
         backend: &Backend,
         deadline: Deadline,
-    ) -> Place {
-        let Shared { client, lanes, hasher, .. } = &*self.0;
-        let Ok(runtime) = Handle::try_current() else { return Place::Alone(None) };
+    ) -> Entrance {
+        let FrontInner { client, lanes, hasher, .. } = &*self.0;
+        let Ok(runtime) = Handle::try_current() else { return Entrance::Alone(None) };
         let hash = hasher.hash_one(request.key.as_bytes());
         let id = self.lane_of(runtime.id(), hash, request, backend);
         if !client.is_available_for(id.slot, deadline) {
-            return Place::Alone(None);
+            return Entrance::Alone(None);
         }
         // A call for a request that may wait outlives its caller.
         let may_be_alone = !request.may_wait() && client.is_ready(id.slot, id.channel);
@@ -129,7 +129,7 @@ impl Front {
         let is_idle = lane.calls == 0 && lane.queue.is_empty();
         if is_idle && may_be_alone {
             (lane.calls, lane.is_starting) = (1, true);
-            return Place::Alone(Some(Turn::new(self.clone(), id, false)));
+            return Entrance::Alone(Some(Turn::new(self.clone(), id, false)));
         }
         let queued = lane.push(request, hash, backend, deadline);
         let schedules = lane.schedules();
@@ -144,7 +144,7 @@ impl Front {
                 runtime.spawn(Watch { front: self.clone(), id, is_over: false }.run());
             }
         }
-        Place::Queued(queued)
+        Entrance::Queued(queued)
     }
 
     fn lane_of(
@@ -313,7 +313,7 @@ impl Turn {
     /// Executes a call for the first batch in the queue.
     async fn call(mut self) {
         let front = self.front.clone();
-        let Shared { client, is_clustered, late_calls, .. } = &*front.0;
+        let FrontInner { client, is_clustered, late_calls, .. } = &*front.0;
         let LaneId { slot, channel, .. } = self.id;
         // So that nothing delays the call once it has taken its checks.
         client.ready(slot, channel).await;

@@ -14,20 +14,25 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    backend::Backend,
+    backend::{Backend, report_released},
     call::ScriptCall,
     transport::{Deadline, TransportError},
 };
 use crate::{
     decision::Decision,
     keys::Key,
+    observe::Observers,
     store::{LimitRequest, Settings, StoreRequest},
 };
 
-/// The number of calls of a store that are awaited after their deadlines.
+/// The number of calls of a store that are awaited after their deadlines. Each holds a task, its
+/// command and its keys, some kilobytes, for up to 30 s. Without a bound, a Redis that hangs for 30 s
+/// under 1,000 calls per second would hold 30,000 of them. What is spent by calls beyond the bound
+/// stays counted, as it does for checks that may not wait.
 const MAX_LATE: usize = 1_000;
 
-/// The calls of a store that are awaited after their deadlines.
+/// The calls of a store that are awaited after their deadlines. The count guards no other memory, so
+/// it is `Relaxed`; `fetch_update` alone keeps it within the bound.
 #[derive(Clone, Default)]
 pub(super) struct LateCalls(Arc<AtomicUsize>);
 
@@ -53,6 +58,8 @@ impl Drop for LateCall {
 pub(super) struct WaitingCall {
     call: ScriptCall,
     limits: Vec<(Arc<Settings>, Key<'static>, u32)>,
+    /// Those of each limit.
+    observers: Vec<Observers>,
     backend: Backend,
     late: LateCalls,
 }
@@ -60,8 +67,9 @@ pub(super) struct WaitingCall {
 impl WaitingCall {
     pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>, late: LateCalls) -> Self {
         let limits = request.limits.iter().map(LimitRequest::charge).collect();
+        let observers = request.limits.iter().map(|limit| limit.observers.clone()).collect();
         let call = ScriptCall::new(backend, request);
-        Self { call, limits, backend: backend.clone(), late }
+        Self { call, limits, observers, backend: backend.clone(), late }
     }
 
     /// Executes the call in a task, which awaits the reply even if the caller is gone.
@@ -75,15 +83,17 @@ impl WaitingCall {
         let task = call.clone();
         tokio::spawn(async move {
             let _late = late;
+            // The caller was dropped before the first poll of this task: nothing is sent, so nothing
+            // can be spent.
             if sender.is_closed() {
-                return; // its caller is gone
+                return;
             }
             let result = task.call.execute(&task.backend.client, call_deadline).await;
             if let Err(Ok(decision)) = sender.send(result) {
                 task.release(&decision);
             }
         });
-        let answer = Answer { receiver, call };
+        let answer = LateAnswer { receiver, call };
         let error = match deadline.wait_for(answer).await {
             // The call itself records no timeout then.
             Some(Err(error)) if call_deadline.is_shared() && error.is_timeout() => error,
@@ -94,19 +104,23 @@ impl WaitingCall {
     }
 
     fn release(&self, decision: &Decision) {
-        for (index, (settings, key, units)) in self.limits.iter().enumerate() {
-            self.backend.release_late(settings, key, *units, &decision.receipt().for_limit(index));
+        let limits = self.limits.iter().zip(&self.observers).enumerate();
+        for (index, ((settings, key, units), observers)) in limits {
+            let receipt = decision.receipt().for_limit(index);
+            if self.backend.release_late(settings, key, *units, &receipt) {
+                report_released(observers, settings.name, key, *units);
+            }
         }
     }
 }
 
 /// The answer to a call in a task. If it is dropped, the call releases what it spends.
-struct Answer {
+struct LateAnswer {
     receiver: oneshot::Receiver<Result<Decision, TransportError>>,
     call: Arc<WaitingCall>,
 }
 
-impl Future for Answer {
+impl Future for LateAnswer {
     type Output = Result<Decision, TransportError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -116,11 +130,26 @@ impl Future for Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for LateAnswer {
     fn drop(&mut self) {
         self.receiver.close();
         if let Ok(Ok(decision)) = self.receiver.try_recv() {
             self.call.release(&decision);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bounded_number_of_calls_is_awaited_and_each_that_ends_makes_room() {
+        let late = LateCalls::default();
+        let mut calls: Vec<_> = (0..MAX_LATE).map(|_| late.begin().unwrap()).collect();
+        assert!(late.begin().is_none() && late.clone().begin().is_none());
+        calls.pop();
+        let last = late.begin();
+        assert!(last.is_some() && late.begin().is_none());
     }
 }

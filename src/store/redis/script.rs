@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use redis::{Cmd, ErrorKind, RedisError};
 
+use super::script_text::ScriptText;
 use crate::algorithm::{
     Action, EngineReply, EngineRequest, Params, Release, SOURCES, Source, State, combine, units,
 };
@@ -15,31 +16,18 @@ const EACH: &str = include_str!("../../../scripts/each.lua");
 const ALGORITHM: &str = include_str!("../../../scripts/algorithm.lua");
 const COMBINE: &str = include_str!("../../../scripts/combine.lua");
 
-/// The text of a script, and the hash by which a server knows it.
-pub(crate) struct Script {
-    pub(crate) text: String,
-    pub(crate) hash: Box<str>,
-}
-
-impl Script {
-    fn new(text: String) -> Self {
-        let hash = redis::Script::new(&text).get_hash().into();
-        Self { text, hash }
-    }
-
-    /// Returns the script for limits with these parameters: all of them admit a request, or none.
-    fn of(limits: impl ExactSizeIterator<Item = usize>) -> &'static Self {
-        const SETS: usize = 1 << SOURCES.len();
-        static SCRIPTS: [OnceLock<Script>; SETS] = [const { OnceLock::new() }; SETS];
-        static SINGLE: [OnceLock<Script>; SOURCES.len()] =
-            [const { OnceLock::new() }; SOURCES.len()];
-        let is_single = limits.len() == 1;
-        let set: usize = limits.fold(0, |set, index| set | 1 << index);
-        let index = set.trailing_zeros() as usize;
-        match is_single {
-            true => SINGLE[index].get_or_init(|| Self::new(each(index))),
-            false => SCRIPTS[set].get_or_init(|| Self::new(combined(set))),
-        }
+/// Returns the script for limits with these parameters: all of them admit a request, or none.
+fn script(limits: impl ExactSizeIterator<Item = usize>) -> &'static ScriptText {
+    const SETS: usize = 1 << SOURCES.len();
+    static SCRIPTS: [OnceLock<ScriptText>; SETS] = [const { OnceLock::new() }; SETS];
+    static SINGLE: [OnceLock<ScriptText>; SOURCES.len()] =
+        [const { OnceLock::new() }; SOURCES.len()];
+    let is_single = limits.len() == 1;
+    let set: usize = limits.fold(0, |set, index| set | 1 << index);
+    let index = set.trailing_zeros() as usize;
+    match is_single {
+        true => SINGLE[index].get_or_init(|| ScriptText::new(&each(index))),
+        false => SCRIPTS[set].get_or_init(|| ScriptText::new(&combined(set))),
     }
 }
 
@@ -86,8 +74,8 @@ fn request(action: Action, cost: u64, max_wait: f64, now: f64) -> EngineRequest 
 }
 
 /// Makes the command that decides about these limits of one request, and the script that it runs.
-pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static Script) {
-    let script = Script::of(limits.iter().map(|limit| limit.params.index()));
+pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptText) {
+    let script = script(limits.iter().map(|limit| limit.params.index()));
     let mut command = command(script, limits.iter().map(|limit| &*limit.key), name(action));
     for limit in limits {
         command.arg(packed(&limit.params));
@@ -141,8 +129,8 @@ impl CheckEach {
     }
 
     /// Makes the command, and returns the script that it runs.
-    pub(crate) fn command(&self) -> (Cmd, &'static Script) {
-        let script = Script::of([self.params.index()].into_iter());
+    pub(crate) fn command(&self) -> (Cmd, &'static ScriptText) {
+        let script = script([self.params.index()].into_iter());
         let keys = self.keys.iter().map(|key| &**key);
         let mut command = command(script, keys, name(Action::Check));
         command.arg(packed(&self.params)).arg(self.items.argument());
@@ -238,8 +226,8 @@ fn item(limit: &Limit) -> [u8; 16] {
 
 /// Makes the command that returns units to a key, without its last argument, a list of
 /// [items](release_item).
-pub(crate) fn release(key: &str, params: &Params) -> (Cmd, &'static Script) {
-    let script = Script::of([params.index()].into_iter());
+pub(crate) fn release(key: &str, params: &Params) -> (Cmd, &'static ScriptText) {
+    let script = script([params.index()].into_iter());
     let mut command = command(script, [key].into_iter(), "release");
     command.arg(packed(params));
     (command, script)
@@ -251,7 +239,11 @@ pub(crate) fn release_item(release: &Release) -> Vec<u8> {
     [instant, units, kept].map(f64::to_le_bytes).concat()
 }
 
-fn command<'a>(script: &Script, keys: impl ExactSizeIterator<Item = &'a str>, action: &str) -> Cmd {
+fn command<'a>(
+    script: &ScriptText,
+    keys: impl ExactSizeIterator<Item = &'a str>,
+    action: &str,
+) -> Cmd {
     let mut command = Cmd::with_capacity(6 + keys.len(), 256 + 64 * keys.len());
     command.arg("EVALSHA").arg(&*script.hash).arg(keys.len());
     for key in keys {
@@ -337,4 +329,43 @@ fn split(reply: &Reply) -> Result<(f64, &[redis::Value]), RedisError> {
 
 fn malformed() -> RedisError {
     (ErrorKind::UnexpectedReturnType, "not a reply").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::script_text::is_written, *};
+
+    /// The files of an algorithm in the order of their texts.
+    fn files(source: &Source) -> Vec<String> {
+        let is_log = source.model.contains(include_str!("../../../scripts/sliding_log/log.lua"));
+        let own = |file: &str| format!("{}/{file}.lua", source.name);
+        let storage = if is_log { own("log") } else { "reservations.lua".into() };
+        let shared = ["engine.lua", "finish.lua"].map(String::from);
+        let model = [own("state"), "block.lua".into(), own("model"), storage].into_iter();
+        model.chain(shared).chain([own("fast")]).collect()
+    }
+
+    const REMEDY: &str = "`scripts/sent` was not what is sent: commit it as it is written now";
+
+    #[test]
+    fn the_script_of_each_algorithm_is_in_the_repo_as_it_is_sent() {
+        let changed = SOURCES.iter().enumerate().filter(|(index, source)| {
+            let purpose = format!("Decides about keys of a {} limiter, one by one.", source.name);
+            let files = files(source).join(", ");
+            let files = format!("prelude.lua, fast.lua, each.lua with {files}");
+            !is_written(source.name, &purpose, &files, script([*index].into_iter()))
+        });
+        assert_eq!(changed.count(), 0, "{REMEDY}");
+    }
+
+    #[test]
+    fn the_script_of_several_limits_is_in_the_repo_as_it_is_sent() {
+        let index = SOURCES.iter().position(|source| source.name == "token_bucket").unwrap();
+        let purpose = "Decides about several limits of one request, here of token buckets: the text \
+                       has a\n-- function for each algorithm among the limits.";
+        let files = files(&SOURCES[index]).join(", ");
+        let files = format!("prelude.lua, fast.lua, algorithm.lua with {files}, combine.lua");
+        let script = script([index, index].into_iter());
+        assert!(is_written("several_token_buckets", purpose, &files, script), "{REMEDY}");
+    }
 }

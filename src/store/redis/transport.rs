@@ -1,46 +1,28 @@
-//! How commands reach a server: connections, circuit breakers, Sentinels and clusters. It knows no
-//! limits.
+//! Calls to Redis: connections, circuit breakers, Sentinels and clusters. It knows no limits, and of
+//! this crate only jitter and locks: it could be a crate of its own.
 //!
-//! From the door down: `client`, `cluster`, `node` (with `background` jobs), `channel`,
-//! `connection`, `line` with `unsent`, `server`, `sentinel`, `connector`. The states beside them:
-//! `breaker` with `rejections`, `reports` and `events`, `clock_offset`, `deadline`,
-//! `header`.
+//! Three rooms, from the door down, each of which imports only from those below it:
+//!
+//! * `topology`: one server, the master behind Sentinels, or a cluster; which node gets a command
+//! * `health`: whether a node answers and executes scripts, and what the owner hears of that
+//! * `link`: a connection to one server, its queue, and the deadlines of commands
+//!
+//! `config` and `url` are the settings above them. docs/connections.md has the reasons.
 
-mod background;
-mod breaker;
-mod channel;
-mod client;
-mod clock_offset;
-mod cluster;
-mod command;
 mod config;
-mod connection;
-mod connector;
-mod deadline;
-mod error;
-mod events;
-mod header;
-mod line;
-mod node;
-mod probe;
-mod rejections;
-mod reports;
-mod sentinel;
-mod server;
-#[cfg(feature = "tls-rustls")]
-mod tls;
-mod unsent;
+mod health;
+mod link;
+mod topology;
 mod url;
 
-pub use self::config::RedisConfig;
-pub(crate) use self::deadline::Deadline;
+pub(crate) use self::link::Deadline;
 #[cfg(feature = "tls-rustls")]
-pub use self::tls::Tls;
+pub(super) use self::link::TlsSettings;
 pub(in super::super) use self::url::{FORMS, scheme_error};
 pub(super) use self::{
-    background::{Batch, Item, Job},
-    client::Client,
-    command::Command,
-    connector::ANSWER_TIMEOUT,
-    error::TransportError,
+    config::TransportConfig,
+    health::{Event, NodeHealth, Owner, Probe},
+    link::{ANSWER_TIMEOUT, Command, ServerState, TransportError},
+    topology::{Batch, Client, Item, Job},
+    url::Parameters,
 };

@@ -39,7 +39,8 @@ impl Subject for Ours {
             other => return Err(format!("no algorithm {other}").into()),
         };
         // A slow machine shows in the figures, and does not end the measurement.
-        let store = RedisStore::connect(url).await?.deadline(Duration::from_secs(30));
+        let mark = if url.contains('?') { '&' } else { '?' };
+        let store = RedisStore::connect(&format!("{url}{mark}deadline=30s")).await?;
         Ok(Self { store, algorithm })
     }
 

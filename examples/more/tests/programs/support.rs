@@ -41,6 +41,6 @@ fn build(target: &[&str]) -> PathBuf {
 
 /// Returns a store with a deadline that a busy machine can keep.
 pub async fn redis_store(server: &server::RedisServer) -> RedisStore {
-    let store = RedisStore::connect(&server.url()).await.expect("the server runs");
-    store.deadline(Duration::from_secs(30))
+    let url = format!("{}?deadline=30s", server.url());
+    RedisStore::connect(&url).await.expect("the server runs")
 }

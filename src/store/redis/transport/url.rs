@@ -1,13 +1,11 @@
 //! The URLs of Redis: that of one server, and those that name all nodes and settings. All callers
 //! read URLs here, so one URL has one answer. It opens no connection.
 
-use std::time::Duration;
-
 use redis::{
     ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
 };
 
-use super::{connector::Place, error::TransportError};
+use super::link::{Place, TransportError};
 
 /// The nodes that a URL names, as URLs.
 pub(super) enum Nodes {
@@ -20,17 +18,14 @@ pub(super) enum Nodes {
     Cluster(Vec<String>),
 }
 
-/// The settings in the parameters of a URL.
+/// The settings of connections in the parameters of a URL.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct UrlSettings {
     pub(super) connections: Option<usize>,
-    pub(super) deadline: Option<Duration>,
-    pub(super) denial_ttl: Option<Duration>,
-    pub(super) prefix: Option<String>,
     pub(super) script_flags: Option<String>,
 }
 
-const SETTINGS: [&str; 5] = ["deadline", "connections", "prefix", "denial_ttl", "script_flags"];
+const SETTINGS: [&str; 2] = ["connections", "script_flags"];
 const SENTINELS: [&str; 2] = ["sentinel_user", "sentinel_password"];
 
 /// The forms of a URL, for errors.
@@ -38,8 +33,12 @@ pub(crate) const FORMS: &str = "redis://HOST:PORT, rediss://HOST:PORT, unix:///P
                                 redis+sentinel://HOST:PORT,HOST:PORT/MASTER or \
                                 redis+cluster://HOST:PORT,HOST:PORT";
 
-/// Reads a URL with all nodes and settings.
-pub(super) fn read(url: &str) -> Result<(Nodes, UrlSettings), TransportError> {
+/// Reads a URL with all nodes and settings. `further` are the names of the owner's parameters, which
+/// it reads itself.
+pub(super) fn read<'a>(
+    url: &'a str,
+    further: &[&str],
+) -> Result<(Nodes, UrlSettings, Parameters<'a>), TransportError> {
     if let Some(why) = scheme_error(url) {
         return Err(TransportError::config(format!(
             "cannot use the Redis URL: {why}; write {FORMS}"
@@ -50,15 +49,28 @@ pub(super) fn read(url: &str) -> Result<(Nodes, UrlSettings), TransportError> {
     let parameters = Parameters::of(url);
     let scheme = url.split("://").next().unwrap_or_default();
     let topology = scheme.split_once('+').filter(|(_, topology)| *topology != "unix");
+    let own = [further, &SETTINGS].concat();
     let known = match topology {
-        Some((_, "sentinel")) => [&SETTINGS[..], &["protocol"], &SENTINELS].concat(),
-        _ => [&SETTINGS[..], &["protocol"]].concat(),
+        Some((_, "sentinel")) => [&own[..], &["protocol"], &SENTINELS].concat(),
+        _ => [&own[..], &["protocol"]].concat(),
     };
     parameters.reject_unknown(&known, &invalid)?;
     let settings = UrlSettings::read(&parameters, &invalid)?;
-    let Some((tls, topology)) = topology else {
-        return Ok((Nodes::Server(parameters.without(&SETTINGS)), settings));
+    let nodes = match topology {
+        None => Nodes::Server(parameters.without(&own)),
+        Some((tls, topology)) => several_nodes(scheme, tls, topology, &parameters, &invalid)?,
     };
+    Ok((nodes, settings, parameters))
+}
+
+/// Returns the nodes of a URL such as `redis+cluster://HOST,HOST`.
+fn several_nodes(
+    scheme: &str,
+    tls: &str,
+    topology: &str,
+    parameters: &Parameters<'_>,
+    invalid: &impl Fn(&str) -> TransportError,
+) -> Result<Nodes, TransportError> {
     let rest = &parameters.before[scheme.len() + 3..];
     let (login, rest) = match rest.rsplit_once('@') {
         Some((login, rest)) => ([login, "@"].concat(), rest),
@@ -67,10 +79,9 @@ pub(super) fn read(url: &str) -> Result<(Nodes, UrlSettings), TransportError> {
     let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
     let hosts = hosts.split(',').filter(|host| !host.is_empty());
     match topology {
-        "cluster" if path.is_empty() => Ok((
-            Nodes::Cluster(hosts.map(|host| [tls, "://", &login, host].concat()).collect()),
-            settings,
-        )),
+        "cluster" if path.is_empty() => {
+            Ok(Nodes::Cluster(hosts.map(|host| [tls, "://", &login, host].concat()).collect()))
+        }
         "cluster" => Err(invalid("a cluster has no databases; remove the path")),
         "sentinel" if path.is_empty() => {
             Err(invalid("it names no master; write redis+sentinel://HOST:PORT,HOST:PORT/MASTER"))
@@ -79,7 +90,7 @@ pub(super) fn read(url: &str) -> Result<(Nodes, UrlSettings), TransportError> {
             let of_sentinels = parameters.sentinel_login();
             let sentinels = hosts.map(|host| [tls, "://", &of_sentinels, host].concat()).collect();
             let master = [tls, "://", &login, path].concat();
-            Ok((Nodes::Sentinels { sentinels, master }, settings))
+            Ok(Nodes::Sentinels { sentinels, master })
         }
         _ => unreachable!("`scheme_error` rejects other topologies"),
     }
@@ -124,7 +135,9 @@ fn invalid(url: &str, why: &str) -> TransportError {
 }
 
 /// A URL, split into its parameters and the part before them.
-struct Parameters<'a> {
+#[derive(Debug)]
+pub(crate) struct Parameters<'a> {
+    url: &'a str,
     before: &'a str,
     pairs: Vec<(&'a str, &'a str)>,
 }
@@ -134,15 +147,21 @@ impl<'a> Parameters<'a> {
     fn of(url: &'a str) -> Self {
         let host = if url.contains("unix://") { 0 } else { url.rfind('@').unwrap_or(0) };
         let Some(start) = url[host..].find('?').map(|at| host + at) else {
-            return Self { before: url, pairs: vec![] };
+            return Self { url, before: url, pairs: vec![] };
         };
         let pairs = url[start + 1..].split('&').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
-        Self { before: &url[..start], pairs }
+        Self { url, before: &url[..start], pairs }
     }
 
-    fn get(&self, name: &str) -> Option<&'a str> {
+    /// Returns the value of a parameter.
+    pub(crate) fn get(&self, name: &str) -> Option<&'a str> {
         self.pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1)
+    }
+
+    /// Returns the error of an invalid parameter.
+    pub(crate) fn invalid(&self, why: &str) -> TransportError {
+        invalid(self.url, why)
     }
 
     /// Returns the URL without the parameters of these names.
@@ -187,29 +206,9 @@ impl UrlSettings {
         parameters: &Parameters<'_>,
         invalid: &impl Fn(&str) -> TransportError,
     ) -> Result<Self, TransportError> {
-        let time = |name: &str| {
-            let read = |text| {
-                duration(text).ok_or_else(|| {
-                    invalid(&format!(
-                        "`{name}={text}` is not a time; write for example {name}=50ms or {name}=2s"
-                    ))
-                })
-            };
-            parameters.get(name).map(read).transpose()
-        };
-        let deadline = time("deadline")?;
-        if deadline.is_some_and(|deadline| deadline.is_zero()) {
-            return Err(invalid(
-                "with a deadline of 0, every decision would fail; write for example deadline=50ms",
-            ));
-        }
         let connections = parameters.get("connections").map(|text| match text.parse() {
             Ok(connections) if connections > 0 => Ok(connections),
             _ => Err(invalid(&format!("`connections={text}` is not a number from 1 on"))),
-        });
-        let prefix = parameters.get("prefix").map(|prefix| match prefix.contains(['{', '%']) {
-            true => Err(invalid("a prefix contains no braces and no percent signs")),
-            false => Ok(prefix.to_owned()),
         });
         let script_flags = parameters.get("script_flags").map(|flags| {
             let is_flag = |flag: &str| {
@@ -223,28 +222,8 @@ impl UrlSettings {
                 )),
             }
         });
-        Ok(Self {
-            script_flags: script_flags.transpose()?,
-            connections: connections.transpose()?,
-            deadline,
-            denial_ttl: time("denial_ttl")?,
-            prefix: prefix.transpose()?,
-        })
+        Ok(Self { script_flags: script_flags.transpose()?, connections: connections.transpose()? })
     }
-}
-
-/// Reads a time such as `50ms`, `2s` or `1m`.
-fn duration(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let number: u32 = text[..digits].parse().ok()?;
-    let unit = match &text[digits..] {
-        "us" => Duration::from_micros(1),
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => return None,
-    };
-    Some(unit * number)
 }
 
 /// A parsed URL.
@@ -355,11 +334,14 @@ mod tests {
         }
     }
 
+    /// A parameter of the owner.
+    const FURTHER: [&str; 1] = ["colour"];
+
     fn nodes(url: &str) -> String {
-        match read(url) {
-            Ok((Nodes::Server(url), _)) => url,
-            Ok((Nodes::Cluster(nodes), _)) => nodes.join(" "),
-            Ok((Nodes::Sentinels { sentinels, master }, _)) => {
+        match read(url, &FURTHER) {
+            Ok((Nodes::Server(url), ..)) => url,
+            Ok((Nodes::Cluster(nodes), ..)) => nodes.join(" "),
+            Ok((Nodes::Sentinels { sentinels, master }, ..)) => {
                 format!("{} -> {master}", sentinels.join(" "))
             }
             Err(error) => error.to_string(),
@@ -369,8 +351,8 @@ mod tests {
     #[test]
     fn one_url_names_all_nodes() {
         for (url, expected) in [
-            ("redis://a:1/2?deadline=1s", "redis://a:1/2"),
-            ("unix:///a/b?db=3&prefix=x", "unix:///a/b?db=3"),
+            ("redis://a:1/2?colour=red", "redis://a:1/2"),
+            ("unix:///a/b?db=3&connections=2", "unix:///a/b?db=3"),
             ("rediss+cluster://:p@a:1,b", "rediss://:p@a:1 rediss://:p@b"),
             ("redis+sentinel://a:1,b:2/main", "redis://a:1 redis://b:2 -> redis://main"),
             (
@@ -383,18 +365,12 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_settings() {
-        let url = "redis+cluster://a?deadline=50ms&connections=2&prefix=shop&denial_ttl=0s\
-                   &script_flags=allow-key-locking";
-        let (_, settings) = read(url).unwrap();
-        let expected = UrlSettings {
-            connections: Some(2),
-            deadline: Some(Duration::from_millis(50)),
-            denial_ttl: Some(Duration::ZERO),
-            prefix: Some("shop".to_owned()),
-            script_flags: Some("allow-key-locking".to_owned()),
-        };
-        assert_eq!(settings, expected);
+    fn parameters_are_settings_and_the_owner_reads_its_own() {
+        let url = "redis+cluster://a?colour=red&connections=2&script_flags=allow-key-locking";
+        let (_, settings, parameters) = read(url, &FURTHER).unwrap();
+        let script_flags = Some("allow-key-locking".to_owned());
+        assert_eq!(settings, UrlSettings { connections: Some(2), script_flags });
+        assert_eq!(parameters.get("colour"), Some("red"));
     }
 
     #[test]
@@ -404,15 +380,13 @@ mod tests {
             ("redis+cluster://a/1", "no databases"),
             ("redis+ring://a", "the scheme `redis+ring` is unknown"),
             ("redis+cluster://:secret@a?dead=1s", "`dead` is unknown"),
-            ("redis://a?deadline=50", "deadline=50ms"),
             ("redis://a?connections=0", "from 1 on"),
-            ("redis://a?prefix={x}", "no braces"),
             ("redis://a?script_flags=a,,b", "allow-key-locking"),
         ] {
             let text = nodes(url);
             assert!(text.contains(part) && !text.contains("secret"), "{url}: {text}");
         }
-        let error = Url::read("redis://a?deadline=1s").err().unwrap().to_string();
-        assert!(error.contains("`deadline` is unknown"), "{error}");
+        let error = Url::read("redis://a?colour=red").err().unwrap().to_string();
+        assert!(error.contains("`colour` is unknown"), "{error}");
     }
 }

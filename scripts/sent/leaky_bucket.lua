@@ -1,0 +1,720 @@
+-- Decides about keys of a leaky_bucket limiter, one by one.
+-- Written by a test: edit the files that it consists of, whose comments are not sent:
+-- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, block.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, finish.lua, leaky_bucket/fast.lua
+-- EVALSHA names the text below this line e238e50f80da58a069dcc569bb3a39844a0df66e
+local action, items = ARGV[1], ARGV[#ARGV]
+local can_be_denied = action == 'check' or action == 'peek'
+local commits = action == 'check' or action == 'spend'
+local blocks = action == 'block' or action == 'unblock'
+local returns = action == 'refund' or action == 'release' or blocks
+
+local call = redis.call
+local unpack = table.unpack or unpack
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local FOREIGN = ' holds no state of this limiter'
+local UNDECIDED = ' cannot be decided about; delete it: '
+local function fail(key)
+  error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+end
+
+local function convert(debt, excess, unit, new_unit, max_debt)
+  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
+  debt = math.ceil(exact)
+  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
+end
+
+local function round_up(time, grain)
+  return math.ceil(time / grain) * grain
+end
+
+local function expire_at(time)
+  return string.format('%.0f', math.ceil(time / 1000))
+end
+
+local function use(used, size, parts, runs)
+  local missing = 0
+  for i = 1, #runs do
+    local run = runs[i]
+    local each = run.cost * parts
+    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    used = used + granted * each
+    if granted < run.count then
+      if run.max_wait > 0 then
+        return
+      end
+      missing = math.max(missing, used + each - size)
+    end
+  end
+  return used, missing
+end
+
+local function replace(key, found, state, expires)
+  if found ~= '' then
+    return call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
+end
+local params = ARGV[2]
+local key, block
+local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
+local burst, new_unit, new_tick, max_debt, exponent = struct.unpack('<ddddd', params, 2)
+local grain = 2 ^ exponent
+local at, debt, last, excess, unit, tick
+
+local function encode()
+  return struct.pack(STATE, 76, at, debt, last, unit, tick, excess, exponent)
+end
+
+local function create_engine()
+  local cost, max_wait
+
+local function in_block(state)
+  return struct.pack('<BI7', 66, block.ends) .. state
+end
+
+local function get(from, to)
+  if block then
+    from, to = tonumber(from), tonumber(to)
+    return string.sub(block.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
+  end
+  return call('GETRANGE', key, from, to)
+end
+
+local function put(state, expires)
+  if block then
+    block.state, block.expires, block.changed = state, expires, true
+  elseif state == '' then
+    call('DEL', key)
+  else
+    call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+end
+
+local function patch(from, bytes, expires)
+  if block then
+    local state = block.state
+    from = tonumber(from)
+    local rest = string.sub(state, from + #bytes + 1)
+    put(string.sub(state, 1, from) .. bytes .. rest, expires or block.expires)
+    return
+  end
+  call('SETRANGE', key, from, bytes)
+  if expires then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
+end
+
+local function open_block(letter)
+  if block or letter ~= 66 and not blocks then
+    return false
+  end
+  local ends = 0
+  if letter == 66 then
+    local head, last = call('GETRANGE', key, '0', '7'), call('GETRANGE', key, '-1', '-1')
+    if #head < 8 or string.byte(head) ~= 66 or last ~= 'B' then
+      fail(key)
+    end
+    ends = struct.unpack('<I7', head, 2)
+    if can_be_denied and ends - now > max_wait then
+      block = {ends = ends}
+      return false
+    end
+  end
+  local value = call('GETRANGE', key, '0', '-1')
+  local state = letter == 66 and string.sub(value, 9, -2) or value
+  block = {ends = ends, state = state, changed = blocks}
+  return true
+end
+
+local function close_block()
+  local ends, state, expires = block.ends, block.state, block.expires
+  local is_over = ends <= now
+  if not block.changed then
+    return
+  elseif is_over and state == '' then
+    call('DEL', key)
+    return
+  end
+  local value = is_over and state or in_block(state) .. 'B'
+  if expires or state == '' then
+    call('SET', key, value, 'PXAT', expire_at(math.max(expires or 0, is_over and 0 or ends)))
+  else
+    call('SET', key, value, 'KEEPTTL')
+  end
+end
+
+local function is_foreign()
+  return unit ~= new_unit or tick ~= new_tick
+end
+
+local function lower(parts)
+  debt = math.max(debt - parts, 0)
+  if debt == 0 then
+    excess = 0
+  end
+end
+
+local function bound_last()
+  last = math.min(last, at + math.ceil(debt / tick))
+end
+
+local function time_until(parts)
+  return math.max(math.ceil(parts / tick) - (now - at), 0)
+end
+
+local function initial()
+  at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
+end
+
+local function decode(state)
+  local form
+  if #state >= size then
+    form, at, debt, last, unit, tick, excess = struct.unpack(STATE, state)
+  end
+  if form ~= 76 then
+    fail(key)
+  end
+  return state
+end
+
+local function step_back()
+  local back = at - now
+  if back > 0 then
+    at, last = now, math.max(last - back, 0)
+  end
+  return back > 0
+end
+
+local function advance(time)
+  lower((time - at) * tick)
+  at = time
+end
+
+local function flow_from_last()
+  debt = math.min(debt + (last - now) * tick, max_debt)
+  bound_last()
+end
+
+local function adopt()
+  local changed = is_foreign()
+  if changed then
+    advance(math.max(last, now))
+    debt, excess = convert(debt, excess, unit, new_unit, max_debt)
+    unit, tick, at = new_unit, new_tick, now
+    if last > now then
+      flow_from_last()
+    end
+  end
+  return changed
+end
+
+local function earliest(needed)
+  local room = burst * unit - needed * unit
+  return time_until(debt), time_until(debt - room)
+end
+
+local function commit(instant, units)
+  local idle = (instant - at) * tick
+  if debt <= idle - tick then
+    debt, excess = idle, 0
+  end
+  debt = debt + units * unit
+  if not is_foreign() then
+    debt = math.min(debt, max_debt)
+  end
+  last = instant > at and instant or 0
+end
+
+local refund
+if returns then
+  function refund(instant, units, kept)
+    local back = units * unit
+    if instant then
+      local flowed_out = (now - instant) * tick
+      if is_foreign() then
+        local other = (now - instant) * new_tick / new_unit * unit
+        flowed_out = math.max(flowed_out, math.ceil(other))
+      end
+      back = math.max(back - math.max(flowed_out - kept * unit, 0), 0)
+    end
+    if back > 0 then
+      lower(back)
+      bound_last()
+    end
+  end
+end
+
+local function reset_after()
+  return time_until(debt)
+end
+
+local function expiry(reset)
+  return round_up(now + reset, grain)
+end
+
+local found, stale
+local first_found
+
+local ENTRY = 16
+
+local function forget()
+  first_found = nil
+end
+
+local function load()
+  found, stale = get('0', size_text), false
+  if open_block(string.byte(found)) then
+    found = get('0', size_text)
+  elseif block and not block.state then
+    found = nil
+    return
+  end
+  found = found ~= '' and decode(found, true) or nil
+  first_found = first_found or found or ''
+end
+
+local function found_state()
+  return first_found or ''
+end
+
+local function expiry_after(reset)
+  return expiry and expiry(reset) or now + reset
+end
+
+local function tails()
+  local function read_tail(size)
+    local tail = get(size, -1)
+    if #tail >= size + ENTRY and struct.unpack('<d', tail, #tail - ENTRY + 1) > now then
+      return tail
+    end
+  end
+
+  local function fold(tail, size)
+    decode(string.sub(tail, 1, size))
+    local position = size + 1
+    local instant, cost = struct.unpack('<dd', tail, position)
+    while instant <= now do
+      advance(instant)
+      commit(instant, cost)
+      position = position + ENTRY
+      instant, cost = struct.unpack('<dd', tail, position)
+    end
+    advance(now)
+    return position
+  end
+
+  local function lower(entries, instant, units)
+    local low, high = 1, #entries + 1
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if entries[middle][1] < instant then
+        low = middle + 1
+      else
+        high = middle
+      end
+    end
+    local entry = entries[low]
+    if entry and entry[1] == instant then
+      entry[2] = entry[2] - math.min(units, entry[2])
+    end
+  end
+
+  local function recount(entries)
+    local base, packed = encode(true), {}
+    for _, entry in ipairs(entries) do
+      if entry[2] > 0 then
+        commit(entry[1], entry[2])
+        packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
+      end
+    end
+    return packed[1] and base .. table.concat(packed) or ''
+  end
+
+  return {fold = fold, lower = lower, read = read_tail, recount = recount}
+end
+
+local function reserving()
+  local tails = tails()
+
+  local function insert(head, instant, cost, more, reset)
+    local size = #head
+    local tail = get(size, -1)
+    local first, behind = tails.fold(tail, size), #tail + 1
+    while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
+      behind = behind - ENTRY
+    end
+    local ahead = behind
+    if behind > first then
+      local other, units = struct.unpack('<dd', tail, behind - ENTRY)
+      if other == instant then
+        ahead, cost = behind - ENTRY, cost + units
+      end
+    end
+    local entry = struct.pack('<dd', instant, cost)
+    local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
+    put(head .. encode(true) .. rest, expiry_after(reset))
+  end
+
+  local function reserve(head, before, instant, cost, more, reset)
+    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local length = block and #block.state or call('STRLEN', key)
+    local newest, newest_cost = 0, 0
+    if length >= 2 * size + ENTRY then
+      newest, newest_cost = struct.unpack('<dd', get(length - ENTRY, -1))
+    end
+    if newest <= now then
+      put(head .. before .. entry .. more, expiry_after(reset))
+      return
+    end
+    local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
+    local oldest = struct.unpack('<d', get(middle, middle + 7))
+    if oldest <= now or instant < newest then
+      insert(head, instant, cost, more, reset)
+      return
+    end
+    if newest == instant then
+      entry = struct.pack('<dd', instant, newest_cost + cost)
+      length = length - ENTRY
+    end
+    patch(length, entry .. more)
+    patch(0, head, expiry_after(reset))
+  end
+
+  return reserve
+end
+
+local function reserve_all(before, entries)
+  local more = {}
+  for i = 2, #entries do
+    more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
+  end
+  local instant, cost = entries[1][1], entries[1][2]
+  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+end
+
+local release
+if returns then
+  function release(stale, releases)
+    local tails, entries = tails(), {}
+    local tail = not stale and tails.read(size)
+    if tail then
+      for position = tails.fold(tail, size), #tail, ENTRY do
+        entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
+      end
+    else
+      advance(now)
+    end
+    for _, release in ipairs(releases) do
+      local instant, units = release[1], release[2]
+      if instant and instant > now then
+        tails.lower(entries, instant, units)
+      else
+        refund(instant, units, release[3])
+      end
+    end
+    local behind, reset = tails.recount(entries), reset_after()
+    if reset == 0 then
+      put('')
+    else
+      put(encode(behind ~= '') .. behind, expiry_after(reset))
+    end
+  end
+end
+
+local function store(before, instant)
+  local reset = reset_after()
+  if before and not stale then
+    reserving()(encode(true), before, instant, cost, '', reset)
+  elseif before then
+    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+  elseif reset == 0 then
+    put('')
+  elseif found and #found > size and not stale then
+    local head, tails, behind = encode(true), tails(), nil
+    local tail = tails.read(size)
+    if tail then
+      local position = tails.fold(tail, size)
+      commit(now, cost)
+      behind = encode(true) .. string.sub(tail, position)
+    end
+    put(behind and head .. behind or encode(), expiry_after(reset))
+  else
+    put(encode(), expiry_after(reset))
+  end
+end
+local wait, too_long
+
+local function plan()
+  wait, too_long = 0, 0
+  if block and not block.state then
+    block = nil
+  end
+  load()
+  if block and not block.state then
+    wait = block.ends - now
+    too_long = wait - max_wait
+    return
+  elseif returns then
+    return
+  elseif found then
+    stale = step_back()
+    advance(now)
+    stale = adopt() or stale
+  else
+    initial()
+  end
+  local full
+  wait, full = earliest(can_be_denied and cost or -math.huge)
+  if block and can_be_denied then
+    local rest = block.ends - now
+    wait, full = math.max(wait, rest), full and full > rest and full or 0
+  end
+  too_long = math.max(wait - max_wait, full or 0)
+end
+local finish
+
+if returns then
+  local function releases()
+    if action == 'refund' then
+      return {{nil, cost, 0}}
+    elseif blocks then
+      return {}
+    end
+    local all = {}
+    for position = 1, #items, 24 do
+      all[#all + 1] = {struct.unpack('<ddd', items, position)}
+    end
+    return all
+  end
+
+  local function observe()
+    forget()
+    returns = false
+    plan()
+    returns = true
+    local state = found_state()
+    return block and in_block(state) or state
+  end
+
+  function finish()
+    if found then
+      release(step_back(), releases())
+    end
+    if blocks then
+      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+    end
+    if block then
+      close_block()
+    end
+    return action ~= 'release' and observe()
+  end
+else
+  function finish(admitted, wait)
+    local before
+    if commits and admitted then
+      before = wait > 0 and encode(true)
+      commit(now + wait, cost)
+    end
+    local state = found_state()
+    if commits and (admitted or stale) then
+      store(before, now + wait)
+      if block then
+        close_block()
+      end
+    end
+    return block and in_block(state) or state
+  end
+end
+  local function decide()
+    plan()
+    return finish(too_long == 0 or not can_be_denied, wait)
+  end
+
+  local function decide_all(runs)
+    block = nil
+    forget()
+    local state
+    for _, run in ipairs(runs) do
+      cost, max_wait = run.cost, run.max_wait
+      for _ = 1, run.count do
+        state = decide()
+        if too_long > 0 then
+          break
+        end
+      end
+    end
+    return state
+  end
+
+  return {decide_all = decide_all, reserve_all = reserve_all}
+end
+
+local created
+local function engine()
+  created = created or create_engine()
+  return created
+end
+
+if action == 'release' then
+  key = KEYS[1]
+  engine().decide_all({{count = 1}})
+  return {now}
+end
+
+local function failure(err)
+  local text = type(err) == 'table' and err.err or err
+  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif of_command then
+    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
+end
+
+local function read_all()
+  return action == 'check' and call('MGET', unpack(KEYS))
+end
+
+local function read_runs(position)
+  local count, runs = nil, {}
+  count, position = struct.unpack('<I2', items, position)
+  for i = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    runs[i] = run
+  end
+  return runs, position
+end
+
+local full = burst * new_unit
+local PAGE, page_end = 256, '255'
+
+local function read(key)
+  local value = redis.pcall('GETRANGE', key, '0', page_end)
+  if value == '' then
+    at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
+    return value, grain
+  elseif type(value) == 'table' or #value < size or string.byte(value) ~= 76 then
+    return
+  end
+  local _, exponent
+  _, at, debt, last, unit, tick, excess, exponent = struct.unpack(STATE, value)
+  if unit == new_unit and tick == new_tick and excess == 0 and now >= at then
+    return value, 2 ^ exponent
+  end
+end
+
+local function newest_reservation(key, value)
+  if #value == PAGE then
+    value = call('GETRANGE', key, '-16', '-1')
+  end
+  if #value >= 16 and #value ~= size then
+    local instant = struct.unpack('<d', value, #value - 15)
+    return instant > now and instant
+  end
+end
+
+local function grant(run, entries)
+  local each = run.cost * unit
+  local room = math.min(full - each, run.max_wait * tick) - debt
+  local granted = room >= 0 and math.min(math.floor(room / each) + 1, run.count) or 0
+  for _ = 1, granted do
+    local instant, newest = now + math.ceil(debt / tick), entries[#entries]
+    if newest and newest[1] == instant then
+      newest[2] = newest[2] + run.cost
+    elseif debt > 0 then
+      entries.before = entries.before or encode()
+      entries[#entries + 1] = {instant, run.cost}
+    end
+    last, debt = instant > now and instant or 0, debt + each
+  end
+end
+
+local function behind(value, newest, entries)
+  if #value == size then
+    return entries.before
+  elseif newest and #value < PAGE and entries[1][1] > newest then
+    local middle = 2 * size + math.floor((#value - 2 * size) / 32) * 16
+    return struct.unpack('<d', value, middle + 1) > now and string.sub(value, size + 1)
+  end
+end
+
+local function put(key, value, tail, expires, old_grain)
+  local head = struct.pack('<I7I7I7', now, debt, last)
+  if tail then
+    head = head .. string.sub(value, 23, size) .. tail
+  end
+  call('SETRANGE', key, '1', head)
+  local empty_at = now + math.ceil(debt / tick)
+  if empty_at > expires then
+    call('PEXPIREAT', key, expire_at(round_up(empty_at, old_grain)))
+  end
+end
+
+local function write(key, _, _, value, newest, entries, expires, old_grain)
+  local tail = entries[1] and behind(value, newest, entries)
+  if tail then
+    local packed = {tail}
+    for i, entry in ipairs(entries) do
+      packed[i + 1] = struct.pack('<dd', entry[1], entry[2])
+    end
+    put(key, value, table.concat(packed), expires, old_grain)
+  elseif entries[1] then
+    engine().reserve_all(entries.before, entries)
+  elseif #value == size then
+    put(key, value, nil, expires, old_grain)
+  else
+    local empty_at = now + math.ceil(debt / tick)
+    call('SET', key, encode(), 'PXAT', expire_at(round_up(empty_at, grain)))
+  end
+  return true
+end
+
+local function fast(key, _, runs)
+  local value, old_grain = read(key)
+  if not value then
+    return
+  end
+  local expires = round_up(at + math.ceil(debt / tick), old_grain)
+  local newest = newest_reservation(key, value)
+  local before, entries = math.max(debt - (now - at) * tick, 0), {}
+  at, debt = now, before
+  for _, run in ipairs(runs) do
+    grant(run, entries)
+  end
+  if debt == before or not newest or entries[1] and entries[1][1] >= newest then
+    return string.sub(value, 1, size), debt > before, value, newest, entries, expires, old_grain
+  end
+end
+local function apply(found, used, ...)
+  return found and (not used or write(key, found, used, ...)) and found
+end
+
+local reply, runs, position, index = {now}, nil, 1, 0
+local function decide_keys()
+  while index < #KEYS do
+    index = index + 1
+    key = KEYS[index]
+    if position <= #items then
+      runs, position = read_runs(position)
+    end
+    block = nil
+    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    reply[index + 1] = found or engine().decide_all(runs)
+  end
+end
+
+while index < #KEYS do
+  local ok, err = pcall(decide_keys)
+  if not ok then
+    reply[index + 1] = failure(err)
+  end
+end
+return #KEYS == 1 and reply[2].err and reply[2] or reply

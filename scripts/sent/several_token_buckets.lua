@@ -1,0 +1,633 @@
+-- Decides about several limits of one request, here of token buckets: the text has a
+-- function for each algorithm among the limits.
+-- Written by a test: edit the files that it consists of, whose comments are not sent:
+-- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, finish.lua, token_bucket/fast.lua, combine.lua
+-- EVALSHA names the text below this line 39b29206a56358971d3a34e68cb16f2b9ad1a3e2
+local action, items = ARGV[1], ARGV[#ARGV]
+local can_be_denied = action == 'check' or action == 'peek'
+local commits = action == 'check' or action == 'spend'
+local blocks = action == 'block' or action == 'unblock'
+local returns = action == 'refund' or action == 'release' or blocks
+
+local call = redis.call
+local unpack = table.unpack or unpack
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local FOREIGN = ' holds no state of this limiter'
+local UNDECIDED = ' cannot be decided about; delete it: '
+local function fail(key)
+  error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+end
+
+local function convert(debt, excess, unit, new_unit, max_debt)
+  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
+  debt = math.ceil(exact)
+  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
+end
+
+local function round_up(time, grain)
+  return math.ceil(time / grain) * grain
+end
+
+local function expire_at(time)
+  return string.format('%.0f', math.ceil(time / 1000))
+end
+
+local function use(used, size, parts, runs)
+  local missing = 0
+  for i = 1, #runs do
+    local run = runs[i]
+    local each = run.cost * parts
+    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    used = used + granted * each
+    if granted < run.count then
+      if run.max_wait > 0 then
+        return
+      end
+      missing = math.max(missing, used + each - size)
+    end
+  end
+  return used, missing
+end
+
+local function replace(key, found, state, expires)
+  if found ~= '' then
+    return call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
+end
+local function token_bucket(key, params, cost, max_wait, is_plain)
+  local block
+local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
+local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
+  struct.unpack('<ddddddd', params, 2)
+local grain = 2 ^ exponent
+local at, debt, excess, unit, period, lump, last
+  if is_plain then
+    local function read_all()
+      return {call('GETRANGE', key, '0', '-1')}
+    end
+
+local unit, lump, full = new_unit, new_lump, burst * new_unit
+
+local function expiry_of(at, debt, grain)
+  return round_up(at + math.ceil(debt / lump), grain)
+end
+
+local function read(found)
+  if found == '' then
+    return 0, 0
+  elseif #found ~= 26 or string.byte(found) ~= 84 then
+    return
+  end
+  local _, at, debt, other_unit, other_lump, exponent = struct.unpack(SHORT, found)
+  if other_unit == unit and other_lump == lump and now >= at then
+    return math.max(debt - (now - at) * lump, 0), expiry_of(at, debt, 2 ^ exponent)
+  end
+end
+
+local function write(key, found, debt, expires)
+  if now + debt / lump <= expires then
+    return call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
+  end
+  local state = struct.pack(SHORT, 84, now, debt, unit, lump, exponent)
+  return replace(key, found, state, expiry_of(now, debt, grain))
+end
+
+local states = read_all()
+local function fast(_, i, runs)
+  local found = states[i] or ''
+  local before, expires = read(found)
+  local debt = before and use(before, full, unit, runs)
+  if debt then
+    return found, debt > before and debt, expires
+  end
+end
+
+if new_period ~= 1 or overdraft > 0 then
+  fast = nil
+end
+    local runs = {{count = 1, cost = cost, max_wait = 0}}
+    local decided = fast and {fast(key, 1, runs)}
+    if decided and decided[1] then
+      return 0, decided[2] and 0 or 1, function(admitted)
+        if admitted then
+          write(key, unpack(decided, 1, 7))
+        end
+        return decided[1]
+      end
+    end
+  end
+
+local function in_block(state)
+  return struct.pack('<BI7', 66, block.ends) .. state
+end
+
+local function get(from, to)
+  if block then
+    from, to = tonumber(from), tonumber(to)
+    return string.sub(block.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
+  end
+  return call('GETRANGE', key, from, to)
+end
+
+local function put(state, expires)
+  if block then
+    block.state, block.expires, block.changed = state, expires, true
+  elseif state == '' then
+    call('DEL', key)
+  else
+    call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+end
+
+local function patch(from, bytes, expires)
+  if block then
+    local state = block.state
+    from = tonumber(from)
+    local rest = string.sub(state, from + #bytes + 1)
+    put(string.sub(state, 1, from) .. bytes .. rest, expires or block.expires)
+    return
+  end
+  call('SETRANGE', key, from, bytes)
+  if expires then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
+end
+
+local function open_block(letter)
+  if block or letter ~= 66 and not blocks then
+    return false
+  end
+  local ends = 0
+  if letter == 66 then
+    local head, last = call('GETRANGE', key, '0', '7'), call('GETRANGE', key, '-1', '-1')
+    if #head < 8 or string.byte(head) ~= 66 or last ~= 'B' then
+      fail(key)
+    end
+    ends = struct.unpack('<I7', head, 2)
+    if can_be_denied and ends - now > max_wait then
+      block = {ends = ends}
+      return false
+    end
+  end
+  local value = call('GETRANGE', key, '0', '-1')
+  local state = letter == 66 and string.sub(value, 9, -2) or value
+  block = {ends = ends, state = state, changed = blocks}
+  return true
+end
+
+local function close_block()
+  local ends, state, expires = block.ends, block.state, block.expires
+  local is_over = ends <= now
+  if not block.changed then
+    return
+  elseif is_over and state == '' then
+    call('DEL', key)
+    return
+  end
+  local value = is_over and state or in_block(state) .. 'B'
+  if expires or state == '' then
+    call('SET', key, value, 'PXAT', expire_at(math.max(expires or 0, is_over and 0 or ends)))
+  else
+    call('SET', key, value, 'KEEPTTL')
+  end
+end
+
+local function is_foreign()
+  return unit ~= new_unit or period ~= new_period or lump ~= new_lump
+end
+
+local function lower(parts)
+  debt = math.max(debt - parts, 0)
+  if debt == 0 then
+    excess = 0
+  end
+end
+
+local function bound_last()
+  last = math.min(last, at + math.ceil(debt / lump) * period)
+end
+
+local function time_until(parts)
+  return math.max(math.ceil(parts / lump) * period - (now - at), 0)
+end
+
+local function initial()
+  at, debt, excess, last = now, 0, 0, 0
+  unit, period, lump = new_unit, new_period, new_lump
+end
+
+local function decode(state)
+  local form = string.byte(state)
+  if form == 84 and #state == 26 then
+    form, at, debt, unit, lump = struct.unpack(SHORT, state)
+    period, last, excess = 1, 0, 0
+  elseif form == 85 and #state >= size then
+    form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
+  else
+    fail(key)
+  end
+  return state
+end
+
+local function is_short()
+  return period == 1 and last == 0 and excess == 0
+end
+
+local function encode(waits)
+  if waits or not is_short() then
+    return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
+  end
+  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
+end
+
+local function step_back()
+  local back = at - now
+  if back > 0 then
+    at, last = now, math.max(last - back, 0)
+  end
+  return back > 0
+end
+
+local function advance(time)
+  local periods = math.floor((time - at) / period)
+  at = at + periods * period
+  lower(periods * lump)
+end
+
+local function restart_refill()
+  if last > now then
+    local periods = math.ceil((last - now) / period)
+    at, debt = last - periods * period, math.min(debt + periods * lump, max_debt)
+    bound_last()
+  elseif now - at >= period then
+    at = now + 1 - period
+  end
+end
+
+local function adopt()
+  local changed = is_foreign()
+  if changed then
+    advance(math.max(last, now))
+    debt, excess = convert(debt, excess, unit, new_unit, max_debt)
+    unit, period, lump = new_unit, new_period, new_lump
+    restart_refill()
+  end
+  if debt == 0 then
+    at = now
+  end
+  return changed
+end
+
+local function earliest(needed)
+  local wait = math.max(last - now, 0)
+  if needed > 0 then
+    local covered = math.max(needed - overdraft, 0)
+    wait = math.max(time_until(covered * unit - (burst * unit - debt)), wait)
+  end
+  return wait
+end
+
+local function commit(instant, units)
+  local refilled = math.floor((instant - at) / period) * lump
+  if refilled >= debt then
+    debt, excess = refilled, 0
+  end
+  debt = debt + units * unit
+  if not is_foreign() then
+    debt = math.min(debt, max_debt)
+  end
+  last = instant > at and instant or 0
+end
+
+local refund
+if returns then
+  function refund(instant, units, kept)
+    local back = units * unit
+    if instant then
+      local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
+      if is_foreign() then
+        local lumps = math.floor((now - instant) / new_period) + 1
+        refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
+      end
+      back = math.max(back - math.max(refilled - kept * unit, 0), 0)
+    end
+    if back > 0 then
+      lower(back)
+      bound_last()
+    end
+  end
+end
+
+local function reset_after()
+  return debt > 0 and time_until(debt) or 0
+end
+
+local function expiry(reset)
+  local grain = is_short() and grain or 1
+  return round_up(now + reset, grain)
+end
+
+local found, stale
+local first_found
+
+local ENTRY = 16
+
+local function forget()
+  first_found = nil
+end
+
+local function load()
+  found, stale = get('0', size_text), false
+  if open_block(string.byte(found)) then
+    found = get('0', size_text)
+  elseif block and not block.state then
+    found = nil
+    return
+  end
+  found = found ~= '' and decode(found, true) or nil
+  first_found = first_found or found or ''
+end
+
+local function found_state()
+  return first_found or ''
+end
+
+local function expiry_after(reset)
+  return expiry and expiry(reset) or now + reset
+end
+
+local function tails()
+  local function read_tail(size)
+    local tail = get(size, -1)
+    if #tail >= size + ENTRY and struct.unpack('<d', tail, #tail - ENTRY + 1) > now then
+      return tail
+    end
+  end
+
+  local function fold(tail, size)
+    decode(string.sub(tail, 1, size))
+    local position = size + 1
+    local instant, cost = struct.unpack('<dd', tail, position)
+    while instant <= now do
+      advance(instant)
+      commit(instant, cost)
+      position = position + ENTRY
+      instant, cost = struct.unpack('<dd', tail, position)
+    end
+    advance(now)
+    return position
+  end
+
+  local function lower(entries, instant, units)
+    local low, high = 1, #entries + 1
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if entries[middle][1] < instant then
+        low = middle + 1
+      else
+        high = middle
+      end
+    end
+    local entry = entries[low]
+    if entry and entry[1] == instant then
+      entry[2] = entry[2] - math.min(units, entry[2])
+    end
+  end
+
+  local function recount(entries)
+    local base, packed = encode(true), {}
+    for _, entry in ipairs(entries) do
+      if entry[2] > 0 then
+        commit(entry[1], entry[2])
+        packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
+      end
+    end
+    return packed[1] and base .. table.concat(packed) or ''
+  end
+
+  return {fold = fold, lower = lower, read = read_tail, recount = recount}
+end
+
+local function reserving()
+  local tails = tails()
+
+  local function insert(head, instant, cost, more, reset)
+    local size = #head
+    local tail = get(size, -1)
+    local first, behind = tails.fold(tail, size), #tail + 1
+    while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
+      behind = behind - ENTRY
+    end
+    local ahead = behind
+    if behind > first then
+      local other, units = struct.unpack('<dd', tail, behind - ENTRY)
+      if other == instant then
+        ahead, cost = behind - ENTRY, cost + units
+      end
+    end
+    local entry = struct.pack('<dd', instant, cost)
+    local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
+    put(head .. encode(true) .. rest, expiry_after(reset))
+  end
+
+  local function reserve(head, before, instant, cost, more, reset)
+    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local length = block and #block.state or call('STRLEN', key)
+    local newest, newest_cost = 0, 0
+    if length >= 2 * size + ENTRY then
+      newest, newest_cost = struct.unpack('<dd', get(length - ENTRY, -1))
+    end
+    if newest <= now then
+      put(head .. before .. entry .. more, expiry_after(reset))
+      return
+    end
+    local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
+    local oldest = struct.unpack('<d', get(middle, middle + 7))
+    if oldest <= now or instant < newest then
+      insert(head, instant, cost, more, reset)
+      return
+    end
+    if newest == instant then
+      entry = struct.pack('<dd', instant, newest_cost + cost)
+      length = length - ENTRY
+    end
+    patch(length, entry .. more)
+    patch(0, head, expiry_after(reset))
+  end
+
+  return reserve
+end
+
+local function reserve_all(before, entries)
+  local more = {}
+  for i = 2, #entries do
+    more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
+  end
+  local instant, cost = entries[1][1], entries[1][2]
+  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+end
+
+local release
+if returns then
+  function release(stale, releases)
+    local tails, entries = tails(), {}
+    local tail = not stale and tails.read(size)
+    if tail then
+      for position = tails.fold(tail, size), #tail, ENTRY do
+        entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
+      end
+    else
+      advance(now)
+    end
+    for _, release in ipairs(releases) do
+      local instant, units = release[1], release[2]
+      if instant and instant > now then
+        tails.lower(entries, instant, units)
+      else
+        refund(instant, units, release[3])
+      end
+    end
+    local behind, reset = tails.recount(entries), reset_after()
+    if reset == 0 then
+      put('')
+    else
+      put(encode(behind ~= '') .. behind, expiry_after(reset))
+    end
+  end
+end
+
+local function store(before, instant)
+  local reset = reset_after()
+  if before and not stale then
+    reserving()(encode(true), before, instant, cost, '', reset)
+  elseif before then
+    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+  elseif reset == 0 then
+    put('')
+  elseif found and #found > size and not stale then
+    local head, tails, behind = encode(true), tails(), nil
+    local tail = tails.read(size)
+    if tail then
+      local position = tails.fold(tail, size)
+      commit(now, cost)
+      behind = encode(true) .. string.sub(tail, position)
+    end
+    put(behind and head .. behind or encode(), expiry_after(reset))
+  else
+    put(encode(), expiry_after(reset))
+  end
+end
+local wait, too_long
+
+local function plan()
+  wait, too_long = 0, 0
+  if block and not block.state then
+    block = nil
+  end
+  load()
+  if block and not block.state then
+    wait = block.ends - now
+    too_long = wait - max_wait
+    return
+  elseif returns then
+    return
+  elseif found then
+    stale = step_back()
+    advance(now)
+    stale = adopt() or stale
+  else
+    initial()
+  end
+  local full
+  wait, full = earliest(can_be_denied and cost or -math.huge)
+  if block and can_be_denied then
+    local rest = block.ends - now
+    wait, full = math.max(wait, rest), full and full > rest and full or 0
+  end
+  too_long = math.max(wait - max_wait, full or 0)
+end
+local finish
+
+if returns then
+  local function releases()
+    if action == 'refund' then
+      return {{nil, cost, 0}}
+    elseif blocks then
+      return {}
+    end
+    local all = {}
+    for position = 1, #items, 24 do
+      all[#all + 1] = {struct.unpack('<ddd', items, position)}
+    end
+    return all
+  end
+
+  local function observe()
+    forget()
+    returns = false
+    plan()
+    returns = true
+    local state = found_state()
+    return block and in_block(state) or state
+  end
+
+  function finish()
+    if found then
+      release(step_back(), releases())
+    end
+    if blocks then
+      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+    end
+    if block then
+      close_block()
+    end
+    return action ~= 'release' and observe()
+  end
+else
+  function finish(admitted, wait)
+    local before
+    if commits and admitted then
+      before = wait > 0 and encode(true)
+      commit(now + wait, cost)
+    end
+    local state = found_state()
+    if commits and (admitted or stale) then
+      store(before, now + wait)
+      if block then
+        close_block()
+      end
+    end
+    return block and in_block(state) or state
+  end
+end
+  forget()
+  plan()
+  return wait, too_long, finish
+end
+local algorithms = {[84] = token_bucket, }
+local limits, wait, too_long = {}, 0, 0
+local is_plain = action == 'check'
+for i = 1, #KEYS do
+  local cost, max_wait = struct.unpack('<dd', items, 16 * i - 15)
+  limits[i] = {cost = cost, max_wait = max_wait}
+  is_plain = is_plain and max_wait == 0
+end
+for i, limit in ipairs(limits) do
+  local params, over = ARGV[i + 1], nil
+  local decide = algorithms[string.byte(params)]
+  limit.wait, over, limit.finish = decide(KEYS[i], params, limit.cost, limit.max_wait, is_plain)
+  wait, too_long = math.max(wait, limit.wait), math.max(too_long, over)
+end
+
+local reply = {now}
+for i, limit in ipairs(limits) do
+  if can_be_denied then
+    reply[i + 1] = limit.finish(too_long == 0, wait)
+  else
+    reply[i + 1] = limit.finish(true, limit.wait)
+  end
+end
+return reply

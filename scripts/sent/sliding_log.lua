@@ -1,0 +1,791 @@
+-- Decides about keys of a sliding_log limiter, one by one.
+-- Written by a test: edit the files that it consists of, whose comments are not sent:
+-- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, finish.lua, sliding_log/fast.lua
+-- EVALSHA names the text below this line c0ead27d86dc71c56024120c9d9eebb5856caaeb
+local action, items = ARGV[1], ARGV[#ARGV]
+local can_be_denied = action == 'check' or action == 'peek'
+local commits = action == 'check' or action == 'spend'
+local blocks = action == 'block' or action == 'unblock'
+local returns = action == 'refund' or action == 'release' or blocks
+
+local call = redis.call
+local unpack = table.unpack or unpack
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local FOREIGN = ' holds no state of this limiter'
+local UNDECIDED = ' cannot be decided about; delete it: '
+local function fail(key)
+  error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+end
+
+local function convert(debt, excess, unit, new_unit, max_debt)
+  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
+  debt = math.ceil(exact)
+  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
+end
+
+local function round_up(time, grain)
+  return math.ceil(time / grain) * grain
+end
+
+local function expire_at(time)
+  return string.format('%.0f', math.ceil(time / 1000))
+end
+
+local function use(used, size, parts, runs)
+  local missing = 0
+  for i = 1, #runs do
+    local run = runs[i]
+    local each = run.cost * parts
+    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    used = used + granted * each
+    if granted < run.count then
+      if run.max_wait > 0 then
+        return
+      end
+      missing = math.max(missing, used + each - size)
+    end
+  end
+  return used, missing
+end
+
+local function replace(key, found, state, expires)
+  if found ~= '' then
+    return call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
+end
+local params = ARGV[2]
+local key, block
+local limit, new_window, exponent = struct.unpack('<ddd', params, 2)
+local MAX_SUM, MAX_COST, ENTRY, ENTRY_SIZE = 2 ^ 52, 2 ^ 32 - 1, '<I7I4', 11
+local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4I7I4B', 52
+local NEWEST = '<I7I4I7I7I7I7I4I4I4I7I4B'
+local PAGE, TAIL_SIZE, tail_text = 20, 272, '-272'
+local at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost
+local last, last_cost
+local first, live, live_dead
+local instants, costs
+local found_at, found_skew, found_window, found_live, found_last
+local stored_last, stored_skew, stored_window
+local cuts = {}
+local committed, merges
+
+local function read_foot(tail)
+  local form
+  if #tail > FOOT_SIZE then
+    at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, form =
+      struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
+  end
+  local size = form == 83 and gone < length and ENTRY_SIZE * length + FOOT_SIZE
+  return size and #tail == math.min(size, TAIL_SIZE)
+end
+
+local function packed_entries(from, to)
+  local start, stop = ENTRY_SIZE * from, ENTRY_SIZE * (to + 1) - 1
+  if block then
+    return string.sub(block.state, start + 1, stop + 1)
+  end
+  return call('GETRANGE', key, string.format('%d', start), string.format('%d', stop))
+end
+
+local function condensed(cuts)
+  local head = struct.pack('<Bddd', 83, found_at, found_skew, found_window)
+  local parts, before = {head}, 0
+  for _, cut in ipairs(cuts) do
+    local instant, total = unpack(cut)
+    if total > before then
+      parts[#parts + 1] = struct.pack('<dd', instant, total - before)
+      before = total
+    end
+  end
+  if found_live > before then
+    parts[#parts + 1] = struct.pack('<dd', found_last, found_live - before)
+  end
+  return table.concat(parts)
+end
+
+local function expiry_of(last, skew, window)
+  local expires = last + window - skew
+  return window == new_window and round_up(expires, 2 ^ exponent) or expires + window
+end
+
+local function foot()
+  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, 83)
+end
+
+local function newest(cost, stale)
+  sum, dead, gone = live, live_dead, first
+  local expires, is_alone = expiry_of(last, skew, window), length - first == 1
+  if is_alone or first > PAGE and first > length - first then
+    local rest = ''
+    if is_alone then
+      oldest_at, oldest_cost = last, cost
+    else
+      rest = packed_entries(first, length - 2)
+    end
+    gone, length = 0, length - first
+    return nil, rest .. struct.pack(ENTRY, last, cost) .. foot(), expires
+  end
+  local is_later = stale or expires > expiry_of(stored_last, stored_skew, stored_window)
+  local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
+    oldest_cost, 83)
+  return string.format('%d', ENTRY_SIZE * (length - 1)), bytes, is_later and expires
+end
+
+local function create_engine()
+  local cost, max_wait
+
+local function in_block(state)
+  return struct.pack('<BI7', 66, block.ends) .. state
+end
+
+local function get(from, to)
+  if block then
+    from, to = tonumber(from), tonumber(to)
+    return string.sub(block.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
+  end
+  return call('GETRANGE', key, from, to)
+end
+
+local function put(state, expires)
+  if block then
+    block.state, block.expires, block.changed = state, expires, true
+  elseif state == '' then
+    call('DEL', key)
+  else
+    call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+end
+
+local function patch(from, bytes, expires)
+  if block then
+    local state = block.state
+    from = tonumber(from)
+    local rest = string.sub(state, from + #bytes + 1)
+    put(string.sub(state, 1, from) .. bytes .. rest, expires or block.expires)
+    return
+  end
+  call('SETRANGE', key, from, bytes)
+  if expires then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
+end
+
+local function open_block(letter)
+  if block or letter ~= 66 and not blocks then
+    return false
+  end
+  local ends = 0
+  if letter == 66 then
+    local head, last = call('GETRANGE', key, '0', '7'), call('GETRANGE', key, '-1', '-1')
+    if #head < 8 or string.byte(head) ~= 66 or last ~= 'B' then
+      fail(key)
+    end
+    ends = struct.unpack('<I7', head, 2)
+    if can_be_denied and ends - now > max_wait then
+      block = {ends = ends}
+      return false
+    end
+  end
+  local value = call('GETRANGE', key, '0', '-1')
+  local state = letter == 66 and string.sub(value, 9, -2) or value
+  block = {ends = ends, state = state, changed = blocks}
+  return true
+end
+
+local function close_block()
+  local ends, state, expires = block.ends, block.state, block.expires
+  local is_over = ends <= now
+  if not block.changed then
+    return
+  elseif is_over and state == '' then
+    call('DEL', key)
+    return
+  end
+  local value = is_over and state or in_block(state) .. 'B'
+  if expires or state == '' then
+    call('SET', key, value, 'PXAT', expire_at(math.max(expires or 0, is_over and 0 or ends)))
+  else
+    call('SET', key, value, 'KEEPTTL')
+  end
+end
+local tail, first_read
+
+local function encode() end
+
+local function read_entries(from, to)
+  local bytes, before = tail, first_read
+  if from < first_read then
+    bytes, before = packed_entries(from, to), from
+  end
+  for i = from, to do
+    if not costs[i] then
+      instants[i], costs[i] = struct.unpack(ENTRY, bytes, ENTRY_SIZE * (i - before) + 1)
+    end
+  end
+end
+
+local function instant_of(i)
+  if not instants[i] then
+    read_entries(i, i)
+  end
+  return instants[i]
+end
+
+local function leading(time)
+  local low, high, step = gone, gone, 1
+  while high < length and instant_of(high) <= time do
+    low, high, step = high + 1, high + step, step * 2
+  end
+  high = math.min(high, length)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if instant_of(middle) <= time then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
+local function scan(from, to, visit)
+  local step, page = from <= to and 1 or -1, 1
+  for i = from, to, step do
+    if not costs[i] then
+      local other = i + step * (page - 1)
+      other = step > 0 and math.min(other, to) or math.max(other, to)
+      read_entries(math.min(i, other), math.max(i, other))
+      page = math.min(page * 2, 512)
+    end
+    if visit(i) then
+      return i
+    end
+  end
+end
+
+local function find_live()
+  first, live, live_dead = gone, sum, dead
+  if instant_of(gone) > at - window then
+    return
+  end
+  first = leading(at - window)
+  local units, zeros = 0, 0
+  local function add(i)
+    units = units + costs[i]
+    zeros = zeros + (costs[i] == 0 and 1 or 0)
+  end
+  if first - gone <= length - first then
+    scan(gone, first - 1, add)
+    live, live_dead = sum - units, dead - zeros
+    return
+  end
+  if first < length then
+    scan(length - 1, first, add)
+  end
+  live, live_dead = units, zeros
+end
+
+local function leaving(units)
+  local total, i = 0, first
+  instant_of(first)
+  if costs[first] >= units then
+    return instants[first], costs[first]
+  elseif units <= live / 2 then
+    i = scan(first, length - 1, function(i)
+      total = total + costs[i]
+      return total >= units
+    end)
+    return instants[i], total
+  end
+  i = scan(length - 1, first, function(i)
+    total = total + costs[i]
+    return total > live - units
+  end)
+  if i then
+    return instants[i], live - total + costs[i]
+  end
+  return last, live
+end
+
+local function first_instant(needed)
+  if first == length then
+    return at
+  end
+  local excess, instant = live + needed - limit, math.max(at, last)
+  if excess <= 0 then
+    return instant
+  end
+  local left, total = leaving(excess)
+  if found_last and left < found_last then
+    cuts[#cuts + 1] = {left, total}
+  end
+  return math.max(instant, left + window)
+end
+
+local function initial()
+  at, skew, window, sum, dead, gone, length = now, 0, new_window, 0, 0, 0, 0
+end
+
+local function step_back()
+  local back = now + skew < at
+  if back then
+    skew = at - now
+  end
+  return back
+end
+
+local function advance(time)
+  at = time + skew
+  if at < last + window then
+    find_live()
+  else
+    at, skew, last, sum, dead, gone, length = time, 0, 0, 0, 0, 0, 0
+  end
+end
+
+local function adopt()
+  local changed = window ~= new_window
+  window = new_window
+  if changed and length > 0 then
+    find_live()
+  end
+  return changed and length > 0
+end
+
+local function earliest(needed)
+  found_live = found_live or live
+  return first_instant(needed) - at
+end
+
+local function commit(instant, units)
+  units = math.min(units, MAX_SUM - live)
+  if units == 0 then
+    return
+  end
+  committed, instant = true, instant + skew
+  merges = length > 0 and last == instant and last_cost + units <= MAX_COST
+  if merges then
+    live_dead = live_dead - (last_cost == 0 and 1 or 0)
+    instants[length - 1], costs[length - 1] = last, last_cost + units
+  else
+    instants[length], costs[length] = instant, units
+    last, length = instant, length + 1
+  end
+  live = live + units
+end
+
+local function reset_after()
+  return first < length and last + window - at or 0
+end
+
+local found, stale
+local reserve_all
+
+local function forget()
+  found_last, found_live, cuts = nil, nil, {}
+end
+
+local function load()
+  tail = get(tail_text, '-1')
+  if open_block(string.byte(tail, -1)) then
+    tail = get(tail_text, '-1')
+  end
+  found, stale, committed, merges = tail ~= '', false, false, false
+  found = found and not (block and not block.state)
+  first, live, live_dead, last, last_cost, instants, costs = 0, 0, 0, 0, 0, {}, {}
+  if not found then
+    return
+  elseif not read_foot(tail) then
+    fail(key)
+  end
+  first_read = math.max(length - PAGE, 0)
+  last = instant_of(length - 1)
+  last_cost = costs[length - 1]
+  stored_last, stored_skew, stored_window = last, skew, window
+  if not found_last then
+    found_last, found_at, found_skew, found_window = last, at, skew, window
+  end
+end
+
+local function found_state()
+  if not found_last then
+    return ''
+  end
+  local remaining = last <= at and math.max(limit - live, 0) or 0
+  first_instant(remaining + 1)
+  table.sort(cuts, function(a, b)
+    return a[2] < b[2]
+  end)
+  return condensed(cuts)
+end
+
+local function store()
+  if reset_after() == 0 then
+    put('')
+    return
+  end
+  local oldest = committed and first or gone
+  oldest_at = instant_of(oldest)
+  oldest_cost = costs[oldest]
+  if committed then
+    local start, bytes, expires = newest(costs[length - 1], stale)
+    if start then
+      patch(start, bytes, expires)
+    else
+      put(bytes, expires)
+    end
+  else
+    patch(ENTRY_SIZE * length, foot(), expiry_of(last, skew, window))
+  end
+end
+
+local release
+if returns then
+  local function lower(i, units)
+    local back = math.min(units, costs[i])
+    if back > 0 then
+      costs[i], sum = costs[i] - back, sum - back
+      dead = dead + (costs[i] == 0 and 1 or 0)
+      patch(ENTRY_SIZE * i, struct.pack(ENTRY, instants[i], costs[i]))
+    end
+    return back
+  end
+
+  local function refund_at(instant, units)
+    local i = leading(instant - 1)
+    while units > 0 and i < length and instant_of(i) == instant do
+      units, i = units - lower(i, units), i + 1
+    end
+  end
+
+  local function refund_any(units)
+    scan(gone, length - 1, function(i)
+      if instants[i] > at then
+        return true
+      end
+      units = units - lower(i, units)
+      return units == 0
+    end)
+  end
+
+  local function move_dead()
+    local newest = scan(length - 1, gone, function(i)
+      return costs[i] > 0
+    end)
+    last = instants[newest]
+    local moved = string.rep(struct.pack(ENTRY, last, 0), length - 1 - newest)
+    if moved ~= '' then
+      patch(ENTRY_SIZE * (newest + 1), moved)
+    end
+  end
+
+  local function put_living()
+    local kept = {}
+    scan(gone, length - 1, function(i)
+      if costs[i] > 0 then
+        kept[#kept + 1] = struct.pack(ENTRY, instants[i], costs[i])
+      end
+    end)
+    dead, gone, length = 0, 0, #kept
+    oldest_at, oldest_cost = struct.unpack(ENTRY, kept[1])
+    put(table.concat(kept) .. foot(), expiry_of(last, skew, window))
+  end
+
+  function release(_, releases)
+    advance(now)
+    if length > 0 then
+      sum, dead, gone = live, live_dead, first
+      for _, release in ipairs(releases) do
+        if release[1] then
+          refund_at(release[1] + skew, release[2])
+        else
+          refund_any(release[2])
+        end
+      end
+    end
+    if sum == 0 then
+      put('')
+      return
+    end
+    move_dead()
+    if dead > 64 and dead > (length - gone) / 3 then
+      put_living()
+    else
+      store()
+    end
+  end
+end
+local wait, too_long
+
+local function plan()
+  wait, too_long = 0, 0
+  if block and not block.state then
+    block = nil
+  end
+  load()
+  if block and not block.state then
+    wait = block.ends - now
+    too_long = wait - max_wait
+    return
+  elseif returns then
+    return
+  elseif found then
+    stale = step_back()
+    advance(now)
+    stale = adopt() or stale
+  else
+    initial()
+  end
+  local full
+  wait, full = earliest(can_be_denied and cost or -math.huge)
+  if block and can_be_denied then
+    local rest = block.ends - now
+    wait, full = math.max(wait, rest), full and full > rest and full or 0
+  end
+  too_long = math.max(wait - max_wait, full or 0)
+end
+local finish
+
+if returns then
+  local function releases()
+    if action == 'refund' then
+      return {{nil, cost, 0}}
+    elseif blocks then
+      return {}
+    end
+    local all = {}
+    for position = 1, #items, 24 do
+      all[#all + 1] = {struct.unpack('<ddd', items, position)}
+    end
+    return all
+  end
+
+  local function observe()
+    forget()
+    returns = false
+    plan()
+    returns = true
+    local state = found_state()
+    return block and in_block(state) or state
+  end
+
+  function finish()
+    if found then
+      release(step_back(), releases())
+    end
+    if blocks then
+      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+    end
+    if block then
+      close_block()
+    end
+    return action ~= 'release' and observe()
+  end
+else
+  function finish(admitted, wait)
+    local before
+    if commits and admitted then
+      before = wait > 0 and encode(true)
+      commit(now + wait, cost)
+    end
+    local state = found_state()
+    if commits and (admitted or stale) then
+      store(before, now + wait)
+      if block then
+        close_block()
+      end
+    end
+    return block and in_block(state) or state
+  end
+end
+  local function decide()
+    plan()
+    return finish(too_long == 0 or not can_be_denied, wait)
+  end
+
+  local function decide_all(runs)
+    block = nil
+    forget()
+    local state
+    for _, run in ipairs(runs) do
+      cost, max_wait = run.cost, run.max_wait
+      for _ = 1, run.count do
+        state = decide()
+        if too_long > 0 then
+          break
+        end
+      end
+    end
+    return state
+  end
+
+  return {decide_all = decide_all, reserve_all = reserve_all}
+end
+
+local created
+local function engine()
+  created = created or create_engine()
+  return created
+end
+
+if action == 'release' then
+  key = KEYS[1]
+  engine().decide_all({{count = 1}})
+  return {now}
+end
+
+local function failure(err)
+  local text = type(err) == 'table' and err.err or err
+  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif of_command then
+    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
+end
+
+local function read_all()
+  return action == 'check' and call('MGET', unpack(KEYS))
+end
+
+local function read_runs(position)
+  local count, runs = nil, {}
+  count, position = struct.unpack('<I2', items, position)
+  for i = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    runs[i] = run
+  end
+  return runs, position
+end
+
+local function read()
+  local tail = redis.pcall('GETRANGE', key, tail_text, '-1')
+  if tail == '' then
+    found_last, window, length, last = nil, new_window, 0, 0
+    return tail
+  elseif type(tail) == 'table' or not read_foot(tail) then
+    return
+  end
+  last, last_cost = struct.unpack(ENTRY, tail, #tail - FOOT_SIZE - ENTRY_SIZE + 1)
+  if window == new_window and skew == 0 and dead == 0 and now >= at and now >= last then
+    found_last, found_at, found_skew, found_window = last, at, 0, window
+    stored_last, stored_skew, stored_window = last, 0, window
+    return tail
+  end
+end
+
+local page, position, entries
+
+local function read_page(tail)
+  entries = length - gone
+  if entries <= PAGE then
+    page, position = tail, #tail - FOOT_SIZE - ENTRY_SIZE * entries + 1
+  else
+    page, position, entries = packed_entries(gone, gone + PAGE - 1), 1, PAGE
+  end
+end
+
+local function find_oldest(tail)
+  page, first, live, live_dead = nil, gone, sum, 0
+  if tail == '' or last + window <= now then
+    first, length, gone, live = 0, 0, 0, 0
+    return true
+  elseif oldest_at > now - window then
+    return true
+  end
+  read_page(tail)
+  while entries > 0 do
+    oldest_at, oldest_cost = struct.unpack(ENTRY, page, position)
+    if oldest_at > now - window then
+      return true
+    end
+    first, live = first + 1, live - oldest_cost
+    position, entries = position + ENTRY_SIZE, entries - 1
+  end
+end
+
+local function found_until(units, tail)
+  if not found_last then
+    return ''
+  elseif length == 0 then
+    return struct.pack('<Bddd', 83, found_at, 0, window)
+  elseif oldest_cost >= units and oldest_cost < live then
+    return struct.pack('<Bddddddd', 83, found_at, 0, window, oldest_at, oldest_cost, last,
+      live - oldest_cost)
+  elseif not page then
+    read_page(tail)
+  end
+  local total, i = 0, 0
+  cuts = {}
+  while total < units and i < entries do
+    local instant, cost = struct.unpack(ENTRY, page, position + ENTRY_SIZE * i)
+    total, i = total + cost, i + 1
+    cuts[i] = {instant, total}
+  end
+  found_live = live
+  return (total >= units or i == length - first) and condensed(cuts)
+end
+
+local function fast(_, _, runs)
+  local tail = read()
+  if not tail or not find_oldest(tail) then
+    return
+  end
+  local used, missing = use(live, limit, 1, runs)
+  local state = used and found_until(math.max(live + 1 - limit, 1, missing), tail)
+  if state then
+    return state, used > live and used
+  end
+end
+
+local function write(_, _, used)
+  local granted = used - live
+  at, skew, live = now, 0, used
+  if length == 0 or last < now or last_cost + granted > MAX_COST then
+    last, last_cost, length = now, 0, length + 1
+  end
+  local start, bytes, expires = newest(last_cost + granted, false)
+  if not start then
+    call('SET', key, bytes, 'PXAT', expire_at(expires))
+    return true
+  end
+  call('SETRANGE', key, start, bytes)
+  if expires then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
+  return true
+end
+local function apply(found, used, ...)
+  return found and (not used or write(key, found, used, ...)) and found
+end
+
+local reply, runs, position, index = {now}, nil, 1, 0
+local function decide_keys()
+  while index < #KEYS do
+    index = index + 1
+    key = KEYS[index]
+    if position <= #items then
+      runs, position = read_runs(position)
+    end
+    block = nil
+    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    reply[index + 1] = found or engine().decide_all(runs)
+  end
+end
+
+while index < #KEYS do
+  local ok, err = pcall(decide_keys)
+  if not ok then
+    reply[index + 1] = failure(err)
+  end
+end
+return #KEYS == 1 and reply[2].err and reply[2] or reply

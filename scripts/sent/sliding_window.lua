@@ -1,0 +1,769 @@
+-- Decides about keys of a sliding_window limiter, one by one.
+-- Written by a test: edit the files that it consists of, whose comments are not sent:
+-- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, finish.lua, sliding_window/fast.lua
+-- EVALSHA names the text below this line e7dd38b7df4ddd76fc730b2233f16c8c81c51803
+local action, items = ARGV[1], ARGV[#ARGV]
+local can_be_denied = action == 'check' or action == 'peek'
+local commits = action == 'check' or action == 'spend'
+local blocks = action == 'block' or action == 'unblock'
+local returns = action == 'refund' or action == 'release' or blocks
+
+local call = redis.call
+local unpack = table.unpack or unpack
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local FOREIGN = ' holds no state of this limiter'
+local UNDECIDED = ' cannot be decided about; delete it: '
+local function fail(key)
+  error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+end
+
+local function convert(debt, excess, unit, new_unit, max_debt)
+  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
+  debt = math.ceil(exact)
+  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
+end
+
+local function round_up(time, grain)
+  return math.ceil(time / grain) * grain
+end
+
+local function expire_at(time)
+  return string.format('%.0f', math.ceil(time / 1000))
+end
+
+local function use(used, size, parts, runs)
+  local missing = 0
+  for i = 1, #runs do
+    local run = runs[i]
+    local each = run.cost * parts
+    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    used = used + granted * each
+    if granted < run.count then
+      if run.max_wait > 0 then
+        return
+      end
+      missing = math.max(missing, used + each - size)
+    end
+  end
+  return used, missing
+end
+
+local function replace(key, found, state, expires)
+  if found ~= '' then
+    return call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
+end
+local params = ARGV[2]
+local key, block
+local limit, window, buckets, grain = struct.unpack('<dddd', params, 2)
+local STATE, STATE_SIZE = '<BBI7i7I7i7I5', 35
+local size = STATE_SIZE + 4 * buckets + 4
+local size_text = string.format('%d', size)
+local at, start, length, last
+local index, parts, counts
+
+local function slot_of(instant)
+  return math.floor((instant - start) * parts / length)
+end
+
+local function opening(slot)
+  return start + math.ceil(slot * length / parts)
+end
+
+local function is_sound()
+  local max = 2 ^ 53
+  return parts > 0 and length >= 1 and length < max
+    and start > -max and start <= last and last < max
+    and (last - start) * parts / length < max
+end
+
+local function create_engine()
+  local cost, max_wait
+
+local function in_block(state)
+  return struct.pack('<BI7', 66, block.ends) .. state
+end
+
+local function get(from, to)
+  if block then
+    from, to = tonumber(from), tonumber(to)
+    return string.sub(block.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
+  end
+  return call('GETRANGE', key, from, to)
+end
+
+local function put(state, expires)
+  if block then
+    block.state, block.expires, block.changed = state, expires, true
+  elseif state == '' then
+    call('DEL', key)
+  else
+    call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+end
+
+local function patch(from, bytes, expires)
+  if block then
+    local state = block.state
+    from = tonumber(from)
+    local rest = string.sub(state, from + #bytes + 1)
+    put(string.sub(state, 1, from) .. bytes .. rest, expires or block.expires)
+    return
+  end
+  call('SETRANGE', key, from, bytes)
+  if expires then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
+end
+
+local function open_block(letter)
+  if block or letter ~= 66 and not blocks then
+    return false
+  end
+  local ends = 0
+  if letter == 66 then
+    local head, last = call('GETRANGE', key, '0', '7'), call('GETRANGE', key, '-1', '-1')
+    if #head < 8 or string.byte(head) ~= 66 or last ~= 'B' then
+      fail(key)
+    end
+    ends = struct.unpack('<I7', head, 2)
+    if can_be_denied and ends - now > max_wait then
+      block = {ends = ends}
+      return false
+    end
+  end
+  local value = call('GETRANGE', key, '0', '-1')
+  local state = letter == 66 and string.sub(value, 9, -2) or value
+  block = {ends = ends, state = state, changed = blocks}
+  return true
+end
+
+local function close_block()
+  local ends, state, expires = block.ends, block.state, block.expires
+  local is_over = ends <= now
+  if not block.changed then
+    return
+  elseif is_over and state == '' then
+    call('DEL', key)
+    return
+  end
+  local value = is_over and state or in_block(state) .. 'B'
+  if expires or state == '' then
+    call('SET', key, value, 'PXAT', expire_at(math.max(expires or 0, is_over and 0 or ends)))
+  else
+    call('SET', key, value, 'KEEPTTL')
+  end
+end
+local expiry
+
+local function is_foreign()
+  return length ~= window or parts ~= buckets
+end
+
+local function zeros(n)
+  local all = {}
+  for i = 1, n do
+    all[i] = 0
+  end
+  return all
+end
+
+local function count(slot)
+  return counts[index - slot + 1] or 0
+end
+
+local function count_inside(slot)
+  local sum = 0
+  for i = math.max(index - slot + 1, 1), math.min(index - slot + parts, parts + 1) do
+    sum = sum + counts[i]
+  end
+  return sum
+end
+
+local function light(slot, oldest, free)
+  local overlap = math.floor(free * math.ceil(length / grain) / oldest) * grain
+  return start + math.ceil(((slot + 1) * length - overlap) / parts)
+end
+
+local function newest()
+  for i = 1, parts + 1 do
+    if counts[i] > 0 then
+      local slot = index - i + 1
+      return slot_of(now) <= slot + parts and slot or nil
+    end
+  end
+end
+
+local function first_instant(needed)
+  local instant = math.max(now, last)
+  local slot = slot_of(instant)
+  local inside = count_inside(slot)
+  for _ = 0, parts + 1 do
+    local oldest = count(slot - parts)
+    local free = limit - needed - inside
+    if free >= oldest then
+      return instant
+    end
+    if free >= 0 then
+      local light = light(slot, oldest, free)
+      if light < opening(slot + 1) then
+        return math.max(instant, light)
+      end
+    end
+    slot = slot + 1
+    inside = inside - count(slot - parts)
+    instant = opening(slot)
+  end
+  return instant
+end
+
+local function regrid()
+  local moved, newest = zeros(buckets + 1), math.floor((last - start) * buckets / window)
+  for slot = index, index - parts, -1 do
+    local opened, closes = opening(slot), opening(slot + 1)
+    local ends = math.min(closes - 1, last)
+    local instant = math.max(opened, math.min(math.floor((opened + closes) / 2), last))
+    if ends > now then
+      instant = ends
+    end
+    local i = newest - math.floor((instant - start) * buckets / window) + 1
+    if moved[i] then
+      moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)
+    end
+  end
+  index, counts, length, parts = newest, moved, window, buckets
+end
+
+local function initial()
+  at, start, length, last = now, now, window, now
+  index, parts, counts = 0, buckets, zeros(buckets + 1)
+end
+
+local function decode(state, is_head)
+  parts = string.byte(state, 2) or 0
+  if is_head then
+    size = STATE_SIZE + 4 * parts + 4
+    if parts ~= buckets then
+      state = get('0', size)
+    end
+  end
+  local form, position, _
+  if #state >= size then
+    form, parts, length, start, at, last, _, position = struct.unpack(STATE, state)
+  end
+  if form ~= 87 or not is_sound() then
+    fail(key)
+  end
+  counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
+  counts[parts + 2] = nil
+  index = slot_of(last)
+  return state
+end
+
+local function encode()
+  local head = struct.pack(STATE, 87, parts, length, start, at, last, count_inside(index))
+  return head .. struct.pack('<' .. string.rep('I4', parts + 1), unpack(counts, 1, parts + 1))
+end
+
+local function step_back()
+  local back = at - now
+  if back > 0 then
+    at, start, last = now, start - back, last - back
+  end
+  return back > 0
+end
+
+local function advance(time)
+  at = time
+end
+
+local function adopt()
+  local changed = is_foreign()
+  if changed and newest() then
+    regrid()
+  end
+  if not newest() then
+    initial()
+  end
+  return changed
+end
+
+local function earliest(needed)
+  return first_instant(math.min(needed, limit)) - now
+end
+
+local function commit(instant, units)
+  local slot = slot_of(instant)
+  local by = math.min(slot - index, parts + 1)
+  for i = parts + 1, 1, -1 do
+    counts[i] = i > by and counts[i - by] or 0
+  end
+  counts[1] = math.min(counts[1] + units, 2 ^ 32 - 1)
+  local cycles = math.floor(slot / parts)
+  start, last, index = start + cycles * length, instant, slot - cycles * parts
+end
+
+local refund
+if returns then
+  function refund(instant, units)
+    if instant then
+      if is_foreign() then
+        return
+      end
+      local i = index - slot_of(instant) + 1
+      if counts[i] then
+        counts[i] = math.max(counts[i] - units, 0)
+      end
+      return
+    end
+    for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+      local back = math.min(counts[i], units)
+      counts[i] = counts[i] - back
+      units = units - back
+    end
+  end
+end
+
+local function reset_after()
+  local newest = newest()
+  return newest and opening(newest + parts + 1) - now or 0
+end
+
+local found, stale
+local first_found
+
+local ENTRY = 16
+
+local function forget()
+  first_found = nil
+end
+
+local function load()
+  found, stale = get('0', size_text), false
+  if open_block(string.byte(found)) then
+    found = get('0', size_text)
+  elseif block and not block.state then
+    found = nil
+    return
+  end
+  found = found ~= '' and decode(found, true) or nil
+  first_found = first_found or found or ''
+end
+
+local function found_state()
+  return first_found or ''
+end
+
+local function expiry_after(reset)
+  return expiry and expiry(reset) or now + reset
+end
+
+local function tails()
+  local function read_tail(size)
+    local tail = get(size, -1)
+    if #tail >= size + ENTRY and struct.unpack('<d', tail, #tail - ENTRY + 1) > now then
+      return tail
+    end
+  end
+
+  local function fold(tail, size)
+    decode(string.sub(tail, 1, size))
+    local position = size + 1
+    local instant, cost = struct.unpack('<dd', tail, position)
+    while instant <= now do
+      advance(instant)
+      commit(instant, cost)
+      position = position + ENTRY
+      instant, cost = struct.unpack('<dd', tail, position)
+    end
+    advance(now)
+    return position
+  end
+
+  local function lower(entries, instant, units)
+    local low, high = 1, #entries + 1
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if entries[middle][1] < instant then
+        low = middle + 1
+      else
+        high = middle
+      end
+    end
+    local entry = entries[low]
+    if entry and entry[1] == instant then
+      entry[2] = entry[2] - math.min(units, entry[2])
+    end
+  end
+
+  local function recount(entries)
+    local base, packed = encode(true), {}
+    for _, entry in ipairs(entries) do
+      if entry[2] > 0 then
+        commit(entry[1], entry[2])
+        packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
+      end
+    end
+    return packed[1] and base .. table.concat(packed) or ''
+  end
+
+  return {fold = fold, lower = lower, read = read_tail, recount = recount}
+end
+
+local function reserving()
+  local tails = tails()
+
+  local function insert(head, instant, cost, more, reset)
+    local size = #head
+    local tail = get(size, -1)
+    local first, behind = tails.fold(tail, size), #tail + 1
+    while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
+      behind = behind - ENTRY
+    end
+    local ahead = behind
+    if behind > first then
+      local other, units = struct.unpack('<dd', tail, behind - ENTRY)
+      if other == instant then
+        ahead, cost = behind - ENTRY, cost + units
+      end
+    end
+    local entry = struct.pack('<dd', instant, cost)
+    local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
+    put(head .. encode(true) .. rest, expiry_after(reset))
+  end
+
+  local function reserve(head, before, instant, cost, more, reset)
+    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local length = block and #block.state or call('STRLEN', key)
+    local newest, newest_cost = 0, 0
+    if length >= 2 * size + ENTRY then
+      newest, newest_cost = struct.unpack('<dd', get(length - ENTRY, -1))
+    end
+    if newest <= now then
+      put(head .. before .. entry .. more, expiry_after(reset))
+      return
+    end
+    local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
+    local oldest = struct.unpack('<d', get(middle, middle + 7))
+    if oldest <= now or instant < newest then
+      insert(head, instant, cost, more, reset)
+      return
+    end
+    if newest == instant then
+      entry = struct.pack('<dd', instant, newest_cost + cost)
+      length = length - ENTRY
+    end
+    patch(length, entry .. more)
+    patch(0, head, expiry_after(reset))
+  end
+
+  return reserve
+end
+
+local function reserve_all(before, entries)
+  local more = {}
+  for i = 2, #entries do
+    more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
+  end
+  local instant, cost = entries[1][1], entries[1][2]
+  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+end
+
+local release
+if returns then
+  function release(stale, releases)
+    local tails, entries = tails(), {}
+    local tail = not stale and tails.read(size)
+    if tail then
+      for position = tails.fold(tail, size), #tail, ENTRY do
+        entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
+      end
+    else
+      advance(now)
+    end
+    for _, release in ipairs(releases) do
+      local instant, units = release[1], release[2]
+      if instant and instant > now then
+        tails.lower(entries, instant, units)
+      else
+        refund(instant, units, release[3])
+      end
+    end
+    local behind, reset = tails.recount(entries), reset_after()
+    if reset == 0 then
+      put('')
+    else
+      put(encode(behind ~= '') .. behind, expiry_after(reset))
+    end
+  end
+end
+
+local function store(before, instant)
+  local reset = reset_after()
+  if before and not stale then
+    reserving()(encode(true), before, instant, cost, '', reset)
+  elseif before then
+    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+  elseif reset == 0 then
+    put('')
+  elseif found and #found > size and not stale then
+    local head, tails, behind = encode(true), tails(), nil
+    local tail = tails.read(size)
+    if tail then
+      local position = tails.fold(tail, size)
+      commit(now, cost)
+      behind = encode(true) .. string.sub(tail, position)
+    end
+    put(behind and head .. behind or encode(), expiry_after(reset))
+  else
+    put(encode(), expiry_after(reset))
+  end
+end
+local wait, too_long
+
+local function plan()
+  wait, too_long = 0, 0
+  if block and not block.state then
+    block = nil
+  end
+  load()
+  if block and not block.state then
+    wait = block.ends - now
+    too_long = wait - max_wait
+    return
+  elseif returns then
+    return
+  elseif found then
+    stale = step_back()
+    advance(now)
+    stale = adopt() or stale
+  else
+    initial()
+  end
+  local full
+  wait, full = earliest(can_be_denied and cost or -math.huge)
+  if block and can_be_denied then
+    local rest = block.ends - now
+    wait, full = math.max(wait, rest), full and full > rest and full or 0
+  end
+  too_long = math.max(wait - max_wait, full or 0)
+end
+local finish
+
+if returns then
+  local function releases()
+    if action == 'refund' then
+      return {{nil, cost, 0}}
+    elseif blocks then
+      return {}
+    end
+    local all = {}
+    for position = 1, #items, 24 do
+      all[#all + 1] = {struct.unpack('<ddd', items, position)}
+    end
+    return all
+  end
+
+  local function observe()
+    forget()
+    returns = false
+    plan()
+    returns = true
+    local state = found_state()
+    return block and in_block(state) or state
+  end
+
+  function finish()
+    if found then
+      release(step_back(), releases())
+    end
+    if blocks then
+      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+    end
+    if block then
+      close_block()
+    end
+    return action ~= 'release' and observe()
+  end
+else
+  function finish(admitted, wait)
+    local before
+    if commits and admitted then
+      before = wait > 0 and encode(true)
+      commit(now + wait, cost)
+    end
+    local state = found_state()
+    if commits and (admitted or stale) then
+      store(before, now + wait)
+      if block then
+        close_block()
+      end
+    end
+    return block and in_block(state) or state
+  end
+end
+  local function decide()
+    plan()
+    return finish(too_long == 0 or not can_be_denied, wait)
+  end
+
+  local function decide_all(runs)
+    block = nil
+    forget()
+    local state
+    for _, run in ipairs(runs) do
+      cost, max_wait = run.cost, run.max_wait
+      for _ = 1, run.count do
+        state = decide()
+        if too_long > 0 then
+          break
+        end
+      end
+    end
+    return state
+  end
+
+  return {decide_all = decide_all, reserve_all = reserve_all}
+end
+
+local created
+local function engine()
+  created = created or create_engine()
+  return created
+end
+
+if action == 'release' then
+  key = KEYS[1]
+  engine().decide_all({{count = 1}})
+  return {now}
+end
+
+local function failure(err)
+  local text = type(err) == 'table' and err.err or err
+  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif of_command then
+    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
+end
+
+local function read_all()
+  return action == 'check' and call('MGET', unpack(KEYS))
+end
+
+local function read_runs(position)
+  local count, runs = nil, {}
+  count, position = struct.unpack('<I2', items, position)
+  for i = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    runs[i] = run
+  end
+  return runs, position
+end
+
+local states = read_all()
+
+local function count_at(found, i)
+  return (struct.unpack('<I4', found, STATE_SIZE + 4 * i - 3))
+end
+
+local function read(found)
+  if found == '' then
+    return 0, 0, buckets + 1
+  elseif #found ~= size or string.byte(found) ~= 87 then
+    return
+  end
+  local _, sum
+  _, parts, length, start, at, last, sum = struct.unpack(STATE, found)
+  local is_same = parts == buckets and length == window
+  if is_same and now >= at and now >= last and is_sound() then
+    local slot = slot_of(now)
+    return sum, slot, slot - slot_of(last)
+  end
+end
+
+local function window_of(found, sum, by)
+  if by > buckets then
+    return 0, 0
+  end
+  for i = buckets - by + 1, by > 0 and buckets or 0 do
+    sum = sum - count_at(found, i)
+  end
+  return sum, count_at(found, buckets - by + 1)
+end
+
+local grains = math.ceil(window / grain)
+
+local function weight(slot, oldest)
+  local overlap = (slot + 1) * window - (now - start) * buckets
+  return math.ceil(oldest * math.ceil(overlap / grain) / grains)
+end
+
+local function write(key, found, sum, slot, by, granted)
+  local newest = by == 0 and count_at(found, 1) + granted or granted
+  if newest > granted and slot < buckets then
+    return call('SETRANGE', key, '16', struct.pack('<I7i7I5I4', now, now, sum, newest))
+  end
+  local cycles = math.floor(slot / buckets)
+  start, slot = start + cycles * window, slot - cycles * buckets
+  local head = struct.pack(STATE .. 'I4', 87, buckets, window, start, now, now, sum, newest)
+  local zeros, kept = math.max(math.min(by, buckets + 1) - 1, 0), ''
+  if by <= buckets then
+    kept = string.sub(found, STATE_SIZE + (by == 0 and 5 or 1), size - 4 * by)
+  end
+  local state = head .. string.rep('\0', 4 * zeros) .. kept
+  return replace(key, found, state, opening(slot + buckets + 1))
+end
+
+local function fast(_, i, runs)
+  local found = states[i] or ''
+  local sum, slot, by = read(found)
+  if not sum then
+    return
+  end
+  local inside, oldest = window_of(found, sum, by)
+  if oldest > limit then
+    return
+  elseif inside + oldest == 0 then
+    parts, length, start, slot, by = buckets, window, now, 0, buckets + 1
+  end
+  local used = use(inside, limit - weight(slot, oldest), 1, runs)
+  if used then
+    return found, used > inside and used, slot, by, used - inside
+  end
+end
+local function apply(found, used, ...)
+  return found and (not used or write(key, found, used, ...)) and found
+end
+
+local reply, runs, position, index = {now}, nil, 1, 0
+local function decide_keys()
+  while index < #KEYS do
+    index = index + 1
+    key = KEYS[index]
+    if position <= #items then
+      runs, position = read_runs(position)
+    end
+    block = nil
+    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    reply[index + 1] = found or engine().decide_all(runs)
+  end
+end
+
+while index < #KEYS do
+  local ok, err = pcall(decide_keys)
+  if not ok then
+    reply[index + 1] = failure(err)
+  end
+end
+return #KEYS == 1 and reply[2].err and reply[2] or reply

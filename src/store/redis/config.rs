@@ -1,0 +1,492 @@
+//! The settings of a store in Redis: those of its connections, and those of its limiters. The parser
+//! of URLs is in `transport/url.rs`.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use redis::{aio::ConnectionLike, auth::StreamingCredentialsProvider};
+
+#[cfg(feature = "tls-rustls")]
+use super::tls::Tls;
+use super::transport::{Parameters, TransportConfig, TransportError};
+use crate::error::StoreError;
+
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
+const DEFAULT_PREFIX: &str = "ratelimit";
+
+/// The parameters of a URL that set these. `transport/url.rs` has those of connections.
+const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
+
+/// The settings of a [`RedisStore`](crate::RedisStore): the addresses of Redis, which are one server, a
+/// master behind Sentinels, or a cluster; the login; the deadline, and what the process remembers.
+///
+/// A URL has most of them as parameters: see [`store::connect`](crate::store::connect).
+///
+/// An attempt to connect has a time limit of 900 ms. It includes resolving the name, connecting to
+/// all of its addresses in parallel, TLS and the login. The limit does not depend on the deadline
+/// of decisions: if a decision fails in the meantime, the attempt continues for later decisions.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{RedisConfig, RedisStore};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
+/// let config = RedisConfig::sentinels(sentinels, "mymaster")?
+///     .user("limiter")
+///     .password("secret")
+///     .database(2)
+///     .deadline(Duration::from_millis(50));
+/// let store = RedisStore::new(config)?;
+/// # let _ = store;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RedisConfig {
+    pub(super) transport: TransportConfig,
+    pub(super) deadline: Duration,
+    pub(super) denial_ttl: Duration,
+    pub(super) prefix: Arc<str>,
+}
+
+impl RedisConfig {
+    /// Describes Redis by one URL. See [`store::connect`](crate::store::connect) for its forms.
+    ///
+    /// # Errors
+    ///
+    /// If the URL is invalid.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let url = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster?deadline=50ms&prefix=shop";
+    /// let store = RedisStore::new(RedisConfig::from_url(url)?)?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_url(url: &str) -> Result<Self, StoreError> {
+        let (transport, parameters) = TransportConfig::from_url(url, &PARAMETERS)?;
+        let config = Self::new(transport);
+        Ok(Self {
+            deadline: deadline(&parameters)?.unwrap_or(config.deadline),
+            denial_ttl: time(&parameters, "denial_ttl")?.unwrap_or(config.denial_ttl),
+            prefix: prefix(&parameters)?.unwrap_or(config.prefix),
+            transport: config.transport,
+        })
+    }
+
+    /// Describes the server at `url`: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`,
+    /// `unix:///PATH[?db=DB&user=USER&pass=PASSWORD]`, or for TLS `rediss://` with the feature
+    /// `tls-rustls`.
+    ///
+    /// The protocol is RESP3 if the server supports it. `?protocol=resp2` prevents that.
+    ///
+    /// # Errors
+    ///
+    /// If the URL is invalid.
+    pub fn server(url: &str) -> Result<Self, StoreError> {
+        let config = Self::from_url(url)?;
+        match config.transport.is_one_server() {
+            true => Ok(config),
+            false => Err(TransportError::config(
+                "cannot use the Redis URL: it names several servers; use `RedisConfig::from_url`",
+            )
+            .into()),
+        }
+    }
+
+    /// Describes the master that Sentinels name. The store follows failovers.
+    ///
+    /// `sentinels` are the URLs of the Sentinels, with the credentials for the Sentinels. `master`
+    /// is the name of the master, or a URL with the name in place of the host:
+    /// `redis://[[USER]:PASSWORD@]NAME[/DB]`.
+    ///
+    /// The store keeps a connection to each Sentinel. It discovers other Sentinels through these, and
+    /// logs in there with the settings of the first URL. It subscribes to their announcements, and
+    /// polls them every second. The master is the server that most Sentinels name, if its role is
+    /// master.
+    ///
+    /// # Errors
+    ///
+    /// If a URL is invalid, the list is empty, or only some of the URLs are `rediss://`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"];
+    /// let config = RedisConfig::sentinels(sentinels, "redis://limiter:secret@mymaster/0")?;
+    /// let store = RedisStore::new(config)?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sentinels(
+        sentinels: impl IntoIterator<Item = impl AsRef<str>>,
+        master: &str,
+    ) -> Result<Self, StoreError> {
+        Ok(Self::new(TransportConfig::sentinels(sentinels, master)?))
+    }
+
+    /// Describes a cluster. `urls` are some of its nodes. The login of the first URL is used for
+    /// all nodes that the cluster names.
+    ///
+    /// Each key is on one of the masters. See [`Charge`](crate::Charge#in-a-cluster) for limits on
+    /// several keys.
+    ///
+    /// Each node has its own connections and its own circuit breaker: if a node does not answer,
+    /// only decisions about its keys fail. The store follows the promotion of a replica and the
+    /// move of a slot. For that it needs the commands `CLUSTER SLOTS` and `ASKING`. While a slot
+    /// moves, decisions about several limits of one key wait, within their deadline, until all keys
+    /// of the decision are on one node.
+    ///
+    /// # Errors
+    ///
+    /// If a URL is invalid, the list is empty, or only some of the URLs are `rediss://`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let nodes = ["redis://:secret@10.0.0.1", "redis://:secret@10.0.0.2"];
+    /// let store = RedisStore::new(RedisConfig::cluster(nodes)?)?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cluster(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, StoreError> {
+        Ok(Self::new(TransportConfig::cluster(urls)?))
+    }
+
+    /// Describes a connection that reconnects by itself, which
+    /// [`RedisStore::from_connection`](crate::RedisStore::from_connection) describes. The settings
+    /// about addresses, logins and connections have no effect.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::{RedisConfig, RedisStore, redis};
+    ///
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = redis::Client::open("redis://127.0.0.1/")?;
+    /// let connection = client.get_multiplexed_async_connection().await?;
+    /// let store = RedisStore::new(RedisConfig::from_connection(connection).prefix("shop"))?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn from_connection<C>(connection: C) -> Self
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        Self::new(TransportConfig::connection(Arc::new(connection)))
+    }
+
+    fn new(transport: TransportConfig) -> Self {
+        Self {
+            transport,
+            deadline: DEFAULT_DEADLINE,
+            denial_ttl: DEFAULT_DENIAL_TTL,
+            prefix: DEFAULT_PREFIX.into(),
+        }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut TransportConfig)) -> Self {
+        change(&mut self.transport);
+        self
+    }
+
+    /// Sets the user at the servers, in place of the user in the URLs. The user at the Sentinels is
+    /// in their URLs.
+    #[must_use]
+    pub fn user(self, user: impl Into<String>) -> Self {
+        self.with(|it| it.user = Some(user.into()))
+    }
+
+    /// Sets the password at the servers, in place of the password in the URLs.
+    #[must_use]
+    pub fn password(self, password: impl Into<String>) -> Self {
+        self.with(|it| it.password = Some(password.into()))
+    }
+
+    /// Takes the user and the password at the servers from a provider.
+    ///
+    /// Each new connection logs in with the latest credentials. When the provider has new
+    /// credentials, the open connections authenticate again: a rotation needs no new store and
+    /// interrupts no request. Change the password at the server first, because a connection whose
+    /// new login is rejected keeps the old one. Sentinels do not use the provider. If only a
+    /// password is set, the name of the user is `default`.
+    ///
+    /// # Examples
+    ///
+    /// A task of the application replaces these credentials by `sender.send(..)`:
+    ///
+    /// ```
+    /// use std::pin::Pin;
+    /// use tokio::sync::watch;
+    /// use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
+    /// use tower_ratelimit::{
+    ///     RedisConfig, RedisStore,
+    ///     redis::{RedisResult, auth::{BasicAuth, StreamingCredentialsProvider}},
+    /// };
+    ///
+    /// struct Rotated(watch::Receiver<BasicAuth>);
+    ///
+    /// impl StreamingCredentialsProvider for Rotated {
+    ///     fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send>> {
+    ///         Box::pin(WatchStream::new(self.0.clone()).map(Ok))
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let first = BasicAuth::new("limiter".to_owned(), "secret".to_owned());
+    /// let (sender, receiver) = watch::channel(first);
+    /// let config = RedisConfig::server("redis://redis.internal")?;
+    /// let store = RedisStore::new(config.credentials_provider(Rotated(receiver)))?;
+    /// # let _ = (store, sender);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn credentials_provider(
+        self,
+        provider: impl StreamingCredentialsProvider + 'static,
+    ) -> Self {
+        self.with(|it| it.provider = Some(Arc::new(provider)))
+    }
+
+    /// Sets the number of the database, in place of the number in the URLs. The default is 0.
+    #[must_use]
+    pub fn database(self, database: u32) -> Self {
+        self.with(|it| it.database = Some(database.into()))
+    }
+
+    /// Connects to the servers by TLS with these settings, even if the URL begins with `redis://`.
+    /// The settings also apply to Sentinels with `rediss://` URLs;
+    /// [`sentinel_tls`](Self::sentinel_tls) overrides them.
+    #[cfg(feature = "tls-rustls")]
+    #[must_use]
+    pub fn tls(self, tls: Tls) -> Self {
+        self.with(|it| it.tls = Some(tls.0))
+    }
+
+    /// Connects to the Sentinels by TLS with these settings, even if the URL begins with
+    /// `redis://`.
+    #[cfg(feature = "tls-rustls")]
+    #[must_use]
+    pub fn sentinel_tls(self, tls: Tls) -> Self {
+        self.with(|it| it.sentinel_tls = Some(tls.0))
+    }
+
+    /// Maps each address that a Sentinel or a node of a cluster names to the address to connect to.
+    ///
+    /// It is needed if clients cannot use the addresses by which the servers know each other:
+    ///
+    /// * behind port forwarding
+    /// * in containers
+    /// * if a certificate is for another name
+    ///
+    /// Addresses in the URLs are not mapped. If a node names no host for itself, the function gets
+    /// the host of the connection. The function must not block or panic.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    /// use tower_ratelimit::RedisConfig;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let table = HashMap::from([(("172.17.0.2", 6379), ("redis-1.example.com", 7001))]);
+    /// let config = RedisConfig::cluster(["redis://redis-1.example.com:7001"])?.map_addresses(
+    ///     move |host, port| {
+    ///         let (host, port) = table.get(&(host, port)).copied().unwrap_or((host, port));
+    ///         (host.to_owned(), port)
+    ///     },
+    /// );
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn map_addresses(
+        self,
+        map: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|it| it.mapping = Arc::new(map))
+    }
+
+    /// Sets the prefix of all keys in Redis, `ratelimit` by default. In a URL, it is the parameter
+    /// `prefix`.
+    ///
+    /// Limiters of the same name count separately if their prefixes differ. The user at the server
+    /// needs access to the keys with this prefix, such as `~shop:*`: see
+    /// [Permissions](crate::operation#permissions).
+    ///
+    /// # Panics
+    ///
+    /// If the prefix contains a `{`, which would determine the slots in a cluster.
+    #[must_use]
+    pub fn prefix(self, prefix: &str) -> Self {
+        // Braces would determine the slot of a key.
+        assert!(!prefix.contains('{'), "the prefix {prefix:?} contains a '{{'");
+        Self { prefix: prefix.into(), ..self }
+    }
+
+    /// Sets a line before the text of every script, for servers that read flags there. There is none
+    /// by default. In a URL, the parameter `script_flags=FLAGS` sets `#!lua flags=FLAGS`.
+    ///
+    /// Upstash locks all keys during a script, unless this line is `#!lua
+    /// flags=allow-key-locking`. Redis 6.2 rejects scripts that begin with `#!`, and later versions
+    /// reject flags that they do not know. With any such line, Redis 7 and later reject every
+    /// decision when their memory is full, also those that would be denials. The page on
+    /// [servers](crate::guide::servers) describes what each server needs.
+    ///
+    /// # Panics
+    ///
+    /// If the text is not one line.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::RedisConfig;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::from_url("redis://:secret@example.upstash.io")?
+    ///     .script_header("#!lua flags=allow-key-locking");
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn script_header(self, line: &str) -> Self {
+        assert!(!line.is_empty() && !line.contains(['\n', '\r']), "{line:?} is not one line");
+        self.with(|it| it.script_header = Some(line.to_owned()))
+    }
+
+    /// Sets the number of connections to each server, 1 by default. One connection carries as many
+    /// decisions as a core of Redis can make. More connections help if a proxy or TLS is slower
+    /// than Redis.
+    ///
+    /// # Panics
+    ///
+    /// If `connections` is 0.
+    #[must_use]
+    pub fn connections(self, connections: usize) -> Self {
+        assert!(connections > 0, "a store needs at least one connection to each server");
+        self.with(|it| it.connections = connections)
+    }
+
+    /// Sets the deadline of every decision, 100 ms by default. It starts with the call, and
+    /// includes waiting for a connection and all commands of the decision. No command is sent after
+    /// it. In a URL, it is the parameter `deadline`.
+    ///
+    /// [`RedisStore::new`](crate::RedisStore::new) rejects a deadline of 0, with which every decision
+    /// would fail.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Sets the longest time for which the process remembers a denial, 1 s by default. Zero
+    /// remembers none, and any other time is valid. In a URL, it is the parameter `denial_ttl`.
+    ///
+    /// After a denial, the process denies checks of the key without a command, as long as Redis
+    /// would deny them: until [`retry_after`](crate::Decision::retry_after), but at most for this time.
+    /// Their [`source`](crate::Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
+    /// is allowed without Redis. A remembered denial applies to a check against the limit that has
+    /// denied, alone or together with other limits:
+    ///
+    /// - with the same quota
+    /// - with at least the cost of the denied check
+    /// - if it may not wait until its units are available
+    ///
+    /// If this store returns units of the key, resets it, or applies another quota, it drops the
+    /// denials of the key. If another process does, or if Redis loses the key, this process may
+    /// deny for up to this time what Redis would allow. At most 57,344 keys with denials are remembered,
+    /// in up to 27 MB. Up to four denials of a key are remembered, of different costs; if all keys
+    /// have four, they take 40 MB.
+    #[must_use]
+    pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
+        Self { denial_ttl, ..self }
+    }
+}
+
+impl fmt::Debug for RedisConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisConfig")
+            .field("transport", &self.transport)
+            .field("prefix", &self.prefix)
+            .field("deadline", &self.deadline)
+            .field("denial_ttl", &self.denial_ttl)
+            .finish()
+    }
+}
+
+fn deadline(parameters: &Parameters<'_>) -> Result<Option<Duration>, TransportError> {
+    match time(parameters, "deadline")? {
+        Some(Duration::ZERO) => Err(parameters.invalid(
+            "with a deadline of 0, every decision would fail; write for example deadline=50ms",
+        )),
+        deadline => Ok(deadline),
+    }
+}
+
+fn prefix(parameters: &Parameters<'_>) -> Result<Option<Arc<str>>, TransportError> {
+    match parameters.get("prefix") {
+        Some(prefix) if prefix.contains(['{', '%']) => {
+            Err(parameters.invalid("a prefix contains no braces and no percent signs"))
+        }
+        prefix => Ok(prefix.map(Into::into)),
+    }
+}
+
+/// Reads a parameter such as `deadline=50ms`.
+fn time(parameters: &Parameters<'_>, name: &str) -> Result<Option<Duration>, TransportError> {
+    let Some(text) = parameters.get(name) else { return Ok(None) };
+    match duration(text) {
+        Some(time) => Ok(Some(time)),
+        None => Err(parameters.invalid(&format!(
+            "`{name}={text}` is not a time; write for example {name}=50ms or {name}=2s"
+        ))),
+    }
+}
+
+/// Reads a time such as `50ms`, `2s` or `1m`.
+fn duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let number: u32 = text[..digits].parse().ok()?;
+    let unit = match &text[digits..] {
+        "us" => Duration::from_micros(1),
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return None,
+    };
+    Some(unit * number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_a_url_are_settings() {
+        let url = "redis+cluster://a?deadline=50ms&connections=2&prefix=shop&denial_ttl=0s";
+        let config = RedisConfig::from_url(url).unwrap();
+        let found = (config.deadline, config.denial_ttl, &*config.prefix);
+        assert_eq!(found, (Duration::from_millis(50), Duration::ZERO, "shop"));
+        assert_eq!(config.transport.connections, 2);
+    }
+}

@@ -1,0 +1,211 @@
+//! The events of a store in Redis for the crate `tracing`: their texts, fields and levels. Without the
+//! feature they are empty functions.
+#![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+
+#[cfg(feature = "tracing")]
+use std::{
+    error::Error,
+    fmt::{self, Display},
+};
+
+use super::{error::ExplainedError, transport::Event};
+#[cfg(feature = "tracing")]
+use super::{
+    error::{is_of_one_key, status_of},
+    transport::TransportError,
+};
+#[cfg(feature = "tracing")]
+use crate::store::Status;
+
+/// The text of an error of one key, without the key.
+#[cfg(feature = "tracing")]
+#[derive(Debug)]
+struct OfOneKey;
+
+#[cfg(feature = "tracing")]
+impl Display for OfOneKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key holds no state of the limiter; at the level `trace`, the error names it")
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl Error for OfOneKey {}
+
+#[cfg(feature = "tracing")]
+const TARGET: &str = "tower_ratelimit";
+
+/// Reports that decisions fail. An error of one key can contain the key, and only logs of the level
+/// `trace` contain keys.
+pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &ExplainedError) {
+    #[cfg(feature = "tracing")]
+    {
+        let is_of_one_key = error.redis().is_some_and(is_of_one_key);
+        let hides_key = is_of_one_key && !tracing::enabled!(target: TARGET, tracing::Level::TRACE);
+        let reason = if hides_key { OfOneKey.to_string() } else { error.reason() };
+        let error: &(dyn Error + 'static) = if hides_key { &OfOneKey } else { error };
+        tracing::warn!(
+            target: TARGET,
+            limiter,
+            requests,
+            error,
+            "decisions failed: {reason}"
+        );
+    }
+}
+
+/// Reports the permission that the store's own ping has found missing. The error contains no key of
+/// a request.
+pub(super) fn permission_missing(error: &ExplainedError) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(
+        target: TARGET,
+        server = error.server(),
+        "the user at Redis lacks a permission: {}",
+        error.reason()
+    );
+}
+
+/// Reports an event of the connections.
+pub(super) fn log(event: &Event<'_>) {
+    #[cfg(feature = "tracing")]
+    match *event {
+        // These are counted.
+        Event::Replied | Event::Failed(_) | Event::Skipped | Event::BreakerChanged { .. } => {}
+        Event::Unavailable { .. }
+        | Event::Explained { .. }
+        | Event::StillUnavailable { .. }
+        | Event::Available { .. } => log_availability(event),
+        Event::Rejects { .. } | Event::StillRejects { .. } | Event::Executes { .. } => {
+            log_rejections(event);
+        }
+        Event::Retired { server, changes } => tracing::info!(
+            target: TARGET,
+            server = named(server),
+            changes,
+            "the node of the cluster no longer has slots"
+        ),
+        Event::LoginRejected { server } => tracing::error!(
+            target: TARGET,
+            server = named(server),
+            "Redis rejected new credentials: the open connection keeps its login, and new \
+             connections will fail; set the new password at the server"
+        ),
+        Event::MasterChanged { master, old, new } => tracing::info!(
+            target: TARGET,
+            master,
+            %old,
+            %new,
+            "the Redis Sentinels name another master"
+        ),
+        Event::MasterUnusable { master, address, error } => tracing::warn!(
+            target: TARGET,
+            master,
+            %address,
+            error,
+            "cannot use the master that the Redis Sentinels name: decisions stay with the old \
+             master until it is demoted, and are lost then"
+        ),
+        Event::NotSubscribed { master, error } => tracing::warn!(
+            target: TARGET,
+            master,
+            error,
+            "cannot subscribe to a Redis Sentinel: the store polls it every second; allow \
+             `+subscribe` and `&+switch-master`, and RESP3"
+        ),
+    }
+}
+
+#[cfg(feature = "tracing")]
+fn log_availability(event: &Event<'_>) {
+    match *event {
+        Event::Unavailable { server, cause, changes, error } => {
+            let (server, cause, error) = (named(server), status_of(cause), explained(error));
+            let error: &(dyn Error + 'static) = &error;
+            let until = match cause {
+                Status::LoginRejected => "accepts it",
+                _ => "answers again",
+            };
+            tracing::warn!(
+                target: TARGET,
+                server,
+                changes,
+                error,
+                "{cause}: decisions fail immediately until it {until}"
+            );
+        }
+        Event::Explained { server, cause } => {
+            let (server, cause) = (named(server), status_of(cause));
+            tracing::warn!(target: TARGET, server, "{cause}{}", remedy(cause));
+        }
+        Event::StillUnavailable { server, cause, outage, error } => {
+            let (server, error) = (named(server), explained(error));
+            let error: &(dyn Error + 'static) = &error;
+            let cause = status_of(cause).to_string().replacen("Redis", "Redis still", 1);
+            tracing::warn!(target: TARGET, server, ?outage, error, "{cause}");
+        }
+        Event::Available { server, changes, outage } => {
+            let server = named(server);
+            tracing::info!(target: TARGET, server, changes, ?outage, "Redis answers again");
+        }
+        _ => {}
+    }
+}
+
+#[cfg(feature = "tracing")]
+fn remedy(cause: Status) -> &'static str {
+    match cause {
+        Status::Slow => "; it is slow, or paused for writes: look for CLIENT PAUSE",
+        Status::LoginRejected => "; check the user and the password",
+        Status::Silent => "; it hangs, or is paused: look at the process on its host",
+        Status::Refused => "; no server listens there: start it, or check the address",
+        Status::Unreachable => "; check the host, the network and the firewall",
+        _ => "",
+    }
+}
+
+#[cfg(feature = "tracing")]
+fn log_rejections(event: &Event<'_>) {
+    match *event {
+        Event::Rejects { server, changes, error } => {
+            let (server, error) = (named(server), explained(error));
+            let reason = error.reason();
+            let error: &(dyn Error + 'static) = &error;
+            tracing::error!(
+                target: TARGET,
+                server,
+                changes,
+                error,
+                "Redis rejects decisions: {reason}"
+            );
+        }
+        Event::StillRejects { server, outage, error } => {
+            let (server, error) = (named(server), explained(error));
+            let reason = error.reason();
+            let error: &(dyn Error + 'static) = &error;
+            tracing::error!(
+                target: TARGET,
+                server,
+                ?outage,
+                error,
+                "Redis still rejects decisions: {reason}"
+            );
+        }
+        Event::Executes { server, changes, outage } => {
+            let server = named(server);
+            tracing::info!(target: TARGET, server, changes, ?outage, "Redis decides again");
+        }
+        _ => {}
+    }
+}
+
+/// Returns the name of a server, if it has one.
+#[cfg(feature = "tracing")]
+fn named(server: &str) -> Option<&str> {
+    (!server.is_empty()).then_some(server)
+}
+
+#[cfg(feature = "tracing")]
+fn explained(error: &TransportError) -> ExplainedError {
+    ExplainedError::new(error.clone(), None)
+}

@@ -1,0 +1,181 @@
+//! What a store counts and reports about its connections: the counters of its health, the events for
+//! its observers, and those of the log. It sends nothing but the ping that explains an error.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use redis::RedisError;
+use tokio::{runtime::Handle, time::Duration};
+
+use super::{
+    error::{ExplainedError, is_of_one_key, lacks_permission, status_of},
+    events, probe,
+    transport::{
+        ANSWER_TIMEOUT, Client, Deadline, Event, NodeHealth, Owner, Probe, TransportError,
+    },
+};
+use crate::{
+    error::StoreError,
+    observe::{BreakerChanged, Observer, Observers, log::Throttle},
+    store::Health,
+    sync::lock,
+};
+
+/// The time between two events about single decisions that failed. While Redis is down, another event
+/// reports it; so this bounds the log of a Redis that answers some calls late.
+const FAILED_AFTER: Duration = Duration::from_secs(10);
+/// The time between two pings that find out which permission is missing.
+const PING_AFTER: Duration = Duration::from_secs(60);
+
+/// The owner of the connections of a store. Clones of the store share it.
+pub(super) struct Monitor {
+    /// The prefix of all keys.
+    prefix: Arc<str>,
+    counters: Counters,
+    last_error: Mutex<Option<TransportError>>,
+    failed_decisions: Throttle,
+    pings: Throttle,
+    observers: Mutex<Observers>,
+}
+
+/// Each counts by itself, and a reader takes no two for one instant: so all are `Relaxed`.
+#[derive(Default)]
+struct Counters {
+    replies: AtomicU64,
+    timeouts: AtomicU64,
+    interrupted: AtomicU64,
+    errors: AtomicU64,
+    skipped: AtomicU64,
+    outages: AtomicU64,
+}
+
+impl Monitor {
+    pub(super) fn new(prefix: Arc<str>) -> Self {
+        Self {
+            prefix,
+            counters: Counters::default(),
+            last_error: Mutex::default(),
+            failed_decisions: Throttle::default(),
+            pings: Throttle::default(),
+            observers: Mutex::default(),
+        }
+    }
+
+    pub(super) fn health(&self, nodes: NodeHealth) -> Health {
+        let NodeHealth { state, is_available, consecutive_failures } = nodes;
+        let Counters { replies, timeouts, interrupted, errors, skipped, outages } = &self.counters;
+        Health {
+            status: status_of(state),
+            is_available,
+            consecutive_failures,
+            last_error: lock(&self.last_error).clone().map(|error| text_of(error).into()),
+            answers: replies.load(Relaxed),
+            timeouts: timeouts.load(Relaxed),
+            interrupted: interrupted.load(Relaxed),
+            errors: errors.load(Relaxed),
+            skipped: skipped.load(Relaxed),
+            outages: outages.load(Relaxed),
+        }
+    }
+
+    pub(super) fn observers(&self) -> Observers {
+        lock(&self.observers).clone()
+    }
+
+    /// Adds an observer, and reports the breakers to it.
+    pub(super) fn add_observer(&self, client: &Client, observer: Arc<dyn Observer>) {
+        lock(&self.observers).add(observer.clone());
+        client.tell_breakers(
+            &(Arc::new(move |server: &str, is_open| {
+                observer.breaker_changed(&BreakerChanged { server, is_open });
+            }) as _),
+        );
+    }
+
+    /// Reports in the log that a decision of a limiter has failed, once in [`FAILED_AFTER`]. While the
+    /// breaker is open, another event reports it. Returns the error of the store.
+    pub(super) fn failed(
+        self: &Arc<Self>,
+        client: &Client,
+        limiter: &str,
+        error: TransportError,
+    ) -> StoreError {
+        let lacks_permission = error.redis().is_some_and(lacks_permission);
+        let is_circuit_open = error.is_circuit_open();
+        let error = ExplainedError::new(error, None);
+        if cfg!(feature = "tracing") {
+            if !is_circuit_open && let Some(requests) = self.failed_decisions.next(FAILED_AFTER) {
+                events::decisions_failed(limiter, requests, &error);
+            }
+            if lacks_permission && self.pings.next(PING_AFTER).is_some() {
+                self.ping_in_background(client);
+            }
+        }
+        error.into_store_error()
+    }
+
+    /// Finds out by a ping which permission is missing, and reports it.
+    fn ping_in_background(self: &Arc<Self>, client: &Client) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (monitor, client) = (self.clone(), client.clone());
+        runtime.spawn(async move {
+            let Err(error) = client.ping(Deadline::new(ANSWER_TIMEOUT)).await else { return };
+            if error.redis().is_some_and(lacks_permission) {
+                events::permission_missing(&monitor.explain_ping(error));
+            }
+        });
+    }
+
+    /// Explains the error of a ping, which uses no key of a request.
+    pub(super) fn explain_ping(&self, error: TransportError) -> ExplainedError {
+        ExplainedError::new(error, Some(&self.prefix))
+    }
+
+    fn count(&self, error: &TransportError) {
+        let Counters { timeouts, interrupted, errors, .. } = &self.counters;
+        let counter = match error {
+            error if error.is_timeout() => timeouts,
+            error if error.redis().is_some_and(RedisError::is_timeout) => timeouts,
+            error if error.is_interrupted() => interrupted,
+            _ => errors,
+        };
+        counter.fetch_add(1, Relaxed);
+        *lock(&self.last_error) = Some(error.clone());
+    }
+}
+
+impl Owner for Monitor {
+    fn notify(&self, event: &Event<'_>) {
+        match *event {
+            Event::Replied => _ = self.counters.replies.fetch_add(1, Relaxed),
+            Event::Failed(error) => self.count(error),
+            Event::Skipped => _ = self.counters.skipped.fetch_add(1, Relaxed),
+            Event::BreakerChanged { server, is_open } => {
+                self.counters.outages.fetch_add(is_open.into(), Relaxed);
+                let event = BreakerChanged { server, is_open };
+                self.observers().each(|observer| observer.breaker_changed(&event));
+            }
+            _ => events::log(event),
+        }
+    }
+
+    fn is_of_one_key(&self, error: &RedisError) -> bool {
+        is_of_one_key(error)
+    }
+
+    fn ping(&self, tag: &str) -> Probe {
+        probe::ping(&self.prefix, tag)
+    }
+
+    fn probe(&self, key: &[u8]) -> Probe {
+        probe::beside(&self.prefix, key)
+    }
+}
+
+fn text_of(error: TransportError) -> String {
+    let has_reason = error.redis().is_some();
+    let error = ExplainedError::new(error, None);
+    if has_reason { format!("{error}: {}", error.reason()) } else { error.to_string() }
+}

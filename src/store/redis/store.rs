@@ -1,0 +1,432 @@
+//! `RedisStore`: its public calls, and how a request becomes a call. The connections are in
+//! `transport/`.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
+use tokio::{runtime::Handle, time::Instant};
+
+use super::{
+    backend::{Backend, report_sent},
+    call::ScriptCall,
+    config::RedisConfig,
+    cross_slot::CrossSlot,
+    front::{Entrance, Front},
+    late::WaitingCall,
+    monitor::Monitor,
+    release::{self, ReleaseFuture},
+    transport::{ANSWER_TIMEOUT, Command, Deadline},
+};
+use crate::{
+    algorithm::{Action, Release},
+    decision::Decision,
+    error::StoreError,
+    keys::Key,
+    observe::{Observer, Observers},
+    store::{
+        BackgroundTask, Health, LimitRequest, MemoryStore, Names, Ping, Sealed, Settings, Store,
+        StoreFuture, StoreRequest,
+        denials::{Denials, Lookup},
+    },
+};
+
+/// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
+///
+/// It supports Redis 6.2 and later, and Valkey: one server, a master behind
+/// [Sentinels](RedisConfig::sentinels), or a [cluster](RedisConfig::cluster). A URL or a
+/// [`RedisConfig`] describes it, with all settings.
+///
+/// Clones share one multiplexed connection; [`connections`](RedisConfig::connections) sets another
+/// number. If a connection ends, the store reconnects by itself. The clock is that of the Redis
+/// server.
+///
+/// # Keys
+///
+/// The name of a key is `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
+/// `ratelimit:default:token-bucket:{header:x-api-key=alice}`. `redis-cli --scan` lists the keys.
+/// Because of the braces, `KEY` alone determines the slot in a cluster. A key expires when its
+/// state is the initial one again; with a token bucket, up to one refill of the bucket later.
+///
+/// The value contains a letter that identifies its format. Reservations of waiting requests
+/// follow the state in the same value.
+///
+/// # Calls
+///
+/// A check that may not wait is sent immediately if no call of its limiter is under way. Any other
+/// one waits for the next call, which begins within a turn of the runtime while fewer than four are
+/// under way, or fewer than 64 while their batches are full. A call has up to 64 keys. Each check is decided as
+/// if it had come alone. A check that is dropped before its call has spent nothing.
+///
+/// In one process and runtime, the checks of a key are decided in the order of their arrival, if
+/// their futures are polled until they are ready. They take the same connection; after
+/// `SCRIPT FLUSH`, or if the connection ends before they are written, they are sent again in the
+/// same order. Four cases have no order: another client or another connection loads the script
+/// again meanwhile, a slot of a cluster moves, the process finds out that its server is a cluster,
+/// or a call is sent again without its earliest check, whose deadline was over before it was
+/// written.
+///
+/// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
+/// error that concerns one key fails the checks of that key only, and names the key. While Redis
+/// rejects writes, checks that it denies are still denied. Several limits at once have a call of
+/// their own. In a cluster, only checks of the same key share a call.
+///
+/// If a check that may wait is dropped, or fails at its deadline, after it was sent, its answer is
+/// awaited for up to 30 s more, and what it has spent or reserved is released, exactly once. This
+/// holds for up to 1,000 calls at a time. A check that may not wait stays counted.
+///
+/// A connection is given up if a reply has more than 16 MiB, or if it has no reply for a second
+/// and no request waits for one.
+///
+/// # While Redis does not answer
+///
+/// Each decision has a deadline, 100 ms by default; [`deadline`](RedisConfig::deadline) changes it.
+/// It starts with the call, and includes connecting and all commands of the decision. At the
+/// deadline the decision fails with a [`StoreError`], and the layer applies its
+/// [`FailurePolicy`](crate::FailurePolicy). Redis may have counted a decision that failed.
+///
+/// After five calls in a row without an answer in time, Redis counts as unavailable (circuit open).
+/// Decisions then fail immediately, and the store sends one probe at a time until Redis answers
+/// again. Redis stays unavailable while its answers are later than the deadline.
+/// [`health`](RedisStore::health) reports the state. With the feature `tracing`, changes of the
+/// state are events.
+///
+/// If the process was stopped, or a task blocked the runtime, a deadline may be noticed late. The
+/// store then reads for up to 20 ms the answers that arrived in the meantime. These decisions are
+/// late, but valid.
+///
+/// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
+/// Redis.
+///
+/// [The page on operation](crate::operation) describes the failure modes and the permissions.
+///
+/// # Examples
+///
+/// ```no_run
+/// use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::connect("redis://127.0.0.1/").await?;
+/// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+///
+/// if limiter.check("alice").await?.is_allowed() {
+///     println!("hello, alice");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RedisStore {
+    backend: Backend,
+    front: Front,
+    deadline: Duration,
+    names: Names,
+    fallback: Arc<OnceLock<MemoryStore>>,
+}
+
+impl RedisStore {
+    /// Makes a store from settings. It connects when it is first used.
+    ///
+    /// # Errors
+    ///
+    /// If the TLS settings are invalid, a user has no password, or the deadline is 0.
+    pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
+        if config.deadline.is_zero() {
+            return Err(StoreError::config(
+                "cannot use a deadline of 0: every decision would fail; set for example 100 ms"
+                    .to_owned(),
+            ));
+        }
+        let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
+        let monitor = Arc::new(Monitor::new(prefix.clone()));
+        let client = transport.client(monitor.clone())?;
+        Ok(Self {
+            front: Front::new(client.clone()),
+            backend: Backend { client, monitor, prefix, denials: Denials::new(denial_ttl) },
+            deadline,
+            names: Names::default(),
+            fallback: Arc::default(),
+        })
+    }
+
+    /// Connects to Redis at `url`, and proves by [`ping`](RedisStore::ping) that it can decide.
+    ///
+    /// The URL names one server, such as `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`, or
+    /// Sentinels or the nodes of a cluster, and has settings as parameters, such as
+    /// `?prefix=shop`: see [`store::connect`](crate::store::connect).
+    ///
+    /// # Errors
+    ///
+    /// If the URL is invalid, or Redis does not answer within a second.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
+        let store = Self::lazy(url)?;
+        store.ping().await?;
+        Ok(store)
+    }
+
+    /// Makes a store that connects to Redis at `url` when it is first used. See
+    /// [`connect`](RedisStore::connect).
+    ///
+    /// # Errors
+    ///
+    /// If the URL is invalid.
+    pub fn lazy(url: &str) -> Result<Self, StoreError> {
+        Self::new(RedisConfig::from_url(url)?)
+    }
+
+    /// Makes a store over a connection that reconnects by itself, for example
+    /// `redis::aio::ConnectionManager`. It must lead to one server; for a cluster use
+    /// [`RedisConfig::cluster`].
+    ///
+    /// The connection decides when it reconnects. A `ConnectionManager` does not reconnect if a
+    /// server hangs or has become a replica, and requests that were not sent fail with the
+    /// connection.
+    ///
+    /// [`RedisConfig::from_connection`] makes one with another prefix.
+    #[must_use]
+    pub fn from_connection<C>(connection: C) -> Self
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let config = RedisConfig::from_connection(connection);
+        Self::new(config).expect("the default settings are valid, and a connection needs no others")
+    }
+
+    /// Proves that Redis can decide: the server, or each master with slots in a cluster, runs a
+    /// script with every command that decisions use, and accepts writes. Nothing is written.
+    /// Connecting may take a second.
+    ///
+    /// # Errors
+    ///
+    /// If the server does not answer, is a replica or rejects writes, or if the user lacks a
+    /// permission that decisions need. The error names the permission.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
+        let Backend { client, monitor, .. } = &self.backend;
+        let pinged = client.ping(deadline).await;
+        pinged.map_err(|error| monitor.explain_ping(error).into_store_error())
+    }
+
+    /// Returns the state of the server and the counters, without calling Redis.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.backend.monitor.health(self.backend.client.health(self.deadline))
+    }
+
+    /// Adds an observer, which gets the events of all limiters that are made over this store from
+    /// now on, and the state of its circuit breakers: see [`observe`](crate::observe).
+    ///
+    /// Clones of the store share the observers.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{RedisStore, observe::TopDenied};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let denied = Arc::new(TopDenied::new(1_000));
+    /// let store = RedisStore::lazy("redis://127.0.0.1/")?.observe(denied.clone());
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        self.add_observer(observer);
+        self
+    }
+
+    /// Starts the deadline of a call that takes several commands.
+    pub(crate) fn start_deadline(&self) -> Deadline {
+        Deadline::new(self.deadline)
+    }
+
+    /// Executes a command for a limiter. If the server does not know the script of an `EVALSHA`,
+    /// sends the text.
+    pub(crate) fn run<T>(
+        &self,
+        limiter: &'static str,
+        deadline: Deadline,
+        command: Cmd,
+        text: &'static str,
+    ) -> StoreFuture<T>
+    where
+        T: FromRedisValue + Send + 'static,
+    {
+        let Backend { client, monitor, .. } = self.backend.clone();
+        StoreFuture::Pending(Box::pin(async move {
+            let reply = client.execute(deadline, Command::script(&command, text)).await;
+            let (reply, _) = reply.map_err(|error| monitor.failed(&client, limiter, error))?;
+            Ok(reply)
+        }))
+    }
+
+    /// Releases units of a key by `run` in the background; again, if Redis has not executed that.
+    pub(crate) fn release_by(
+        &self,
+        key: &str,
+        run: impl Fn() -> ReleaseFuture + Send + Sync + 'static,
+    ) {
+        self.backend.client.execute_later(release::task(key, run));
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("prefix", &self.backend.prefix)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sealed for RedisStore {}
+
+impl Store for RedisStore {
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+        let undecided = match self.backend.denials.look_up(request, Instant::now) {
+            Lookup::Denied(decision) => return StoreFuture::cached(decision),
+            Lookup::Undecided(undecided) => undecided,
+        };
+        let (client, monitor) = (self.backend.client.clone(), self.backend.monitor.clone());
+        let deadline = self.start_deadline();
+        let limiter = request.limits[0].settings.name;
+        let turn = match (request.action, request.limits) {
+            (Action::Check, [limit]) => match self.front.enter(limit, &self.backend, deadline) {
+                Entrance::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
+                Entrance::Queued(queued) => {
+                    return StoreFuture::pending(async move {
+                        let decision =
+                            queued.await.map_err(|it| monitor.failed(&client, limiter, it))?;
+                        Ok(undecided.decided(decision, Instant::now))
+                    });
+                }
+            },
+            _ => None,
+        };
+        let first = request.limits[0].key;
+        if !self.backend.client.is_cluster()
+            || request.limits.iter().all(|limit| limit.key == first)
+        {
+            if request.action == Action::Check && request.limits.iter().any(LimitRequest::may_wait)
+            {
+                let call = WaitingCall::new(&self.backend, request, self.front.late_calls());
+                return StoreFuture::pending(async move {
+                    let decision = call.execute(deadline).await;
+                    let decision =
+                        decision.map_err(|error| monitor.failed(&client, limiter, error))?;
+                    Ok(undecided.decided(decision, Instant::now))
+                });
+            }
+            let call = ScriptCall::new(&self.backend, request);
+            return StoreFuture::pending(async move {
+                let turn = turn; // kept during the call
+                let decision = match &turn {
+                    Some((turn, observers)) => {
+                        report_sent(observers, limiter, 1);
+                        let on_handover = || turn.hand_over();
+                        call.execute_in_turn(&client, deadline, &on_handover).await
+                    }
+                    None => call.execute(&client, deadline).await,
+                };
+                let decision = decision.map_err(|error| monitor.failed(&client, limiter, error))?;
+                Ok(undecided.decided(decision, Instant::now))
+            });
+        }
+        let calls = CrossSlot::new(&self.backend, request);
+        let action = request.action;
+        StoreFuture::pending(async move {
+            let decision = match action.can_be_denied() {
+                true => calls.execute_in_order(deadline).await,
+                false => calls.execute_all(deadline).await,
+            };
+            let decision = decision.map_err(|error| monitor.failed(&client, limiter, error))?;
+            Ok(undecided.decided(decision, Instant::now))
+        })
+    }
+
+    fn release(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        release: Release,
+    ) -> StoreFuture<()> {
+        let change = self.backend.denials.release(settings, key);
+        let (params, key) = (settings.params, self.backend.key(settings, key));
+        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
+        StoreFuture::pending(async move {
+            let result = release::execute(&client, deadline, &params, &key, release).await;
+            drop(change);
+            Ok(result?)
+        })
+    }
+
+    fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
+        let change = self.backend.denials.release(settings, key);
+        let key = self.backend.key(settings, key);
+        let job = release::job(&settings.params, &key, release, change);
+        self.backend.client.execute_later(job);
+    }
+
+    fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
+        let change = self.backend.denials.reset(settings, key);
+        let mut del = redis::cmd("DEL");
+        let key = self.backend.key(settings, key);
+        del.arg(&key);
+        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
+        StoreFuture::pending(async move {
+            let reply = client.execute(deadline, Command::new(&del)).await;
+            drop(change);
+            let ((), _) = reply.map_err(StoreError::from)?;
+            Ok(())
+        })
+    }
+
+    fn observers(&self) -> Observers {
+        self.backend.monitor.observers()
+    }
+
+    fn add_observer(&self, observer: Arc<dyn Observer>) {
+        self.backend.monitor.add_observer(&self.backend.client, observer);
+    }
+
+    fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
+        self.backend.denials.blocked_until(settings, key)
+    }
+
+    fn spawn_background(&self, task: BackgroundTask) {
+        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.backend.client.runtime())
+        {
+            runtime.spawn(task);
+        }
+    }
+
+    fn fallback(&self) -> Option<&MemoryStore> {
+        Some(self.fallback.get_or_init(MemoryStore::new))
+    }
+
+    fn ping(&self) -> Ping {
+        let store = self.clone();
+        Box::pin(async move { Self::ping(&store).await })
+    }
+
+    fn health(&self) -> Health {
+        Self::health(self)
+    }
+
+    fn names(&self) -> &Names {
+        &self.names
+    }
+}

@@ -1,0 +1,36 @@
+//! A connection to one server: opening it, the queue and the writer of its commands, their deadlines
+//! and replies. It knows neither breakers nor the choice of a server.
+
+mod clock_offset;
+mod command;
+mod connection;
+mod deadline;
+mod endpoint;
+mod error;
+mod header;
+mod line;
+mod login;
+mod server_state;
+mod session;
+#[cfg(feature = "tls-rustls")]
+mod tls;
+mod traffic;
+mod unsent;
+
+#[cfg(feature = "tls-rustls")]
+pub(crate) use self::tls::TlsSettings;
+pub(crate) use self::{
+    command::Command,
+    connection::{Connection, DynConnection, Link, Replied},
+    deadline::Deadline,
+    endpoint::{
+        ANSWER_TIMEOUT, Address, CONNECT_TIMEOUT, Connector, Endpoint, Mapping, Place, race,
+    },
+    error::{TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection},
+    header::Header,
+    line::{Line, MAX_SILENCE},
+    login::Credentials,
+    server_state::ServerState,
+    session::Session,
+    unsent::{LineTicket, Unsent},
+};

@@ -1,0 +1,314 @@
+//! A connection to a server: it sends commands, and knows what their replies prove about the
+//! connection. Reconnecting, and what replies prove about the server, are above.
+
+use std::{
+    future::poll_fn,
+    io,
+    sync::{Arc, Mutex},
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use redis::{
+    Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value,
+    aio::ConnectionLike,
+};
+use tokio::{runtime::Handle, task::yield_now, time::timeout};
+
+use super::{
+    clock_offset::ClockOffset,
+    command::Command,
+    deadline::Deadline,
+    endpoint::ANSWER_TIMEOUT,
+    error::is_reply,
+    line::{IDLE, Line, Outcome},
+    unsent::LineTicket,
+};
+use crate::sync::lock;
+
+pub(crate) struct Connection {
+    link: Link,
+    /// True if the connection ended before a byte of the last command was written.
+    is_unsent: bool,
+    /// The runtime in which the connection was made.
+    runtime: Handle,
+    state: Arc<Mutex<ConnectionState>>,
+    has_one_clock: bool,
+    /// The start of the last call.
+    called: Instant,
+}
+
+/// The state that the clones of a connection share.
+struct ConnectionState {
+    made: Instant,
+    /// The time of the last command.
+    used: Instant,
+    /// The time of the first command since the last reply.
+    unanswered_since: Option<Instant>,
+    clock_offset: ClockOffset,
+}
+
+/// The way of commands to a server.
+pub(crate) enum Link {
+    Line(Line),
+    /// A connection of the application. Commands are in order if its are.
+    Given(Box<dyn DynConnection>),
+}
+
+/// A connection of any kind.
+pub(crate) trait DynConnection: ConnectionLike + Send + Sync {
+    fn boxed(&self) -> Box<dyn DynConnection>;
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> DynConnection for C {
+    fn boxed(&self) -> Box<dyn DynConnection> {
+        Box::new(self.clone())
+    }
+}
+
+impl Clone for Link {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Line(line) => Self::Line(line.clone()),
+            Self::Given(connection) => Self::Given(connection.boxed()),
+        }
+    }
+}
+
+impl Link {
+    /// Sends a command that no caller waits for.
+    pub(crate) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Line(line) => {
+                let command = Command::new(command);
+                match line.push(command, Deadline::in_background(), 0).await {
+                    Outcome::Reply(reply) => reply,
+                    Outcome::Late | Outcome::Ended { .. } => {
+                        Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
+                    }
+                }
+            }
+            Self::Given(connection) => connection.req_packed_command(command).await,
+        }
+    }
+}
+
+/// The end of a command that was sent.
+pub(crate) struct Replied<T> {
+    pub(crate) result: Result<T, RedisError>,
+    /// The error of a part of the reply.
+    pub(crate) partial_error: Option<RedisError>,
+    /// The time since it was sent.
+    pub(crate) latency: Duration,
+}
+
+impl<T> Replied<T> {
+    /// Returns the error, if there is one in any part.
+    pub(crate) fn error(&self) -> Option<&RedisError> {
+        self.result.as_ref().err().or(self.partial_error.as_ref())
+    }
+}
+
+/// Sends a command over a connection of the application.
+async fn send_over(
+    connection: &mut dyn DynConnection,
+    command: Command<'_>,
+) -> Result<Value, RedisError> {
+    let cmd = command.cmd();
+    let mut pending = connection.req_packed_command(cmd);
+    let first = poll_fn(|cx| Poll::Ready(pending.as_mut().poll(cx))).await;
+    command.hand_over();
+    let reply = match first {
+        Poll::Ready(reply) => reply,
+        Poll::Pending => pending.as_mut().await,
+    };
+    drop(pending);
+    let reply = reply.and_then(without_error);
+    if let Err(error) = &reply
+        && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+        && let Some(by_text) = command.by_text()
+    {
+        return connection.req_packed_command(&by_text).await;
+    }
+    reply
+}
+
+/// Returns the error that is the whole reply.
+fn without_error(reply: Value) -> Result<Value, RedisError> {
+    match reply {
+        Value::ServerError(error) => Err(error.into()),
+        reply => Ok(reply),
+    }
+}
+
+/// Returns the first error in a reply that has others beside it.
+fn partial_error(reply: &Value) -> Option<RedisError> {
+    let Value::Array(parts) = reply else { return None };
+    parts.iter().find_map(|part| match part {
+        Value::ServerError(error) => Some(error.clone().into()),
+        _ => None,
+    })
+}
+
+/// Converts a reply. A reply of an unexpected type is an error, but still a reply.
+fn read<T: FromRedisValue>(reply: Value) -> Result<T, RedisError> {
+    T::from_redis_value(reply).map_err(|error| {
+        (ErrorKind::UnexpectedReturnType, "unexpected reply", error.to_string()).into()
+    })
+}
+
+impl Connection {
+    /// `has_one_clock` is true if all replies come from one server.
+    pub(crate) fn new(link: Link, has_one_clock: bool) -> Self {
+        Self {
+            link,
+            is_unsent: false,
+            runtime: Handle::current(),
+            state: Arc::new(Mutex::new(ConnectionState::new())),
+            has_one_clock,
+            called: Instant::now(),
+        }
+    }
+
+    /// Reads the clock of the server over a new connection. No other command delays the reply, so
+    /// the first estimate of the offset is good.
+    pub(crate) async fn read_clock(&mut self) -> Result<(), RedisError> {
+        if !self.has_one_clock {
+            return Ok(());
+        }
+        let time = redis::cmd("TIME");
+        let deadline = Deadline::new(ANSWER_TIMEOUT);
+        let time = timeout(ANSWER_TIMEOUT, self.send(Command::new(&time), deadline, 0)).await;
+        // If the connection has ended, no command was sent over it, and its callers take another
+        // one.
+        if !self.has_ended()
+            && let Ok(Some(time)) = time
+        {
+            let (seconds, micros): (f64, f64) = read(time.and_then(without_error)?)?;
+            self.age(seconds * 1e6 + micros);
+        }
+        Ok(())
+    }
+
+    /// Executes a command; returns nothing if its deadline passed before it could be written. If it
+    /// is an `EVALSHA` of an unknown script, sends the text: the server has executed nothing then,
+    /// and knows the script from now on.
+    pub(crate) async fn execute<T: FromRedisValue>(
+        &mut self,
+        command: Command<'_>,
+        deadline: Deadline,
+        ticket: &LineTicket,
+    ) -> Option<Replied<T>> {
+        self.called = Instant::now();
+        if !command.is_ready() {
+            self.notice_end_while_idle().await;
+        }
+        let sent = Instant::now();
+        lock(&self.state).unanswered_since.get_or_insert(sent);
+        let reply = self.send(command, deadline, ticket.number()).await?.and_then(without_error);
+        let partial_error = reply.as_ref().ok().and_then(partial_error);
+        let result = reply.and_then(read);
+        let replied = Replied { result, partial_error, latency: sent.elapsed() };
+        if replied.error().is_none_or(is_reply) {
+            lock(&self.state).unanswered_since = None;
+        }
+        Some(replied)
+    }
+
+    /// Returns whether a command is sent without a pause.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.link, Link::Line(_)) || lock(&self.state).used.elapsed() < IDLE
+    }
+
+    /// Lets the runtime read that the server has closed a connection of the application. It could
+    /// not while a task blocked it, or the process was stopped.
+    pub(crate) async fn notice_end_while_idle(&self) {
+        if !self.is_ready() {
+            yield_now().await;
+        }
+        lock(&self.state).used = Instant::now();
+    }
+
+    async fn send(
+        &mut self,
+        command: Command<'_>,
+        deadline: Deadline,
+        number: u64,
+    ) -> Option<Result<Value, RedisError>> {
+        self.is_unsent = false;
+        let outcome = match &mut self.link {
+            Link::Line(line) => {
+                let outcome = line.push(command, deadline, number);
+                command.hand_over();
+                outcome.await
+            }
+            Link::Given(connection) => {
+                return Some(send_over(&mut **connection, command).await);
+            }
+        };
+        match outcome {
+            Outcome::Reply(reply) => Some(reply),
+            Outcome::Late => None,
+            Outcome::Ended { was_written } => {
+                self.is_unsent = !was_written;
+                Some(Err(io::Error::from(io::ErrorKind::BrokenPipe).into()))
+            }
+        }
+    }
+
+    /// Returns whether the connection ended before a byte of the last command was written.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.is_unsent
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(&self.link, Link::Line(line) if line.traffic().has_ended())
+    }
+
+    /// Returns the time since `instant` of the server's clock, in microseconds, for the last
+    /// command; 0 if replies may come from several clocks.
+    pub(crate) fn age(&self, instant: f64) -> f64 {
+        if self.has_one_clock {
+            lock(&self.state).clock_offset.age(self.called, instant)
+        } else {
+            0.0
+        }
+    }
+
+    pub(crate) fn lifetime(&self) -> Duration {
+        lock(&self.state).made.elapsed()
+    }
+
+    /// Returns the time for which commands have waited without any reply.
+    pub(crate) fn silence(&self) -> Duration {
+        lock(&self.state).unanswered_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+}
+
+impl Clone for Connection {
+    fn clone(&self) -> Self {
+        Self {
+            link: self.link.clone(),
+            is_unsent: self.is_unsent,
+            runtime: self.runtime.clone(),
+            state: self.state.clone(),
+            has_one_clock: self.has_one_clock,
+            called: self.called,
+        }
+    }
+}
+
+impl ConnectionState {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { made: now, used: now, unanswered_since: None, clock_offset: ClockOffset::new() }
+    }
+}

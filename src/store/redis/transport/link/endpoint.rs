@@ -1,0 +1,312 @@
+//! Opens connections to one address of a Redis server or Sentinel: name resolution, TCP or a unix
+//! socket, TLS, and the login. The choice of the address and the retries are elsewhere.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Poll, ready},
+    time::Duration,
+};
+
+use redis::{
+    AsyncConnectionConfig, ErrorKind, ProtocolVersion, RedisConnectionInfo, RedisError,
+    aio::{AsyncPushSender, MultiplexedConnection},
+};
+use tokio::{
+    net::{TcpStream, lookup_host},
+    task::JoinSet,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    error::cannot,
+    login::{Credentials, Logins},
+    session::{Driver, Session},
+    traffic::{Stream, Traffic, Watched, boxed},
+};
+
+/// The deadline of commands that no caller waits for with a deadline of its own.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time limit for opening a connection and logging in. It is below the deadline of a ping, so
+/// that the error of a ping contains the reason.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(900);
+
+/// A host and a port.
+pub(crate) type Address = (String, u16);
+
+/// Maps an address that a Sentinel or a node of a cluster names to the address to connect to.
+pub(crate) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
+
+pub(crate) type Pushes = Arc<dyn AsyncPushSender>;
+
+#[cfg(feature = "tls-rustls")]
+pub(crate) type Connector = tokio_rustls::TlsConnector;
+/// No value, because TLS is not compiled in.
+#[cfg(not(feature = "tls-rustls"))]
+#[derive(Clone)]
+pub(crate) enum Connector {}
+
+/// An address, with the settings for the login there.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    place: Place,
+    /// The text of `place`, for errors.
+    name: Arc<str>,
+    pub(crate) login: RedisConnectionInfo,
+    /// These replace the user and the password of the login.
+    pub(crate) credentials: Option<Credentials>,
+    tls: Option<Connector>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    Tcp(Address),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp((host, port)) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp((host, port)) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(place: Place, login: RedisConnectionInfo, tls: Option<Connector>) -> Self {
+        let name = place.to_string().into();
+        Self { place, name, login, credentials: None, tls }
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Returns the address, for errors.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Returns the same settings for another address.
+    pub(crate) fn at(&self, address: Address) -> Self {
+        let place = Place::Tcp(address);
+        Self { name: place.to_string().into(), place, ..self.clone() }
+    }
+
+    /// Opens a connection within a time. `answers_within` is the time limit of its commands, if
+    /// there is one. `pushes` receives the messages that are no replies.
+    pub(crate) async fn open(
+        &self,
+        within: Duration,
+        answers_within: Option<Duration>,
+        pushes: Option<Pushes>,
+    ) -> Result<Session, RedisError> {
+        let ends = Instant::now() + within;
+        // The time limit is `ends`. That of the crate would hide the stage.
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(answers_within)
+            .set_connection_timeout(None);
+        let mut login = self.login.clone();
+        let mut was_cut = false;
+        loop {
+            let config = match &pushes {
+                Some(pushes) if login.protocol() != ProtocolVersion::RESP2 => {
+                    config.clone().set_push_sender(pushes.clone())
+                }
+                _ => config.clone(),
+            };
+            match self.log_in(&login, config, within, ends).await {
+                Err(failure) if knows_no_hello(&failure.error) => {
+                    login = login.set_protocol(ProtocolVersion::RESP2);
+                }
+                // One more attempt: no command was under way, so the callers need not fail.
+                Err(failure) if failure.is_cut && !was_cut => was_cut = true,
+                result => return result.map_err(|failure| failure.error),
+            }
+        }
+    }
+
+    async fn log_in(
+        &self,
+        login: &RedisConnectionInfo,
+        config: AsyncConnectionConfig,
+        within: Duration,
+        ends: Instant,
+    ) -> Result<Session, LoginFailure> {
+        let (host, port) = match &self.place {
+            Place::Tcp((host, port)) => (host, *port),
+            #[cfg(unix)]
+            Place::Unix(path) => {
+                let stream = before(ends, tokio::net::UnixStream::connect(path)).await;
+                let stream = stream.map_err(|it| cannot("connect", &it, within, ""))?;
+                let stream = boxed(stream);
+                return self.log_in_over(stream, login, config, within, ends, "").await;
+            }
+            #[cfg(not(unix))]
+            Place::Unix(_) => {
+                return Err(RedisError::from(io::Error::from(io::ErrorKind::Unsupported)).into());
+            }
+        };
+        let addresses = before(ends, lookup_host((&**host, port))).await;
+        let addresses =
+            addresses.map_err(|it| cannot("resolve the name", &it, within, "; check it"))?;
+        // All addresses of the name in parallel: the first login that succeeds counts.
+        let mut attempts = JoinSet::new();
+        for address in addresses {
+            let (endpoint, host, login, config) =
+                (self.clone(), host.clone(), login.clone(), config.clone());
+            attempts.spawn(async move {
+                let stream = endpoint.connect(address, &host, within, ends).await?;
+                let hint = match endpoint.tls {
+                    None => "; if the port expects TLS, write rediss:// instead of redis://",
+                    Some(_) => {
+                        "; check the certificate of `Tls::client_certificate`, and that the server \
+                         trusts the CA that signed it"
+                    }
+                };
+                endpoint.log_in_over(stream, &login, config, within, ends, hint).await
+            });
+        }
+        let mut failure = None;
+        while let Some(attempt) = attempts.join_next().await {
+            match attempt
+                .unwrap_or_else(|error| Err(RedisError::from(io::Error::other(error)).into()))
+            {
+                Ok(session) => return Ok(session),
+                Err(error) => failure = Some(error),
+            }
+        }
+        let none = || cannot("connect", &io::Error::other("the name has no address"), within, "");
+        Err(failure.unwrap_or_else(|| none().into()))
+    }
+
+    #[cfg_attr(not(feature = "tls-rustls"), allow(unused_variables))]
+    async fn connect(
+        &self,
+        address: SocketAddr,
+        host: &str,
+        within: Duration,
+        ends: Instant,
+    ) -> Result<Pin<Box<dyn Stream>>, RedisError> {
+        let tcp = before(ends, TcpStream::connect(address)).await;
+        let tcp = tcp.map_err(|it| cannot("connect", &it, within, ""))?;
+        tcp.set_nodelay(true)?;
+        match &self.tls {
+            None => Ok(boxed(tcp)),
+            #[cfg(feature = "tls-rustls")]
+            Some(connector) => {
+                use tokio_rustls::rustls::{CertificateError, Error, pki_types::ServerName};
+
+                let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+                let handshake = connector.connect(name, tcp);
+                let stream = before(ends, handshake).await.map_err(|error| {
+                    use CertificateError::{NotValidForName, NotValidForNameContext};
+
+                    let cause = error.get_ref().and_then(|error| error.downcast_ref());
+                    let hint = match cause {
+                        Some(Error::InvalidCertificate(
+                            NotValidForName | NotValidForNameContext { .. },
+                        )) => "; connect by a name that is in the certificate",
+                        Some(Error::InvalidCertificate(_)) => {
+                            "; give the CA that signed the certificate to `Tls::ca_certificates`"
+                        }
+                        _ => {
+                            "; if the port does not expect TLS, write redis:// and leave out \
+                             `RedisConfig::tls`"
+                        }
+                    };
+                    cannot("begin TLS", &error, within, hint)
+                })?;
+                Ok(boxed(stream))
+            }
+            #[cfg(not(feature = "tls-rustls"))]
+            Some(never) => match *never {},
+        }
+    }
+
+    /// Logs in over a stream. The hint is for a server that does not understand the login.
+    async fn log_in_over(
+        &self,
+        stream: Pin<Box<dyn Stream>>,
+        login: &RedisConnectionInfo,
+        mut config: AsyncConnectionConfig,
+        within: Duration,
+        ends: Instant,
+        hint: &str,
+    ) -> Result<Session, LoginFailure> {
+        let traffic = Arc::<Traffic>::default();
+        if let Some(credentials) = self.credentials.clone() {
+            let (server, traffic) = (self.name.clone(), traffic.clone());
+            config = config.set_credentials_provider(Logins { credentials, server, traffic });
+        }
+        let stream = Watched { stream, traffic: traffic.clone() };
+        let login = MultiplexedConnection::new_with_config(login, stream, config);
+        let cannot_log_in = |cause: io::Error| cannot("log in", &cause, within, hint);
+        let (commands, driver) = match timeout_at(ends, login).await {
+            Ok(Err(error)) if error.is_connection_dropped() => {
+                let error = cannot_log_in(io::Error::other("the server closed the connection"));
+                return Err(LoginFailure { error, is_cut: true });
+            }
+            Ok(Err(error)) if error.kind() == ErrorKind::Parse || error.is_io_error() => {
+                return Err(cannot_log_in(io::Error::other(error)).into());
+            }
+            Ok(result) => result?,
+            Err(_) => {
+                return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into());
+            }
+        };
+        let driver = Arc::new(Driver::spawn(driver, traffic.clone()));
+        Ok(Session { driver, commands, traffic })
+    }
+}
+
+/// Returns the output of the first future, or nothing if the second future ends before.
+pub(crate) async fn race<T>(
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> Option<T> {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = first.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        ready!(second.as_mut().poll(cx));
+        // The first may have ended between the two polls.
+        Poll::Ready(match first.as_mut().poll(cx) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+async fn before<T>(ends: Instant, stage: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout_at(ends, stage).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// The reason of a failed attempt.
+struct LoginFailure {
+    error: RedisError,
+    /// True if the server closed the connection during the login.
+    is_cut: bool,
+}
+
+impl From<RedisError> for LoginFailure {
+    fn from(error: RedisError) -> Self {
+        Self { error, is_cut: false }
+    }
+}
+
+/// Returns whether the server, or a proxy in front of it, does not know RESP3.
+fn knows_no_hello(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::RESP3NotSupported
+        || error.code() == Some("NOPROTO")
+        || error.detail().is_some_and(|it| it.contains("unknown command") && it.contains("HELLO"))
+}

@@ -1,0 +1,123 @@
+//! TLS settings: the trusted root certificates and the client certificate.
+
+use std::{fmt, sync::Arc};
+
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::CryptoProvider,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    },
+};
+
+use super::error::TransportError;
+
+/// The trusted servers, and the client certificate. By default, the root certificates of the system
+/// are trusted, or with the feature `tls-rustls-webpki-roots` those of the crate `webpki-roots`.
+#[derive(Clone, Default)]
+pub(crate) struct TlsSettings {
+    roots: Option<RootCertStore>,
+    client: Option<Arc<Identity>>,
+}
+
+/// A certificate with its chain and its private key.
+struct Identity {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl TlsSettings {
+    /// Trusts only these root certificates, one or more in PEM format.
+    pub(crate) fn ca_certificates(self, pem: &[u8]) -> Result<Self, TransportError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(pem, "the CA certificates")? {
+            roots.add(certificate).map_err(|error| unusable("the CA certificates", error))?;
+        }
+        Ok(Self { roots: Some(roots), ..self })
+    }
+
+    /// Identifies the client by a certificate, optionally with its chain, and its private key. Both
+    /// are in PEM format.
+    pub(crate) fn client_certificate(
+        self,
+        chain_pem: &[u8],
+        key_pem: &[u8],
+    ) -> Result<Self, TransportError> {
+        let chain = certificates(chain_pem, "the client certificate")?;
+        let key = PrivateKeyDer::from_pem_slice(key_pem)
+            .map_err(|error| unusable("the client's private key", error))?;
+        Ok(Self { client: Some(Arc::new(Identity { chain, key })), ..self })
+    }
+
+    pub(crate) fn connector(&self) -> Result<TlsConnector, TransportError> {
+        let provider = CryptoProvider::get_default().ok_or_else(|| {
+            TransportError::config(
+                "cannot use TLS: rustls has no crypto provider; call \
+                 `rustls::crypto::CryptoProvider::install_default` when the process starts, for \
+                 example of `rustls::crypto::ring::default_provider()`",
+            )
+        })?;
+        let roots = match &self.roots {
+            Some(roots) => roots.clone(),
+            None => default_roots()?,
+        };
+        let config = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| {
+                TransportError::config(format!(
+                    "cannot use TLS: {error}; install a crypto provider with TLS 1.2 or 1.3"
+                ))
+            })?
+            .with_root_certificates(roots);
+        let config = match self.client.as_deref() {
+            Some(Identity { chain, key }) => config
+                .with_client_auth_cert(chain.clone(), key.clone_key())
+                .map_err(|error| unusable("the client certificate", error))?,
+            None => config.with_no_client_auth(),
+        };
+        Ok(Arc::new(config).into())
+    }
+}
+
+impl fmt::Debug for TlsSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("has_ca_certificates", &self.roots.is_some())
+            .field("has_client_certificate", &self.client.is_some())
+            .finish()
+    }
+}
+
+fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, TransportError> {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let certificates = certificates.map_err(|error| unusable(what, error))?;
+    match certificates.is_empty() {
+        true => Err(unusable(what, "there is no certificate in it")),
+        false => Ok(certificates),
+    }
+}
+
+fn unusable(what: &str, why: impl fmt::Display) -> TransportError {
+    TransportError::config(format!("cannot use {what}: {why}; check the PEM file"))
+}
+
+#[cfg(feature = "tls-rustls-webpki-roots")]
+fn default_roots() -> Result<RootCertStore, TransportError> {
+    Ok(webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect())
+}
+
+#[cfg(not(feature = "tls-rustls-webpki-roots"))]
+fn default_roots() -> Result<RootCertStore, TransportError> {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
+        return Err(TransportError::config(format!(
+            "cannot find the system's root certificates{why}; install them, or give those of the \
+             server to `Tls::ca_certificates`"
+        )));
+    }
+    Ok(roots)
+}

@@ -1,0 +1,19 @@
+//! Which server gets a command: one server, the master behind Sentinels, or the node of a cluster that
+//! has the key. It makes the connections, and sends probes and jobs in the background.
+
+mod background;
+mod channel;
+mod client;
+mod cluster;
+mod node;
+mod sentinel;
+mod server;
+
+pub(crate) use self::{
+    background::{Batch, Item, Job},
+    client::Client,
+    cluster::Cluster,
+    node::Common,
+    sentinel::Sentinels,
+    server::Server,
+};

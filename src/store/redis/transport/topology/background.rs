@@ -1,0 +1,476 @@
+//! Jobs that no request waits for: a queue per node, and the workers that empty it. The queue
+//! bounds the memory, the calls under way, and the work of one call for the server. It does not
+//! know the purpose of a job.
+
+use std::{
+    any::Any,
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use redis::Cmd;
+use tokio::{runtime::Handle, time::sleep};
+
+use super::super::link::{Command, TransportError};
+use crate::sync::lock;
+
+/// The maximum number of items and tasks in the queue of a node. Further ones are dropped. An item has
+/// some 100 bytes, so a queue that is full for an hour holds a few megabytes.
+const MAX_QUEUED: usize = 20_000;
+/// The maximum number of items in one call. A script executes them without a break, and the server
+/// executes nothing else meanwhile: 100 take less than a batch of calls of 64 keys.
+const MAX_PER_CALL: usize = 100;
+/// The maximum number of workers of a node, each with one call in flight: Redis may execute these
+/// calls without a break.
+const MAX_WORKERS: usize = 4;
+/// The delay of a new worker, which collects items into the same calls: when a service is restarted,
+/// thousands of requests are dropped within milliseconds. Nobody waits for these calls.
+const GATHER: Duration = Duration::from_millis(5);
+/// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
+/// workers of a dead node make 80 calls per second, and then none.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The time without progress after which the runtime of the workers is taken as stopped. It is longer
+/// than a call in the background, which has a deadline of 1 s, with a connection that takes 3 s.
+const MAX_STANDSTILL: Duration = Duration::from_secs(5);
+/// The lifetime of a job that the node cannot execute. A job that is repeated is harmless at any time,
+/// so this only bounds the time for which memory is held.
+const MAX_AGE: Duration = Duration::from_secs(3_600);
+
+/// Executes jobs: a node, or a cluster.
+pub(crate) trait Executor: Clone + Send + Sync + 'static {
+    /// Executes a command in the background.
+    fn execute(
+        &self,
+        command: Command<'_>,
+    ) -> impl Future<Output = Result<(), TransportError>> + Send;
+
+    /// Returns the queue of the node that has the key now.
+    fn queue_of(&self, key: &[u8]) -> Arc<JobQueue>;
+
+    /// Returns the runtime of a connection.
+    fn runtime(&self) -> Option<Handle>;
+}
+
+pub(crate) enum Job {
+    Batch(Batch),
+    Task(JobTask),
+}
+
+/// A command about one key, whose last argument is a list of items. Batches with the same other
+/// arguments are merged.
+pub(crate) struct Batch {
+    /// The command without its last argument.
+    head: Cmd,
+    /// The text of the script that the command names by its hash.
+    text: &'static str,
+    items: VecDeque<(Item, Instant)>,
+}
+
+/// An item, and a value that is dropped with it: when it was executed, or was given up.
+pub(crate) struct Item {
+    bytes: Box<[u8]>,
+    _held: Box<dyn Any + Send + Sync>,
+}
+
+impl Item {
+    pub(crate) fn new(bytes: impl Into<Box<[u8]>>, held: impl Any + Send + Sync) -> Self {
+        Self { bytes: bytes.into(), _held: Box::new(held) }
+    }
+}
+
+/// Calls about one key that are not one command.
+pub(crate) struct JobTask {
+    key: String,
+    run: Box<dyn Fn() -> Run + Send + Sync>,
+    since: Instant,
+}
+
+/// Returns whether the job is done, or may be: it must not be repeated.
+pub(crate) type Run = Pin<Box<dyn Future<Output = bool> + Send>>;
+
+impl Job {
+    pub(crate) fn task(key: String, run: Box<dyn Fn() -> Run + Send + Sync>) -> Self {
+        Self::Task(JobTask { key, run, since: Instant::now() })
+    }
+
+    fn key(&self) -> &[u8] {
+        match self {
+            Self::Batch(batch) => Command::new(&batch.head).key(),
+            Self::Task(task) => task.key.as_bytes(),
+        }
+    }
+
+    /// Returns whether it is done, or may be: it must not be repeated.
+    async fn run(&self, executor: &impl Executor) -> bool {
+        match self {
+            Self::Batch(batch) => {
+                let command = batch.command();
+                let result = executor.execute(Command::script(&command, batch.text)).await;
+                result.err().is_none_or(|error| error.may_have_run())
+            }
+            Self::Task(task) => (task.run)().await,
+        }
+    }
+}
+
+impl Batch {
+    /// `head` is an `EVALSHA` without its last argument, of the script `text`.
+    pub(crate) fn new(head: Cmd, text: &'static str, item: Item) -> Self {
+        Self { head, text, items: [(item, Instant::now())].into() }
+    }
+
+    pub(crate) fn command(&self) -> Cmd {
+        let mut command = self.head.clone();
+        let bytes = self.items.iter().flat_map(|(item, _)| &item.bytes);
+        command.arg(bytes.copied().collect::<Vec<_>>());
+        command
+    }
+
+    fn group(&self) -> GroupHead {
+        self.head.get_packed_command().into()
+    }
+}
+
+/// The jobs of a node.
+#[derive(Default)]
+pub(crate) struct JobQueue {
+    queued: Mutex<QueuedJobs>,
+    /// True if there are jobs without a worker, because the runtime of the workers has ended. It is
+    /// written under the lock of `queued`. Each call reads it without the lock, `Relaxed`: one that
+    /// reads an old value leaves the jobs to the next call.
+    is_orphaned: AtomicBool,
+}
+
+#[derive(Default)]
+struct QueuedJobs {
+    /// The next jobs. A group with items stands here once.
+    order: VecDeque<Next>,
+    groups: HashMap<GroupHead, Batch>,
+    /// The number of items and tasks.
+    count: usize,
+    /// The number of workers of this generation. Those of earlier generations stand still.
+    workers: usize,
+    generation: u64,
+    /// The time of the last progress of any worker.
+    progress: Option<Instant>,
+}
+
+enum Next {
+    Group(GroupHead),
+    Task(JobTask),
+}
+
+/// The common arguments of batches that are merged, in the form in which they are sent.
+type GroupHead = Arc<[u8]>;
+
+impl QueuedJobs {
+    /// Adds as much as there is room for.
+    fn push(&mut self, job: Job) {
+        let room = MAX_QUEUED - self.count;
+        match job {
+            Job::Task(task) => {
+                if room > 0 {
+                    self.count += 1;
+                    self.order.push_back(Next::Task(task));
+                }
+            }
+            Job::Batch(mut batch) => {
+                batch.items.truncate(room);
+                self.count += batch.items.len();
+                match self.groups.entry(batch.group()) {
+                    Entry::Occupied(mut known) => known.get_mut().items.append(&mut batch.items),
+                    Entry::Vacant(new) if !batch.items.is_empty() => {
+                        self.order.push_back(Next::Group(new.key().clone()));
+                        new.insert(batch);
+                    }
+                    Entry::Vacant(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Takes the next job that is not too old.
+    fn pop(&mut self) -> Option<Job> {
+        let now = Instant::now();
+        let is_young = |since: Instant| now.saturating_duration_since(since) < MAX_AGE;
+        loop {
+            match self.order.pop_front()? {
+                Next::Task(task) => {
+                    self.count -= 1;
+                    if is_young(task.since) {
+                        return Some(Job::Task(task));
+                    }
+                }
+                Next::Group(group) => {
+                    let mut rest = self.groups.remove(&group)?;
+                    let some = rest.items.len().min(MAX_PER_CALL);
+                    self.count -= some;
+                    let mut items: VecDeque<_> = rest.items.drain(..some).collect();
+                    items.retain(|(_, since)| is_young(*since));
+                    let batch = Batch { head: rest.head.clone(), text: rest.text, items };
+                    if !rest.items.is_empty() {
+                        self.order.push_back(Next::Group(group.clone()));
+                        self.groups.insert(group, rest);
+                    }
+                    if !batch.items.is_empty() {
+                        return Some(Job::Batch(batch));
+                    }
+                }
+            }
+        }
+    }
+
+    fn remove_worker(&mut self) {
+        self.workers -= 1;
+        if self.workers == 0 {
+            self.progress = None;
+        }
+    }
+}
+
+impl JobQueue {
+    /// Adds a job to the queue of the node that has its key.
+    pub(crate) fn push(job: Job, executor: &impl Executor) {
+        let queue = executor.queue_of(job.key());
+        lock(&queue.queued).push(job);
+        queue.start(executor);
+    }
+
+    /// Continues with the jobs of workers whose runtime has ended.
+    pub(crate) fn resume(self: &Arc<Self>, executor: &impl Executor) {
+        if self.is_orphaned.load(Relaxed) {
+            self.start(executor);
+        }
+    }
+
+    /// Starts a worker, if there is work for another one: in the runtime of the caller, or else of
+    /// a connection.
+    fn start(self: &Arc<Self>, executor: &impl Executor) {
+        let Some(worker) = Worker::new(self) else { return };
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(worker.run(executor.clone()))),
+            Err(_) => drop(worker),
+        }
+        // A runtime that shuts down has dropped the worker.
+        if self.is_orphaned.load(Relaxed)
+            && let Some(runtime) = executor.runtime()
+            && let Some(worker) = Worker::new(self)
+        {
+            runtime.spawn(worker.run(executor.clone()));
+        }
+    }
+}
+
+impl fmt::Debug for JobQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobQueue").finish_non_exhaustive()
+    }
+}
+
+/// Runs until the queue is empty, or its runtime ends.
+struct Worker {
+    queue: Arc<JobQueue>,
+    generation: u64,
+    is_done: bool,
+}
+
+impl Worker {
+    /// Returns a worker, if there is work for another one.
+    fn new(queue: &Arc<JobQueue>) -> Option<Self> {
+        let queued = &mut *lock(&queue.queued);
+        if queued.progress.is_some_and(|progress| progress.elapsed() > MAX_STANDSTILL) {
+            queued.generation += 1;
+            (queued.workers, queued.progress) = (0, None);
+        }
+        if queued.workers >= queued.order.len().min(MAX_WORKERS) {
+            return None;
+        }
+        queued.workers += 1;
+        queued.progress.get_or_insert_with(Instant::now);
+        queue.is_orphaned.store(false, Relaxed);
+        Some(Self { queue: queue.clone(), generation: queued.generation, is_done: false })
+    }
+
+    async fn run(mut self, executor: impl Executor) {
+        sleep(GATHER).await;
+        while let Some(job) = self.next() {
+            if !job.run(&executor).await {
+                JobQueue::push(job, &executor); // of the node that has the key now
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        let queued = &mut *lock(&self.queue.queued);
+        if queued.generation != self.generation {
+            return None;
+        }
+        let job = queued.pop();
+        queued.progress = Some(Instant::now());
+        if job.is_none() {
+            // Under the same lock as the pop: a job that is pushed now starts a worker.
+            self.is_done = true;
+            queued.remove_worker();
+        }
+        job
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let queued = &mut *lock(&self.queue.queued);
+        if !self.is_done && queued.generation == self.generation {
+            queued.remove_worker();
+            self.queue.is_orphaned.store(queued.workers == 0 && queued.count > 0, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push { key: u8, param: u32, items: usize, is_old: bool },
+        PushTask { is_old: bool },
+        Pop,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let is_old = || prop::bool::weighted(0.1);
+        prop_oneof![
+            (0..20_u8, 10..12_u32, 0..3_000_usize, is_old())
+                .prop_map(|(key, param, items, is_old)| Step::Push { key, param, items, is_old }),
+            is_old().prop_map(|is_old| Step::PushTask { is_old }),
+            Just(Step::Pop),
+        ]
+    }
+
+    fn since(is_old: bool) -> Instant {
+        Instant::now() - if is_old { MAX_AGE } else { Duration::ZERO }
+    }
+
+    fn task(is_old: bool) -> Job {
+        let run = || -> Run { Box::pin(async { true }) };
+        Job::Task(JobTask { key: String::new(), run: Box::new(run), since: since(is_old) })
+    }
+
+    /// For each key and parameter the numbers of the items; those of tasks are 0.
+    type Numbers = HashMap<GroupHead, Vec<u64>>;
+
+    fn of_tasks() -> GroupHead {
+        Arc::default()
+    }
+
+    impl QueuedJobs {
+        fn pop_into(&mut self, popped: &mut Numbers) -> bool {
+            match self.pop() {
+                Some(Job::Task(_)) => popped.entry(of_tasks()).or_default().push(0),
+                Some(Job::Batch(batch)) => {
+                    assert!((1..=MAX_PER_CALL).contains(&batch.items.len()));
+                    let number = |it: &(Item, Instant)| {
+                        u64::from_le_bytes((*it.0.bytes).try_into().unwrap())
+                    };
+                    let numbers = batch.items.iter().map(number);
+                    popped.entry(batch.group()).or_default().extend(numbers);
+                }
+                None => return false,
+            }
+            true
+        }
+
+        fn check(&self) {
+            let is_group = |next: &&Next| matches!(next, Next::Group(_));
+            let groups = self.order.iter().filter(is_group).count();
+            let items: usize = self.groups.values().map(|it| it.items.len()).sum();
+            assert_eq!(groups, self.groups.len(), "a group stands in the order once");
+            assert!(self.groups.values().all(|it| !it.items.is_empty()));
+            assert_eq!(self.count, items + self.order.len() - groups);
+            assert!(self.count <= MAX_QUEUED);
+        }
+    }
+
+    #[test]
+    fn a_node_has_few_workers_which_are_replaced_if_they_stand_still() {
+        let queue = Arc::<JobQueue>::default();
+        (0..10).for_each(|_| lock(&queue.queued).push(task(false)));
+        let workers = || (0..10).map_while(|_| Worker::new(&queue)).collect::<Vec<_>>();
+        let is_orphaned = || queue.is_orphaned.load(Relaxed);
+
+        let mut idle = workers();
+        assert_eq!(idle.len(), MAX_WORKERS);
+        lock(&queue.queued).progress = Some(Instant::now() - 2 * MAX_STANDSTILL);
+        let busy = workers();
+        assert_eq!(busy.len(), MAX_WORKERS);
+        assert!(idle[0].next().is_none(), "it has been replaced");
+        drop(idle);
+        assert!(workers().is_empty() && !is_orphaned());
+
+        drop(busy); // as when their runtime ends
+        assert!(is_orphaned());
+        let mut worker = Worker::new(&queue).unwrap();
+        assert!(!is_orphaned());
+        while worker.next().is_some() {}
+        let left = { lock(&queue.queued).workers };
+        assert_eq!((left, { lock(&queue.queued).count }), (0, 0));
+        drop(worker);
+        assert!(workers().is_empty() && !is_orphaned());
+    }
+
+    proptest! {
+        #[test]
+        fn a_queue_is_bounded_and_returns_each_job_once_and_in_order_unless_it_is_too_old(
+            steps in vec(step(), 0..100)
+        ) {
+            let (mut queued, mut number) = (QueuedJobs::default(), 0);
+            let (mut taken, mut popped) = (Numbers::new(), Numbers::new());
+            for step in steps {
+                let before = queued.count;
+                match step {
+                    Step::Push { key, param, items, is_old } => {
+                        let mut head = redis::cmd("EVALSHA");
+                        head.arg("hash").arg(1).arg(key).arg(param);
+                        let numbers: Vec<u64> = (1..=items as u64).map(|it| number + it).collect();
+                        number += items as u64;
+                        let item =
+                            |it: &u64| (Item::new(it.to_le_bytes(), ()), since(is_old));
+                        let items_of_key = numbers.iter().map(item).collect();
+                        let batch = Batch { head, text: "", items: items_of_key };
+                        let group = batch.group();
+                        queued.push(Job::Batch(batch));
+                        let took = queued.count - before;
+                        prop_assert_eq!(took, items.min(MAX_QUEUED - before));
+                        if !is_old && took > 0 {
+                            taken.entry(group).or_default().extend(&numbers[..took]);
+                        }
+                    }
+                    Step::PushTask { is_old } => {
+                        queued.push(task(is_old));
+                        if !is_old && queued.count > before {
+                            taken.entry(of_tasks()).or_default().push(0);
+                        }
+                    }
+                    Step::Pop => {
+                        queued.pop_into(&mut popped);
+                    }
+                }
+                queued.check();
+            }
+            while queued.pop_into(&mut popped) {
+                queued.check();
+            }
+            prop_assert_eq!(queued.count, 0);
+            prop_assert_eq!(popped, taken);
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! A node: one server with its channels and its breaker. Commands wait for a connection within the
+//! deadline, and fail immediately while the breaker is open. It does not know clusters.
+
+use std::{
+    hash::BuildHasher,
+    mem,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use foldhash::fast::RandomState;
+use redis::{FromRedisValue, RedisError};
+use tokio::{
+    runtime::Handle,
+    time::{sleep, timeout},
+};
+
+use super::{
+    super::{
+        health::{Breaker, Event, NodeHealth, Owner, ProbeRole, Tell},
+        link::{
+            ANSWER_TIMEOUT, Command, Connection, Deadline, Header, Replied, ServerState,
+            TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection,
+        },
+    },
+    background::{Executor, JobQueue},
+    channel::Channel,
+    server::Server,
+};
+use crate::sync::lock;
+
+/// The least lifetime of a connection that is given up because of an error reply. A new one may
+/// lead to a server that accepts writes. Without this, each call to a replica would make a connection:
+/// now it is ten per second.
+const RECONNECT_AFTER: Duration = Duration::from_millis(100);
+/// The pause before a command is sent over a third connection, or a further one: shorter than the
+/// time for which a line waits for it.
+const RESEND_AFTER: Duration = Duration::from_millis(5);
+/// The pause between two probes: as long as the default deadline of callers, so an outage lasts at
+/// most one deadline longer for them than for the server. Ten probes per second cost it nothing.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+/// The deadline of a probe, independent of the deadlines of callers: one probe at a time is in
+/// flight.
+const PROBE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The time limit of the command that tells a slow server from one that hangs.
+const TIME_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What all nodes of a client have in common.
+#[derive(Clone)]
+pub(crate) struct Common {
+    /// The number of connections to a node.
+    pub(crate) connections: usize,
+    /// The line before all scripts.
+    pub(crate) header: Option<Arc<Header>>,
+    pub(crate) owner: Arc<dyn Owner>,
+}
+
+pub(crate) struct Node {
+    server: Arc<Server>,
+    channels: Box<[Channel]>,
+    /// Distributes the keys over the channels.
+    hasher: RandomState,
+    breaker: Breaker,
+    connections_made: Arc<AtomicUsize>,
+    common: Common,
+    /// The key of the last script without a reply.
+    failed_key: Mutex<Box<[u8]>>,
+    background: Arc<JobQueue>,
+}
+
+/// The state of one command in flight.
+#[derive(Default)]
+struct Sending {
+    /// The last connection that it was sent over.
+    connection: Option<Connection>,
+    was_sent: bool,
+}
+
+/// A failed command.
+struct FailedCommand {
+    error: TransportError,
+    /// True if the server replied, with an error.
+    is_reply: bool,
+}
+
+impl Node {
+    pub(crate) fn new(server: Server, common: Common) -> Self {
+        let server = Arc::new(server);
+        let breaker = Breaker::new(server.name().unwrap_or_default(), common.owner.clone());
+        let connections_made = Arc::<AtomicUsize>::default();
+        let channel = |_| Channel::new(server.clone(), connections_made.clone());
+        Self {
+            channels: (0..common.connections).map(channel).collect(),
+            hasher: RandomState::default(),
+            failed_key: Mutex::default(),
+            background: Arc::default(),
+            server,
+            breaker,
+            connections_made,
+            common,
+        }
+    }
+
+    /// Returns the jobs for this node.
+    pub(crate) fn background(&self) -> &Arc<JobQueue> {
+        &self.background
+    }
+
+    /// Returns whether the breaker is closed for all deadlines.
+    pub(crate) fn is_available(&self) -> bool {
+        !self.breaker.is_open()
+    }
+
+    pub(crate) fn is_available_for(&self, deadline: Duration) -> bool {
+        !self.breaker.is_open_for(deadline)
+    }
+
+    pub(crate) fn health(&self, deadline: Duration) -> NodeHealth {
+        self.breaker.health(deadline)
+    }
+
+    /// Tells the state of the breaker, in order with its changes.
+    pub(crate) fn tell_breaker(&self, tell: &Arc<Tell>) {
+        self.breaker.tell(tell.clone());
+    }
+
+    /// Reports a new node to the owner.
+    pub(crate) fn announce(&self) {
+        self.breaker.announce();
+    }
+
+    fn notify(&self, event: Event<'_>) {
+        self.common.owner.notify(&event);
+    }
+
+    /// Records the failure of a call that began at `start` and waited for this node, among others.
+    /// Returns its error.
+    pub(crate) fn record_timeout(
+        self: &Arc<Self>,
+        start: Instant,
+        deadline: Deadline,
+    ) -> TransportError {
+        let error = self.named(TransportError::timeout(deadline.within())).unsent();
+        self.count_failure(start, deadline, &error);
+        error
+    }
+
+    /// Records that one of the callers of a shared call has failed. Returns its error.
+    pub(crate) fn record_failure_of_caller(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        error: TransportError,
+    ) -> TransportError {
+        let error = self.named(error);
+        match error.is_circuit_open() {
+            true => self.notify(Event::Skipped),
+            false => self.count_failure(deadline.start(), deadline, &error),
+        }
+        error
+    }
+
+    /// Records that the node gets no more calls.
+    pub(crate) fn retire(&self) {
+        self.breaker.retire();
+    }
+
+    /// Returns the number of connections so far.
+    pub(crate) fn connections_made(&self) -> usize {
+        self.connections_made.load(Relaxed)
+    }
+
+    /// Returns the runtime of a connection.
+    pub(crate) fn runtime(&self) -> Option<Handle> {
+        self.channels.iter().find_map(|channel| Some(channel.current()?.runtime().clone()))
+    }
+
+    /// Proves that the server can execute the scripts of the owner.
+    pub(crate) async fn ping(self: &Arc<Self>, deadline: Deadline) -> Result<(), TransportError> {
+        let probe = self.common.owner.ping("ping");
+        let by_text = probe.by_text();
+        for command in [Command::new(&by_text), probe.command()] {
+            self.execute::<()>(deadline, command).await?;
+        }
+        Ok(())
+    }
+
+    /// Executes a command. It fails at the deadline, or immediately while the breaker is open.
+    pub(crate) async fn execute<T: FromRedisValue>(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        command: Command<'_>,
+    ) -> Result<(T, Connection), TransportError> {
+        if deadline.is_background() {
+            if self.breaker.is_open() {
+                return Err(self.named(TransportError::circuit_open()));
+            }
+        } else if self.breaker.is_open_for(deadline.within()) && !self.ensure_probing() {
+            self.notify(Event::Skipped);
+            return Err(self.named(TransportError::circuit_open()));
+        }
+        if deadline.is_too_late() {
+            // A command that is sent now would be executed, although its caller has failed already.
+            let error = self.named(TransportError::timeout(deadline.within())).unsent();
+            if !deadline.is_shared() {
+                self.notify(Event::Failed(&error));
+            }
+            return Err(error);
+        }
+        self.execute_unchecked(deadline, command, false).await
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// Returns the index of the connection for a key: the commands of a key take one connection, so
+    /// that they are executed in order.
+    pub(crate) fn channel_of(&self, key: &[u8]) -> usize {
+        match self.channels.len() {
+            1 => 0,
+            count => self.hasher.hash_one(key) as usize % count,
+        }
+    }
+
+    /// Returns whether a command that is sent now can be written without a pause.
+    pub(crate) fn is_ready(&self, channel: usize) -> bool {
+        self.channels[channel % self.channels.len()].is_ready()
+    }
+
+    /// Waits until the next command over a connection can be sent immediately, or fails.
+    pub(crate) async fn ready(&self, channel: usize) {
+        let channel = &self.channels[channel % self.channels.len()];
+        if let Ok(connection) = channel.connection().await {
+            connection.notice_end_while_idle().await;
+        }
+    }
+
+    /// Executes a command, even while the breaker is open, and records the result.
+    async fn execute_unchecked<T: FromRedisValue>(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        command: Command<'_>,
+        is_probe: bool,
+    ) -> Result<(T, Connection), TransportError> {
+        let headed = self.common.header.as_ref().and_then(|header| header.apply(command));
+        let command = headed.as_ref().map_or(command, |headed| headed.command(command));
+        let start = Instant::now();
+        let channel = &self.channels[self.channel_of(command.key())];
+        let mut sending = Sending::default();
+        let replied = sending.run(self, channel, deadline, command).await;
+        let Sending { connection, was_sent } = sending;
+        let failure = match (replied, connection) {
+            (Some(Ok((reply, partial_error))), Some(connection)) => {
+                if let Some(error) = partial_error {
+                    give_up_if_unusable(channel, &connection, &error, true);
+                }
+                return Ok((reply, connection));
+            }
+            (Some(Err(error)), connection) => {
+                FailedCommand::new(channel, connection, was_sent, error)
+            }
+            _ => {
+                FailedCommand { error: TransportError::timeout(deadline.within()), is_reply: false }
+            }
+        };
+        let error = self.named(failure.error);
+        if failure.is_reply {
+            return Err(error);
+        }
+        if is_probe || deadline.is_background() {
+            self.notify(Event::Failed(&error));
+        } else if !(deadline.is_shared() && error.is_timeout()) {
+            self.record_failure(start, deadline, command, &error);
+        }
+        Err(if was_sent { error } else { error.unsent() })
+    }
+
+    fn record_failure(
+        self: &Arc<Self>,
+        start: Instant,
+        deadline: Deadline,
+        command: Command<'_>,
+        error: &TransportError,
+    ) {
+        if command.is_script() {
+            *lock(&self.failed_key) = command.key().into();
+        }
+        self.count_failure(start, deadline, error);
+    }
+
+    /// Records a call that began at `start` and got no reply.
+    fn count_failure(self: &Arc<Self>, start: Instant, deadline: Deadline, error: &TransportError) {
+        self.notify(Event::Failed(error));
+        if self.breaker.record_failure(start, deadline.within(), error) {
+            self.ensure_probing();
+        }
+    }
+
+    /// Records what a reply proves about the server.
+    fn record_reply<T>(&self, replied: &Replied<T>, command: Command<'_>) {
+        let error = replied.error();
+        if error.is_some_and(|error| !is_reply(error)) {
+            return;
+        }
+        self.notify(Event::Replied);
+        if command.is_script() {
+            self.breaker.record_reply(replied.latency, !error.is_some_and(is_write_rejection));
+        }
+        match error {
+            None if command.is_script() => self.breaker.record_execution(),
+            Some(error) if !is_routine(error) => {
+                let is_of_one_key = self.common.owner.is_of_one_key(error);
+                let error = TransportError::of_redis(error.clone());
+                self.notify(Event::Failed(&error));
+                if command.is_script() && !is_of_one_key {
+                    self.breaker.record_rejection(&error);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn named(&self, error: TransportError) -> TransportError {
+        error.at(self.server.name())
+    }
+
+    /// Sends a probe. If it is unknown why the server does not answer, finds that out before.
+    async fn send_probe(self: &Arc<Self>) {
+        let breaker = &self.breaker;
+        breaker.begin_probe();
+        let mut found = ServerState::Unavailable;
+        if breaker.is_unexplained() {
+            found = self.examine().await;
+            // A server that answers may have recovered a moment ago: the probe shows it.
+            if found != ServerState::Slow {
+                breaker.explain(found);
+            }
+            breaker.begin_probe();
+        }
+        let failed_key = lock(&self.failed_key).clone();
+        let probe = self.common.owner.probe(&failed_key);
+        let deadline = Deadline::new(PROBE_DEADLINE);
+        let probed = self.execute_unchecked::<()>(deadline, probe.command(), true).await;
+        let Err(error) = probed else { return };
+        match error.server_state() {
+            ServerState::Unavailable if found == ServerState::Unavailable => {}
+            ServerState::Unavailable => breaker.explain(found),
+            clear => breaker.explain(clear),
+        }
+        breaker.remind(&error);
+    }
+
+    /// Finds out why the server does not answer: whether it accepts a new connection, and answers a
+    /// command there. It takes up to 1.4 s.
+    async fn examine(&self) -> ServerState {
+        // A connection of its own: no other command has a place on it.
+        let mut link = match timeout(ANSWER_TIMEOUT, self.server.connect(&Arc::default())).await {
+            Err(_) => return ServerState::Unavailable,
+            Ok(Err(error)) => return TransportError::of_redis(error).server_state(),
+            Ok(Ok(connected)) => connected.link,
+        };
+        let time = redis::cmd("TIME"); // needs no key, and a user of scripts may read the clock
+        match timeout(TIME_TIMEOUT, link.send(&time)).await {
+            Ok(Err(error)) if !is_reply(&error) => ServerState::Unavailable,
+            Ok(_) => ServerState::Slow,
+            Err(_) => ServerState::Silent,
+        }
+    }
+
+    /// Ensures that probes are sent until Redis answers. Returns whether the caller's own command
+    /// is to be the probe.
+    fn ensure_probing(self: &Arc<Self>) -> bool {
+        /// Ends the probing, also if its runtime ends.
+        struct Probing(Arc<Node>);
+
+        impl Drop for Probing {
+            fn drop(&mut self) {
+                self.0.breaker.end_probing();
+            }
+        }
+
+        match self.breaker.probe_role() {
+            ProbeRole::None => return false,
+            ProbeRole::SendCall => return true,
+            ProbeRole::StartTask => {}
+        }
+        let probing = Probing(self.clone());
+        tokio::spawn(async move {
+            let node = &probing.0;
+            while node.breaker.is_open() && Arc::strong_count(node) > 1 {
+                node.send_probe().await;
+                sleep(PROBE_PAUSE).await;
+            }
+        });
+        false
+    }
+}
+
+impl Sending {
+    /// Sends a command, again if a connection ended before a byte of it was written. Returns
+    /// nothing at the deadline. A reply can have the error of a part beside it.
+    async fn run<T: FromRedisValue>(
+        &mut self,
+        node: &Node,
+        channel: &Channel,
+        deadline: Deadline,
+        command: Command<'_>,
+    ) -> Option<Result<(T, Option<RedisError>), RedisError>> {
+        let mut was_resent = false;
+        let mut ticket = None;
+        loop {
+            let connection = timeout(deadline.left_to_send(), channel.connection());
+            let connection = match connection.await.ok()? {
+                Ok(connection) => self.connection.insert(connection),
+                Err(error) => return Some(Err(error)),
+            };
+            if deadline.is_too_late() {
+                return None;
+            }
+            self.was_sent = true;
+            let ticket = ticket.get_or_insert_with(|| channel.ticket());
+            let replied = deadline.wait_for(connection.execute(command, deadline, ticket)).await?;
+            let Some(replied) = replied else {
+                self.was_sent = false;
+                return None;
+            };
+            node.record_reply(&replied, command);
+            let Replied { result, partial_error, .. } = replied;
+            if result.is_ok() || !connection.is_unsent() {
+                return Some(result.map(|reply| (reply, partial_error)));
+            }
+            self.was_sent = false;
+            channel.give_up(connection);
+            if mem::replace(&mut was_resent, true) {
+                sleep(RESEND_AFTER).await;
+            }
+        }
+    }
+}
+
+impl FailedCommand {
+    /// Explains an error of the crate `redis`, and gives up the connection if the error makes it
+    /// unusable.
+    fn new(
+        channel: &Channel,
+        connection: Option<Connection>,
+        was_sent: bool,
+        error: RedisError,
+    ) -> Self {
+        let is_reply = connection.is_some() && is_reply(&error);
+        let is_interrupted =
+            was_sent && !is_reply && connection.as_ref().is_some_and(Connection::has_ended);
+        if let Some(connection) = &connection {
+            give_up_if_unusable(channel, connection, &error, is_reply);
+        }
+        let error = match is_interrupted {
+            true => TransportError::interrupted(error),
+            false => TransportError::of_redis(error),
+        };
+        Self { error, is_reply }
+    }
+}
+
+/// Gives up a connection if an error means that it is unusable.
+fn give_up_if_unusable(
+    channel: &Channel,
+    connection: &Connection,
+    error: &RedisError,
+    is_reply: bool,
+) {
+    let is_old = !is_reply || connection.lifetime() >= RECONNECT_AFTER;
+    if is_old && is_of_the_connection(error) {
+        channel.give_up(connection);
+    }
+}
+
+impl Executor for Arc<Node> {
+    async fn execute(&self, command: Command<'_>) -> Result<(), TransportError> {
+        let deadline = Deadline::in_background();
+        Node::execute(self, deadline, command).await.map(|(_, _): (redis::Value, _)| ())
+    }
+
+    fn queue_of(&self, _key: &[u8]) -> Arc<JobQueue> {
+        self.background.clone()
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        Node::runtime(self)
+    }
+}
