@@ -166,7 +166,7 @@ impl Load {
     /// Adds a store, with tasks of its own. It is to be a [`forgetful`] one.
     pub fn add(&mut self, store: &RedisStore) {
         let Settings { tasks, pause, group, keys, limit } = self.settings;
-        let quota = Quota::per_day(limit).burst(limit);
+        let quota = Quota::per_day(limit.into()).burst(limit.into());
         let limiter = |algorithm: Algorithm| {
             Limiter::named(algorithm.name(), store.clone(), algorithm, quota)
         };

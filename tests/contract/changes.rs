@@ -48,8 +48,8 @@ async fn a_changed_quota_applies_to_all_clones_and_to_the_state_as_it_is() {
                     assert_eq!((limiter.quota(), peeked.quota()), (quota, quota));
                     assert_eq!(peeked.remaining(), remaining, "{algorithm} {quota}");
                 }
-                let error = limiter.check_n("key", limit + 1).await.unwrap_err();
-                assert!(matches!(error, Error::CostAboveQuota { max, .. } if max == limit));
+                let error = limiter.check_n("key", limit as u32 + 1).await.unwrap_err();
+                assert!(matches!(error, Error::CostAboveQuota { max, .. } if u64::from(max) == limit));
             }
             assert!(clones[0].check("key").await.unwrap().is_allowed(), "{algorithm}");
             assert!(!clones[1].check("key").await.unwrap().is_allowed(), "{algorithm}");
@@ -236,7 +236,7 @@ async fn a_waiting_request_that_is_dropped_after_a_change_returns_at_most_its_ow
             let mut waiting = Box::pin(limiter.acquire("key", 1));
             assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             limiter.set_quota(other).unwrap();
-            let used = other.limit() - limiter.peek("key").await.unwrap().remaining() as u32;
+            let used = other.limit() as u32 - limiter.peek("key").await.unwrap().remaining() as u32;
             let _ = limiter.check_within("key", 1, HOUR).await.unwrap();
             drop(waiting);
             let mut admitted = 0;
