@@ -184,7 +184,7 @@ fn print_observers() {
 }
 
 fn limiter(quota: Quota) -> Limiter {
-    Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+    Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota)
 }
 
 type Governor<C> =

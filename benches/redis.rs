@@ -113,7 +113,7 @@ impl Bench {
     }
 
     fn limiter(&self, name: &str, algorithm: Algorithm, quota: Quota) -> Limiter {
-        Limiter::named(name, self.store.clone(), algorithm, quota)
+        Limiter::new(name, self.store.clone(), algorithm, quota)
     }
 
     fn print_latency(&self) {
@@ -220,7 +220,7 @@ impl Bench {
             let store = RedisStore::connect(&url).await.expect("the server runs");
             (store, connect(&proxy.url()).await)
         });
-        let limiter = Limiter::new(store, Algorithm::token_bucket(), PLENTY);
+        let limiter = Limiter::new("default", store, Algorithm::token_bucket(), PLENTY);
         assert!(self.runtime.block_on(check(&limiter, &key(0))));
         proxy.delay_replies(FAR);
         let [ours, eval] = interleaved(CPU_ROUNDS, |which| {
@@ -254,7 +254,7 @@ impl Bench {
         let url = format!("{}?deadline=30s&denial_ttl=1s", self.server.url());
         let store = self.runtime.block_on(RedisStore::connect(&url)).expect("the server runs");
         let once = Quota::per_day(1);
-        let remembering = Limiter::named("remembering", store, Algorithm::token_bucket(), once);
+        let remembering = Limiter::new("remembering", store, Algorithm::token_bucket(), once);
         let limiters =
             [remembering, self.limiter("without-memory", Algorithm::token_bucket(), once)];
         let mut commands = [0; 2];

@@ -32,7 +32,7 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_ratelimit::{Algorithm, Charge, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Charge, Limiter, Quota, RedisStore, Reservation};
 
 const REPLICAS: usize = 4;
 const TASKS_PER_REPLICA: usize = 50;
@@ -72,9 +72,9 @@ impl Replica {
     fn new(url: &str, seen: &Arc<Seen>) -> Self {
         let store = RedisStore::lazy(url).expect("a URL");
         let limiters = ALGORITHMS
-            .map(|algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, QUOTA));
+            .map(|algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, QUOTA));
         let plenty = Quota::per_second(1_000_000);
-        let all = Limiter::named("all", store.clone(), Algorithm::token_bucket(), plenty);
+        let all = Limiter::new("all", store.clone(), Algorithm::token_bucket(), plenty);
         Self { store, limiters, all, seen: seen.clone() }
     }
 
@@ -87,7 +87,7 @@ impl Replica {
     async fn send(&self) {
         let (index, key) = (fastrand::usize(..ALGORITHMS.len()), fastrand::usize(..KEYS));
         let (limiter, name) = (&self.limiters[index], format!("key-{key}"));
-        let cost = fastrand::u32(1..4);
+        let cost = fastrand::u64(1..4);
         let wait = Duration::from_millis(fastrand::u64(1..300));
         let decision = match fastrand::u8(..10) {
             0 => {
@@ -100,14 +100,14 @@ impl Replica {
                 return;
             }
             2 => {
-                let charge = Charge::new(limiter, name.as_str()).cost(cost);
+                let charge = Charge::new_n(limiter, name.as_str(), cost);
                 charge.and(Charge::new(&self.all, "all")).check().await
             }
-            3 | 4 => limiter.try_acquire(name.as_str(), cost, wait).await,
+            3 | 4 => limiter.try_acquire_n(name.as_str(), cost, wait).await,
             5 => {
                 // The request is dropped after a while, which releases its reservation.
                 let time = Duration::from_millis(fastrand::u64(..50));
-                let attempt = limiter.try_acquire(name.as_str(), cost, wait);
+                let attempt = limiter.try_acquire_n(name.as_str(), cost, wait);
                 match timeout(time, attempt).await {
                     Ok(decision) => decision,
                     Err(_) => {
@@ -116,11 +116,14 @@ impl Replica {
                     }
                 }
             }
-            _ => limiter.check_within(name.as_str(), cost, Duration::ZERO).await,
+            _ => {
+                let reserved = limiter.check_within_n(name.as_str(), cost, Duration::ZERO).await;
+                reserved.map(Reservation::keep)
+            }
         };
         let (count, pause) = match decision {
             Ok(decision) if decision.is_allowed() => {
-                self.seen.admitted[index][key].fetch_add(cost.into(), Relaxed);
+                self.seen.admitted[index][key].fetch_add(cost, Relaxed);
                 return;
             }
             Ok(_) => (&self.seen.denied, 10),

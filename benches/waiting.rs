@@ -124,7 +124,7 @@ impl Bench {
     fn run_ours(&self, algorithm: Algorithm, quota: Quota) -> Run {
         let wait = async |limiter: Limiter, waiter, _| {
             let timeout = TIMEOUT + Duration::from_micros(waiter);
-            let decision = limiter.try_acquire("key", 1, timeout).await;
+            let decision = limiter.try_acquire("key", timeout).await;
             let departed = Instant::now();
             assert!(decision.expect("the server answers").is_allowed());
             Waiter { arrived: waiter, departed: Some(departed) }
@@ -170,7 +170,7 @@ impl Bench {
         F: Future<Output = Waiter> + Send + 'static,
     {
         let limiters: Vec<Limiter> = (self.stores.iter())
-            .map(|store| Limiter::new(store.clone(), algorithm, quota))
+            .map(|store| Limiter::new("default", store.clone(), algorithm, quota))
             .collect();
         self.query::<()>("FLUSHALL");
         // Loads the script into the server.
@@ -237,7 +237,7 @@ impl Bench {
 
     fn print_acquire(&self, label: &str, store: impl Store) {
         let limiter = self.used_up(label, store);
-        self.print_waiting(label, || limiter.try_acquire("key", 1, LONG_WAIT));
+        self.print_waiting(label, || limiter.try_acquire("key", LONG_WAIT));
     }
 
     fn print_layer(&self, label: &str, store: impl Store) {
@@ -254,7 +254,7 @@ impl Bench {
     fn used_up(&self, label: &str, store: impl Store) -> Limiter {
         self.query::<()>("FLUSHALL");
         let limiter =
-            Limiter::named(&label.replace([' ', ','], "-"), store, Algorithm::token_bucket(), SLOW);
+            Limiter::new(&label.replace([' ', ','], "-"), store, Algorithm::token_bucket(), SLOW);
         let first = self.runtime.block_on(limiter.check("key")).expect("the store answers");
         assert!(first.is_allowed());
         limiter
@@ -292,12 +292,12 @@ impl Bench {
                 _ => SLOW,
             };
             self.query::<()>("FLUSHALL");
-            let limiter = Limiter::new(self.stores[0].clone(), algorithm, quota);
+            let limiter = Limiter::new("default", self.stores[0].clone(), algorithm, quota);
             let reserve = |count| {
                 self.runtime.block_on(async {
                     for _ in 0..count {
-                        let decision = limiter.check_within("key", 1, LONG_WAIT).await;
-                        assert!(decision.expect("the server answers").is_allowed());
+                        let decision = limiter.check_within("key", LONG_WAIT).await;
+                        assert!(decision.expect("the server answers").keep().is_allowed());
                     }
                 })
             };

@@ -89,7 +89,7 @@ fn store(flags: &Flags) -> Result<RedisStore, Failure> {
 }
 
 fn app(store: RedisStore, quota: Quota, policy: FailurePolicy) -> Router {
-    let limiter = Limiter::new(store.clone(), Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("api", store.clone(), Algorithm::token_bucket(), quota);
     let layer = RateLimitLayer::new(limiter, key::PeerIp).on_failure(policy).map_rejection(
         |rejection, _head, mut response| {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));

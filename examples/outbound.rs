@@ -93,12 +93,12 @@ type Client = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
 async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
     let Some(url) = &flags.redis else {
-        return Ok(Limiter::new(MemoryStore::new(), Algorithm::LeakyBucket, flags.quota));
+        return Ok(Limiter::new("api", MemoryStore::new(), Algorithm::LeakyBucket, flags.quota));
     };
     let config = RedisConfig::from_url(url)?.prefix(&flags.prefix);
     let store = RedisStore::new(config.deadline(Duration::from_secs(1)))?;
     store.ping().await.context("cannot use the Redis server at --redis")?;
-    Ok(Limiter::new(store, Algorithm::LeakyBucket, flags.quota))
+    Ok(Limiter::new("api", store, Algorithm::LeakyBucket, flags.quota))
 }
 
 fn client(limiter: Option<Limiter>) -> Client {

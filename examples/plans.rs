@@ -54,8 +54,8 @@ struct Flags {
 
     /// Tokens charged before the usage of a request is known
     #[arg(long, value_name = "N", default_value = "100")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
-    estimate: u32,
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    estimate: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -79,14 +79,14 @@ struct ByPlan {
     pro: Limiter,
     tokens: Limiter,
     all_tokens: Limiter,
-    estimate: u32,
+    estimate: u64,
 }
 
 impl ByPlan {
     fn new(flags: &Flags) -> Result<Self, Failure> {
         let store = MemoryStore::new();
         let limiter = |name, algorithm, quota| {
-            Limiter::try_named(name, store.clone(), algorithm, quota)
+            Limiter::try_new(name, store.clone(), algorithm, quota)
                 .context(format_args!("--{name}"))
         };
         // A window returns all unused tokens; a bucket returns only those that it has not refilled.
@@ -113,17 +113,17 @@ impl Rule<Parts> for ByPlan {
             Some(Plan::Free) => &self.free,
             Some(Plan::Pro) => &self.pro,
         };
-        let all_keys = Charge::new(&self.all_tokens, "all").cost(self.estimate);
-        Ok(Charge::new(requests, key).also(&self.tokens).cost(self.estimate).and(all_keys))
+        let all_keys = Charge::new_n(&self.all_tokens, "all", self.estimate);
+        Ok(Charge::new(requests, key).also_n(&self.tokens, self.estimate).and(all_keys))
     }
 }
 
 async fn answer(
-    State(estimate): State<u32>,
+    State(estimate): State<u64>,
     Extension(charge): Extension<Charge>,
     question: String,
 ) -> String {
-    let used = 10 * question.split_whitespace().count() as u32;
+    let used = 10 * question.split_whitespace().count() as u64;
     for limiter in ["tokens", "all-tokens"] {
         // The work is done: an error concerns only the count, so the client gets its answer.
         if let Err(error) = charge.settle(limiter, used).await {

@@ -131,7 +131,7 @@ async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
     let url = flags.redis.as_deref().unwrap_or("memory:");
     let store = store::connect(url).await.context("cannot use the Redis server at --redis")?;
     let store = observed(store, flags.metrics).await?;
-    Ok(Limiter::try_named("server", store, flags.algorithm, flags.quota)?)
+    Ok(Limiter::try_new("server", store, flags.algorithm, flags.quota)?)
 }
 
 fn app(limiter: Limiter, flags: &Flags) -> Router {

@@ -20,7 +20,7 @@ use crate::{
 /// supports.
 ///
 /// The type is a table of tables, for a field of your configuration struct. A name is 1 to 64 of
-/// the characters `A-Z a-z 0-9 - _ . /`, and becomes the name of a [limiter](Limiter::named).
+/// the characters `A-Z a-z 0-9 - _ . /`, and becomes the name of a [limiter](Limiter::new).
 ///
 /// ```toml
 /// [limits.api]
@@ -175,9 +175,9 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// If the name is invalid or taken, as for [`Limiter::try_named`].
+    /// If the name is invalid or taken, as for [`Limiter::try_new`].
     pub fn limiter(&self, name: &str, store: impl Store) -> Result<Limiter, ConfigError> {
-        Limiter::try_named(name, store, self.algorithm, self.quota)
+        Limiter::try_new(name, store, self.algorithm, self.quota)
     }
 
     /// Returns the algorithm.

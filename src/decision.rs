@@ -1,7 +1,11 @@
 //! `Decision`: the result of a check, and the receipt by which a store finds the spent units. It
-//! knows no store.
+//! knows no store. The state of a key, without a decision, is in `decision/key_state.rs`.
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+mod key_state;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+pub use self::key_state::KeyState;
 
 use crate::{
     algorithm::{Action, EngineReply, Kind},
@@ -20,7 +24,8 @@ use crate::{
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(2));
+/// let quota = Quota::per_second(2);
+/// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 ///
 /// let first = limiter.check("alice").await?;
 /// assert!(first.is_allowed());
@@ -34,110 +39,70 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 #[must_use = "a denied request must not proceed"]
 pub struct Decision {
-    // Not a `Policy` and an `EngineReply`, which would take more memory.
+    // Not a `Policy` and an `EngineReply`, which would take more memory. Times are in microseconds.
     limiter: &'static str,
     quota: Quota,
-    cost: u32,
-    source: Source,
-    admitted: bool,
-    wait: f64,
-    remaining: f64,
-    replenish: f64,
-    reset: f64,
+    cost: u64,
+    /// The delay of an allowed request; the time until a denied one would be allowed.
+    wait: u64,
+    remaining: u64,
+    replenish: u64,
+    reset: u64,
     /// The time until the block of the key ends; 0 without one.
-    blocked: f64,
+    blocked: u64,
     receipt: Receipt,
-    /// What is left of all limits, if there are several.
-    counts: Option<Arc<[Count]>>,
-    /// The time since the store decided, in microseconds.
-    age: f64,
+    /// Only decisions about several limits pay for it.
+    several: Option<Arc<Several>>,
+    /// The time since the store decided. An hour is enough: no call takes longer.
+    age: u32,
+    source: Source,
+    is_allowed: bool,
+}
+
+/// What a decision about several limits says about each of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Several {
+    counts: Box<[Count]>,
+    /// Empty if all limits have the receipt of the decision.
+    receipts: Box<[Receipt]>,
 }
 
 /// What is left of one of several limits, after a decision.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Count {
     pub(crate) limiter: &'static str,
-    remaining: f64,
-    replenish: f64,
+    remaining: u64,
+    replenish: u64,
 }
 
 impl Count {
-    pub(crate) const fn new(limiter: &'static str, reply: &EngineReply) -> Self {
-        Self { limiter, remaining: reply.remaining, replenish: reply.replenish }
+    pub(crate) fn new(limiter: &'static str, reply: &EngineReply) -> Self {
+        let EngineReply { remaining, replenish, .. } = *reply;
+        Self { limiter, remaining: integer(remaining), replenish: integer(replenish) }
     }
 
     pub(crate) const fn remaining(&self) -> u64 {
-        self.remaining as u64
+        self.remaining
     }
 
     pub(crate) const fn replenish_after(&self) -> Duration {
-        micros(self.replenish)
-    }
-}
-
-/// A [`Decision`] that is always allowed: the result of [`Limiter::acquire`],
-/// [`Limiter::spend`] and [`Limiter::refund`]. It has the methods of the decision, and can be
-/// ignored.
-///
-/// [`Limiter::acquire`]: crate::Limiter::acquire
-/// [`Limiter::spend`]: crate::Limiter::spend
-/// [`Limiter::refund`]: crate::Limiter::refund
-///
-/// # Examples
-///
-/// ```
-/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_ratelimit::Error> {
-/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), Quota::per_hour(9));
-/// limiter.acquire("vendor", 1).await?;
-/// assert_eq!(limiter.spend("vendor", 5).await?.remaining(), 3);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct Allowed(pub(crate) Decision);
-
-impl Deref for Allowed {
-    type Target = Decision;
-
-    fn deref(&self) -> &Decision {
-        &self.0
-    }
-}
-
-impl From<Allowed> for Decision {
-    fn from(allowed: Allowed) -> Self {
-        allowed.0
+        Duration::from_micros(self.replenish)
     }
 }
 
 /// The evidence by which a store finds the units that a request has spent.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Receipt {
     /// Nothing was spent.
     None,
-    /// The instant at which the request proceeds, by the clock of the store, and the algorithm of
-    /// all limits. Another algorithm has not counted the request, and must return nothing.
-    At(f64, Kind),
-    /// One receipt per limit, if they differ.
-    Each(Arc<[Self]>),
+    /// The instant at which the request proceeds, in microseconds by the clock of the store, and
+    /// the algorithm. Another algorithm has not counted the request, and must return nothing.
+    At(u64, Kind),
     /// The id of an acquire in the log of a foreign limiter.
     Id(u64),
-}
-
-impl Receipt {
-    /// Returns the receipt of one limit, by its index in the charge.
-    pub(crate) fn for_limit(&self, limit: usize) -> Self {
-        match self {
-            Self::Each(receipts) => receipts.get(limit).cloned().unwrap_or(Self::None),
-            receipt => receipt.clone(),
-        }
-    }
 }
 
 /// The limit that a request is checked against.
@@ -147,7 +112,7 @@ pub(crate) struct Policy {
     /// `None` for a limiter in a foreign format.
     pub(crate) algorithm: Option<Kind>,
     pub(crate) quota: Quota,
-    pub(crate) cost: u32,
+    pub(crate) cost: u64,
     pub(crate) source: Source,
 }
 
@@ -176,7 +141,7 @@ impl Decision {
     pub(crate) fn new(limit: Policy, reply: EngineReply, action: Action, age: f64) -> Self {
         let spent = reply.admitted && action.commits();
         let receipt = match limit.algorithm {
-            Some(algorithm) if spent => Receipt::At(reply.instant, algorithm),
+            Some(algorithm) if spent => Receipt::At(integer(reply.instant), algorithm),
             _ => Receipt::None,
         };
         Self::with_receipt(limit, reply, receipt, age)
@@ -195,16 +160,16 @@ impl Decision {
             limiter,
             quota,
             cost,
-            source,
-            admitted,
-            wait,
-            remaining,
-            replenish,
-            reset,
-            blocked,
+            wait: integer(wait),
+            remaining: integer(remaining),
+            replenish: integer(replenish),
+            reset: integer(reset),
+            blocked: integer(blocked),
             receipt,
-            counts: None,
-            age,
+            several: None,
+            age: age as u32,
+            source,
+            is_allowed: admitted,
         }
     }
 
@@ -214,34 +179,28 @@ impl Decision {
         Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
     }
 
-    /// Makes an allowed decision of a cost of 0 out of a peek or a block.
-    pub(crate) fn into_report(self) -> Allowed {
-        Allowed(Self { admitted: true, wait: 0.0, cost: 0, ..self })
-    }
-
     /// Returns a denial of a request of this cost and wait, which describes its key as this decision
     /// does, after `age`. The times are in microseconds.
     #[cfg(feature = "redis")]
-    pub(crate) fn remembered(&self, age: f64, cost: u32, wait: f64) -> Self {
-        let rest = |time: f64| (time - age).max(0.0);
+    pub(crate) fn remembered(&self, age: u64, cost: u64, wait: u64) -> Self {
         Self {
             cost,
             source: Source::Cached,
             wait,
-            replenish: rest(self.replenish),
-            reset: rest(self.reset),
-            blocked: rest(self.blocked),
+            replenish: self.replenish.saturating_sub(age),
+            reset: self.reset.saturating_sub(age),
+            blocked: self.blocked.saturating_sub(age),
             ..self.clone()
         }
     }
 
     pub(crate) fn proceeds_immediately(&self) -> bool {
-        self.admitted && self.wait == 0.0
+        self.is_allowed && self.wait == 0
     }
 
     /// Returns the time since the store decided.
     pub(crate) const fn age(&self) -> Duration {
-        micros(self.age)
+        Duration::from_micros(self.age as u64)
     }
 
     /// Returns the rest of the delay.
@@ -252,7 +211,7 @@ impl Decision {
     /// Returns whether the request may proceed, after [`delay`](Decision::delay).
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
-        self.admitted
+        self.is_allowed
     }
 
     /// Returns whether the key is [blocked](crate::Limiter::block). A request that may wait for the
@@ -261,13 +220,12 @@ impl Decision {
     /// If another limit of the request binds, this is false.
     #[must_use]
     pub const fn is_blocked(&self) -> bool {
-        self.blocked > 0.0
+        self.blocked > 0
     }
 
     /// Returns the time until the block of the key ends.
-    #[cfg(feature = "redis")]
     pub(crate) const fn block_rest(&self) -> Duration {
-        micros(self.blocked)
+        Duration::from_micros(self.blocked)
     }
 
     /// Returns the time after which an allowed request may proceed.
@@ -275,16 +233,19 @@ impl Decision {
     /// It is zero, except with a leaky bucket, or if the check allows a wait.
     #[must_use]
     pub const fn delay(&self) -> Duration {
-        if self.is_allowed() { micros(self.wait) } else { Duration::ZERO }
+        if self.is_allowed { Duration::from_micros(self.wait) } else { Duration::ZERO }
     }
 
     /// Returns the time after which the same request is allowed, if no other request spends units
-    /// before; `None` if it is allowed now. Exact to the microsecond. If a key is
-    /// [blocked](crate::Limiter::block), it is a lower bound: a block is reported without a look at the
-    /// count.
+    /// before. Exact to the microsecond. If a key is [blocked](crate::Limiter::block), it is a lower
+    /// bound: the decision then describes the block, and not the count.
+    ///
+    /// It is `None` if the request is allowed, or if the time is unknown. Limits of this version
+    /// know the time of each denial; so ask [`is_allowed`](Decision::is_allowed), not this method,
+    /// whether the request may proceed.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        if self.is_allowed() { None } else { Some(micros(self.wait)) }
+        if self.is_allowed { None } else { Some(Duration::from_micros(self.wait)) }
     }
 
     /// Returns [`retry_after`](Decision::retry_after) in whole seconds, as the header `Retry-After`
@@ -300,7 +261,7 @@ impl Decision {
     /// Returns the number of requests of cost 1 that would be allowed now, after this decision.
     #[must_use]
     pub const fn remaining(&self) -> u64 {
-        self.remaining as u64
+        self.remaining
     }
 
     /// Returns the time until [`remaining`](Decision::remaining) grows; zero if it is at its
@@ -310,13 +271,13 @@ impl Decision {
     /// [`reset_after`](Decision::reset_after).
     #[must_use]
     pub const fn replenish_after(&self) -> Duration {
-        micros(self.replenish)
+        Duration::from_micros(self.replenish)
     }
 
     /// Returns the time until the key is in its initial state.
     #[must_use]
     pub const fn reset_after(&self) -> Duration {
-        micros(self.reset)
+        Duration::from_micros(self.reset)
     }
 
     /// Returns the name of the limiter that decided; of several limiters, the one that binds.
@@ -341,46 +302,77 @@ impl Decision {
         self.source
     }
 
-    pub(crate) fn receipt(&self) -> &Receipt {
-        &self.receipt
+    /// Returns the receipt of one limit, by its index in the charge.
+    pub(crate) fn receipt(&self, limit: usize) -> Receipt {
+        match self.several.as_deref() {
+            Some(Several { receipts, .. }) if !receipts.is_empty() => {
+                receipts.get(limit).copied().unwrap_or(Receipt::None)
+            }
+            _ => self.receipt,
+        }
+    }
+
+    /// Returns whether the request has spent or reserved anything.
+    pub(crate) fn has_spent(&self) -> bool {
+        self.receipt != Receipt::None
+    }
+
+    /// Returns whether both are decisions about one request, which has spent units.
+    pub(crate) fn is_same_spending(&self, other: &Self) -> bool {
+        fn receipts(decision: &Decision) -> &[Receipt] {
+            decision.several.as_deref().map_or(&[], |several| &several.receipts)
+        }
+        self.receipt == other.receipt && receipts(self) == receipts(other)
     }
 
     /// Sets what is left of all limits, if there are several.
-    pub(crate) fn with_counts(self, counts: impl ExactSizeIterator<Item = Count>) -> Self {
-        let counts = (counts.len() > 1).then(|| counts.collect());
-        Self { counts, ..self }
+    pub(crate) fn with_counts(mut self, counts: impl ExactSizeIterator<Item = Count>) -> Self {
+        if counts.len() > 1 {
+            self.several_mut().counts = counts.collect();
+        }
+        self
+    }
+
+    /// Forgets what is left of the other limits.
+    #[cfg(feature = "redis")]
+    pub(crate) fn without_counts(self) -> Self {
+        Self { several: None, ..self }
     }
 
     /// Returns what is left of each limit of the request. A remembered denial knows the limit that
     /// has denied.
     pub(crate) fn counts(&self) -> impl Iterator<Item = Count> {
         let Self { limiter, remaining, replenish, .. } = *self;
-        let own = Count { limiter, remaining, replenish };
-        let own = self.counts.is_none().then_some(own);
-        self.counts.iter().flat_map(|all| all.iter().copied()).chain(own)
+        let all = self.several.as_deref().map_or(&[][..], |several| &several.counts);
+        let own = all.is_empty().then_some(Count { limiter, remaining, replenish });
+        all.iter().copied().chain(own)
     }
 
     /// Sets the receipts of all limits of a request that proceeds at one instant.
     pub(crate) fn counted_by(self, algorithms: impl Iterator<Item = Kind> + Clone) -> Self {
         match self.receipt {
             Receipt::At(instant, known) if algorithms.clone().any(|kind| kind != known) => {
-                self.with_receipts(algorithms.map(|kind| Receipt::At(instant, kind)).collect())
+                self.with_receipts(algorithms.map(|kind| Receipt::At(instant, kind)))
             }
             _ => self,
         }
     }
 
     /// Sets the receipts of all limits, if the request has spent anything.
-    pub(crate) fn with_receipts(self, receipts: Arc<[Receipt]>) -> Self {
-        match self.receipt {
-            Receipt::None => self,
-            _ => Self { receipt: Receipt::Each(receipts), ..self },
+    pub(crate) fn with_receipts(mut self, receipts: impl Iterator<Item = Receipt>) -> Self {
+        if self.has_spent() {
+            self.several_mut().receipts = receipts.collect();
         }
+        self
+    }
+
+    fn several_mut(&mut self) -> &mut Several {
+        Arc::make_mut(self.several.get_or_insert_default())
     }
 
     /// Returns the cost of the request.
     #[must_use]
-    pub const fn cost(&self) -> u32 {
+    pub const fn cost(&self) -> u64 {
         self.cost
     }
 }
@@ -403,8 +395,11 @@ impl fmt::Debug for Decision {
     }
 }
 
-const fn micros(time: f64) -> Duration {
-    Duration::from_micros(time as u64)
+/// Returns the integer of a reply. The engine counts in doubles that hold integers from 0 on, and
+/// processors convert signed integers faster.
+#[inline]
+fn integer(number: f64) -> u64 {
+    number as i64 as u64
 }
 
 /// Rounds up, to at least 1: a client that retries immediately would be denied again.

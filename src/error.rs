@@ -20,9 +20,9 @@ pub enum Error {
         /// The name of the limiter.
         limiter: &'static str,
         /// The cost of the request.
-        cost: u32,
+        cost: u64,
         /// The largest cost that the quota can grant to one request.
-        max: u32,
+        max: u64,
     },
     /// The charge is [exempt](crate::Charge::exempt): it has no limits to check.
     NoLimits,
@@ -135,7 +135,7 @@ impl Error {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Error> {
     /// # let store = MemoryStore::new();
-    /// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
     /// let is_allowed = match limiter.check_n("alice", 5).await {
     ///     Ok(decision) => decision.is_allowed(),
     ///     Err(error) if error.is_store() => true,
@@ -277,8 +277,8 @@ impl fmt::Display for ConfigError {
         match self {
             Self::NameTaken { name } => write!(
                 f,
-                "limiter name {name:?}: the store already has a limiter of this name; use another \
-                 name with `Limiter::named`, or clone that limiter if they should share counts"
+                "limiter name {name:?}: the store already has a limiter of this name; choose \
+                 another name, or clone the first limiter to share its counts"
             ),
             Self::Name { name } => write!(
                 f,

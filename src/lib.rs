@@ -6,7 +6,7 @@
 //! use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 //!
 //! let quota = Quota::per_second(10).burst(20);
-//! let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+//! let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 //! let app: Router = Router::new()
 //!     .route("/", get(|| async { "hello" }))
 //!     .layer(RateLimitLayer::new(limiter, key::PeerIp));
@@ -17,7 +17,7 @@
 //! | group | items |
 //! |---|---|
 //! | start here | [`RateLimitLayer`], [`Limiter`], [`Quota`], [`Algorithm`], [`MemoryStore`], [`key`] |
-//! | limits | [`Limiter`], [`Decision`], [`Allowed`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
+//! | limits | [`Limiter`], [`Decision`], [`KeyState`], [`Reservation`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
 //! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`RequestError`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
 //! | other requests | [`RateLimitLayer::custom`], [`Custom`] |
 //! | stores | [`MemoryStore`], [`WhenFull`], [`RedisStore`], [`RedisConfig`], [`Health`], [`StoreError`] |
@@ -109,10 +109,10 @@ pub use store::Tls;
 pub use store::{RedisConfig, RedisStore};
 pub use {
     algorithm::{Algorithm, Refill},
-    decision::{Allowed, Decision, Source},
+    decision::{Decision, KeyState, Source},
     error::{ConfigError, Error, StoreError},
     keys::Key,
-    limiter::{AnyLimiter, Charge, FailurePolicy, Limiter},
+    limiter::{AnyLimiter, Charge, FailurePolicy, Limiter, Reservation},
     middleware::{
         Custom, Headers, Http, IntoCharge, IntoCost, IntoMatch, IntoRejection, KeyExtractor,
         MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, RejectionBody, RequestError,

@@ -10,6 +10,7 @@ mod handle;
 mod max_wait;
 mod recovery;
 mod report;
+mod reservation;
 mod retry;
 mod target;
 mod version;
@@ -22,7 +23,8 @@ pub(crate) use self::{
     wait_queue::{WaitQueue, WaitSlot},
 };
 pub use self::{
-    charge::Charge, failure_policy::FailurePolicy, handle::Limiter, target::AnyLimiter,
+    charge::Charge, failure_policy::FailurePolicy, handle::Limiter, reservation::Reservation,
+    target::AnyLimiter,
 };
 #[allow(unused_imports, reason = "only optional features use them")]
 pub(crate) use self::{

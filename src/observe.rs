@@ -48,7 +48,7 @@
 //! # async fn main() -> Result<(), tower_ratelimit::Error> {
 //! let denials = Arc::new(CountDenials::default());
 //! let store = MemoryStore::new().observe(denials.clone());
-//! let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+//! let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
 //! limiter.check("alice").await?;
 //! limiter.check("alice").await?;
 //! assert_eq!(denials.0.load(Relaxed), 1);
@@ -311,7 +311,7 @@ pub struct Released<'a> {
     /// The key.
     pub key: &'a Key<'a>,
     /// The number of units. A bucket returns only those that it has not refilled since.
-    pub units: u32,
+    pub units: u64,
 }
 
 /// A call of the store failed.

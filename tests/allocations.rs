@@ -77,7 +77,7 @@ fn added(layer: RateLimitLayer) -> [u64; 3] {
 
 fn limiters<const N: usize>(names: [&str; N]) -> [Limiter; N] {
     let (store, quota) = (MemoryStore::new(), Quota::per_day(1_000_000));
-    names.map(|name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota))
+    names.map(|name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota))
 }
 
 fn user(head: &Parts) -> &[u8] {
@@ -133,7 +133,7 @@ async fn a_check_that_a_remembered_denial_answers_allocates_nothing() {
     let hour = Duration::from_secs(3_600);
     let config = RedisConfig::from_url(&server.url()).unwrap().deadline(hour).denial_ttl(hour);
     let store = RedisStore::new(config).unwrap();
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_day(1));
     while limiter.check("ada").await.unwrap().is_allowed() {}
     let counted = measure(|| {
         let check = pin!(limiter.check("ada"));

@@ -188,8 +188,8 @@ const CONNECTIONS: &str = "store::redis::transport";
 /// The only modules of this crate that the connections import.
 const GROUND: [&str; 2] = ["sync", "time"];
 
-/// The rooms of the connections, from the top down. A file imports from its own room, and from those
-/// below it.
+/// The rooms of the connections, from the top down. A file imports from its own room, and from
+/// those below it.
 const ROOMS: [&[&str]; 4] = [&["config", "url"], &["topology"], &["health"], &["link"]];
 
 /// The words of rate limiters that connections do not know.

@@ -167,9 +167,8 @@ impl Load {
     pub fn add(&mut self, store: &RedisStore) {
         let Settings { tasks, pause, group, keys, limit } = self.settings;
         let quota = Quota::per_day(limit.into()).burst(limit.into());
-        let limiter = |algorithm: Algorithm| {
-            Limiter::named(algorithm.name(), store.clone(), algorithm, quota)
-        };
+        let limiter =
+            |algorithm: Algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, quota);
         let limiters = [limiter(Algorithm::FixedWindow), limiter(Algorithm::token_bucket())];
         for _ in 0..tasks {
             let (limiters, shared, started) = (limiters.clone(), self.shared.clone(), self.started);

@@ -44,7 +44,7 @@ struct Flags {
 async fn run(flags: Flags) -> Result<(), Failure> {
     let (vendor, url) = Vendor::start(20, Duration::from_secs(2)).await?;
     let url = Url::parse(&url).context("the URL of the vendor")?;
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), flags.quota);
+    let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), flags.quota);
     let client = client::client(limiter, Duration::from_secs(flags.deadline));
     println!("vendor: bans the callers for 2 s after 20 requests");
     println!("callers: {CALLERS}, which share {} per host, and all wait during a ban", flags.quota);

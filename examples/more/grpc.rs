@@ -56,7 +56,7 @@ struct Flags {
 }
 
 async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), Failure> {
-    let limiter = Limiter::try_named("grpc", MemoryStore::new(), Algorithm::token_bucket(), quota)?;
+    let limiter = Limiter::try_new("grpc", MemoryStore::new(), Algorithm::token_bucket(), quota)?;
     let listener =
         TcpListener::bind(listen).await.context(format_args!("cannot listen on {listen}"))?;
     let url = format!("http://{}", listener.local_addr()?);

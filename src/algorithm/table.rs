@@ -109,7 +109,7 @@ macro_rules! algorithms {
         }
 
         /// An algorithm, whatever its settings. No algorithm applies the state of another.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kind {
             $($variant,)*
         }

@@ -1,5 +1,6 @@
 //! Waiting for quota, and releasing the reservation of a request that is dropped. Retries of denied
-//! requests are in `retry.rs`, and the bounds on waiting requests in `wait_queue.rs`.
+//! requests are in `retry.rs`, the bounds on waiting requests in `wait_queue.rs`, and the handle of
+//! a caller that sleeps itself in `reservation.rs`.
 
 use std::{
     fmt,
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::{
     charge::Charge,
@@ -23,7 +24,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, micros},
-    decision::{Allowed, Decision},
+    decision::Decision,
     error::Error,
     keys::Key,
     store::StoreFuture,
@@ -38,8 +39,8 @@ pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 const RELEASE_TIME: Duration = Duration::from_millis(20);
 
 impl Limiter {
-    /// Spends `cost` units of the quota of `key`, and waits until the request may proceed, if that
-    /// is within `timeout`.
+    /// Spends 1 unit of the quota of `key`, and waits until the request may proceed, if that is
+    /// within `timeout`.
     ///
     /// The check also makes the reservation. Reservations are in the order in which the checks
     /// reach the store: first come, first served, over all processes. If the request would have to
@@ -87,14 +88,14 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_second(10).burst(1);
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     ///
     /// let timeout = Duration::from_millis(150);
-    /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // now
-    /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // 100 ms later
+    /// assert!(limiter.try_acquire("vendor", timeout).await?.is_allowed()); // now
+    /// assert!(limiter.try_acquire("vendor", timeout).await?.is_allowed()); // 100 ms later
     ///
     /// // The wait would be 100 ms: this request is denied immediately.
-    /// let denied = limiter.try_acquire("vendor", 1, Duration::from_millis(30)).await?;
+    /// let denied = limiter.try_acquire("vendor", Duration::from_millis(30)).await?;
     /// assert_eq!(denied.retry_after(), Some(Duration::from_millis(70)));
     /// # Ok(())
     /// # }
@@ -102,17 +103,43 @@ impl Limiter {
     pub async fn try_acquire(
         &self,
         key: impl Into<Key<'_>>,
-        cost: u32,
         timeout: Duration,
     ) -> Result<Decision, Error> {
-        self.wait(&key.into(), cost, MaxWait::UpTo(micros(timeout))).await
+        self.try_acquire_n(key, 1, timeout).await
     }
 
-    /// Spends `cost` units of the quota of `key`, and waits as long as necessary until the request
-    /// may proceed.
+    /// Spends `n` units of the quota of `key`, and waits like [`try_acquire`](Limiter::try_acquire).
     ///
-    /// Service is first come, first served, with two
-    /// exceptions for which no instant can be reserved:
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`try_acquire`](Limiter::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// As for [`try_acquire`](Limiter::try_acquire).
+    pub async fn try_acquire_n(
+        &self,
+        key: impl Into<Key<'_>>,
+        n: u64,
+        timeout: Duration,
+    ) -> Result<Decision, Error> {
+        let (key, max_wait) = (&key.into(), MaxWait::UpTo(micros(timeout)));
+        let answer = self.decide(Action::Check, key, n, max_wait)?;
+        if let Some(decision) = answer.now().filter(|decision| decision.delay().is_zero()) {
+            return Ok(decision.clone());
+        }
+        Acquire::new(Charge::new_n(self, key, n), answer, max_wait).wait_or_recover().await
+    }
+
+    /// Spends 1 unit of the quota of `key`, and waits as long as necessary until the request may
+    /// proceed. The decision is always allowed.
+    ///
+    /// Service is first come, first served, with two exceptions for which no instant can be
+    /// reserved:
     ///
     /// - a leaky bucket that is full
     /// - an instant further away than [`check_within`](Limiter::check_within) can reserve
@@ -137,35 +164,31 @@ impl Limiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](Limiter::try_acquire).
-    pub async fn acquire(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
-        let key = &key.into();
-        match Charge::new(self, key).cost(cost).acquire().await {
-            Err(error) => match self.recover(error, key, cost)? {
-                Recovered::Uncounted(decision) => Ok(Allowed(decision)),
+    pub async fn acquire(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
+        self.acquire_n(key, 1).await
+    }
+
+    /// Spends `n` units of the quota of `key`, and waits like [`acquire`](Limiter::acquire).
+    ///
+    /// # Errors
+    ///
+    /// As for [`check_n`](Limiter::check_n).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`try_acquire`](Limiter::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// As for [`try_acquire`](Limiter::try_acquire).
+    pub async fn acquire_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<Decision, Error> {
+        let charge = Charge::new_n(self, key, n);
+        match charge.acquire().await {
+            Err(error) => match charge.recover_by_limiter(error)? {
+                Recovered::Uncounted(decision) => Ok(decision),
                 Recovered::Fallback(charge) => charge.acquire().await,
             },
             allowed => allowed,
-        }
-    }
-
-    async fn wait(&self, key: &Key<'_>, cost: u32, max_wait: MaxWait) -> Result<Decision, Error> {
-        let answer = self.decide(Action::Check, key, cost, max_wait)?;
-        if let Some(decision) = answer.now().filter(|decision| decision.delay().is_zero()) {
-            return Ok(decision.clone());
-        }
-        let mut acquire = Acquire::new(Charge::new(self, key).cost(cost), answer, max_wait);
-        let result = poll_fn(|cx| acquire.poll(cx)).await;
-        let rest = max_wait.at_most(acquire.remaining_wait());
-        drop(acquire.disarm());
-        match result {
-            Err(error) => match self.recover(error, key, cost)? {
-                Recovered::Uncounted(decision) => Ok(decision),
-                Recovered::Fallback(charge) => {
-                    let answer = charge.decide(Action::Check, rest)?;
-                    Acquire::new(charge, answer, rest).wait().await
-                }
-            },
-            decided => decided,
         }
     }
 }
@@ -193,8 +216,8 @@ impl Charge {
         Acquire::new(self.clone(), self.decide(Action::Check, max_wait)?, max_wait).wait().await
     }
 
-    /// Spends the costs, and waits as long as necessary until the request may proceed. See
-    /// [`Limiter::acquire`].
+    /// Spends the costs, and waits as long as necessary until the request may proceed. The decision
+    /// is always allowed, and can be ignored. See [`Limiter::acquire`].
     ///
     /// # Errors
     ///
@@ -207,13 +230,13 @@ impl Charge {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn acquire(&self) -> Result<Allowed, Error> {
+    pub async fn acquire(&self) -> Result<Decision, Error> {
         yield_to_queue(self).await;
         let max_wait = MaxWait::LONGEST;
         let answer = self.decide(Action::Check, max_wait)?;
         let mut acquire = Acquire::new(self.clone(), answer, max_wait);
         acquire.retries = true;
-        acquire.wait().await.map(Allowed)
+        acquire.wait().await
     }
 
     /// Reports that the request waits after a decision.
@@ -435,10 +458,51 @@ impl Acquire {
         rest.map_or(f64::INFINITY, micros)
     }
 
+    /// Waits for the decision alone, and leaves the delay to the caller.
+    pub(super) fn poll_decision(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
+        let Phase::Deciding(answer) = &mut self.phase else { panic!("polled after completion") };
+        let answer = ready!(Pin::new(answer).poll(cx));
+        self.phase = Phase::Done;
+        let decision = answer?;
+        if decision.is_allowed() {
+            self.start_wait(&decision);
+            self.phase = Phase::Admitted(decision.clone(), None);
+        }
+        Poll::Ready(Ok(decision))
+    }
+
+    /// Waits for the reserved instant of an admitted request, which is `due`: [`poll`](Self::poll)
+    /// is ready then.
+    pub(super) fn sleep_until(&mut self, due: Instant) {
+        let Phase::Admitted(decision, None) = &self.phase else { return };
+        let decision = decision.clone();
+        if !decision.delay().is_zero() {
+            self.begin_wait(&decision);
+            self.phase = Phase::Admitted(decision, Some(Box::pin(sleep_until(due))));
+        }
+    }
+
     async fn wait(mut self) -> Result<Decision, Error> {
         let decision = poll_fn(|cx| self.poll(cx)).await?;
         drop(self.disarm());
         Ok(decision)
+    }
+
+    /// Waits, and applies the failure policy of the limiter if its store fails.
+    pub(super) async fn wait_or_recover(mut self) -> Result<Decision, Error> {
+        let result = poll_fn(|cx| self.poll(cx)).await;
+        let rest = self.max_wait.at_most(self.remaining_wait());
+        let charge = self.disarm();
+        match result {
+            Err(error) => match charge.recover_by_limiter(error)? {
+                Recovered::Uncounted(decision) => Ok(decision),
+                Recovered::Fallback(charge) => {
+                    let answer = charge.decide(Action::Check, rest)?;
+                    Self::new(charge, answer, rest).wait().await
+                }
+            },
+            decided => decided,
+        }
     }
 
     /// Ends the wait, so that the drop releases nothing. Returns the charge of the request.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, LONGEST_BLOCK, micros},
-    decision::{Allowed, Decision},
+    decision::{Decision, KeyState},
     error::Error,
     keys::Key,
     observe::{KeyChange, KeyChanged, Operation},
@@ -55,18 +55,17 @@ impl Limiter {
     /// As for [`check`](Limiter::check).
     pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
         let cost = decision.cost();
-        self.release(&key.into(), decision.receipt(), cost, cost).await
+        self.release(&key.into(), decision.receipt(0), cost, cost).await
     }
 
-    /// Spends `cost` units of the quota of `key`, even if fewer are left: for a cost that is known
+    /// Spends `n` units of the quota of `key`, even if fewer are left: for a cost that is known
     /// only after the request was served.
     ///
     /// If more is spent than is left, later requests are denied or wait until the debt is repaid. A
     /// fixed window forgets the debt when it ends. Waiting requests keep their reservations. To
     /// adjust the cost of a request that was checked, call [`settle`](Limiter::settle).
     ///
-    /// The decision describes the key afterwards. A cost of 0 spends nothing: the decision
-    /// describes the key as it is.
+    /// Returns the state of the key afterwards. If `n` is 0, nothing is spent.
     ///
     /// # Errors
     ///
@@ -84,7 +83,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(1000);
-    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// if tokens.check_n("alice", 200).await?.is_allowed() {
     ///     let used = 1_450; // as the response reports
     ///     tokens.spend("alice", used - 200).await?;
@@ -93,22 +92,21 @@ impl Limiter {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn spend(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
-        self.change(Action::Spend, &key.into(), cost).await
+    pub async fn spend(&self, key: impl Into<Key<'_>>, n: u64) -> Result<KeyState, Error> {
+        self.change(Action::Spend, &key.into(), n).await
     }
 
-    /// Grants `cost` units to `key`, up to the units that were spent.
+    /// Grants `n` units to `key`, up to the units that were spent.
     ///
     /// A refund refers to no decision, so it returns units that any request has spent: the key gets
-    /// `cost` units more than its quota. To return the unused units of one request, call
+    /// `n` units more than its quota. To return the unused units of one request, call
     /// [`cancel`](Limiter::cancel) or [`settle`](Limiter::settle).
     ///
     /// The sliding algorithms return the units that were spent first, so that later ones still
     /// count for their full time. A fixed window returns units of the current window. Reservations
     /// of waiting requests are not returned.
     ///
-    /// The decision describes the key afterwards. A cost of 0 grants nothing: the decision
-    /// describes the key as it is.
+    /// Returns the state of the key afterwards. If `n` is 0, nothing is granted.
     ///
     /// # Errors
     ///
@@ -117,16 +115,17 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
-    pub async fn refund(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Allowed, Error> {
-        self.change(Action::Refund, &key.into(), cost).await
+    pub async fn refund(&self, key: impl Into<Key<'_>>, n: u64) -> Result<KeyState, Error> {
+        self.change(Action::Refund, &key.into(), n).await
     }
 
     /// Spends or grants units, whatever is left.
-    async fn change(&self, action: Action, key: &Key<'_>, cost: u32) -> Result<Allowed, Error> {
-        match cost {
-            0 => Ok(self.decide(Action::Peek, key, 1, MaxWait::DEFAULT)?.await?.into_report()),
-            cost => Ok(Allowed(self.decide(action, key, cost, MaxWait::DEFAULT)?.await?)),
+    async fn change(&self, action: Action, key: &Key<'_>, n: u64) -> Result<KeyState, Error> {
+        if n == 0 {
+            return self.peek(key).await;
         }
+        let answer = self.decide(action, key, n, MaxWait::DEFAULT)?;
+        answer.await.map(KeyState::changed)
     }
 
     /// Denies the requests of `key` for `duration`, whatever is left of its quota: for a client that
@@ -151,7 +150,7 @@ impl Limiter {
     /// [`reset`](Limiter::reset), which also deletes the count. So does another algorithm.
     ///
     /// If the key is counted by a layer, pass the key that its extractor makes: see
-    /// [`reset`](Limiter::reset). The decision describes the key afterwards.
+    /// [`reset`](Limiter::reset). Returns the state of the key afterwards.
     ///
     /// # Errors
     ///
@@ -169,7 +168,8 @@ impl Limiter {
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let vendor = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(9));
+    /// let quota = Quota::per_second(9);
+    /// let vendor = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let retry_after = Duration::from_secs(30); // from the response of the vendor
     /// vendor.block("api.example.com", retry_after).await?;
     ///
@@ -186,11 +186,11 @@ impl Limiter {
         &self,
         key: impl Into<Key<'_>>,
         duration: Duration,
-    ) -> Result<Allowed, Error> {
+    ) -> Result<KeyState, Error> {
         let (key, max_wait) = (key.into(), micros(duration).min(LONGEST_BLOCK));
-        let decision = self.change_block(Action::Block, &key, max_wait).await?;
+        let state = self.change_block(Action::Block, &key, max_wait).await?;
         self.report_change(&key, KeyChange::Blocked(duration));
-        Ok(decision)
+        Ok(state)
     }
 
     /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
@@ -207,11 +207,11 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
-    pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<Allowed, Error> {
+    pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<KeyState, Error> {
         let key = key.into();
-        let decision = self.change_block(Action::Unblock, &key, 0.0).await?;
+        let state = self.change_block(Action::Unblock, &key, 0.0).await?;
         self.report_change(&key, KeyChange::Unblocked);
-        Ok(decision)
+        Ok(state)
     }
 
     async fn change_block(
@@ -219,14 +219,14 @@ impl Limiter {
         action: Action,
         key: &Key<'_>,
         max_wait: f64,
-    ) -> Result<Allowed, Error> {
+    ) -> Result<KeyState, Error> {
         let answer = {
             let version = self.current();
             let (settings, observers) = (&version.settings, &**self.observers());
             let limits = &[LimitRequest { settings, observers, key, cost: 1, max_wait }];
             self.decide_limits(&StoreRequest { action, limits })
         };
-        Ok(answer.await?.into_report())
+        answer.await.map(KeyState::changed)
     }
 
     /// Deletes the state of `key`: its next request counts as its first.
@@ -243,7 +243,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = MemoryStore::new();
-    /// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
     /// let api_key = key::Header::new("x-api-key");
     /// let layer = RateLimitLayer::new(&limiter, (api_key.clone(), key::PeerIp));
     /// # let _ = layer;

@@ -11,7 +11,7 @@ use self::record::{Record, Return, Spent};
 use super::{handle::Limiter, max_wait::MaxWait, target::AnyLimiter};
 use crate::{
     algorithm::Action,
-    decision::{Allowed, Decision},
+    decision::{Decision, KeyState},
     error::Error,
     keys::Key,
     store::{LimitRequest, StoreFuture, StoreRequest},
@@ -69,7 +69,7 @@ use crate::{
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let store = MemoryStore::new();
-/// let limiter = |name, algorithm, quota| Limiter::named(name, store.clone(), algorithm, quota);
+/// let limiter = |name, algorithm, quota| Limiter::new(name, store.clone(), algorithm, quota);
 /// let second = limiter("second", Algorithm::token_bucket(), Quota::per_second(10));
 /// let hour = limiter("hour", Algorithm::sliding_window(), Quota::per_hour(1_000));
 /// let all = limiter("all", Algorithm::FixedWindow, Quota::per_second(10_000));
@@ -98,15 +98,25 @@ pub struct Charge {
 struct Part {
     limiter: AnyLimiter,
     key: Key<'static>,
-    cost: Option<u32>,
+    cost: Option<u64>,
 }
 
 impl Charge {
-    /// Creates a charge of one unit to `key`.
+    /// Creates a charge of one unit to `key`. In a layer, it is a charge of the
+    /// [cost](crate::RateLimitLayer::cost) that the layer computes.
     #[inline]
     pub fn new<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>) -> Self {
-        let (limiter, key) = (limiter.into(), key.into().into_owned());
-        let first = Some(Part { limiter, key, cost: None });
+        Self::of_part(limiter.into(), key.into(), None)
+    }
+
+    /// Creates a charge of `n` units to `key`.
+    #[inline]
+    pub fn new_n<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>, n: u64) -> Self {
+        Self::of_part(limiter.into(), key.into(), Some(n))
+    }
+
+    fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
+        let first = Some(Part { limiter, key: key.into_owned(), cost });
         Self { first, rest: vec![], one_key: true, record: None }
     }
 
@@ -115,15 +125,9 @@ impl Charge {
         Self { first: None, rest: vec![], one_key: true, record: None }
     }
 
-    /// Sets the cost to the limit that was added last.
-    pub fn cost(mut self, cost: u32) -> Self {
-        if let Some(part) = self.parts_mut().last() {
-            part.cost = Some(cost);
-        }
-        self
-    }
-
-    /// Adds a limit on the same key. An exempt charge has no key, and stays exempt.
+    /// Adds a limit on the same key, which is charged one unit, or the
+    /// [cost](crate::RateLimitLayer::cost) of the layer. An exempt charge has no key, and stays
+    /// exempt.
     ///
     /// The result is not [bound](Charge::decided), even if `self` was: the decision was not about
     /// the new limit. The same holds for [`and`](Charge::and) and [`of`](Charge::of).
@@ -136,17 +140,26 @@ impl Charge {
     /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
     /// # let store = MemoryStore::new();
     /// # let limiter = |name, quota| {
-    /// #     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// #     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     /// # };
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
-    /// let charge = Charge::new(&requests, "alice").also(&tokens).cost(500);
+    /// let charge = Charge::new(&requests, "alice").also_n(&tokens, 500);
     /// # let _ = charge;
     /// ```
-    pub fn also(mut self, limiter: impl Into<AnyLimiter>) -> Self {
+    pub fn also(self, limiter: impl Into<AnyLimiter>) -> Self {
+        self.with(limiter.into(), None)
+    }
+
+    /// Adds a limit on the same key like [`also`](Charge::also), which is charged `n` units.
+    pub fn also_n(self, limiter: impl Into<AnyLimiter>, n: u64) -> Self {
+        self.with(limiter.into(), Some(n))
+    }
+
+    fn with(mut self, limiter: AnyLimiter, cost: Option<u64>) -> Self {
         if let Some(Part { key, .. }) = self.parts().last() {
-            let part = Part { limiter: limiter.into(), key: key.clone(), cost: None };
-            self.rest.push(part);
+            let key = key.clone();
+            self.rest.push(Part { limiter, key, cost });
             self.record = None;
         }
         self
@@ -169,6 +182,15 @@ impl Charge {
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
         Self::of_parts(parts.cloned(), self.one_key)
+    }
+
+    /// Returns the part of the charge to the limiter of this name, which is charged `n` units;
+    /// exempt if there is none. For [`spend`](Charge::spend) and [`refund`](Charge::refund) of
+    /// another number of units than the request costs.
+    pub fn of_n(&self, limiter: &str, n: u64) -> Self {
+        let mut part = self.of(limiter);
+        part.parts_mut().for_each(|part| part.cost = Some(n));
+        part
     }
 
     /// Returns whether the charge is empty.
@@ -194,7 +216,8 @@ impl Charge {
         self.decide(Action::Check, MaxWait::DEFAULT)?.await
     }
 
-    /// Returns the decision that [`check`](Charge::check) would make now, and spends nothing.
+    /// Returns the state of the key at the limit that binds, and whether [`check`](Charge::check)
+    /// would be allowed now. It spends nothing.
     ///
     /// # Errors
     ///
@@ -203,15 +226,14 @@ impl Charge {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
-    pub async fn peek(&self) -> Result<Decision, Error> {
-        self.decide(Action::Peek, MaxWait::DEFAULT)?.await
+    pub async fn peek(&self) -> Result<KeyState, Error> {
+        self.decide(Action::Peek, MaxWait::DEFAULT)?.await.map(KeyState::peeked)
     }
 
-    /// Spends the costs, even if fewer units are left. See [`Limiter::spend`]. An exempt charge
-    /// spends nothing, and has no decision.
+    /// Spends the costs, even if fewer units are left. See [`Limiter::spend`]. Returns the state
+    /// afterwards, at the limit that binds; `None` if the charge is exempt.
     ///
-    /// A limit with a cost of 0 is left out. If all costs are 0, nothing is spent, and the decision
-    /// describes the keys as they are.
+    /// A limit with a cost of 0 is left out. If all costs are 0, nothing is spent.
     ///
     /// # Errors
     ///
@@ -223,7 +245,7 @@ impl Charge {
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
-    pub async fn spend(&self) -> Result<Option<Allowed>, Error> {
+    pub async fn spend(&self) -> Result<Option<KeyState>, Error> {
         self.change(Action::Spend).await
     }
 
@@ -234,8 +256,8 @@ impl Charge {
     /// the unused units of one request, call [`settle`](Charge::settle) or
     /// [`cancel`](Charge::cancel).
     ///
-    /// There is no decision if the charge is exempt, or if Redisson shares the limiter. Costs of 0
-    /// count as for [`spend`](Charge::spend).
+    /// Returns the state afterwards, at the limit that binds; `None` if the charge is exempt, or if
+    /// Redisson shares the limiter. Costs of 0 count as for [`spend`](Charge::spend).
     ///
     /// # Errors
     ///
@@ -244,7 +266,7 @@ impl Charge {
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
-    pub async fn refund(&self) -> Result<Option<Allowed>, Error> {
+    pub async fn refund(&self) -> Result<Option<KeyState>, Error> {
         if let (Some(part), []) = (&self.first, &*self.rest)
             && let Some(target) = part.limiter.as_foreign()
         {
@@ -257,17 +279,18 @@ impl Charge {
     }
 
     /// Spends or grants units, whatever is left.
-    async fn change(&self, action: Action) -> Result<Option<Allowed>, Error> {
+    async fn change(&self, action: Action) -> Result<Option<KeyState>, Error> {
         if self.is_exempt() {
             return Ok(None);
         }
         let mut charge = self.clone().without_free_limits();
         if !charge.is_exempt() {
-            return Ok(Some(Allowed(charge.decide(action, MaxWait::NONE)?.await?)));
+            let answer = charge.decide(action, MaxWait::NONE)?;
+            return Ok(Some(KeyState::changed(answer.await?)));
         }
         charge = self.clone();
         charge.parts_mut().for_each(|part| part.cost = None);
-        Ok(Some(charge.decide(Action::Peek, MaxWait::NONE)?.await?.into_report()))
+        Ok(Some(charge.peek().await?))
     }
 
     /// Binds the charge to the `decision` that was made about it. A bound charge records the units
@@ -286,12 +309,12 @@ impl Charge {
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let store = MemoryStore::new();
     /// let limiter = |name, quota| {
-    ///     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    ///     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     /// };
     /// let requests = limiter("requests", Quota::per_day(60));
     /// let tokens = limiter("tokens", Quota::per_day(100_000));
     ///
-    /// let charge = Charge::new(&requests, "alice").also(&tokens).cost(500);
+    /// let charge = Charge::new(&requests, "alice").also_n(&tokens, 500);
     /// let decision = charge.check().await?;
     /// if decision.is_allowed() {
     ///     let used = 730; // as the response reports
@@ -316,9 +339,6 @@ impl Charge {
     /// - the charge is exempt
     /// - the charge was [cancelled](Charge::cancel)
     /// - the response is [not charged](crate::RateLimitLayer::charge_when)
-    ///
-    /// Costs and `used` are numbers of 32 bits. Where a count has 64, convert it:
-    /// `u32::try_from(used).unwrap_or(u32::MAX)`.
     ///
     /// A charge can be settled again, with a larger or a smaller number. Await one call before the
     /// next: two concurrent calls may both spend the missing units. If one limiter is charged for
@@ -346,7 +366,7 @@ impl Charge {
     /// # Examples
     ///
     /// See [`RateLimitLayer::charge_handle`](crate::RateLimitLayer::charge_handle).
-    pub async fn settle(&self, limiter: &str, used: u32) -> Result<(), Error> {
+    pub async fn settle(&self, limiter: &str, used: u64) -> Result<(), Error> {
         if self.is_exempt() {
             return Ok(());
         }
@@ -410,7 +430,7 @@ impl Charge {
     /// Returns the units that the charge has spent, in the background, as far as that is possible.
     pub(crate) fn release_in_background(&self) {
         for (part, Return { spent, units }) in self.take_returns() {
-            part.limiter.release_in_background(&part.key, &spent.receipt, spent.units, units);
+            part.limiter.release_in_background(&part.key, spent.receipt, spent.units, units);
         }
     }
 
@@ -439,7 +459,7 @@ impl Charge {
 
     /// Returns the limiters of this crate with their keys and costs, in the order in which they
     /// were added.
-    pub(super) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u32)> {
+    pub(super) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u64)> {
         self.parts().filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
     }
 
@@ -448,7 +468,7 @@ impl Charge {
     }
 
     /// Sets the costs that are not set yet.
-    pub(crate) fn or_cost(mut self, cost: u32) -> Self {
+    pub(crate) fn or_cost(mut self, cost: u64) -> Self {
         for part in self.parts_mut() {
             part.cost.get_or_insert(cost);
         }
@@ -534,9 +554,6 @@ impl Limiter {
     /// request: at 100,000 per minute, none of 500 units after 0.3 s. If you settle below the
     /// estimate, use a window, or a token bucket that refills once per interval.
     ///
-    /// Costs and `used` are numbers of 32 bits. Where a count has 64, convert it:
-    /// `u32::try_from(used).unwrap_or(u32::MAX)`.
-    ///
     /// Settle a decision only once, and do not cancel it as well. To settle several times, bind a
     /// charge to the decision: [`Charge::decided`].
     ///
@@ -557,7 +574,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(1000);
-    /// let tokens = Limiter::new(MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
     /// let decision = tokens.check_n("alice", 500).await?;
     /// if decision.is_allowed() {
     ///     let used = 180; // as the response reports
@@ -571,27 +588,27 @@ impl Limiter {
         &self,
         key: impl Into<Key<'_>>,
         decision: &Decision,
-        used: u32,
+        used: u64,
     ) -> Result<(), Error> {
-        let charge = Charge::new(self, key).cost(decision.cost()).decided(decision);
+        let charge = Charge::new_n(self, key, decision.cost()).decided(decision);
         charge.settle(self.name(), used).await
     }
 }
 
 impl Part {
-    fn cost(&self) -> u32 {
+    fn cost(&self) -> u64 {
         self.cost.unwrap_or(1)
     }
 
     /// Returns or spends the difference between the record of this limit and `used`.
-    async fn settle(&self, record: &Record, limit: usize, used: u32) -> Result<(), Error> {
+    async fn settle(&self, record: &Record, limit: usize, used: u64) -> Result<(), Error> {
         let (returns, missing) = record.adjust(limit, used);
         all(returns.iter().map(|unused| self.release(unused)).collect()).await?;
         if missing == 0 {
             return Ok(());
         }
         let answer = self.limiter.decide(Action::Spend, &self.key, missing, MaxWait::NONE)?;
-        let receipt = answer.await?.receipt().for_limit(0);
+        let receipt = answer.await?.receipt(0);
         match record.add(limit, Spent { receipt, units: missing }) {
             Some(unused) => self.release(&unused).await,
             None => Ok(()),
@@ -599,7 +616,7 @@ impl Part {
     }
 
     fn release(&self, Return { spent, units }: &Return) -> StoreFuture<()> {
-        self.limiter.release(&self.key, &spent.receipt, spent.units, *units)
+        self.limiter.release(&self.key, spent.receipt, spent.units, *units)
     }
 }
 

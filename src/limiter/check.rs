@@ -1,12 +1,10 @@
-//! The checks of one limiter. Those of several limits are in `charge.rs`, and those that wait in
-//! `acquire.rs`.
-
-use std::time::Duration;
+//! The checks of one limiter. Those of several limits are in `charge.rs`, those that wait in
+//! `acquire.rs`, and those that reserve in `reservation.rs`.
 
 use super::{handle::Limiter, max_wait::MaxWait, recovery::Recovered};
 use crate::{
-    algorithm::{Action, micros},
-    decision::Decision,
+    algorithm::Action,
+    decision::{Decision, KeyState},
     error::Error,
     keys::Key,
     store::{Store, StoreFuture},
@@ -46,7 +44,8 @@ impl Limiter {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
     ///
     /// # fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
+    /// let quota = Quota::per_hour(1);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// assert!(limiter.check_now("alice")?.is_allowed());
     /// assert!(!limiter.check_now("alice")?.is_allowed());
     /// # Ok(())
@@ -63,15 +62,15 @@ impl Limiter {
     ///
     /// As for [`check_now`](Limiter::check_now), and [`Error::ZeroCost`] and
     /// [`Error::CostAboveQuota`] for an invalid cost, immediately and without spending.
-    pub fn check_n_now<'k>(&self, key: impl Into<Key<'k>>, cost: u32) -> Result<Decision, Error> {
+    pub fn check_n_now<'k>(&self, key: impl Into<Key<'k>>, n: u64) -> Result<Decision, Error> {
         let limiter = self.static_name();
         if !self.store().is_immediate() {
             return Err(Error::NotImmediate { limiter });
         }
         let key = key.into();
-        let answer = self.decide(Action::Check, &key, cost, MaxWait::DEFAULT)?;
+        let answer = self.decide(Action::Check, &key, n, MaxWait::DEFAULT)?;
         let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
-        result.or_else(|error| match self.recover(error, &key, cost)? {
+        result.or_else(|error| match self.recover(error, &key, n)? {
             Recovered::Uncounted(decision) => Ok(decision),
             Recovered::Fallback(charge) => {
                 let answer = charge.decide(Action::Check, MaxWait::DEFAULT)?;
@@ -80,7 +79,7 @@ impl Limiter {
         })
     }
 
-    /// Spends `cost` units of the quota of `key` if they are left.
+    /// Spends `n` units of the quota of `key` if they are left.
     ///
     /// # Errors
     ///
@@ -90,44 +89,14 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
-    pub async fn check_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.check_key(&key.into(), cost, MaxWait::DEFAULT).await
+    pub async fn check_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<Decision, Error> {
+        self.check_key(&key.into(), n, MaxWait::DEFAULT).await
     }
 
-    /// Checks like [`check_n`](Limiter::check_n), and makes a reservation if the request can
-    /// proceed within `max_wait`.
+    /// Returns the state of `key`, and whether [`check`](Limiter::check) would be allowed now. It
+    /// spends nothing.
     ///
-    /// The request is then allowed, with a [`delay`](Decision::delay) that the caller must wait
-    /// for. [`try_acquire`](Limiter::try_acquire) also waits, and releases the reservation if it is
-    /// dropped.
-    ///
-    /// Reservations are made in the order of the checks. If the request would have to wait longer
-    /// than `max_wait`, it is denied, and the same check would succeed after
-    /// [`retry_after`](Decision::retry_after). `max_wait` is bounded by 100 years, and by less for
-    /// a bucket whose rate needs large fractions: by 2.5 hours for 1,000,003 per second, by one
-    /// second for 4,294,967,291 (2^32 - 5) per second.
-    ///
-    /// # Errors
-    ///
-    /// As for [`check_n`](Limiter::check_n).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`check`](Limiter::check). A reservation stays until [`cancel`](Limiter::cancel)
-    /// releases it.
-    pub async fn check_within(
-        &self,
-        key: impl Into<Key<'_>>,
-        cost: u32,
-        max_wait: Duration,
-    ) -> Result<Decision, Error> {
-        self.check_key(&key.into(), cost, MaxWait::UpTo(micros(max_wait))).await
-    }
-
-    /// Returns the decision that [`check`](Limiter::check) would make now, and spends nothing.
-    ///
-    /// [`remaining`](Decision::remaining) contains the units that are left before that check. For a
-    /// key that a layer counts, see [`reset`](Limiter::reset).
+    /// For a key that a layer counts, see [`reset`](Limiter::reset).
     ///
     /// # Errors
     ///
@@ -136,11 +105,12 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
-    pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
+    pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<KeyState, Error> {
         self.peek_n(key, 1).await
     }
 
-    /// Returns the decision that [`check_n`](Limiter::check_n) would make now, and spends nothing.
+    /// Returns the state of `key`, and whether [`check_n`](Limiter::check_n) would be allowed now.
+    /// It spends nothing.
     ///
     /// # Errors
     ///
@@ -158,31 +128,27 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// # let store = MemoryStore::new();
-    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(10));
+    /// let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(10));
     /// limiter.spend("alice", 7).await?;
-    /// assert!(limiter.peek_n("alice", 3).await?.is_allowed());
-    /// assert!(!limiter.peek_n("alice", 4).await?.is_allowed());
+    /// assert!(limiter.peek_n("alice", 3).await?.allows());
+    /// assert!(!limiter.peek_n("alice", 4).await?.allows());
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn peek_n(&self, key: impl Into<Key<'_>>, cost: u32) -> Result<Decision, Error> {
-        self.decide(Action::Peek, &key.into(), cost, MaxWait::DEFAULT)?.await
+    pub async fn peek_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<KeyState, Error> {
+        let answer = self.decide(Action::Peek, &key.into(), n, MaxWait::DEFAULT)?;
+        answer.await.map(KeyState::peeked)
     }
 
     /// Decides, and waits for the answer if it is not there.
     #[inline]
-    async fn check_key(
-        &self,
-        key: &Key<'_>,
-        cost: u32,
-        max_wait: MaxWait,
-    ) -> Result<Decision, Error> {
-        let later = match self.decide(Action::Check, key, cost, max_wait)? {
+    async fn check_key(&self, key: &Key<'_>, n: u64, max_wait: MaxWait) -> Result<Decision, Error> {
+        let later = match self.decide(Action::Check, key, n, max_wait)? {
             StoreFuture::Ready(Some(Ok(decision))) => return Ok(decision),
             later => later,
         };
         match later.await {
-            Err(error) => match self.recover(error, key, cost)? {
+            Err(error) => match self.recover(error, key, n)? {
                 Recovered::Uncounted(decision) => Ok(decision),
                 Recovered::Fallback(charge) => charge.decide(Action::Check, max_wait)?.await,
             },

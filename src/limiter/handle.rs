@@ -37,8 +37,8 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let store = MemoryStore::new();
-/// let api = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
-/// let login = Limiter::named("login", store, Algorithm::FixedWindow, Quota::per_minute(1));
+/// let api = Limiter::new("api", store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
+/// let login = Limiter::new("login", store, Algorithm::FixedWindow, Quota::per_minute(1));
 ///
 /// assert!(login.check("alice").await?.is_allowed());
 /// assert!(!login.check("alice").await?.is_allowed());
@@ -60,19 +60,6 @@ struct Inner {
 }
 
 impl Limiter {
-    /// Creates a limiter named `default`.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_named`](Limiter::try_named) returns an error: most often because the store already
-    /// has a limiter of this name. Then use [`named`](Limiter::named), or clone the other limiter
-    /// if they should share counts.
-    #[must_use]
-    #[track_caller]
-    pub fn new(store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
-        Self::named("default", store, algorithm, quota)
-    }
-
     /// Creates a limiter with a name: 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
     ///
     /// The name separates the keys of the limiter from those of other limiters over the same store,
@@ -82,22 +69,24 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If [`try_named`](Limiter::try_named) returns an error.
+    /// If [`try_new`](Limiter::try_new) returns an error: most often because the store already has
+    /// a limiter of this name. Then choose another name, or clone the first limiter to share its
+    /// counts.
     #[must_use]
     #[track_caller]
-    pub fn named(name: &str, store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
-        match Self::try_named(name, store, algorithm, quota) {
+    pub fn new(name: &str, store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
+        match Self::try_new(name, store, algorithm, quota) {
             Ok(limiter) => limiter,
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Creates a limiter like [`named`](Limiter::named), from settings that are not literals.
+    /// Creates a limiter like [`new`](Limiter::new), from settings that are not literals.
     ///
     /// # Errors
     ///
     /// If the name is invalid or taken, or if the algorithm does not support the quota.
-    pub fn try_named(
+    pub fn try_new(
         name: &str,
         store: impl Store,
         algorithm: Algorithm,
@@ -165,7 +154,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = MemoryStore::new();
-    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
     /// let layer = RateLimitLayer::new(&limiter, key::Global);
     /// # let _ = layer;
     /// assert!(limiter.check("alice").await?.is_allowed());
@@ -226,7 +215,7 @@ impl Limiter {
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// // A `RedisStore` fails more often.
     /// let store = MemoryStore::with_max_keys(1);
-    /// let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1))
+    /// let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1))
     ///     .on_failure(FailurePolicy::Open);
     /// assert!(limiter.check("alice").await?.is_allowed());
     /// assert!(limiter.check("ben").await?.is_allowed()); // the store is full
@@ -255,7 +244,7 @@ impl Limiter {
     ///
     /// let denied = Arc::new(TopDenied::new(100));
     /// let quota = Quota::per_second(10);
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota)
     ///     .observe(denied.clone());
     /// # let _ = limiter;
     /// ```
@@ -347,7 +336,7 @@ impl Limiter {
         self.0.on_failure
     }
 
-    pub(super) fn policy(&self, cost: u32) -> Policy {
+    pub(super) fn policy(&self, cost: u64) -> Policy {
         self.current().settings.policy(cost)
     }
 
@@ -361,7 +350,7 @@ impl Limiter {
     }
 
     /// Returns the largest cost that can be granted.
-    pub(super) fn max_cost(&self) -> u32 {
+    pub(super) fn max_cost(&self) -> u64 {
         self.current().max_cost
     }
 
@@ -378,7 +367,7 @@ impl Limiter {
         version: &'a Version,
         action: Action,
         key: &'a Key<'_>,
-        cost: u32,
+        cost: u64,
         max_wait: MaxWait,
     ) -> Result<LimitRequest<'a>, Error> {
         version.request(&self.0.observers, action, key, cost, max_wait)
@@ -390,7 +379,7 @@ impl Limiter {
         &self,
         action: Action,
         key: &Key<'_>,
-        cost: u32,
+        cost: u64,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Decision>, Error> {
         let version = self.current();
@@ -412,9 +401,9 @@ impl Limiter {
     pub(super) fn release(
         &self,
         key: &Key<'_>,
-        receipt: &Receipt,
-        spent: u32,
-        units: u32,
+        receipt: Receipt,
+        spent: u64,
+        units: u64,
     ) -> StoreFuture<()> {
         let version = self.current();
         let Some(release) = version.release(receipt, spent, units) else {
@@ -429,9 +418,9 @@ impl Limiter {
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
-        receipt: &Receipt,
-        spent: u32,
-        units: u32,
+        receipt: Receipt,
+        spent: u64,
+        units: u64,
     ) {
         let version = self.current();
         if let Some(release) = version.release(receipt, spent, units) {

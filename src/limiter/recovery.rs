@@ -39,6 +39,17 @@ impl Charge {
         }
     }
 
+    /// Applies the policy of its first limiter, which is used without a layer.
+    pub(super) fn recover_by_limiter(&self, error: Error) -> Result<Recovered, Error> {
+        let Error::Store(failure) = &error else { return Err(error) };
+        let Some((limiter, ..)) = self.own_parts().next() else { return Err(error) };
+        match self.recover(limiter.failure_policy(), failure) {
+            Recovery::Uncounted(Some(decision)) => Ok(Recovered::Uncounted(decision)),
+            Recovery::Fallback(charge) => Ok(Recovered::Fallback(charge)),
+            Recovery::Uncounted(None) | Recovery::Fail => Err(error),
+        }
+    }
+
     /// Reports a decision that no store made.
     fn report_uncounted(&self, decision: &Decision) {
         let mut of_limiter = self.limiters().zip(self.keys());
@@ -61,13 +72,8 @@ impl Limiter {
         &self,
         error: Error,
         key: &Key<'_>,
-        cost: u32,
+        cost: u64,
     ) -> Result<Recovered, Error> {
-        let Error::Store(failure) = &error else { return Err(error) };
-        match Charge::new(self, key).cost(cost).recover(self.failure_policy(), failure) {
-            Recovery::Uncounted(Some(decision)) => Ok(Recovered::Uncounted(decision)),
-            Recovery::Fallback(charge) => Ok(Recovered::Fallback(charge)),
-            Recovery::Uncounted(None) | Recovery::Fail => Err(error),
-        }
+        Charge::new_n(self, key, cost).recover_by_limiter(error)
     }
 }

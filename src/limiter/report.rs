@@ -107,7 +107,7 @@ pub(super) fn report_settings(observers: &Observers, event: &SettingsChanged<'_>
 }
 
 /// Reports that units of a key are returned.
-pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
+pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
     observers.each(|observer| observer.released(&Released { limiter, key, units }));
 }
 

@@ -69,9 +69,8 @@ impl LimiterPart {
         let mut group = queues.hasher();
         charge.own_parts().for_each(|(limiter, key, _)| (limiter.name(), key).hash(&mut group));
         let others = charge.own_parts().filter(|(limiter, ..)| limiter.name() != name);
-        let max_requests =
-            others.map(|(limiter, _, cost)| u64::from(limiter.max_cost() / cost.max(1)));
-        let max_units = max_requests.min().map_or(u64::MAX, |max| max.saturating_mul(cost.into()));
+        let max_requests = others.map(|(limiter, _, cost)| limiter.max_cost() / cost.max(1));
+        let max_units = max_requests.min().map_or(u64::MAX, |max| max.saturating_mul(cost));
         let (queue, group) = (queue.finish(), group.finish());
         let entry = Entry { queue, group, cost, max_units, gap: gap(quota, cost) };
         let is_smooth = matches!(
@@ -106,8 +105,10 @@ fn foreign_queue(charge: &Charge) -> Option<(Arc<RetryQueues>, u64)> {
 }
 
 /// Returns the time in which the quota restores the cost.
-fn gap(quota: Quota, cost: u32) -> Duration {
-    quota.window().mul_f64(f64::from(cost) / quota.limit() as f64).min(MAX_GAP)
+fn gap(quota: Quota, cost: u64) -> Duration {
+    let micros = u128::from(cost) * u128::from(quota.window_us()) / u128::from(quota.limit());
+    // A cost that the quota cannot grant can have a gap that is too long for a `Duration`.
+    Duration::from_micros(micros.min(MAX_GAP.as_micros()) as u64)
 }
 
 /// The state of a request that retries when it is denied.
@@ -275,7 +276,7 @@ mod tests {
             for callers in [5, 50, 500] {
                 let store = MemoryStore::new();
                 let limiter = |name, quota| {
-                    Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+                    Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
                 };
                 let all = limiter("all", Quota::per_second(100).burst(1));
                 // With the smaller burst, each decision is about this limit, and hides the state of
@@ -337,13 +338,13 @@ mod tests {
     }
 
     /// Returns an empty bucket of 100 per second, and requests that it has denied.
-    async fn queue<const N: usize>(burst: u32, costs: [u32; N]) -> (Limiter, [Denied; N]) {
-        let quota = Quota::per_second(100).burst(burst.into());
-        let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    async fn queue<const N: usize>(burst: u64, costs: [u64; N]) -> (Limiter, [Denied; N]) {
+        let quota = Quota::per_second(100).burst(burst);
+        let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
         assert!(limiter.check_n("key", burst).await.unwrap().is_allowed());
         let mut all = Vec::new();
         for cost in costs {
-            all.push(Denied::new(Charge::new(&limiter, "key").cost(cost)).await);
+            all.push(Denied::new(Charge::new_n(&limiter, "key", cost)).await);
             assert!(!all.last_mut().unwrap().is_due());
         }
         (limiter, all.try_into().ok().unwrap())
@@ -475,7 +476,7 @@ mod tests {
         let store = MemoryStore::new();
         let limiter = |name| {
             let quota = Quota::per_second(100).burst(1);
-            Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+            Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
         };
         let (one, two) = (limiter("one"), limiter("two"));
         assert!(one.check("key").await.unwrap().is_allowed());
@@ -502,7 +503,7 @@ mod tests {
     #[tokio::test]
     async fn requests_that_share_one_of_two_keys_of_a_limiter_are_in_different_queues() {
         let quota = Quota::per_hour(1);
-        let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+        let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
         let charge = |key| Charge::new(&limiter, "shared").and(Charge::new(&limiter, key));
         let [one, two] = ["one", "two"].map(|key| {
             let charge = charge(key);
@@ -515,7 +516,7 @@ mod tests {
     #[test]
     fn the_time_behind_others_is_a_lower_bound() {
         let time_behind = |algorithm, quota, units| {
-            let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
+            let limiter = Limiter::new("default", MemoryStore::new(), algorithm, quota);
             let charge = Charge::new(&limiter, "key");
             LimiterPart::named(&charge, "default").unwrap().time_behind(units, UNIT)
         };

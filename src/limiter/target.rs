@@ -30,17 +30,17 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
         &self,
         action: Action,
         key: &Key<'_>,
-        cost: u32,
+        cost: u64,
     ) -> Result<StoreFuture<Decision>, Error>;
 
     /// Returns `units` of those that a decision about the key has `spent`.
-    fn release(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) -> StoreFuture<()>;
+    fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()>;
 
     /// Returns units in the background, as far as that is possible.
-    fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32);
+    fn release_in_background(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64);
 
     /// Returns units of the key, of whatever request.
-    fn refund(&self, key: &Key<'_>, units: u32) -> StoreFuture<()>;
+    fn refund(&self, key: &Key<'_>, units: u64) -> StoreFuture<()>;
 
     fn spawn_background(&self, task: BackgroundTask);
 
@@ -121,7 +121,7 @@ impl AnyLimiter {
         &self,
         action: Action,
         key: &Key<'_>,
-        cost: u32,
+        cost: u64,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Decision>, Error> {
         match &self.0 {
@@ -134,9 +134,9 @@ impl AnyLimiter {
     pub(super) fn release(
         &self,
         key: &Key<'_>,
-        receipt: &Receipt,
-        spent: u32,
-        units: u32,
+        receipt: Receipt,
+        spent: u64,
+        units: u64,
     ) -> StoreFuture<()> {
         match &self.0 {
             Kind::Own(limiter) => limiter.release(key, receipt, spent, units),
@@ -148,9 +148,9 @@ impl AnyLimiter {
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
-        receipt: &Receipt,
-        spent: u32,
-        units: u32,
+        receipt: Receipt,
+        spent: u64,
+        units: u64,
     ) {
         match &self.0 {
             Kind::Own(limiter) => limiter.release_in_background(key, receipt, spent, units),

@@ -8,7 +8,7 @@ use std::{
 
 use super::max_wait::MaxWait;
 use crate::{
-    algorithm::{Action, Algorithm, Release},
+    algorithm::{Action, Algorithm, Release, units as count},
     decision::Receipt,
     error::{ConfigError, Error},
     keys::Key,
@@ -24,7 +24,7 @@ pub(super) struct Version {
     /// The wait of a check that does not specify one, in microseconds.
     default_wait: f64,
     max_reservable: f64,
-    pub(super) max_cost: u32,
+    pub(super) max_cost: u64,
     /// The settings of the fallback that was used first, and its fraction of the quota.
     pub(super) fallback: OnceLock<(f64, Option<Arc<Settings>>)>,
 }
@@ -36,7 +36,7 @@ impl Version {
         Self {
             default_wait: params.default_wait(),
             max_reservable: params.max_reservable(),
-            max_cost: params.max_cost() as u32,
+            max_cost: params.max_cost() as u64,
             settings,
             fallback: OnceLock::new(),
         }
@@ -49,13 +49,13 @@ impl Version {
 
     /// Returns the release of `units` of those that a request has `spent`; `None` if there is
     /// nothing to return.
-    pub(super) fn release(&self, receipt: &Receipt, spent: u32, units: u32) -> Option<Release> {
-        match *receipt {
+    pub(super) fn release(&self, receipt: Receipt, spent: u64, units: u64) -> Option<Release> {
+        match receipt {
             Receipt::At(instant, algorithm)
                 if units > 0 && algorithm == self.settings.params.kind() =>
             {
-                let kept = spent.saturating_sub(units).into();
-                Some(Release { instant: Some(instant), units: units.into(), kept })
+                let (units, kept) = (count(units), count(spent.saturating_sub(units)));
+                Some(Release { instant: Some(instant as f64), units, kept })
             }
             _ => None,
         }
@@ -68,7 +68,7 @@ impl Version {
         observers: &'a Observers,
         action: Action,
         key: &'a Key<'_>,
-        cost: u32,
+        cost: u64,
         max_wait: MaxWait,
     ) -> Result<LimitRequest<'a>, Error> {
         let Self { settings, max_cost, .. } = self;

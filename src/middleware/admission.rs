@@ -90,10 +90,10 @@ impl<P: ProtocolBase> Shared<P> {
             Ok(cost) => cost,
             Err(error) => return self.reject(Rejection::Request(error), state),
         };
-        let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
+        let answer = limiter.decide(Action::Check, &key, cost.into(), MaxWait::NONE);
         match answer {
             Ok(StoreFuture::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
-                let charge = |key| Charge::new(limiter, key).cost(cost);
+                let charge = |key| Charge::new_n(limiter, key, cost.into());
                 let release = || charge(key.clone()).decided(&decision).release_in_background();
                 let is_ready = poll_or(release, is_ready);
                 state.decision = Some(decision);
@@ -102,7 +102,7 @@ impl<P: ProtocolBase> Shared<P> {
                 }
                 return Next::Proceed(None);
             }
-            _ => state.charge = Charge::new(limiter, key).cost(cost),
+            _ => state.charge = Charge::new_n(limiter, key, cost.into()),
         }
         self.evaluate(answer, MaxWait::NONE, None, state)
     }

@@ -23,7 +23,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let quota = Quota::per_second(10);
-//! let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+//! let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 //! let layer = RateLimitLayer::new(&limiter, key::PeerIp);
 //! # let _ = layer;
 //!
@@ -80,7 +80,7 @@ use crate::middleware::rejection::RequestError;
 ///
 /// fn per_user_and_address() -> RateLimitLayer {
 ///     let quota = Quota::per_second(10);
-///     let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+///     let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 ///     let user = |head: &Parts| head.extensions.get::<UserId>().map(|user| user.0);
 ///     RateLimitLayer::new(limiter, (user, key::PeerIp))
 /// }

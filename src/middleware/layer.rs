@@ -106,6 +106,7 @@ use crate::{
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 ///
 /// let limiter = Limiter::new(
+///     "api",
 ///     MemoryStore::new(),
 ///     Algorithm::token_bucket(),
 ///     Quota::per_second(10).burst(20),
@@ -122,7 +123,7 @@ use crate::{
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Rejection, key};
 ///
 /// # let quota = Quota::per_second(10);
-/// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 /// let layer = RateLimitLayer::new(limiter, key::Global).map_rejection(
 ///     |rejection, head, mut response| match rejection {
 ///         Rejection::Denied(_) => {
@@ -150,7 +151,7 @@ impl RateLimitLayer {
 
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
     ///
-    /// The limiter is a token bucket over a new [`MemoryStore`]. Its key,
+    /// The limiter is a token bucket over a new [`MemoryStore`], named `default`. Its key,
     /// [`key::PeerIp`](crate::key::PeerIp), needs the address of the peer: with axum, serve the
     /// router with `into_make_service_with_connect_info::<SocketAddr>()`. Behind a proxy, or for
     /// other settings, use [`new`](RateLimitLayer::new).
@@ -166,7 +167,8 @@ impl RateLimitLayer {
     ///     .layer(RateLimitLayer::per_ip(Quota::per_second(10).burst(20)));
     /// ```
     pub fn per_ip(quota: Quota) -> Self {
-        Self::new(Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota), PeerIp)
+        let store = MemoryStore::new();
+        Self::new(Limiter::new("default", store, Algorithm::token_bucket(), quota), PeerIp)
     }
 
     /// Limits HTTP requests by a [`Rule`], which computes the limits, keys and costs of each
@@ -190,7 +192,7 @@ impl RateLimitLayer {
     ///
     /// let store = MemoryStore::new();
     /// let limiter = |name, quota| {
-    ///     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    ///     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     /// };
     /// let free = limiter("free", Quota::per_second(10));
     /// let pro = limiter("pro", Quota::per_second(100));
@@ -222,7 +224,7 @@ impl RateLimitLayer {
     /// };
     ///
     /// # let quota = Quota::per_second(10);
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
     ///     .headers([Headers::Draft11, Headers::XRateLimit { reset: Reset::Epoch }]);
     /// let silent = layer.clone().headers([]);
@@ -259,7 +261,8 @@ impl RateLimitLayer {
     /// use http::StatusCode;
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::SlidingLog, Quota::per_minute(5));
+    /// let quota = Quota::per_minute(5);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::SlidingLog, quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
     ///     .charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
     /// # let _ = layer;
@@ -309,7 +312,7 @@ impl RateLimitLayer {
     ///
     /// let store = MemoryStore::new();
     /// let limiter = |name, quota| {
-    ///     Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    ///     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     /// };
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
@@ -370,7 +373,8 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Infallible> {
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
+    /// let quota = Quota::per_hour(1);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::FixedWindow, quota);
     /// let mut shout = ServiceBuilder::new()
     ///     .layer(RateLimitLayer::custom(
     ///         limiter,
@@ -435,7 +439,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
     /// let quota = Quota::per_second(10);
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::SlidingLog, quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
     ///     .max_wait(Duration::from_secs(2))
     ///     .max_waiting_per_key(20);
@@ -477,7 +481,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
     /// let quota = Quota::per_second(10).burst(1);
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
     ///     .max_wait(Duration::from_secs(5))
     ///     .max_lateness(Duration::from_millis(20));
@@ -528,7 +532,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
     /// # let quota = Quota::per_second(10);
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
     ///     .deny(key::PeerIp.within(["203.0.113.0/24", "2001:db8::/32"]))
     ///     .deny(key::Header::new("x-api-key").one_of(["a leaked key"]))
@@ -555,7 +559,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
     /// # let quota = Quota::per_second(10);
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
     ///     .exempt(|head: &Parts| head.method == Method::OPTIONS);
     /// # let _ = layer;
@@ -596,7 +600,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// };
     ///
     /// # let quota = Quota::per_second(10);
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
     ///     .on_failure(FailurePolicy::Local { share: 0.25 });
     /// # let _ = layer;

@@ -132,7 +132,7 @@ impl<H: 'static> Pricing<H> {
             charge => charge?,
         };
         Ok(match &self.cost {
-            Some(cost) if !charge.is_exempt() => charge.or_cost(cost(head)?),
+            Some(cost) if !charge.is_exempt() => charge.or_cost(cost(head)?.into()),
             _ => charge,
         }
         .without_free_limits())

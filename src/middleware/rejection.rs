@@ -41,7 +41,7 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// }
 ///
 /// let quota = Quota::per_hour(100);
-/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_window(), quota);
+/// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_window(), quota);
 /// let app: Router = Router::new().route("/report/{user}", get(report)).with_state(limiter);
 /// ```
 #[derive(Clone, Debug)]
@@ -55,9 +55,9 @@ pub enum Rejection {
         /// The name of the limiter.
         limiter: &'static str,
         /// The cost of the request.
-        cost: u32,
+        cost: u64,
         /// The largest cost that the quota can grant to one request.
-        max: u32,
+        max: u64,
     },
     /// The request has no key or is invalid: 400. The service is misconfigured: 500. A [rule or a
     /// list](RequestError::Denied) denies the request: its status.
@@ -204,7 +204,7 @@ impl RequestError {
     /// }
     ///
     /// # let quota = Quota::per_second(10);
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::by_rule(move |head: &Parts| {
     ///     let user = head.extensions.get::<User>();
     ///     let user = user.ok_or(RequestError::denied(StatusCode::UNAUTHORIZED, "log in first"))?;
@@ -285,7 +285,7 @@ impl MissingKey {
     /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore};
     ///
     /// # let quota = Quota::per_second(10);
-    /// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Header::new("x-api-key"))
     ///     .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED));
     /// # let _ = layer;

@@ -55,9 +55,9 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let exporter = PrometheusBuilder::new().install_recorder()?;
 /// let store = MemoryStore::new().observe(Arc::new(Metrics::new()));
-/// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+/// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 /// limiter.check("alice").await?;
-/// let decisions = r#"tower_ratelimit_decisions_total{limiter="default",outcome="allowed",source="store"} 1"#;
+/// let decisions = r#"tower_ratelimit_decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
 /// assert!(exporter.render().contains(decisions));
 /// # Ok(())
 /// # }

@@ -35,7 +35,7 @@ use crate::{keys::Key, sync::lock};
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let denied = Arc::new(TopDenied::new(1_000));
 /// let store = MemoryStore::new().observe(denied.clone());
-/// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+/// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
 /// for key in ["alice", "ben", "alice", "alice"] {
 ///     let _ = limiter.check(key).await?;
 /// }

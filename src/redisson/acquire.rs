@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     algorithm::EngineReply,
-    decision::{Allowed, Decision, Policy, Receipt, Source},
+    decision::{Decision, Policy, Receipt, Source},
     error::Error,
     keys::Key,
     limiter::{Charge, Retry, report_decided, visit_queue, yield_to_queue},
@@ -64,7 +64,7 @@ impl RateLimiter {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time.
-    pub async fn try_acquire(&self, permits: u32, timeout: Duration) -> Result<Decision, Error> {
+    pub async fn try_acquire(&self, permits: u64, timeout: Duration) -> Result<Decision, Error> {
         let id = random();
         let attempt = || self.attempt(self.store.start_deadline(), permits, id);
         if timeout.is_zero() || permits == 0 {
@@ -77,7 +77,7 @@ impl RateLimiter {
     /// queue.
     async fn retry<F>(
         &self,
-        permits: u32,
+        permits: u64,
         timeout: Duration,
         attempt: impl Fn() -> F,
     ) -> Result<Decision, Error>
@@ -85,7 +85,7 @@ impl RateLimiter {
         F: Future<Output = Result<Decision, Error>>,
     {
         let deadline = Instant::now().checked_add(timeout);
-        let (charge, mut retry) = (Charge::new(self, "").cost(permits), Retry::default());
+        let (charge, mut retry) = (Charge::new_n(self, "", permits), Retry::default());
         let mut waiting = None;
         yield_to_queue(&charge).await;
         loop {
@@ -120,14 +120,14 @@ impl RateLimiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](RateLimiter::try_acquire).
-    pub async fn acquire(&self, permits: u32) -> Result<Allowed, Error> {
-        self.try_acquire(permits, Duration::MAX).await.map(Allowed)
+    pub async fn acquire(&self, permits: u64) -> Result<Decision, Error> {
+        self.try_acquire(permits, Duration::MAX).await
     }
 
     pub(super) async fn attempt(
         &self,
         deadline: Deadline,
-        permits: u32,
+        permits: u64,
         id: u64,
     ) -> Result<Decision, Error> {
         if permits == 0 {
@@ -157,7 +157,7 @@ impl RateLimiter {
     async fn acquire_in_steps(
         self,
         deadline: Deadline,
-        permits: u32,
+        permits: u64,
         id: u64,
     ) -> Result<AcquireReply, Error> {
         let (entry, rate) = (entry(&id_of(id), permits), self.template_rate(deadline).await?);
@@ -177,12 +177,12 @@ impl RateLimiter {
         }
     }
 
-    fn decision(&self, cost: u32, id: u64, reply: &AcquireReply) -> Result<Decision, Error> {
+    fn decision(&self, cost: u64, id: u64, reply: &AcquireReply) -> Result<Decision, Error> {
         let AcquireReply { wait, remaining, replenish, reset, .. } = *reply;
         match reply.status {
             NO_RATE => return Err(self.no_rate()),
             ABOVE_RATE => {
-                let max = reply.rate.min(i32::MAX.into()) as u32;
+                let max = reply.rate.min(i32::MAX.into()) as u64;
                 return Err(Error::CostAboveQuota { limiter: self.label, cost, max });
             }
             _ => {}
@@ -204,7 +204,7 @@ impl RateLimiter {
     }
 
     /// Releases in the background the permits that `answer` grants.
-    fn release_answer_later(&self, permits: u32, id: u64, answer: StoreFuture<AcquireReply>) {
+    fn release_answer_later(&self, permits: u64, id: u64, answer: StoreFuture<AcquireReply>) {
         let limiter = self.clone();
         self.store.spawn_background(Box::pin(async move {
             let denied = matches!(answer.await, Ok(reply) if reply.status != DONE);
@@ -216,7 +216,7 @@ impl RateLimiter {
 
     /// Releases in the background `permits` of the permits that an acquire has `taken`, if Redis
     /// can be reached.
-    pub(super) fn release_later(&self, permits: u32, taken: u32, id: u64) {
+    pub(super) fn release_later(&self, permits: u64, taken: u64, id: u64) {
         let limiter = self.clone();
         self.store.release_by(self.name(), move || {
             let limiter = limiter.clone();
@@ -246,7 +246,7 @@ async fn wait(charge: &Charge, retry: &mut Retry, deadline: Option<Instant>) -> 
 /// grants.
 struct Attempt<'a> {
     limiter: &'a RateLimiter,
-    permits: u32,
+    permits: u64,
     id: u64,
     answer: Option<StoreFuture<AcquireReply>>,
 }

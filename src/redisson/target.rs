@@ -28,7 +28,7 @@ impl ChargeTarget for RateLimiter {
         &self,
         action: Action,
         key: &Key<'_>,
-        cost: u32,
+        cost: u64,
     ) -> Result<StoreFuture<Decision>, Error> {
         if action != Action::Check {
             return Err(Error::Unsupported);
@@ -37,9 +37,9 @@ impl ChargeTarget for RateLimiter {
         Ok(StoreFuture::pending(async move { limiter.attempt(deadline, cost, random()).await }))
     }
 
-    fn release(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) -> StoreFuture<()> {
+    fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()> {
         let (limiter, id) = match (self.for_key(key), receipt) {
-            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(*id)),
+            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(id)),
             (Err(error), _) => return StoreFuture::ready(Err(error.into())),
             _ => return StoreFuture::ready(Ok(())),
         };
@@ -50,14 +50,14 @@ impl ChargeTarget for RateLimiter {
         })
     }
 
-    fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, spent: u32, units: u32) {
+    fn release_in_background(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) {
         if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
             report_released(&self.observers, self.label, &limiter.key(), units);
-            limiter.release_later(units, spent, *id);
+            limiter.release_later(units, spent, id);
         }
     }
 
-    fn refund(&self, key: &Key<'_>, units: u32) -> StoreFuture<()> {
+    fn refund(&self, key: &Key<'_>, units: u64) -> StoreFuture<()> {
         let (limiter, deadline) = match self.for_key(key) {
             Ok(limiter) => (limiter, self.store.start_deadline()),
             Err(error) => return StoreFuture::ready(Err(error.into())),

@@ -57,7 +57,7 @@ use crate::error::StoreError;
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let url = std::env::var("RATE_LIMIT_STORE").unwrap_or_else(|_| "memory:".to_owned());
 /// let store = store::connect(&url).await?;
-/// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+/// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 /// assert!(limiter.check("alice").await?.is_allowed());
 /// # Ok(())
 /// # }

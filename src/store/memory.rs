@@ -100,7 +100,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// ```
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
 ///
-/// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(10));
+/// let quota = Quota::per_second(10);
+/// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 /// # let _ = limiter;
 /// ```
 #[derive(Clone)]

@@ -20,12 +20,12 @@ mod store;
 mod tls;
 mod transport;
 
-#[cfg(feature = "tls-rustls")]
-pub use self::tls::Tls;
 #[cfg(feature = "redisson")]
 pub(crate) use self::script_text::ScriptText;
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::script_text::is_written;
+#[cfg(feature = "tls-rustls")]
+pub use self::tls::Tls;
 #[cfg(feature = "redisson")]
 pub(crate) use self::transport::Deadline;
 pub(super) use self::transport::{FORMS, scheme_error};

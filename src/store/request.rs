@@ -14,7 +14,7 @@ use std::task::ready;
 use tokio::task::coop;
 
 use crate::{
-    algorithm::{Action, Algorithm, EngineRequest, Params},
+    algorithm::{Action, Algorithm, EngineRequest, Params, units},
     decision::{Policy, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -39,7 +39,7 @@ impl Settings {
         Ok(Self { algorithm, quota, params, ..*self })
     }
 
-    pub(crate) fn policy(&self, cost: u32) -> Policy {
+    pub(crate) fn policy(&self, cost: u64) -> Policy {
         let Self { name, quota, source, .. } = *self;
         Policy { limiter: name, algorithm: Some(self.params.kind()), quota, cost, source }
     }
@@ -62,7 +62,7 @@ pub struct LimitRequest<'a> {
     /// The observers of the limiter.
     pub(crate) observers: &'a Observers,
     pub(crate) key: &'a Key<'a>,
-    pub(crate) cost: u32,
+    pub(crate) cost: u64,
     /// In microseconds. For a block its duration.
     pub(crate) max_wait: f64,
 }
@@ -81,7 +81,7 @@ impl LimitRequest<'_> {
 
     /// Returns what the release of its units needs: settings, key and cost.
     #[cfg(feature = "redis")]
-    pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u32) {
+    pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u64) {
         (self.settings.clone(), self.key.clone().into_owned(), self.cost)
     }
 
@@ -92,11 +92,10 @@ impl LimitRequest<'_> {
 
 impl StoreRequest<'_> {
     pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: f64) -> EngineRequest {
-        let LimitRequest { cost, max_wait, .. } = *limit;
         EngineRequest {
             action: self.action,
-            cost: cost.into(),
-            max_wait,
+            cost: units(limit.cost),
+            max_wait: limit.max_wait,
             now,
             admission: None,
             blocked: 0.0,

@@ -22,17 +22,23 @@ use tokio::time::Instant;
 use crate::{sync::lock, time::random_fraction};
 
 /// The longest time between the instant at which a request is due to check and the end of its
-/// check. A request that takes longer no longer holds up others.
+/// check. A request that takes longer no longer holds up others. It is ten times the default
+/// deadline of a check, so only a future that is kept but not polled takes longer. `select!` over a
+/// request and a slow branch is enough for that.
 pub(crate) const MAX_STALL: Duration = Duration::from_secs(1);
-/// The number of successful checks after which no competing process is assumed.
+/// The number of successful checks after which no competing process is assumed. With two processes,
+/// one in two checks fails, so eight successes in a row without a competitor are likely, and with
+/// one they are not (1 in 256).
 const COMPETITION: u8 = 8;
-/// Longer than any process runs.
+/// Longer than any process runs, and short enough that an `Instant` can hold it.
 const FOREVER: Duration = Duration::from_secs(30 * 366 * 86_400);
 
 /// The requests of this process that retry, by limiter and key.
 #[derive(Debug, Default)]
 pub struct RetryQueues {
     hasher: RandomState,
+    /// `Relaxed`: a queue compares numbers under its lock, and requests that arrive at the same
+    /// time on two threads have no order anyway.
     arrivals: AtomicU64,
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a queue.
     queues: Mutex<HashMap<u64, Arc<Mutex<Queue>>>>,
@@ -45,7 +51,7 @@ pub(crate) struct Entry {
     pub(crate) queue: u64,
     /// The hash of all limiters and keys of the request.
     pub(crate) group: u64,
-    pub(crate) cost: u32,
+    pub(crate) cost: u64,
     /// The units that the other limits of the group admit at once.
     pub(crate) max_units: u64,
     /// The pause of the next request if this one moves to another queue.
@@ -59,7 +65,7 @@ pub(crate) struct Forecast {
     pub(crate) available: u64,
     /// When more units are available, for a request of this cost; `None` for any cost.
     pub(crate) next_at: Instant,
-    pub(crate) cost: Option<u32>,
+    pub(crate) cost: Option<u64>,
 }
 
 impl Forecast {
@@ -68,7 +74,8 @@ impl Forecast {
     }
 }
 
-/// Requests by their arrival. If there are any, at least one of them is checking.
+/// Requests by their arrival. If there are any, at least one of them is checking: it has the only
+/// timer, so a queue without it would wait for ever.
 #[derive(Debug, Default)]
 struct Queue {
     checking: BTreeMap<u64, Checking>,
@@ -101,7 +108,7 @@ impl Group {
 /// A request that checks at `at`, or is checking since then.
 #[derive(Debug)]
 struct Checking {
-    cost: u32,
+    cost: u64,
     at: Instant,
 }
 
@@ -114,7 +121,7 @@ impl Checking {
 
 #[derive(Debug)]
 struct Waiting {
-    cost: u32,
+    cost: u64,
     waker: Option<Waker>,
 }
 
@@ -133,10 +140,11 @@ impl RetryQueues {
         let Entry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
         let queue = queues.entry(id).or_default().clone();
-        // The map stays locked: otherwise the queue could be removed in the meantime.
+        // The map stays locked: otherwise the queue could be removed in the meantime. Whoever needs
+        // both locks takes that of the map first.
         let wakers = {
             let mut queue = lock(&queue);
-            queue.update_group(group, max_units, |units| units + u64::from(cost));
+            queue.update_group(group, max_units, |units| units + cost);
             queue.push(arrival, cost, forecast)
         };
         drop(queues);
@@ -174,7 +182,7 @@ impl RetryQueues {
 }
 
 impl Queue {
-    fn push(&mut self, arrival: u64, cost: u32, forecast: Forecast) -> Vec<Waker> {
+    fn push(&mut self, arrival: u64, cost: u64, forecast: Forecast) -> Vec<Waker> {
         self.waiting.insert(arrival, Waiting { cost, waker: None });
         self.start_checks(forecast)
     }
@@ -195,7 +203,9 @@ impl Queue {
         let (mut wakers, now) = (vec![], Instant::now());
         while let Some(first) = self.waiting.first_entry() {
             let cost = first.get().cost;
-            let fits = self.units_checking + u64::from(cost) <= forecast.available;
+            // Not only the first one: if a window ends, its whole quota is there, and checks one
+            // after the other would take a round trip each.
+            let fits = self.units_checking + cost <= forecast.available;
             if !fits && self.checking.values().any(|checking| checking.is_polled(now)) {
                 break;
             }
@@ -203,7 +213,7 @@ impl Queue {
             let at = if sleeps { forecast.next_at } else { now };
             let (arrival, Waiting { waker, .. }) = first.remove_entry();
             self.checking.insert(arrival, Checking { cost, at });
-            self.units_checking += u64::from(cost);
+            self.units_checking += cost;
             wakers.extend(waker);
         }
         wakers
@@ -211,7 +221,7 @@ impl Queue {
 
     fn stop_check(&mut self, arrival: u64) -> Option<Checking> {
         let checking = self.checking.remove(&arrival)?;
-        self.units_checking -= u64::from(checking.cost);
+        self.units_checking -= checking.cost;
         Some(checking)
     }
 
@@ -307,7 +317,7 @@ impl Drop for Ticket {
         let (wakers, _waiting, is_empty) = {
             let queue = &mut *lock(&self.queue);
             let max = queue.groups.get(&group).map_or(0, |group| group.max);
-            queue.update_group(group, max, |units| units.saturating_sub(cost.into()));
+            queue.update_group(group, max, |units| units.saturating_sub(cost));
             let (wakers, waiting) = queue.leave(self.arrival, self.forecast);
             (wakers, waiting, queue.checking.is_empty())
         };
@@ -335,7 +345,7 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        Push { cost: u32 },
+        Push { cost: u64 },
         Denied { index: usize },
         Allowed { index: usize, available: u64 },
         Dropped { index: usize },
@@ -343,7 +353,7 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            (1..5_u32).prop_map(|cost| Step::Push { cost }),
+            (1..5_u64).prop_map(|cost| Step::Push { cost }),
             any::<usize>().prop_map(|index| Step::Denied { index }),
             (any::<usize>(), 0..10_u64)
                 .prop_map(|(index, available)| Step::Allowed { index, available }),
@@ -382,7 +392,7 @@ mod tests {
                         queue.leave(index as u64 % (arrivals + 1), None);
                     }
                 }
-                let costs = queue.checking.values().map(|checking| u64::from(checking.cost));
+                let costs = queue.checking.values().map(|checking| checking.cost);
                 let units_checking: u64 = costs.sum();
                 prop_assert_eq!(queue.units_checking, units_checking);
                 prop_assert!(!queue.checking.is_empty() || queue.waiting.is_empty());

@@ -15,7 +15,7 @@ use http::StatusCode;
 use tokio::time::{Instant, advance, pause, resume};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
+    Algorithm, Charge, Decision, KeyState, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
     Rejection, Source, key,
 };
 
@@ -31,9 +31,9 @@ async fn forgetful(server: &RedisServer) -> RedisStore {
 /// Limiters over each store, for two replicas.
 async fn replicas(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [[Limiter; 2]; 2] {
     let name = algorithm.name();
-    let memory = Limiter::named(name, MemoryStore::new(), algorithm, quota);
+    let memory = Limiter::new(name, MemoryStore::new(), algorithm, quota);
     let redis = [forgetful(server).await, forgetful(server).await];
-    [[memory.clone(), memory], redis.map(|store| Limiter::named(name, store, algorithm, quota))]
+    [[memory.clone(), memory], redis.map(|store| Limiter::new(name, store, algorithm, quota))]
 }
 
 fn assert_blocked(decision: &Decision, rest: Duration) {
@@ -45,6 +45,16 @@ fn assert_blocked(decision: &Decision, rest: Duration) {
     let may_wait = if decision.limiter() == "leaky-bucket" { HOUR } else { Duration::ZERO };
     assert_eq!(decision.retry_after(), Some(ends - may_wait));
     assert!(decision.reset_after() >= ends);
+}
+
+fn assert_left(state: &KeyState, rest: Duration) {
+    let ends = state.blocked_for().unwrap();
+    assert!(ends <= rest && ends + 10 * SECOND > rest, "{state:?}");
+    assert_eq!((state.remaining(), state.replenish_after()), (0, ends));
+    let may_wait = if state.limiter() == "leaky-bucket" { HOUR } else { Duration::ZERO };
+    let wait = state.retry_after().unwrap();
+    assert!(wait == ends || wait == ends - may_wait, "{state:?}");
+    assert!(state.reset_after() >= ends);
 }
 
 fn query<T: redis::FromRedisValue>(server: &RedisServer, words: &[&str]) -> T {
@@ -62,26 +72,27 @@ async fn a_block_denies_on_every_replica_until_it_is_lifted_and_keeps_the_count(
         for [here, there] in replicas(&server, algorithm, Quota::per_hour(10)).await {
             assert!(here.check_n("key", 3).await.unwrap().is_allowed());
             let blocked = here.block("key", 24 * HOUR).await.unwrap();
-            assert!(blocked.is_blocked() && blocked.is_allowed() && blocked.cost() == 0);
+            assert_eq!((blocked.remaining(), blocked.allows()), (0, false), "{blocked:?}");
+            assert_left(&blocked, 24 * HOUR);
             assert!(here.check("other").await.unwrap().is_allowed(), "{algorithm}");
             for limiter in [&here, &there] {
                 assert_blocked(&limiter.check("key").await.unwrap(), 24 * HOUR);
-                assert_blocked(&limiter.peek("key").await.unwrap(), 24 * HOUR);
-                let denied = limiter.try_acquire("key", 1, HOUR).await.unwrap();
+                assert_left(&limiter.peek("key").await.unwrap(), 24 * HOUR);
+                let denied = limiter.try_acquire("key", HOUR).await.unwrap();
                 let wait = denied.retry_after().unwrap();
                 assert!(wait <= 23 * HOUR && wait + 10 * SECOND > 23 * HOUR, "{denied:?}");
             }
             // A shorter block does not shorten it.
-            assert!(there.block("key", SECOND).await.unwrap().is_blocked());
+            assert_left(&there.block("key", SECOND).await.unwrap(), 24 * HOUR);
             assert_blocked(&here.check("key").await.unwrap(), 24 * HOUR);
             // Units can be returned and spent.
-            assert!(there.refund("key", 2).await.unwrap().is_blocked(), "{algorithm}");
-            assert!(there.spend("key", 4).await.unwrap().is_blocked(), "{algorithm}");
+            assert_left(&there.refund("key", 2).await.unwrap(), 24 * HOUR);
+            assert_left(&there.spend("key", 4).await.unwrap(), 24 * HOUR);
 
             let free = there.unblock("key").await.unwrap();
-            assert_eq!((free.is_blocked(), free.remaining()), (false, 5), "{algorithm}");
+            assert_eq!((free.blocked_for(), free.remaining()), (None, 5), "{algorithm}");
             assert_eq!(here.check("key").await.unwrap().remaining(), 4, "{algorithm}");
-            assert!(!here.unblock("key").await.unwrap().is_blocked(), "{algorithm}");
+            assert_eq!(here.unblock("key").await.unwrap().blocked_for(), None, "{algorithm}");
         }
     }
 }
@@ -109,7 +120,12 @@ async fn a_reset_lifts_a_block_and_a_key_without_a_count_can_be_blocked() {
 #[tokio::test]
 async fn a_key_expires_with_its_block() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(forgetful(&server).await, Algorithm::SlidingLog, Quota::per_hour(9));
+    let limiter = Limiter::new(
+        "default",
+        forgetful(&server).await,
+        Algorithm::SlidingLog,
+        Quota::per_hour(9),
+    );
     assert!(limiter.check("key").await.unwrap().is_allowed());
     let key = "ratelimit:default:sliding-log:{key}";
     let ttl = || Duration::from_secs(query(&server, &["TTL", key]));
@@ -125,19 +141,19 @@ async fn a_key_expires_with_its_block() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_may_wait_proceeds_after_the_end_of_the_block() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         limiter.block("key", HOUR).await.unwrap();
         let start = Instant::now();
-        let denied = limiter.try_acquire("key", 1, HOUR - SECOND).await.unwrap();
+        let denied = limiter.try_acquire("key", HOUR - SECOND).await.unwrap();
         assert_eq!((denied.retry_after(), start.elapsed()), (Some(SECOND), Duration::ZERO));
 
-        let allowed = limiter.try_acquire("key", 1, HOUR).await.unwrap();
+        let allowed = limiter.try_acquire("key", HOUR).await.unwrap();
         assert_eq!((allowed.is_blocked(), allowed.delay()), (true, HOUR), "{algorithm}");
         assert_eq!(start.elapsed(), HOUR, "{algorithm}");
-        assert!(!limiter.peek("key").await.unwrap().is_blocked(), "{algorithm}");
+        assert_eq!(limiter.peek("key").await.unwrap().blocked_for(), None, "{algorithm}");
 
         limiter.block("key", HOUR).await.unwrap();
-        limiter.acquire("key", 1).await.unwrap();
+        let _ = limiter.acquire("key").await.unwrap();
         assert_eq!(start.elapsed(), 2 * HOUR, "{algorithm}");
     }
 }
@@ -145,11 +161,11 @@ async fn a_request_that_may_wait_proceeds_after_the_end_of_the_block() {
 #[tokio::test(start_paused = true)]
 async fn no_more_than_the_quota_proceeds_at_the_end_of_a_block() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_hour(3));
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_hour(3));
         limiter.block("key", 24 * HOUR).await.unwrap();
         let mut waits: Vec<Duration> = vec![];
         for _ in 0..6 {
-            let decision = limiter.check_within("key", 1, 25 * HOUR).await.unwrap();
+            let decision = limiter.check_within("key", 25 * HOUR).await.unwrap().keep();
             waits.extend(decision.is_allowed().then_some(decision.delay()));
         }
         let early = waits.iter().filter(|wait| **wait < 24 * HOUR).count();
@@ -166,12 +182,12 @@ async fn as_many_requests_wait_for_the_end_of_a_block_as_fit_into_a_leaky_bucket
     for [limiter, _] in replicas(&server, Algorithm::LeakyBucket, Quota::per_hour(4)).await {
         limiter.block("key", 24 * HOUR).await.unwrap();
         for place in 0..4 {
-            let waits = limiter.check_within("key", 1, 30 * HOUR).await.unwrap();
+            let waits = limiter.check_within("key", 30 * HOUR).await.unwrap().keep();
             let expected = 24 * HOUR + place * HOUR / 4;
             let delay = waits.delay();
             assert!(delay <= expected && delay + 10 * SECOND > expected, "{place}: {waits:?}");
         }
-        let denied = limiter.check_within("key", 1, 30 * HOUR).await.unwrap();
+        let denied = limiter.check_within("key", 30 * HOUR).await.unwrap().keep();
         assert!(denied.retry_after().unwrap() > 24 * HOUR, "{denied:?}");
     }
 }
@@ -179,8 +195,8 @@ async fn as_many_requests_wait_for_the_end_of_a_block_as_fit_into_a_leaky_bucket
 /// Waits for a second, during which a function blocks the key. Returns how long it took.
 async fn wait_while(limiter: &Limiter, block: impl AsyncFnOnce(&Limiter)) -> Option<Duration> {
     let start = Instant::now();
-    assert!(limiter.try_acquire("key", 2, Duration::ZERO).await.unwrap().is_allowed());
-    let mut waiting = pin!(limiter.try_acquire("key", 2, 10 * SECOND));
+    assert!(limiter.try_acquire_n("key", 2, Duration::ZERO).await.unwrap().is_allowed());
+    let mut waiting = pin!(limiter.try_acquire_n("key", 2, 10 * SECOND));
     assert!(poll_once(waiting.as_mut()).is_pending());
     // With Redis, its check is sent by another task.
     while limiter.peek("key").await.unwrap().reset_after() <= SECOND {
@@ -195,7 +211,8 @@ async fn a_request_that_waits_when_its_key_is_blocked_waits_for_the_end_or_is_de
     for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
     {
         let wait = async |block: Duration, unblocks: bool| {
-            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+            let limiter =
+                Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
             wait_while(&limiter, async |limiter| {
                 limiter.block("key", block).await.unwrap();
                 if unblocks {
@@ -214,11 +231,16 @@ async fn a_request_that_waits_when_its_key_is_blocked_waits_for_the_end_or_is_de
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_looks_for_blocks_each_time_that_its_time_has_come() {
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_second(2));
+    let limiter = Limiter::new(
+        "default",
+        MemoryStore::new(),
+        Algorithm::token_bucket(),
+        Quota::per_second(2),
+    );
     let start = Instant::now();
     assert!(limiter.check_n("key", 2).await.unwrap().is_allowed());
     let other = limiter.clone();
-    let waiting = tokio::spawn(async move { other.acquire("key", 1).await.unwrap() });
+    let waiting = tokio::spawn(async move { other.acquire("key").await.unwrap() });
     for second in 0..4 {
         tokio::time::sleep_until(start + second * SECOND + Duration::from_millis(100)).await;
         limiter.block("key", 2 * SECOND).await.unwrap();
@@ -230,7 +252,8 @@ async fn a_request_that_waits_looks_for_blocks_each_time_that_its_time_has_come(
 #[tokio::test]
 async fn a_request_that_waits_for_redis_knows_the_blocks_of_its_process() {
     let server = RedisServer::start();
-    let limiter = |store| Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(2));
+    let limiter =
+        |store| Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_second(2));
     let here = limiter(support::redis_store(&server).await);
     // The process begins the block itself.
     assert_eq!(
@@ -249,7 +272,7 @@ async fn a_request_that_waits_for_redis_knows_the_blocks_of_its_process() {
     // Another process begins it, and a request of this one may wait for its end.
     let waited = wait_while(&here, async |here| {
         there.block("key", HOUR).await.unwrap();
-        let waits = here.check_within("key", 1, 2 * HOUR).await.unwrap();
+        let waits = here.check_within("key", 2 * HOUR).await.unwrap().keep();
         assert!(waits.is_blocked() && waits.is_allowed());
     });
     assert_eq!(waited.await, None);
@@ -266,7 +289,7 @@ async fn a_request_that_waits_for_redis_knows_the_blocks_of_its_process() {
 async fn a_block_that_is_over_does_not_disturb_a_request_that_waits() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(2));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_second(2));
     let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(10 * SECOND);
     let service = layer.max_lateness(HOUR).layer(counting(&Arc::default()));
     for block in [Duration::ZERO, Duration::from_millis(100)] {
@@ -289,18 +312,18 @@ async fn a_block_that_another_process_has_lifted_does_not_disturb_later_requests
     let (recorder, quota) = (Recorder::new(), Quota::per_second(50).burst(1));
     let [here, there] =
         [forgetful(&server).await.observe(recorder.clone()), forgetful(&server).await]
-            .map(|store| Limiter::new(store, Algorithm::token_bucket(), quota));
+            .map(|store| Limiter::new("default", store, Algorithm::token_bucket(), quota));
     let layer = RateLimitLayer::new(&here, key::Global).max_wait(HOUR).max_lateness(HOUR);
     let service = layer.layer(counting(&Arc::default()));
     for finds in ["denied", "waits", "began"] {
         let blocks = if finds == "began" { &here } else { &there };
         blocks.block("global", 3 * HOUR).await.unwrap();
         let found = match finds {
-            "denied" => here.check("global").await.unwrap(),
-            "waits" => here.check_within("global", 1, 4 * HOUR).await.unwrap(),
-            _ => here.peek("global").await.unwrap(),
+            "denied" => here.check("global").await.unwrap().is_blocked(),
+            "waits" => here.check_within("global", 4 * HOUR).await.unwrap().keep().is_blocked(),
+            _ => here.peek("global").await.unwrap().blocked_for().is_some(),
         };
-        assert!(found.is_blocked());
+        assert!(found);
         there.reset("global").await.unwrap();
         recorder.take();
         let requests = (0..20).map(|_| tokio::spawn(service.clone().oneshot(get(&[]))));
@@ -317,13 +340,13 @@ async fn a_block_that_another_process_has_lifted_does_not_disturb_later_requests
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_for_the_end_of_a_block_keeps_its_instant_when_it_is_lifted() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         limiter.block("key", HOUR).await.unwrap();
         let start = Instant::now();
-        let mut waiting = pin!(limiter.acquire("key", 1));
+        let mut waiting = pin!(limiter.acquire("key"));
         assert!(poll_once(waiting.as_mut()).is_pending());
         limiter.unblock("key").await.unwrap();
-        assert!(!limiter.peek("key").await.unwrap().is_blocked(), "{algorithm}");
+        assert_eq!(limiter.peek("key").await.unwrap().blocked_for(), None, "{algorithm}");
         limiter.reset("key").await.unwrap();
         assert!(limiter.check("key").await.unwrap().is_allowed(), "{algorithm}");
         assert!(waiting.await.unwrap().is_allowed());
@@ -336,7 +359,7 @@ async fn a_denial_of_a_blocked_key_is_remembered_until_this_process_lifts_the_bl
     let server = RedisServer::start();
     let config = support::config(&server.url()).denial_ttl(24 * HOUR);
     let store = support::connected(config).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_second(10));
     assert!(limiter.check("key").await.unwrap().is_allowed());
     limiter.block("key", HOUR).await.unwrap();
     assert_eq!(limiter.check("key").await.unwrap().source(), Source::Store);
@@ -356,11 +379,10 @@ async fn one_blocked_key_denies_a_request_of_several_limits_and_charges_none() {
     let memory = MemoryStore::new();
     let redis = forgetful(&server).await;
     let new = |name, store: &dyn Fn(&str) -> Limiter| store(name);
-    let in_memory = |name: &str| {
-        Limiter::named(name, memory.clone(), Algorithm::SlidingLog, Quota::per_hour(5))
-    };
+    let in_memory =
+        |name: &str| Limiter::new(name, memory.clone(), Algorithm::SlidingLog, Quota::per_hour(5));
     let in_redis =
-        |name: &str| Limiter::named(name, redis.clone(), Algorithm::SlidingLog, Quota::per_hour(5));
+        |name: &str| Limiter::new(name, redis.clone(), Algorithm::SlidingLog, Quota::per_hour(5));
     for store in [&in_memory as &dyn Fn(&str) -> Limiter, &in_redis] {
         let (one, two) = (new("one", store), new("two", store));
         let charge = Charge::new(&one, "key").and(Charge::new(&two, "key"));
@@ -378,7 +400,7 @@ async fn one_blocked_key_denies_a_request_of_several_limits_and_charges_none() {
 #[tokio::test(start_paused = true)]
 async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     let quota = Quota::per_second(10);
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
     let calls = Arc::new(AtomicUsize::new(0));
     let service = counting(&calls);
     let layer = RateLimitLayer::new(&limiter, key::Header::new("x-api-key"));

@@ -16,7 +16,7 @@ use std::{
 use tokio::{task::JoinSet, time::Instant};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, Allowed, Charge, ConfigError, Error, FailurePolicy, Limit, Limiter, MemoryStore,
+    Algorithm, Charge, ConfigError, Decision, Error, FailurePolicy, Limit, Limiter, MemoryStore,
     Quota, RateLimitLayer, RedisStore, Source, Store, store,
 };
 
@@ -27,10 +27,10 @@ const HOUR: Duration = Duration::from_secs(3_600);
 /// A limiter in memory, and one in Redis, with counts of its own.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Limiter; 2] {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
+    let memory = Limiter::new("default", MemoryStore::new(), algorithm, quota);
     let prefix = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
     let redis = support::with_prefix(server, &prefix).await;
-    [memory, Limiter::new(redis, algorithm, quota)]
+    [memory, Limiter::new("default", redis, algorithm, quota)]
 }
 
 #[tokio::test]
@@ -48,8 +48,10 @@ async fn a_changed_quota_applies_to_all_clones_and_to_the_state_as_it_is() {
                     assert_eq!((limiter.quota(), peeked.quota()), (quota, quota));
                     assert_eq!(peeked.remaining(), remaining, "{algorithm} {quota}");
                 }
-                let error = limiter.check_n("key", limit as u32 + 1).await.unwrap_err();
-                assert!(matches!(error, Error::CostAboveQuota { max, .. } if u64::from(max) == limit));
+                let error = limiter.check_n("key", u64::from(limit) + 1).await.unwrap_err();
+                assert!(
+                    matches!(error, Error::CostAboveQuota { max, .. } if max == u64::from(limit))
+                );
             }
             assert!(clones[0].check("key").await.unwrap().is_allowed(), "{algorithm}");
             assert!(!clones[1].check("key").await.unwrap().is_allowed(), "{algorithm}");
@@ -84,7 +86,7 @@ async fn a_changed_quota_applies_to_charges_of_several_limits() {
         let store = store::connect(url).await.unwrap();
         let [one, two] = ["one", "two"].map(|name| {
             let quota = Quota::per_hour(4);
-            Limiter::named(name, store.clone(), Algorithm::sliding_log(), quota)
+            Limiter::new(name, store.clone(), Algorithm::sliding_log(), quota)
         });
         let charge = Charge::new(&one, "key").also(&two);
         assert!(charge.check().await.unwrap().is_allowed());
@@ -107,7 +109,8 @@ async fn a_changed_quota_applies_to_charges_of_several_limits() {
 
 #[tokio::test]
 async fn an_invalid_quota_changes_nothing_and_a_limiter_with_another_quota_keeps_its_own() {
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(10));
+    let limiter =
+        Limiter::new("default", MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(10));
     let other = limiter.with_quota(Quota::per_hour(20)).unwrap();
     let error = limiter.set_quota(Quota::per_hour(5).burst(2)).unwrap_err();
     assert!(matches!(error, ConfigError::BurstWithoutBucket { .. }));
@@ -122,13 +125,13 @@ async fn an_invalid_quota_changes_nothing_and_a_limiter_with_another_quota_keeps
 #[tokio::test(start_paused = true)]
 async fn waiting_requests_keep_their_instants_and_later_ones_follow_the_new_quota() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
-        while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
+        while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {}
         let start = Instant::now();
-        let mut waiting = pin!(limiter.acquire("key", 1));
+        let mut waiting = pin!(limiter.acquire("key"));
         assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         limiter.set_quota(Quota::per_second(100)).unwrap();
-        let later = limiter.check_within("key", 1, HOUR).await.unwrap();
+        let later = limiter.check_within("key", HOUR).await.unwrap().keep();
         let reserved = waiting.await.unwrap().delay();
         assert!(start.elapsed() - reserved <= Duration::from_millis(1), "{algorithm}");
         assert!(later.delay() <= reserved + Duration::from_secs(1), "{algorithm}");
@@ -146,10 +149,10 @@ fn start_waiting<F: Future>(future: F) -> Pin<Box<F>> {
 async fn with_waiting(
     algorithm: Algorithm,
     quota: Quota,
-) -> (Limiter, Vec<Pin<Box<impl Future<Output = Result<Allowed, Error>>>>>) {
-    let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
-    while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
-    let acquire = |limiter: Limiter| async move { limiter.acquire("key", 1).await };
+) -> (Limiter, Vec<Pin<Box<impl Future<Output = Result<Decision, Error>>>>>) {
+    let limiter = Limiter::new("default", MemoryStore::new(), algorithm, quota);
+    while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {}
+    let acquire = |limiter: Limiter| async move { limiter.acquire("key").await };
     let waiting = (0..5).map(|_| start_waiting(acquire(limiter.clone()))).collect();
     (limiter, waiting)
 }
@@ -158,7 +161,7 @@ const WINDOWS: [Algorithm; 3] =
     [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 1 }];
 
 async fn longest_wait(
-    waiting: Vec<impl Future<Output = Result<Allowed, Error>> + Unpin>,
+    waiting: Vec<impl Future<Output = Result<Decision, Error>> + Unpin>,
 ) -> Duration {
     let mut longest = Duration::ZERO;
     for request in waiting {
@@ -177,7 +180,7 @@ async fn after_a_higher_quota_a_new_request_comes_after_those_that_wait() {
         let (limiter, waiting) = with_waiting(algorithm, before).await;
         limiter.set_quota(after).unwrap();
         assert!(!limiter.check("key").await.unwrap().is_allowed(), "{algorithm}");
-        let new = limiter.check_within("key", 1, HOUR).await.unwrap().delay();
+        let new = limiter.check_within("key", HOUR).await.unwrap().keep().delay();
         assert_eq!(new, longest_wait(waiting).await, "{algorithm}");
     }
 }
@@ -208,7 +211,7 @@ async fn while_a_charge_waits_its_other_limit_has_no_units_left() {
     for algorithm in WINDOWS.into_iter().chain([Algorithm::token_bucket()]) {
         let store = MemoryStore::new();
         let limiter =
-            |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_second(limit));
+            |name, limit| Limiter::new(name, store.clone(), algorithm, Quota::per_second(limit));
         let (small, large) = (limiter("small", 1), limiter("large", 100));
         let charge = Charge::new(&small, "key").also(&large);
         assert!(charge.check().await.unwrap().is_allowed());
@@ -221,7 +224,7 @@ async fn while_a_charge_waits_its_other_limit_has_no_units_left() {
         let waiting = start_waiting(service.oneshot(()));
         assert_eq!(large.peek("key").await.unwrap().remaining(), 0, "{algorithm}");
         assert!(!large.check("key").await.unwrap().is_allowed(), "{algorithm}");
-        let later = large.check_within("key", 1, HOUR).await.unwrap().delay();
+        let later = large.check_within("key", HOUR).await.unwrap().keep().delay();
         assert!(later >= Duration::from_secs(1), "{algorithm}");
         drop(waiting);
     }
@@ -231,16 +234,17 @@ async fn while_a_charge_waits_its_other_limit_has_no_units_left() {
 async fn a_waiting_request_that_is_dropped_after_a_change_returns_at_most_its_own_units() {
     for algorithm in ALGORITHMS {
         for other in [Quota::per_second(100), Quota::per_minute(2)] {
-            let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_second(2));
-            while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
-            let mut waiting = Box::pin(limiter.acquire("key", 1));
+            let limiter =
+                Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
+            while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {}
+            let mut waiting = Box::pin(limiter.acquire("key"));
             assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             limiter.set_quota(other).unwrap();
-            let used = other.limit() as u32 - limiter.peek("key").await.unwrap().remaining() as u32;
-            let _ = limiter.check_within("key", 1, HOUR).await.unwrap();
+            let used = other.limit() - limiter.peek("key").await.unwrap().remaining();
+            let _ = limiter.check_within("key", HOUR).await.unwrap().keep();
             drop(waiting);
             let mut admitted = 0;
-            while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
+            while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {
                 admitted += 1;
             }
             assert!(admitted <= other.limit() + 1 - used.min(other.limit()), "{algorithm} {other}");
@@ -287,7 +291,7 @@ async fn no_more_than_the_highest_quota_passes_while_it_changes() {
 #[tokio::test]
 async fn the_fallback_follows_the_quota() {
     let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(8));
+    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), Quota::per_hour(8));
     let local = limiter.on_failure(FailurePolicy::Local { share: 0.25 });
     for remaining in [1, 0] {
         let decision = local.check("key").await.unwrap();
@@ -304,7 +308,8 @@ async fn the_fallback_follows_the_quota() {
 #[test]
 fn a_change_of_the_quota_undoes_no_change_of_the_algorithm() {
     for _ in 0..2_000 {
-        let limiter = Limiter::new(MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
+        let limiter =
+            Limiter::new("default", MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(1));
         let barrier = Barrier::new(2);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -342,7 +347,7 @@ async fn units_that_another_algorithm_counted_are_not_returned() {
                 decision
             };
             let decisions = [check("a").await, check("b").await, check("c").await];
-            let bound = Charge::new(&limiter, "d").cost(5);
+            let bound = Charge::new_n(&limiter, "d", 5);
             let bound = bound.clone().decided(&bound.check().await.unwrap());
             set(&limiter, to, quota);
             for key in ["a", "b", "c", "d"] {
@@ -351,7 +356,7 @@ async fn units_that_another_algorithm_counted_are_not_returned() {
             let [a, b, c] = decisions;
             limiter.settle("a", &a, 1).await.unwrap();
             limiter.cancel("b", b).await.unwrap();
-            Charge::new(&limiter, "c").cost(5).cancel(c).await.unwrap();
+            Charge::new_n(&limiter, "c", 5).cancel(c).await.unwrap();
             bound.settle("default", 2).await.unwrap();
             for key in ["a", "b", "c", "d"] {
                 let left = limiter.peek(key).await.unwrap().remaining();
@@ -362,8 +367,8 @@ async fn units_that_another_algorithm_counted_are_not_returned() {
 }
 
 fn pair(store: impl Store + Clone, algorithm: Algorithm, quota: Quota) -> [Limiter; 2] {
-    let two = Limiter::named("two", store.clone(), Algorithm::FixedWindow, quota);
-    [Limiter::named("one", store, algorithm, quota), two]
+    let two = Limiter::new("two", store.clone(), Algorithm::FixedWindow, quota);
+    [Limiter::new("one", store, algorithm, quota), two]
 }
 
 #[tokio::test]
@@ -373,9 +378,8 @@ async fn a_charge_returns_units_only_to_the_limits_whose_algorithm_stays() {
     for (from, to) in changes() {
         let redis = support::with_prefix(&server, &format!("{from} {to}")).await;
         for [one, two] in [pair(MemoryStore::new(), from, quota), pair(redis, from, quota)] {
-            let on_one_key = |key| Charge::new(&one, key).cost(5).also(&two).cost(5);
-            let on_two_keys =
-                |key| Charge::new(&two, key).cost(5).and(Charge::new(&one, key).cost(5));
+            let on_one_key = |key| Charge::new_n(&one, key, 5).also_n(&two, 5);
+            let on_two_keys = |key| Charge::new_n(&two, key, 5).and(Charge::new_n(&one, key, 5));
             let charges = [on_one_key("a"), on_one_key("b"), on_two_keys("c"), on_two_keys("d")];
             let mut decisions = vec![];
             for charge in &charges {
@@ -413,7 +417,7 @@ async fn a_request_that_waits_by_another_algorithm_releases_nothing_if_it_is_dro
             let recorder = Recorder::new();
             let limiter = limiter.observe(recorder.clone());
             let _ = limiter.check_n("key", 10).await.unwrap();
-            let mut waiting = Box::pin(limiter.acquire("key", 1));
+            let mut waiting = Box::pin(limiter.acquire("key"));
             let pause = tokio::time::sleep(Duration::from_millis(20));
             tokio::select! {
                 allowed = &mut waiting => panic!("{allowed:?}"),

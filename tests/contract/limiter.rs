@@ -13,14 +13,14 @@ use crate::support::{self, ALGORITHMS, server::RedisServer};
 /// One limiter in memory, and some over separate connections, like those of replicas. Half of the
 /// replicas remember denials.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Vec<Limiter>; 2] {
-    let memory = Limiter::new(MemoryStore::new(), algorithm, quota);
+    let memory = Limiter::new("default", MemoryStore::new(), algorithm, quota);
     let mut redis = vec![];
     for replica in 0..8 {
         let store = match replica % 2 {
             0 => support::redis_store(server).await,
             _ => support::forgetful_store(server).await,
         };
-        redis.push(Limiter::new(store, algorithm, quota));
+        redis.push(Limiter::new("default", store, algorithm, quota));
     }
     [vec![memory.clone(), memory], redis]
 }
@@ -51,7 +51,7 @@ async fn peek_spends_nothing_and_refund_and_reset_return_units() {
     let of_zero = async |limiter: &Limiter, remaining| {
         let states = [limiter.spend("key", 0).await, limiter.refund("key", 0).await];
         for state in states.map(Result::unwrap) {
-            assert_eq!((state.remaining(), state.cost(), state.is_allowed()), (remaining, 0, true));
+            assert_eq!((state.remaining(), state.allows()), (remaining, remaining > 0));
         }
     };
     let server = RedisServer::start();
@@ -64,12 +64,12 @@ async fn peek_spends_nothing_and_refund_and_reset_return_units() {
             assert_eq!((remaining().await, remaining().await), (2, 2), "{algorithm}");
             assert!(!limiter.check_n("key", 3).await.unwrap().is_allowed());
             assert_eq!(remaining().await, 2, "{algorithm}: a denied request spent something");
-            assert!(limiter.peek_n("key", 2).await.unwrap().is_allowed(), "{algorithm}");
-            assert!(!limiter.peek_n("key", 3).await.unwrap().is_allowed(), "{algorithm}");
+            assert!(limiter.peek_n("key", 2).await.unwrap().allows(), "{algorithm}");
+            assert!(!limiter.peek_n("key", 3).await.unwrap().allows(), "{algorithm}");
             of_zero(limiter, 2).await;
             let refunded = limiter.refund("key", 5).await.unwrap();
             assert_eq!((remaining().await, refunded.remaining()), (7, 7), "{algorithm}");
-            assert!(refunded.is_allowed() && refunded.cost() == 5, "{algorithm}");
+            assert!(refunded.allows() && refunded.retry_after().is_none(), "{algorithm}");
             let refunded = limiter.refund("key", 10).await.unwrap();
             assert_eq!(remaining().await, 10, "{algorithm}: more was returned than spent");
             assert_eq!((refunded.remaining(), refunded.reset_after()), (10, Duration::ZERO));
@@ -77,7 +77,8 @@ async fn peek_spends_nothing_and_refund_and_reset_return_units() {
             assert_eq!((remaining().await, spent.remaining()), (6, 6), "{algorithm}");
             let spent = limiter.spend("key", 9).await.unwrap();
             assert_eq!((remaining().await, spent.remaining()), (0, 0), "{algorithm}");
-            assert!(spent.is_allowed() && spent.reset_after() > Duration::ZERO, "{algorithm}");
+            assert!(!spent.allows() && spent.reset_after() > Duration::ZERO, "{algorithm}");
+            assert_eq!(spent.retry_after(), Some(spent.replenish_after()), "{algorithm}");
             of_zero(limiter, 0).await;
             limiter.reset("key").await.unwrap();
             of_zero(limiter, 10).await;
@@ -97,19 +98,18 @@ async fn a_cost_that_can_never_be_granted_is_an_error() {
             let limiter = &limiters[0];
             let error = limiter.check_n("key", 11).await.unwrap_err();
             assert!(matches!(error, Error::CostAboveQuota { cost: 11, max: 10, .. }));
-            let error = limiter.check_within("key", 11, Duration::MAX).await.unwrap_err();
+            let error = limiter.check_within_n("key", 11, Duration::MAX).await.unwrap_err();
             assert!(matches!(error, Error::CostAboveQuota { .. }));
             assert!(!error.is_store());
-            for error in [limiter.check_n("key", 0).await, limiter.peek_n("key", 0).await] {
-                assert!(matches!(error, Err(Error::ZeroCost)));
-            }
+            assert!(matches!(limiter.check_n("key", 0).await, Err(Error::ZeroCost)));
+            assert!(matches!(limiter.peek_n("key", 0).await, Err(Error::ZeroCost)));
             let error = limiter.peek_n("key", 11).await.unwrap_err();
             assert!(matches!(error, Error::CostAboveQuota { cost: 11, .. }));
             assert_eq!(limiter.peek("key").await.unwrap().remaining(), 10, "{algorithm}");
         }
     }
     let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
-    let limiter = Limiter::new(MemoryStore::new(), overdraft, Quota::per_hour(10));
+    let limiter = Limiter::new("default", MemoryStore::new(), overdraft, Quota::per_hour(10));
     assert!(limiter.check_n("key", 15).await.unwrap().is_allowed());
     let error = limiter.check_n("key", 16).await.unwrap_err();
     assert!(matches!(error, Error::CostAboveQuota { max: 15, .. }));
@@ -134,7 +134,7 @@ async fn another_quota_applies_to_the_state_as_it_is() {
 #[test]
 fn conflicting_settings_are_rejected() {
     let make =
-        |name, algorithm, quota| Limiter::try_named(name, MemoryStore::new(), algorithm, quota);
+        |name, algorithm, quota| Limiter::try_new(name, MemoryStore::new(), algorithm, quota);
     let quota = Quota::per_second(10);
     let long = "a".repeat(65);
     for name in ["", "a b", "a:b", "{a}", &long] {
@@ -168,10 +168,7 @@ fn a_quota_prints_as_it_reads() {
         ("4294967295000/ms", Quota::new(4_294_967_295_000, Duration::from_millis(1))),
         ("15000000000/day", Quota::per_day(15_000_000_000)),
         ("50000000000/h burst 1", Quota::per_hour(50_000_000_000).burst(1)),
-        (
-            "1000000000000/30day",
-            Quota::new(1_000_000_000_000, Duration::from_secs(30 * 86_400)),
-        ),
+        ("1000000000000/30day", Quota::new(1_000_000_000_000, Duration::from_secs(30 * 86_400))),
         ("5/2week", Quota::new(5, Duration::from_secs(14 * 86_400))),
     ] {
         assert_eq!(text.parse(), Ok(quota));
@@ -277,7 +274,8 @@ fn invalid_text_is_no_quota() {
 #[tokio::test]
 async fn a_check_that_is_not_awaited_needs_a_store_that_answers_immediately() {
     let quota = Quota::per_hour(3);
-    let limiter = Limiter::new(MemoryStore::with_max_keys(1), Algorithm::sliding_log(), quota);
+    let limiter =
+        Limiter::new("default", MemoryStore::with_max_keys(1), Algorithm::sliding_log(), quota);
     assert_eq!(limiter.check_n_now("key", 2).unwrap().remaining(), 1);
     assert!(limiter.check_now("key").unwrap().is_allowed());
     assert!(!limiter.check_now("key").unwrap().is_allowed());
@@ -289,7 +287,7 @@ async fn a_check_that_is_not_awaited_needs_a_store_that_answers_immediately() {
 
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), quota);
+    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), quota);
     let before = (server.calls("evalsha"), server.calls("eval"));
     let error = limiter.check_now("key").unwrap_err();
     assert!(matches!(error, Error::NotImmediate { limiter: "default", .. }));

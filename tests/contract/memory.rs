@@ -15,11 +15,11 @@ use tower_ratelimit::{Algorithm, Charge, Decision, Error, Limiter, MemoryStore, 
 use crate::support;
 
 fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
-    Limiter::new(store.clone(), Algorithm::token_bucket(), quota)
+    Limiter::new("default", store.clone(), Algorithm::token_bucket(), quota)
 }
 
 /// Charges many keys, each of them once.
-async fn flood_keys(limiter: &Limiter, keys: usize, cost: u32) {
+async fn flood_keys(limiter: &Limiter, keys: usize, cost: u64) {
     for i in 0..keys {
         let _ = limiter.check_n(format!("flood {i}"), cost).await.unwrap();
     }
@@ -50,9 +50,9 @@ async fn a_flood_neither_grows_the_store_nor_resets_a_denied_key() {
 async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
     let store = MemoryStore::with_max_keys(200);
     let named =
-        |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10));
+        |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10));
     let (requests, tokens, flood) = (named("requests"), named("tokens"), named("flood"));
-    let charge = |cost| Charge::new(&requests, "victim").also(&tokens).cost(cost);
+    let charge = |cost| Charge::new(&requests, "victim").also_n(&tokens, cost);
     assert!(charge(6).check().await.unwrap().is_allowed());
     assert!(!charge(6).check().await.unwrap().is_allowed());
     flood_keys(&flood, 2_000, 7).await;
@@ -65,7 +65,7 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
         // These keys have used less than the victim, which is not denied yet.
         let _ = flood.check_n(format!("again {i}"), 5).await.unwrap();
     }
-    assert!(!charge(1).cost(6).check().await.unwrap().is_allowed());
+    assert!(!charge(6).check().await.unwrap().is_allowed());
     flood_keys(&flood, 2_000, 7).await;
     assert_eq!(tokens.peek("victim").await.unwrap().remaining(), 4);
 }
@@ -84,7 +84,8 @@ async fn a_peek_with_another_quota_does_not_get_a_key_evicted() {
 #[tokio::test(start_paused = true)]
 async fn a_flood_evicts_no_bucket_in_which_a_request_waits() {
     let store = MemoryStore::with_max_keys(200);
-    let limiter = Limiter::new(store.clone(), Algorithm::LeakyBucket, Quota::per_hour(10));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::LeakyBucket, Quota::per_hour(10));
     for _ in 0..3 {
         assert!(limiter.check("victim").await.unwrap().is_allowed());
     }
@@ -97,7 +98,7 @@ async fn a_flood_evicts_no_bucket_in_which_a_request_waits() {
 async fn a_flood_evicts_the_keys_with_the_least_usage() {
     for algorithm in support::ALGORITHMS {
         let store = MemoryStore::with_max_keys(2_000);
-        let limiter = Limiter::new(store.clone(), algorithm, Quota::per_hour(5));
+        let limiter = Limiter::new("default", store.clone(), algorithm, Quota::per_hour(5));
         assert!(limiter.check_n("victim", 4).await.unwrap().is_allowed());
         advance(Duration::from_secs(60)).await;
         flood_keys(&limiter, 10_000, 1).await;
@@ -180,7 +181,7 @@ async fn a_key_is_kept_for_a_second_after_its_state_is_initial() {
 async fn a_peek_by_another_algorithm_changes_nothing() {
     let store = MemoryStore::new();
     let quota = Quota::per_hour(10);
-    let log = || Limiter::new(store.clone(), Algorithm::SlidingLog, quota);
+    let log = || Limiter::new("default", store.clone(), Algorithm::SlidingLog, quota);
     assert!(log().check_n("key", 10).await.unwrap().is_allowed());
     assert_eq!(limiter(&store, quota).peek("key").await.unwrap().remaining(), 10);
     assert_eq!(log().peek("key").await.unwrap().remaining(), 0);
@@ -193,33 +194,33 @@ async fn a_store_decides_in_its_first_microsecond_as_it_does_later() {
         let decisions = async |age| {
             let store = MemoryStore::new();
             advance(age).await;
-            let limiter = Limiter::new(store.clone(), algorithm, Quota::per_hour(3));
+            let limiter = Limiter::new("default", store.clone(), algorithm, Quota::per_hour(3));
             let (mut seen, mut admitted) = (vec![], vec![]);
             // A leaky bucket holds three requests, two of which wait; elsewhere the fourth waits.
             for _ in 0..if algorithm == Algorithm::LeakyBucket { 3 } else { 4 } {
-                let decision = limiter.check_within("key", 1, day).await.unwrap();
+                let decision = limiter.check_within("key", day).await.unwrap().keep();
                 assert!(decision.is_allowed(), "{algorithm}");
                 admitted.push(decision.clone());
-                seen.push(decision);
+                seen.push(format!("{decision:?}"));
             }
             for decision in admitted {
                 limiter.cancel("key", decision).await.unwrap();
-                seen.push(limiter.peek("key").await.unwrap());
+                seen.push(format!("{:?}", limiter.peek("key").await.unwrap()));
             }
-            assert_eq!(seen.last().unwrap().remaining(), 3, "{algorithm}");
+            assert_eq!(limiter.peek("key").await.unwrap().remaining(), 3, "{algorithm}");
             let early = limiter.check("key").await.unwrap();
-            seen.push(limiter.check_n("key", 2).await.unwrap());
-            seen.push(limiter.check("key").await.unwrap());
+            seen.push(format!("{:?}", limiter.check_n("key", 2).await.unwrap()));
+            seen.push(format!("{:?}", limiter.check("key").await.unwrap()));
             limiter.cancel("key", early).await.unwrap();
-            seen.push(limiter.peek("key").await.unwrap());
+            seen.push(format!("{:?}", limiter.peek("key").await.unwrap()));
             advance(Duration::from_micros(1)).await;
-            seen.push(limiter.check_n("key", 2).await.unwrap());
-            let wait = seen.last().unwrap().retry_after().unwrap();
-            advance(wait).await;
-            seen.push(limiter.check_n("key", 2).await.unwrap());
-            assert!(seen.last().unwrap().is_allowed(), "{algorithm}");
-            // Compares all but the instants.
-            seen.iter().map(|decision| format!("{decision:?}")).collect::<Vec<_>>()
+            let denied = limiter.check_n("key", 2).await.unwrap();
+            seen.push(format!("{denied:?}"));
+            advance(denied.retry_after().unwrap()).await;
+            let allowed = limiter.check_n("key", 2).await.unwrap();
+            assert!(allowed.is_allowed(), "{algorithm}");
+            seen.push(format!("{allowed:?}"));
+            seen // all but the instants
         };
         let later = decisions(day).await;
         assert_eq!(decisions(Duration::ZERO).await, later, "{algorithm}");
@@ -339,7 +340,7 @@ fn threads_that_race_for_a_store_that_evicts_all_get_decisions() {
 async fn a_store_that_rejects_keeps_denied_keys_and_one_that_evicts_drops_the_soonest() {
     for (algorithm, when_full) in algorithms_and_settings() {
         let store = MemoryStore::with_max_keys(20).when_full(when_full);
-        let limiter = Limiter::new(store, algorithm, Quota::per_day(1));
+        let limiter = Limiter::new("default", store, algorithm, Quota::per_day(1));
         for i in 0..20 {
             assert!(limiter.check(format!("{i}")).await.unwrap().is_allowed());
             advance(Duration::from_secs(60)).await;
@@ -360,7 +361,7 @@ async fn a_store_that_rejects_keeps_denied_keys_and_one_that_evicts_drops_the_so
 async fn a_key_with_units_left_is_evicted_before_a_denied_key() {
     for (algorithm, when_full) in algorithms_and_settings() {
         let store = MemoryStore::with_max_keys(20).when_full(when_full);
-        let limiter = Limiter::new(store, algorithm, Quota::per_day(5));
+        let limiter = Limiter::new("default", store, algorithm, Quota::per_day(5));
         for i in 0..19 {
             assert!(limiter.check_n(format!("{i}"), 5).await.unwrap().is_allowed());
         }
@@ -380,14 +381,14 @@ async fn a_key_with_units_left_is_evicted_before_a_denied_key() {
 async fn a_full_store_forgets_neither_a_block_nor_the_count_of_a_blocked_key() {
     for algorithm in support::ALGORITHMS {
         let store = MemoryStore::with_max_keys(20);
-        let limiter = Limiter::new(store, algorithm, Quota::per_day(3));
+        let limiter = Limiter::new("default", store, algorithm, Quota::per_day(3));
         let minute = Duration::from_secs(60);
         for i in 0..20 {
             let key = format!("{i}");
             // Every second key still has units.
             assert!(limiter.check_n(&key, 3 - i % 2).await.unwrap().is_allowed());
             let _ = limiter.block(&key, minute).await.unwrap();
-            assert!(limiter.try_acquire(&key, 1, Duration::ZERO).await.unwrap().is_blocked());
+            assert!(limiter.try_acquire(&key, Duration::ZERO).await.unwrap().is_blocked());
         }
         assert!(is_full(&limiter.check("new").await), "{algorithm}: a block was forgotten");
 
@@ -436,13 +437,12 @@ async fn a_key_for_which_a_request_waits_is_never_evicted() {
         let store = MemoryStore::with_max_keys(100).when_full(when_full);
         let stores = [MemoryStore::new(), store.clone()];
         // The same requests in a store without a flood, for comparison.
-        let limiters =
-            stores.map(|store| Limiter::named("a", store, algorithm, Quota::per_hour(2)));
-        let flood = Limiter::named("b", store.clone(), algorithm, Quota::per_day(1));
+        let limiters = stores.map(|store| Limiter::new("a", store, algorithm, Quota::per_hour(2)));
+        let flood = Limiter::new("b", store.clone(), algorithm, Quota::per_day(1));
         let check = async |max_wait| {
             let [calm, flooded] = &limiters;
-            let expected = calm.check_within("victim", 1, max_wait).await.unwrap();
-            let decision = flooded.check_within("victim", 1, max_wait).await.unwrap();
+            let expected = calm.check_within("victim", max_wait).await.unwrap().keep();
+            let decision = flooded.check_within("victim", max_wait).await.unwrap().keep();
             assert_eq!(decision, expected, "{algorithm}, {when_full:?}");
             decision
         };
@@ -477,12 +477,12 @@ async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
         .flat_map(|algorithm| changed.map(|quota| (algorithm, quota)))
     {
         let store = MemoryStore::with_max_keys(100).when_full(WhenFull::EvictSoonest);
-        let limiter = Limiter::named("a", store.clone(), algorithm, Quota::per_hour(2));
-        let flood = Limiter::named("b", store, Algorithm::FixedWindow, Quota::per_day(1));
+        let limiter = Limiter::new("a", store.clone(), algorithm, Quota::per_hour(2));
+        let flood = Limiter::new("b", store, Algorithm::FixedWindow, Quota::per_day(1));
         let day = Duration::from_secs(86_400);
         let mut delay = Duration::ZERO;
         while delay.is_zero() {
-            delay = limiter.check_within("victim", 1, day).await.unwrap().delay();
+            delay = limiter.check_within("victim", day).await.unwrap().keep().delay();
         }
         let changed = limiter.with_quota(quota).unwrap();
         // In a leaky bucket, this request can wait, too.
@@ -508,12 +508,12 @@ async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
 async fn a_store_that_evicts_is_full_while_a_request_waits_for_each_of_its_keys() {
     for algorithm in support::ALGORITHMS {
         let store = MemoryStore::with_max_keys(10).when_full(WhenFull::EvictSoonest);
-        let limiter = Limiter::new(store.clone(), algorithm, Quota::per_hour(2));
+        let limiter = Limiter::new("default", store.clone(), algorithm, Quota::per_hour(2));
         let day = Duration::from_secs(86_400);
         let mut longest = Duration::ZERO;
         for key in 0..10 {
             for _ in 0..3 {
-                let decision = limiter.check_within(format!("{key}"), 1, day).await.unwrap();
+                let decision = limiter.check_within(format!("{key}"), day).await.unwrap().keep();
                 if decision.is_allowed() {
                     longest = longest.max(decision.delay());
                 }
@@ -533,7 +533,7 @@ async fn a_full_store_takes_all_keys_of_several_limits_or_none() {
     for when_full in BOTH {
         let store = MemoryStore::with_max_keys(10).when_full(when_full);
         let named =
-            |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+            |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
         let (user, all) = (named("user", Quota::per_hour(5)), named("all", Quota::per_hour(9)));
         let flood = named("flood", Quota::per_day(1));
         // Alice's key would be evicted first, because it has the most units left.
@@ -574,7 +574,7 @@ async fn several_limits_find_room_in_a_large_store_that_is_full() {
         flood_keys(&limiter, 3_000, cost).await;
         for i in 0..100 {
             let key = |n| format!("{n} of {i}");
-            let charge = (0..5).map(|n| Charge::new(&limiter, key(n)).cost(2));
+            let charge = (0..5).map(|n| Charge::new_n(&limiter, key(n), 2));
             let charge = charge.reduce(Charge::and).unwrap();
             assert!(charge.check().await.unwrap().is_allowed());
             for n in 0..5 {
@@ -588,7 +588,7 @@ async fn several_limits_find_room_in_a_large_store_that_is_full() {
 #[tokio::test(start_paused = true)]
 async fn spending_on_a_denied_key_and_a_new_one_evicts_neither() {
     let store = MemoryStore::with_max_keys(2).when_full(WhenFull::EvictSoonest);
-    let named = |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let named = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let (user, other) = (named("user", Quota::per_hour(5)), named("other", Quota::per_day(1)));
     user.spend("alice", 7).await.unwrap();
     assert!(other.check("bob").await.unwrap().is_allowed());

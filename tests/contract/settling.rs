@@ -26,8 +26,8 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Refill, Store,
-    WhenFull,
+    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Refill,
+    Reservation, Store, WhenFull,
 };
 
 use crate::support::{self, server::RedisServer};
@@ -66,8 +66,8 @@ struct Setup {
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     id: usize,
-    costs: [u32; 2],
-    settles: Option<(usize, u32)>,
+    costs: [u64; 2],
+    settles: Option<(usize, u64)>,
     /// True if the response is charged; `None` if a later step responds.
     responds: Option<bool>,
 }
@@ -75,25 +75,25 @@ struct Plan {
 #[derive(Clone, Debug)]
 enum Step {
     Request {
-        costs: [u32; 2],
-        settles: Option<(usize, u32)>,
+        costs: [u64; 2],
+        settles: Option<(usize, u64)>,
         responds: Option<bool>,
     },
     /// A check without the layer; the longest wait is in thousandths of a window. It is settled and
     /// cancelled once, by the limiter, or any number of times, by its charge.
     Check {
-        costs: [u32; 2],
+        costs: [u64; 2],
         max_wait: u32,
         by_limiter: bool,
     },
     /// An admitted request, the limit, and the part of its cost that was used, in quarters.
-    Settle(Index, usize, u32),
+    Settle(Index, usize, u64),
     Cancel(Index),
     /// A request whose handler waits, and whether the request is charged.
     Respond(Index, bool),
     /// Requests that are dropped.
     Drop(Vec<Index>),
-    Grant(usize, u32),
+    Grant(usize, u64),
     Reset(usize),
     /// All state is lost: in memory, by the insertion of another key.
     Lose,
@@ -122,8 +122,8 @@ fn setups() -> impl Strategy<Value = Setup> {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let costs = [1_u32..6, 1_u32..6];
-    let settles = prop::option::weighted(0.4, (0_usize..2, 0_u32..8));
+    let costs = [1_u64..6, 1_u64..6];
+    let settles = prop::option::weighted(0.4, (0_usize..2, 0_u64..8));
     let responds = prop_oneof![3 => Just(Some(true)), 2 => Just(Some(false)), 3 => Just(None)];
     let wait = prop_oneof![1 => Just(0), 2 => 0_u32..3_000];
     let pass = prop_oneof![4 => 0_u32..100, 1 => 100_u32..1_500];
@@ -133,12 +133,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(costs, settles, responds)| Step::Request { costs, settles, responds }),
         4 => (costs, wait, any::<bool>())
             .prop_map(|(costs, max_wait, by_limiter)| Step::Check { costs, max_wait, by_limiter }),
-        6 => (index(), 0_usize..2, 0_u32..8)
+        6 => (index(), 0_usize..2, 0_u64..8)
             .prop_map(|(which, limit, used)| Step::Settle(which, limit, used)),
         2 => index().prop_map(Step::Cancel),
         4 => (index(), any::<bool>()).prop_map(|(which, charged)| Step::Respond(which, charged)),
         3 => prop::collection::vec(index(), 1..6).prop_map(Step::Drop),
-        1 => (0_usize..2, 1_u32..5).prop_map(|(limit, units)| Step::Grant(limit, units)),
+        1 => (0_usize..2, 1_u64..5).prop_map(|(limit, units)| Step::Grant(limit, units)),
         1 => (0_usize..2).prop_map(Step::Reset),
         1 => Just(Step::Lose),
         8 => pass.prop_map(Step::Pass),
@@ -172,7 +172,7 @@ struct Account {
 /// A request, or a check.
 #[derive(Debug, Default)]
 struct Entry {
-    costs: [u32; 2],
+    costs: [u64; 2],
     /// For each limit, the indices of its uses.
     indices: [Vec<usize>; 2],
     arrival: f64,
@@ -250,12 +250,12 @@ impl Harness {
         KEYS[if self.setup.shape == Shape::And { limit } else { 0 }]
     }
 
-    fn charge(&self, costs: [u32; 2]) -> Charge {
+    fn charge(&self, costs: [u64; 2]) -> Charge {
         let part =
-            |limit: usize| Charge::new(&self.limiters[limit], self.key(limit)).cost(costs[limit]);
+            |limit: usize| Charge::new_n(&self.limiters[limit], self.key(limit), costs[limit]);
         match self.setup.shape {
             Shape::One => part(0),
-            Shape::Also => part(0).also(&self.limiters[1]).cost(costs[1]),
+            Shape::Also => part(0).also_n(&self.limiters[1], costs[1]),
             Shape::And => part(0).and(part(1)),
         }
     }
@@ -284,7 +284,7 @@ impl Harness {
             let Entry { costs, indices, .. } = &mut entries[id];
             // Over Redis, no reservation comes due: windows are days long.
             let is_check = !self.is_real || at == 0.0;
-            indices[limit].push(accounts[limit].add(at, costs[limit].into(), is_check, newest));
+            indices[limit].push(accounts[limit].add(at, costs[limit] as f64, is_check, newest));
         }
     }
 
@@ -320,13 +320,13 @@ impl Harness {
     }
 
     /// Adjusts the recorded uses of a limit, the latest first.
-    async fn used(&self, id: usize, limit: usize, used: u32, in_background: bool) {
+    async fn used(&self, id: usize, limit: usize, used: u64, in_background: bool) {
         let [newest, open] = self.windows(limit).await;
         let now = self.now();
         let Ledger { accounts, entries, .. } = &mut *self.ledger();
         let (account, indices) = (&mut accounts[limit], &mut entries[id].indices[limit]);
         let total: f64 = indices.iter().map(|index| account.uses[*index].used).sum();
-        let mut above = total - f64::from(used);
+        let mut above = total - used as f64;
         for index in indices.iter().rev() {
             let units = above.clamp(0.0, account.uses[*index].used);
             if self.is_real && in_background && account.uses[*index].at <= now {
@@ -340,7 +340,7 @@ impl Harness {
         }
     }
 
-    async fn settle(&self, id: usize, limit: usize, quarters: u32) {
+    async fn settle(&self, id: usize, limit: usize, quarters: u64) {
         let limit = limit % self.limiters.len();
         let (charge, decision, cost, name) = {
             let Entry { charge, decision, costs, .. } = &self.ledger().entries[id];
@@ -388,14 +388,14 @@ impl Harness {
         }
     }
 
-    async fn grant(&self, limit: usize, units: u32) {
+    async fn grant(&self, limit: usize, units: u64) {
         let limit = limit % self.limiters.len();
         let limiter = &self.limiters[limit];
         if !matches!(limiter.algorithm(), Algorithm::SlidingWindow { .. }) {
             let [_, open] = self.windows(limit).await;
             limiter.refund(self.key(limit), units).await.unwrap();
             let now = self.now();
-            self.ledger().accounts[limit].add(now, -f64::from(units), false, open);
+            self.ledger().accounts[limit].add(now, -(units as f64), false, open);
         }
     }
 
@@ -454,17 +454,17 @@ impl Player {
             Shape::One => {
                 let key = harness.key(0).to_owned();
                 let layer = RateLimitLayer::new(&harness.limiters[0], move |_: &Parts| key.clone());
-                layer.cost(move |head: &Parts| costs(head)[0])
+                layer.cost(move |head: &Parts| costs(head)[0] as u32)
             }
             _ => {
                 let limiters = harness.limiters.clone();
                 let keys = [0, 1].map(|limit| harness.key(limit));
                 RateLimitLayer::by_rule(move |head: &Parts| {
                     let [first, second] = costs(head);
-                    let charge = Charge::new(&limiters[0], keys[0]).cost(first);
+                    let charge = Charge::new_n(&limiters[0], keys[0], first);
                     match shape {
-                        Shape::And => charge.and(Charge::new(&limiters[1], keys[1]).cost(second)),
-                        _ => charge.also(&limiters[1]).cost(second),
+                        Shape::And => charge.and(Charge::new_n(&limiters[1], keys[1], second)),
+                        _ => charge.also_n(&limiters[1], second),
                     }
                 })
             }
@@ -517,8 +517,9 @@ impl Player {
         self.drive().await;
     }
 
-    fn open(&self, costs: [u32; 2]) -> (usize, [u32; 2]) {
-        let fit = |limit: usize| costs[limit].min(self.harness.setup.limits[limit].1.limit() as u32);
+    fn open(&self, costs: [u64; 2]) -> (usize, [u64; 2]) {
+        let fit =
+            |limit: usize| costs[limit].min(self.harness.setup.limits[limit].1.limit().into());
         let (costs, arrival) = ([fit(0), fit(1)], self.harness.now());
         let entries = &mut self.harness.ledger().entries;
         entries.push(Entry { costs, arrival, ..Entry::default() });
@@ -557,8 +558,8 @@ impl Player {
 
     async fn request(
         &mut self,
-        costs: [u32; 2],
-        settles: Option<(usize, u32)>,
+        costs: [u64; 2],
+        settles: Option<(usize, u64)>,
         responds: Option<bool>,
     ) {
         let harness = self.harness.clone();
@@ -593,7 +594,7 @@ impl Player {
         }
     }
 
-    async fn check(&mut self, costs: [u32; 2], max_wait: u32, by_limiter: bool) {
+    async fn check(&mut self, costs: [u64; 2], max_wait: u32, by_limiter: bool) {
         let harness = &self.harness;
         let (id, costs) = self.open(costs);
         let by_limiter = by_limiter && harness.setup.shape == Shape::One;
@@ -601,7 +602,9 @@ impl Player {
         let charge = harness.charge(costs);
         let result = match harness.setup.shape {
             Shape::One => {
-                harness.limiters[0].check_within(harness.key(0), costs[0], max_wait).await
+                let limiter = &harness.limiters[0];
+                let reserved = limiter.check_within_n(harness.key(0), costs[0], max_wait).await;
+                reserved.map(Reservation::keep)
             }
             _ => charge.check().await,
         };
@@ -627,7 +630,7 @@ impl Player {
         self.one(which, |entry| entry.charge.is_some() || entry.by_limiter)
     }
 
-    async fn settle(&self, which: &Index, limit: usize, quarters: u32) {
+    async fn settle(&self, which: &Index, limit: usize, quarters: u64) {
         if let Some(id) = self.settleable(which) {
             self.harness.settle(id, limit, quarters).await;
         }
@@ -784,7 +787,7 @@ fn harness(setup: Setup, store: impl Store + Clone, name: &str, is_real: bool) -
     let limits = if setup.shape == Shape::One { 1 } else { 2 };
     let limiter = |limit: usize| {
         let (algorithm, quota) = setup.limits[limit];
-        Limiter::named(&format!("{name}{limit}"), store.clone(), algorithm, quota)
+        Limiter::new(&format!("{name}{limit}"), store.clone(), algorithm, quota)
     };
     let limiters = (0..limits).map(limiter).collect();
     Arc::new(Harness { setup, limiters, is_real, start: Instant::now(), ledger: Mutex::default() })
@@ -800,7 +803,7 @@ fn no_history_in_memory_exceeds_the_guarantee() {
                 Some(when_full) => MemoryStore::with_max_keys(1).when_full(when_full),
                 None => MemoryStore::new(),
             };
-            let others = Limiter::named(
+            let others = Limiter::new(
                 "others",
                 store.clone(),
                 Algorithm::SlidingLog,

@@ -25,12 +25,12 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn in_memory(algorithm: Algorithm, quota: Quota) -> Limiter {
-    Limiter::new(MemoryStore::new(), algorithm, quota)
+    Limiter::new("default", MemoryStore::new(), algorithm, quota)
 }
 
 async fn in_redis(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> Limiter {
     let store = support::redis_store(server).await;
-    Limiter::new(store, algorithm, quota)
+    Limiter::new("default", store, algorithm, quota)
 }
 
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
@@ -39,7 +39,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 
 /// Uses up the units that are left.
 async fn drain(limiter: &Limiter) {
-    while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
+    while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {}
 }
 
 #[tokio::test(start_paused = true)]
@@ -48,7 +48,7 @@ async fn a_request_is_admitted_now_or_in_time_or_denied_immediately() {
         let limiter = in_memory(algorithm, Quota::per_second(2));
         let acquire = async |timeout| {
             let start = Instant::now();
-            let decision = limiter.try_acquire("key", 1, timeout).await.unwrap();
+            let decision = limiter.try_acquire("key", timeout).await.unwrap();
             (decision, start.elapsed())
         };
         drain(&limiter).await;
@@ -80,8 +80,8 @@ async fn requests_proceed_in_the_order_of_their_arrival() {
                 let cost = 1 + i % 3;
                 // A leaky bucket of 3 has no room for all requests.
                 if algorithm != Algorithm::LeakyBucket {
-                    assert!(limiter.acquire("key", cost).await.unwrap().is_allowed());
-                } else if !limiter.try_acquire("key", 1, HOUR).await.unwrap().is_allowed() {
+                    assert!(limiter.acquire_n("key", cost).await.unwrap().is_allowed());
+                } else if !limiter.try_acquire("key", HOUR).await.unwrap().is_allowed() {
                     return;
                 }
                 order.lock().unwrap().push(i);
@@ -139,7 +139,7 @@ async fn reservations_are_made_in_the_order_of_arrival_over_many_connections() {
         drain(&limiters[0]).await;
         let mut delays = vec![];
         for i in 0..20 {
-            let decision = limiters[i % 4].check_within("key", 1, 3 * HOUR).await.unwrap();
+            let decision = limiters[i % 4].check_within("key", 3 * HOUR).await.unwrap().keep();
             assert!(decision.is_allowed() && !decision.delay().is_zero(), "{algorithm}");
             // Rounds off the time of the test.
             delays.push((decision.delay().as_secs() + 30) / 60);
@@ -154,7 +154,7 @@ async fn start(limiter: &Limiter, server: Option<&RedisServer>) -> JoinHandle<()
     let before = calls();
     let limiter = limiter.clone();
     let task = tokio::spawn(async move {
-        let _ = limiter.acquire("key", 1).await;
+        let _ = limiter.acquire("key").await;
     });
     tokio::task::yield_now().await;
     until(async || server.is_none() || calls() > before).await;
@@ -179,7 +179,7 @@ async fn a_dropped_request_releases_its_reservation_once_and_later_requests_keep
         let redis = (in_redis(&server, algorithm, quota).await, Some(&server));
         for (limiter, server) in [memory, redis] {
             let next = async || {
-                let decision = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
+                let decision = limiter.check_within("key", 9 * HOUR).await.unwrap().keep();
                 limiter.cancel("key", decision.clone()).await.unwrap();
                 // Reservations are at least an eighth of an hour apart: rounds off the time of the
                 // test.
@@ -225,7 +225,7 @@ async fn a_request_dropped_during_its_call_to_redis_releases_what_it_spends() {
     let before = server.calls("evalsha");
     server.freeze();
     let mut admitted = Box::pin(service.oneshot(get(&[])));
-    let mut waiting = Box::pin(limiter.acquire("key", 2));
+    let mut waiting = Box::pin(limiter.acquire_n("key", 2));
     for _ in 0..10 {
         assert!(
             poll_once(admitted.as_mut()).is_pending() && poll_once(waiting.as_mut()).is_pending()
@@ -244,8 +244,8 @@ async fn a_request_dropped_during_its_call_to_redis_releases_what_it_spends() {
 #[tokio::test]
 async fn a_future_dropped_before_the_first_poll_spends_nothing() {
     let limiter = in_memory(Algorithm::token_bucket(), Quota::per_hour(1));
-    drop(limiter.try_acquire("key", 1, HOUR));
-    drop(limiter.acquire("key", 1));
+    drop(limiter.try_acquire("key", HOUR));
+    drop(limiter.acquire("key"));
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
 }
 
@@ -257,10 +257,10 @@ fn a_reservation_is_released_outside_of_the_runtime_and_when_it_shuts_down() {
     let memory = in_memory(Algorithm::token_bucket(), quota);
     let redis = runtime.block_on(in_redis(&server, Algorithm::token_bucket(), quota));
     for limiter in [&memory, &redis] {
-        let mut acquire = Box::pin(limiter.acquire("key", 1));
+        let mut acquire = Box::pin(limiter.acquire("key"));
         assert!(runtime.block_on(acquire.as_mut()).unwrap().is_allowed());
 
-        let mut acquire = Box::pin(limiter.acquire("key", 1));
+        let mut acquire = Box::pin(limiter.acquire("key"));
         runtime.block_on(async {
             // The first poll may not send the call: an idle connection reads before it writes.
             until(async || {
@@ -276,7 +276,7 @@ fn a_reservation_is_released_outside_of_the_runtime_and_when_it_shuts_down() {
 
     runtime.spawn({
         let memory = memory.clone();
-        async move { memory.acquire("key", 1).await }
+        async move { memory.acquire("key").await }
     });
     runtime.block_on(until(async || memory.peek("key").await.unwrap().reset_after() > HOUR));
     drop(runtime);
@@ -293,7 +293,7 @@ async fn acquire_from_a_full_leaky_bucket_waits_until_it_is_admitted() {
     for _ in 0..20 {
         let limiter = limiter.clone();
         tasks.spawn(async move {
-            assert!(limiter.acquire("key", 1).await.unwrap().is_allowed());
+            assert!(limiter.acquire("key").await.unwrap().is_allowed());
             start.elapsed()
         });
     }
@@ -311,11 +311,11 @@ async fn a_waiting_request_keeps_its_reservation_when_the_quota_is_changed() {
         let limiter = in_memory(algorithm, Quota::per_second(2));
         drain(&limiter).await;
         let start = Instant::now();
-        let mut waiting = pin!(limiter.acquire("key", 1));
+        let mut waiting = pin!(limiter.acquire("key"));
         assert!(poll_once(waiting.as_mut()).is_pending());
 
         let faster = limiter.with_quota(Quota::per_second(100)).unwrap();
-        let later = faster.check_within("key", 1, HOUR).await.unwrap();
+        let later = faster.check_within("key", HOUR).await.unwrap().keep();
         let reserved = waiting.await.unwrap().delay();
         assert!(start.elapsed() - reserved <= Duration::from_millis(1), "{algorithm}");
         assert!(later.delay() <= reserved + SECOND, "{algorithm}: later requests are locked out");
@@ -328,15 +328,15 @@ async fn a_request_dropped_after_a_quota_change_releases_no_more_than_it_reserve
         for other in [Quota::per_second(100), Quota::per_minute(2), Quota::new(3, 5 * SECOND)] {
             let limiter = in_memory(algorithm, Quota::per_second(2));
             drain(&limiter).await;
-            let waiting = limiter.check_within("key", 1, HOUR).await.unwrap();
+            let waiting = limiter.check_within("key", HOUR).await.unwrap().keep();
             assert!(!waiting.delay().is_zero(), "{algorithm}");
 
             let changed = limiter.with_quota(other).unwrap();
-            let used = other.limit() as u32 - changed.peek("key").await.unwrap().remaining() as u32;
-            let _ = changed.check_within("key", 1, HOUR).await.unwrap();
+            let used = other.limit() - changed.peek("key").await.unwrap().remaining();
+            let _ = changed.check_within("key", HOUR).await.unwrap().keep();
             changed.cancel("key", waiting).await.unwrap();
             let mut admitted = 0;
-            while changed.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
+            while changed.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {
                 admitted += 1;
             }
             assert!(admitted <= other.limit() + 1 - used.min(other.limit()), "{algorithm} {other}");
@@ -350,7 +350,7 @@ async fn later_requests_wait_for_an_overdraft() {
     let limiter = in_memory(overdraft, Quota::per_second(10));
     let start = Instant::now();
     let acquire = async |cost| {
-        assert!(limiter.acquire("key", cost).await.unwrap().is_allowed());
+        assert!(limiter.acquire_n("key", cost).await.unwrap().is_allowed());
         start.elapsed().as_millis()
     };
     assert_eq!(acquire(15).await, 0);
@@ -507,11 +507,11 @@ async fn a_request_dropped_late_releases_only_units_that_still_count() {
         tokio::time::sleep(60 * SECOND).await;
         assert_eq!(stuck.len(), 2, "{algorithm}");
         let (mut admitted, wait) = (0, HOUR);
-        while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
+        while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {
             admitted += 1;
         }
         stuck.shutdown().await;
-        let next = limiter.check_within("key", 1, wait).await.unwrap();
+        let next = limiter.check_within("key", wait).await.unwrap().keep();
         assert!(!next.delay().is_zero(), "{algorithm}: {} at once", admitted + 1);
     }
 }
@@ -569,7 +569,7 @@ async fn a_service_that_fails_after_the_wait_costs_nothing() {
 async fn dropping_a_waiting_request_while_redis_is_down_fails_nothing() {
     let mut server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     assert!(limiter.check("key").await.unwrap().is_allowed());
     let waiting = start(&limiter, Some(&server)).await;
     server.kill();
@@ -666,7 +666,7 @@ async fn a_release_takes_few_redis_commands_with_any_number_of_waiting_requests(
         assert!(spent.await.unwrap().is_allowed());
         let mut waiting = vec![];
         for _ in 0..300 {
-            waiting.push(limiter.check_within("key", 1, 24 * HOUR).await.unwrap());
+            waiting.push(limiter.check_within("key", 24 * HOUR).await.unwrap().keep());
         }
         redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut server.connection()).unwrap();
         for decision in waiting {
@@ -774,7 +774,7 @@ async fn after_a_stop_no_more_requests_proceed_at_once_than_the_algorithm_allows
                     if by_layer {
                         return call(&service, "ada").await == StatusCode::OK;
                     }
-                    limiter.try_acquire("key", 1, 60 * SECOND).await.unwrap().is_allowed()
+                    limiter.try_acquire("key", 60 * SECOND).await.unwrap().is_allowed()
                 }
             });
             let queued = queued.await;
@@ -804,7 +804,7 @@ async fn a_late_request_waits_for_the_rest_of_its_wait_budget_or_is_denied() {
         let limiter = in_memory(algorithm, roomy(algorithm));
         let queued = Queued::new(50, || {
             let limiter = limiter.clone();
-            async move { limiter.try_acquire("key", 1, 5 * SECOND).await.unwrap().is_allowed() }
+            async move { limiter.try_acquire("key", 5 * SECOND).await.unwrap().is_allowed() }
         });
         let queued = queued.await;
         tokio::time::sleep(SECOND / 2).await;
@@ -826,7 +826,7 @@ async fn a_late_request_that_cannot_be_denied_waits_again() {
     let limiter = in_memory(Algorithm::LeakyBucket, roomy(Algorithm::LeakyBucket));
     let queued = Queued::new(50, || {
         let limiter = limiter.clone();
-        async move { limiter.acquire("key", 1).await.unwrap().is_allowed() }
+        async move { limiter.acquire("key").await.unwrap().is_allowed() }
     });
     let queued = queued.await;
     stop_for(10 * SECOND).await;
@@ -860,7 +860,7 @@ async fn the_lateness_of_a_request_is_a_setting_of_the_layer() {
         let mut waits = Box::pin(call(&service, "ada"));
         assert!(poll_once(waits.as_mut()).is_pending());
         // A request that checks again comes after the next one.
-        let _ = limiter.check_within("key", 1, HOUR).await.unwrap();
+        let _ = limiter.check_within("key", HOUR).await.unwrap().keep();
         stop_for(SECOND + late).await;
         assert_eq!(waits.await, StatusCode::OK);
         assert_eq!(start.elapsed().as_millis(), proceeds_at, "{max_lateness:?} {late:?}");
@@ -872,7 +872,7 @@ async fn a_request_that_is_late_a_second_time_proceeds() {
     let limiter = in_memory(Algorithm::LeakyBucket, Quota::per_second(1).burst(10));
     let queued = Queued::new(4, || {
         let limiter = limiter.clone();
-        async move { limiter.try_acquire("key", 1, 60 * SECOND).await.unwrap().is_allowed() }
+        async move { limiter.try_acquire("key", 60 * SECOND).await.unwrap().is_allowed() }
     });
     let queued = queued.await;
     stop_for(4 * SECOND).await;
@@ -893,7 +893,7 @@ async fn a_late_request_releases_its_reservation_before_it_checks_again() {
         drain(&limiter).await;
         let wait = limiter.peek("key").await.unwrap().reset_after();
         let start = Instant::now();
-        let mut waits = Box::pin(limiter.try_acquire("key", 1, HOUR));
+        let mut waits = Box::pin(limiter.try_acquire("key", HOUR));
         assert!(poll_once(waits.as_mut()).is_pending());
         stop_for(wait + SECOND).await;
         assert!(waits.await.unwrap().is_allowed());
@@ -909,14 +909,14 @@ async fn a_request_dropped_while_its_late_reservation_is_released_releases_it_on
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
     drain(&limiter).await;
     let first = async || {
-        let decision = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
+        let decision = limiter.check_within("key", 9 * HOUR).await.unwrap().keep();
         let delay = decision.delay();
         limiter.cancel("key", decision).await.unwrap();
         (delay.as_secs() + 60) / 300
     };
     let expected = first().await;
     let before = server.calls("evalsha");
-    let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
+    let mut late = Box::pin(limiter.try_acquire("key", 9 * HOUR));
     tokio::select! {
         _ = late.as_mut() => panic!("the request must wait"),
         () = until(async || server.calls("evalsha") > before) => {}
@@ -955,7 +955,7 @@ async fn late_requests_that_are_dropped_are_released_together() {
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
     drain(&limiter).await;
     let first = async || {
-        let decision = limiter.check_within("key", 1, 40 * HOUR).await.unwrap();
+        let decision = limiter.check_within("key", 40 * HOUR).await.unwrap().keep();
         assert!(decision.is_allowed());
         limiter.cancel("key", decision.clone()).await.unwrap();
         (decision.delay().as_secs() + 60) / 300
@@ -964,7 +964,7 @@ async fn late_requests_that_are_dropped_are_released_together() {
     let before = server.calls("evalsha");
     let mut late = vec![];
     for sent in 1..=LATE {
-        late.push(Box::pin(limiter.try_acquire("key", 1, 30 * HOUR)));
+        late.push(Box::pin(limiter.try_acquire("key", 30 * HOUR)));
         until(async || {
             assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
             server.calls("evalsha") == before + sent
@@ -999,7 +999,7 @@ async fn a_late_request_does_not_queue_behind_its_own_reservation_in_redis() {
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(1)).await;
     drain(&limiter).await;
     let before = server.calls("evalsha");
-    let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
+    let mut late = Box::pin(limiter.try_acquire("key", 9 * HOUR));
     until(async || {
         assert!(poll_once(late.as_mut()).is_pending());
         server.calls("evalsha") > before
@@ -1018,7 +1018,7 @@ async fn a_late_request_does_not_queue_behind_its_own_reservation_in_redis() {
         server.calls("evalsha") >= before + 2
     })
     .await;
-    let next = limiter.check_within("key", 1, 9 * HOUR).await.unwrap();
+    let next = limiter.check_within("key", 9 * HOUR).await.unwrap().keep();
     assert_eq!((next.delay() + HOUR / 2).as_secs() / 3_600, 2, "behind one reservation");
 }
 
@@ -1059,9 +1059,9 @@ async fn callers_that_check_again_use_the_quota_in_order() {
         let is_bucket = matches!(algorithm, Algorithm::LeakyBucket | Algorithm::TokenBucket { .. });
         for callers in [5, 50] {
             let store = MemoryStore::new();
-            let all = Limiter::named("all", store.clone(), algorithm, quota);
+            let all = Limiter::new("all", store.clone(), algorithm, quota);
             let fast = Quota::per_second(1_000);
-            let own = Limiter::named("own", store, Algorithm::token_bucket(), fast);
+            let own = Limiter::new("own", store, Algorithm::token_bucket(), fast);
             let charges = (0..callers).map(|caller: u64| match algorithm {
                 Algorithm::LeakyBucket => Charge::new(&all, "key"),
                 _ => Charge::new(&own, caller).and(Charge::new(&all, "key")),
@@ -1086,7 +1086,7 @@ fn user_and_all() -> impl Fn(&str) -> Charge + Clone + Send + Sync {
     let store = MemoryStore::new();
     let limiter = |name, limit, burst| {
         let quota = Quota::per_second(limit).burst(burst);
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     };
     let (own, all) = (limiter("own", 1_000, 1_000), limiter("all", PER_SECOND.into(), 1));
     move |user| Charge::new(&own, user).and(Charge::new(&all, "all"))
@@ -1160,8 +1160,7 @@ async fn a_request_that_would_wait_too_long_is_denied_immediately() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_waits_for_its_own_limit_does_not_delay_other_clients() {
     let store = MemoryStore::new();
-    let limiter =
-        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_hour(10));
     let all = limiter("all", Quota::per_second(PER_SECOND.into()).burst(1));
     let charge = |user| Charge::new(&own, user).and(Charge::new(&all, "all"));
@@ -1187,10 +1186,9 @@ async fn a_charge_of_cost_0_is_an_error_also_while_other_requests_wait() {
             async move { charge.acquire().await.unwrap().is_allowed() }
         });
         let _queued = queued.await;
-        let zero_cost = charge("ben").cost(0);
+        let zero_cost = charge("ben").of_n("own", 0);
         assert!(matches!(zero_cost.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));
-        let other =
-            Charge::exempt().and(charge("ben").of("own").cost(0)).and(charge("cyd").of("all"));
+        let other = Charge::exempt().and(charge("ben").of_n("own", 0)).and(charge("cyd").of("all"));
         assert!(matches!(other.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));
     }
 }
@@ -1220,12 +1218,11 @@ async fn a_request_whose_wait_ends_in_the_queue_is_denied() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_check_again_keep_their_order_at_any_cost() {
     let store = MemoryStore::new();
-    let limiter =
-        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_second(1_000));
     let all = limiter("all", Quota::per_second(PER_SECOND.into()));
     let charge = move |number: u32| {
-        let all = Charge::new(&all, "all").cost(1 + number * 7 % 5);
+        let all = Charge::new_n(&all, "all", (1 + number * 7 % 5).into());
         Charge::new(&own, u64::from(number)).and(all)
     };
     let rule = {
@@ -1264,13 +1261,13 @@ async fn no_waiting_request_is_forgotten_while_many_threads_check_and_drop() {
     let store = MemoryStore::new();
     let limiter = |name, limit| {
         let quota = Quota::per_second(limit).burst(20);
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     };
     let (own, all) = (limiter("own", 2_000), limiter("all", 10_000));
     let callers: JoinSet<_> = (0..50_u64)
         .map(|caller| {
-            let cost = 1 + caller as u32 % 3;
-            let all = Charge::new(&all, "all").cost(cost);
+            let cost = 1 + caller % 3;
+            let all = Charge::new_n(&all, "all", cost);
             let charge = Charge::new(&own, caller % 5).and(all);
             async move {
                 for round in 0..30 {
@@ -1289,8 +1286,7 @@ async fn no_waiting_request_is_forgotten_while_many_threads_check_and_drop() {
 async fn requests_that_check_again_over_redis_call_it_about_twice() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let limiter =
-        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_second(1_000));
     let all = limiter("all", Quota::per_second(200).burst(20));
     let charge = Charge::new(&own, "ada").and(Charge::new(&all, "all"));

@@ -24,7 +24,7 @@ struct Ban {
 impl Ban {
     fn new(store: MemoryStore, api: Limiter) -> Self {
         let quota = Quota::per_minute(20);
-        Self { api, denials: Limiter::named("denials", store, Algorithm::fixed_window(), quota) }
+        Self { api, denials: Limiter::new("denials", store, Algorithm::fixed_window(), quota) }
     }
 
     async fn apply(
@@ -61,7 +61,8 @@ async fn send(app: &Router, client: &str) -> (StatusCode, u64) {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_ignores_denials_is_banned_and_no_other() {
     let store = MemoryStore::new();
-    let api = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
+    let api =
+        Limiter::new("default", store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
     let ban = Ban::new(store, api.clone());
     let app = Router::new()
         .route("/", get(|| async { "hello" }))
@@ -85,9 +86,10 @@ async fn a_client_that_ignores_denials_is_banned_and_no_other() {
 #[tokio::test(start_paused = true)]
 async fn two_layers_ban_a_client_until_the_window_of_the_outer_one_ends() {
     let store = MemoryStore::new();
-    let api = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
+    let api =
+        Limiter::new("default", store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
     let denials = Quota::new(20, Duration::from_secs(600));
-    let denials = Limiter::named("denials", store, Algorithm::fixed_window(), denials);
+    let denials = Limiter::new("denials", store, Algorithm::fixed_window(), denials);
     let app = Router::new()
         .route("/", get(|| async { "hello" }))
         .layer(RateLimitLayer::new(api, key::PeerIp))

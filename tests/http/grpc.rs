@@ -220,7 +220,8 @@ async fn a_rejection_is_one_headers_frame_while_the_request_is_still_open() {
 #[tokio::test]
 async fn each_rejection_has_a_status() {
     let lazy = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
-    let without_redis = Limiter::new(lazy, Algorithm::token_bucket(), Quota::per_hour(1));
+    let without_redis =
+        Limiter::new("default", lazy, Algorithm::token_bucket(), Quota::per_hour(1));
     let by = |key| RateLimitLayer::new(in_memory(Quota::per_hour(1)), key);
     let by_user = by(key::Header::new("user"));
     let misconfigured = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
@@ -368,7 +369,7 @@ async fn http_and_grpc_on_one_port_draw_from_one_budget() {
 /// Limits by a rule: each user, and all users together.
 fn by_rule(own: Quota, all: Quota) -> RateLimitLayer {
     let store = MemoryStore::new();
-    let limiter = |name, quota| Limiter::named(name, store.clone(), Algorithm::FixedWindow, quota);
+    let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::FixedWindow, quota);
     let (own, all) = (limiter("user", own), limiter("all", all));
     RateLimitLayer::by_rule(move |head: &Parts| {
         let user = head.headers.get("user").map(HeaderValue::as_bytes).unwrap_or_default();
@@ -534,7 +535,8 @@ async fn a_tonic_client_with_a_deadline_is_rejected_before_it() {
 #[tokio::test(start_paused = true)]
 async fn a_leaky_bucket_respects_the_deadline() {
     let store = MemoryStore::new();
-    let limiter = Limiter::new(store, Algorithm::LeakyBucket, Quota::per_hour(1).burst(2));
+    let limiter =
+        Limiter::new("default", store, Algorithm::LeakyBucket, Quota::per_hour(1).burst(2));
     let layer = RateLimitLayer::new(limiter, key::Global);
     assert!(status(&layer, grpc(&[])).await.is_none());
     for timeout in ["1M", "59M", "3599999m"] {

@@ -430,11 +430,11 @@ async fn a_cost_of_zero_exempts_the_request() {
     let [requests, tokens] = ["requests", "tokens"].map(|name| {
         let quota = Quota::per_hour(9);
         let algorithm = tower_ratelimit::Algorithm::sliding_log();
-        tower_ratelimit::Limiter::named(name, store.clone(), algorithm, quota)
+        tower_ratelimit::Limiter::new(name, store.clone(), algorithm, quota)
     });
     let (of_requests, of_tokens) = (requests.clone(), tokens.clone());
     let by_rule = RateLimitLayer::by_rule(move |head: &Parts| {
-        let charge = Charge::new(&of_requests, "ada").also(&of_tokens).cost(0);
+        let charge = Charge::new(&of_requests, "ada").also_n(&of_tokens, 0);
         if head.headers.contains_key("user") { charge } else { charge.of("tokens") }
     });
     let response = send(&by_rule, get(&[])).await;

@@ -32,8 +32,8 @@ async fn only_some_outcomes_are_charged() {
     for algorithm in ALGORITHMS {
         let quota = Quota::per_hour(2);
         for limiter in [
-            Limiter::new(MemoryStore::new(), algorithm, quota),
-            Limiter::named(algorithm.name(), in_redis.clone(), algorithm, quota),
+            Limiter::new("default", MemoryStore::new(), algorithm, quota),
+            Limiter::new(algorithm.name(), in_redis.clone(), algorithm, quota),
         ] {
             let layer = RateLimitLayer::new(limiter.clone(), key::Global)
                 .charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
@@ -100,7 +100,7 @@ async fn requests_can_be_exempt() {
 #[tokio::test(start_paused = true)]
 async fn a_dry_run_counts_and_reports_but_rejects_no_request() {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, Quota::per_hour(1));
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_hour(1));
         let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("user"))
             .max_wait(Duration::from_secs(7_200))
             .dry_run(true);
@@ -404,7 +404,7 @@ async fn the_older_headers_can_be_chosen() {
         (Algorithm::sliding_log(), Quota::per_minute(6), "6", "5"),
         (Algorithm::fixed_window(), Quota::per_minute(6), "6", "5"),
     ] {
-        let limiter = Limiter::new(MemoryStore::new(), algorithm, quota);
+        let limiter = Limiter::new("default", MemoryStore::new(), algorithm, quota);
         let layer = RateLimitLayer::new(limiter, key::Global).headers(both);
         let response = send(&layer, get(&[])).await;
         for prefix in ["ratelimit", "x-ratelimit"] {
@@ -460,7 +460,8 @@ async fn a_closure_can_replace_the_rejection() {
 async fn every_rejection_forbids_caches_to_store_it() {
     let by_user = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
     let unreachable = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
-    let unreachable = Limiter::new(unreachable, Algorithm::token_bucket(), Quota::per_hour(1));
+    let unreachable =
+        Limiter::new("default", unreachable, Algorithm::token_bucket(), Quota::per_hour(1));
     let used_up = by_user();
     let allowed = send(&used_up, get(&[("user", "ada")])).await;
     assert!(header(&allowed, "cache-control").is_empty());
@@ -509,7 +510,7 @@ async fn a_mapped_rejection_is_stored_only_if_the_closure_allows_it() {
 
 /// A layer with a limit for each client and one for all, which lists both.
 fn lists_both(store: impl Store + Clone) -> RateLimitLayer {
-    let named = |name, quota| Limiter::named(name, store.clone(), Algorithm::FixedWindow, quota);
+    let named = |name, quota| Limiter::new(name, store.clone(), Algorithm::FixedWindow, quota);
     let (client, all) = (named("client", Quota::per_minute(2)), named("all", Quota::per_hour(3)));
     let layer = RateLimitLayer::by_rule(move |head: &Parts| {
         let user = head.headers["user"].to_str().unwrap();
@@ -562,7 +563,7 @@ async fn with_redis_an_option_lists_all_limits_of_a_request_that_it_has_decided(
 #[tokio::test(start_paused = true)]
 async fn stacked_layers_add_up() {
     let store = MemoryStore::new();
-    let named = |name, quota| Limiter::named(name, store.clone(), Algorithm::FixedWindow, quota);
+    let named = |name, quota| Limiter::new(name, store.clone(), Algorithm::FixedWindow, quota);
     let inner = RateLimitLayer::new(named("second", Quota::per_second(1)), key::Global);
     let outer = RateLimitLayer::new(named("hour", Quota::per_hour(2)), key::Global);
     let service = outer.layer(inner.layer(counting(&Arc::default())));
@@ -592,10 +593,10 @@ async fn routes_count_apart_unless_they_share_a_limiter() {
     let quota = Quota::per_hour(1);
     for algorithm in ALGORITHMS {
         let separate = [
-            Limiter::named("a", memory.clone(), algorithm, quota),
-            Limiter::named("b", memory.clone(), algorithm, quota),
-            Limiter::named("a", redis.clone(), algorithm, quota),
-            Limiter::named("b", redis.clone(), algorithm, quota),
+            Limiter::new("a", memory.clone(), algorithm, quota),
+            Limiter::new("b", memory.clone(), algorithm, quota),
+            Limiter::new("a", redis.clone(), algorithm, quota),
+            Limiter::new("b", redis.clone(), algorithm, quota),
         ];
         for pair in separate.chunks(2) {
             let route = |limiter: &Limiter| {
@@ -623,12 +624,12 @@ async fn routes_count_apart_unless_they_share_a_limiter() {
 fn two_limiters_of_one_name_are_an_error() {
     let store = MemoryStore::new();
     let quota = Quota::per_second(1);
-    let first = Limiter::new(store.clone(), Algorithm::FixedWindow, quota);
-    let second = Limiter::try_named("default", store.clone(), Algorithm::SlidingLog, quota);
+    let first = Limiter::new("default", store.clone(), Algorithm::FixedWindow, quota);
+    let second = Limiter::try_new("default", store.clone(), Algorithm::SlidingLog, quota);
     let message = second.unwrap_err().to_string();
     assert!(message.contains("\"default\"") && message.contains("clone"), "{message}");
     drop(first);
-    let _ = Limiter::new(store, Algorithm::FixedWindow, quota);
+    let _ = Limiter::new("default", store, Algorithm::FixedWindow, quota);
 }
 
 #[tokio::test]
@@ -636,7 +637,7 @@ async fn without_a_store_the_response_is_503() {
     let mut server = RedisServer::start();
     let store = support::redis_store(&server).await;
     server.kill();
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_second(1));
     let response = send(&RateLimitLayer::new(limiter, key::Global), get(&[])).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(response.extensions().get(), Some(Rejection::Store(_))));

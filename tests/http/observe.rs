@@ -19,7 +19,7 @@ const HOUR: Quota = Quota::per_hour(2);
 fn observed(quota: Quota) -> (Arc<Recorder>, Limiter) {
     let recorder = Recorder::new();
     let store = MemoryStore::with_max_keys(10).observe(recorder.clone());
-    let limiter = Limiter::named("api", store, Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
     (recorder, limiter)
 }
 
@@ -39,7 +39,7 @@ async fn a_check_is_one_decision_and_other_calls_are_none() {
     limiter.spend("alice", 1).await.unwrap();
     assert_eq!(recorder.take(), [""; 0]);
     let _ = limiter.check_n("alice", 2).await.unwrap();
-    let _ = limiter.try_acquire("alice", 2, Duration::ZERO).await.unwrap();
+    let _ = limiter.try_acquire_n("alice", 2, Duration::ZERO).await.unwrap();
     let _ = Charge::new(&limiter, "alice").check().await.unwrap();
     assert_eq!(recorder.take(), ["decided api alice Denied Store"; 3]);
     assert!(limiter.check_n("alice", 3).await.is_err(), "above the quota");
@@ -138,8 +138,7 @@ async fn a_reload_is_one_event_and_one_for_each_limit_that_changes() {
 async fn several_limits_are_one_decision_of_the_one_that_binds() {
     let recorder = Recorder::new();
     let store = MemoryStore::new().observe(recorder.clone());
-    let limiter =
-        |name, quota| Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota);
+    let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let (wide, narrow) = (limiter("wide", Quota::per_hour(9)), limiter("narrow", HOUR));
     let charge = Charge::new(&wide, "all").and(Charge::new(&narrow, "alice"));
     for outcome in ["Allowed", "Allowed", "Denied"] {
@@ -153,12 +152,12 @@ async fn several_limits_are_one_decision_of_the_one_that_binds() {
 async fn a_wait_begins_and_ends_once_and_a_dropped_one_releases() {
     let (recorder, limiter) = observed(Quota::per_second(1).burst(1));
     let timeout = Duration::from_secs(3);
-    let _ = limiter.try_acquire("key", 1, timeout).await.unwrap();
+    let _ = limiter.try_acquire("key", timeout).await.unwrap();
     recorder.take();
-    let _ = limiter.try_acquire("key", 1, timeout).await.unwrap();
+    let _ = limiter.try_acquire("key", timeout).await.unwrap();
     let waited = ["decided api key Waited Store", "wait began api", "wait ended api"];
     assert_eq!(recorder.take(), waited);
-    let dropped = tokio::time::timeout(Duration::from_millis(10), limiter.acquire("key", 1)).await;
+    let dropped = tokio::time::timeout(Duration::from_millis(10), limiter.acquire("key")).await;
     assert!(dropped.is_err());
     let events = recorder.take();
     assert_eq!(events.len(), 4, "{events:?}");
@@ -169,10 +168,10 @@ async fn a_wait_begins_and_ends_once_and_a_dropped_one_releases() {
     // A full bucket reserves nothing: the request retries.
     let store = MemoryStore::new().observe(recorder.clone());
     let quota = Quota::per_second(1).burst(1);
-    let leaky = Limiter::new(store, Algorithm::leaky_bucket(), quota);
+    let leaky = Limiter::new("default", store, Algorithm::leaky_bucket(), quota);
     let _ = leaky.check("key").await.unwrap();
     recorder.take();
-    let _ = leaky.acquire("key", 1).await.unwrap();
+    let _ = leaky.acquire("key").await.unwrap();
     let events = recorder.take();
     let waits = |what| events.iter().filter(|it| **it == format!("wait {what} default")).count();
     assert_eq!((waits("began"), waits("ended")), (1, 1), "{events:?}");
@@ -193,7 +192,7 @@ async fn returned_units_are_one_release() {
 async fn a_failed_call_is_one_failure_and_the_policy_one_decision() {
     let recorder = Recorder::new();
     let store = MemoryStore::with_max_keys(1).observe(recorder.clone());
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(1));
+    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), Quota::per_hour(1));
     let _ = limiter.check("alice").await.unwrap();
     recorder.take();
     assert!(limiter.check("ben").await.is_err());
@@ -280,7 +279,7 @@ async fn only_another_number_of_keys_is_reported_and_to_the_store_only() {
     let recorder = Recorder::new();
     let store = MemoryStore::with_max_keys(2).observe(recorder.clone());
     let limiter =
-        |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(9));
+        |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(9));
     let (one, two) = (limiter("one"), limiter("two"));
     let _ = one.peek("alice").await.unwrap();
     assert_eq!(recorder.take(), [""; 0]);
@@ -304,7 +303,7 @@ impl Observer for UsesStore {
     fn keys_held(&self, event: &KeysHeld) {
         let name = format!("keys-{}", event.keys);
         let name = name.as_str();
-        let _ = Limiter::try_named(name, self.0.clone(), Algorithm::FixedWindow, HOUR).unwrap();
+        let _ = Limiter::try_new(name, self.0.clone(), Algorithm::FixedWindow, HOUR).unwrap();
     }
 }
 
@@ -312,7 +311,7 @@ impl Observer for UsesStore {
 async fn an_observer_can_use_its_store() {
     let store = MemoryStore::new();
     let store = store.clone().observe(Arc::new(UsesStore(store)));
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), HOUR);
+    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), HOUR);
     let _ = limiter.check("alice").await.unwrap();
     limiter.reset("alice").await.unwrap();
 }
@@ -336,7 +335,7 @@ async fn the_metrics_count_what_happened() {
     let handle = recorder.handle();
     let _guard = metrics::set_default_local_recorder(&recorder);
     let store = MemoryStore::with_max_keys(10).observe(Arc::new(Metrics::new().store("main")));
-    let limiter = Limiter::named("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
     for _ in 0..3 {
         send(&layer, get(&[("x-user", "alice")])).await;
@@ -389,7 +388,7 @@ async fn a_denial_is_an_event_and_contains_the_key_only_at_the_level_trace() {
     for (level, has_key) in [(tracing::Level::DEBUG, false), (tracing::Level::TRACE, true)] {
         let (log, _guard) = Log::start(level);
         let quota = Quota::per_hour(1);
-        let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), quota);
+        let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::sliding_log(), quota);
         for _ in 0..2 {
             let _ = limiter.check("alice").await.unwrap();
         }

@@ -226,7 +226,7 @@ async fn a_handler_responds_like_the_layer() {
         assert_eq!(body_of(by_handler).await, body_of(by_layer).await, "{path}");
     }
     let unreachable = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
-    let unreachable = Limiter::new(unreachable, Algorithm::token_bucket(), quota);
+    let unreachable = Limiter::new("default", unreachable, Algorithm::token_bucket(), quota);
     let response = app(unreachable).oneshot(request("/1")).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(header(&response, "retry-after"), ["1"]);
@@ -237,7 +237,7 @@ async fn a_handler_responds_like_the_layer() {
 #[tokio::test(start_paused = true)]
 async fn a_decision_has_headers_and_whole_seconds() {
     let quota = Quota::new(2, Duration::from_millis(2_500));
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), quota);
+    let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::sliding_log(), quota);
     let allowed = limiter.check("ada").await.unwrap();
     let headers = allowed.headers();
     assert_eq!(headers["ratelimit"], "\"default\";r=1;t=3");
@@ -323,15 +323,15 @@ async fn a_closure_for_any_response_borrows_the_rejection() {
 #[tokio::test(start_paused = true)]
 async fn a_limiter_without_a_layer_has_a_failure_policy() {
     let store = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(8));
+    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), Quota::per_hour(8));
     let hour = Duration::from_secs(3_600);
     let sources = async |limiter: &Limiter| {
         [
             limiter.check("a").await.map(|it| it.source()),
             limiter.check_n("b", 2).await.map(|it| it.source()),
-            limiter.check_within("c", 2, hour).await.map(|it| it.source()),
-            limiter.try_acquire("d", 2, hour).await.map(|it| it.source()),
-            limiter.acquire("e", 2).await.map(|it| it.source()),
+            limiter.check_within_n("c", 2, hour).await.map(|it| it.decision().source()),
+            limiter.try_acquire_n("d", 2, hour).await.map(|it| it.source()),
+            limiter.acquire_n("e", 2).await.map(|it| it.source()),
         ]
     };
     for closed in [limiter.clone(), limiter.clone().on_failure(FailurePolicy::Closed)] {
@@ -356,9 +356,9 @@ async fn a_limiter_without_a_layer_has_a_failure_policy() {
     assert!(!denied.is_allowed() && denied.source() == Source::Local, "2 of 8 are allowed");
     assert!(local.check_n("f", 3).await.unwrap_err().is_store(), "more than the share can grant");
     let start = tokio::time::Instant::now();
-    let waited = local.try_acquire("d", 1, 2 * hour).await.unwrap();
+    let waited = local.try_acquire("d", 2 * hour).await.unwrap();
     assert!(waited.is_allowed() && start.elapsed() >= hour - Duration::from_secs(1));
-    let reserved = local.check_within("b", 1, 2 * hour).await.unwrap();
+    let reserved = local.check_within("b", 2 * hour).await.unwrap().keep();
     assert!(reserved.is_allowed());
     let other = local.with_quota(Quota::per_hour(4)).unwrap();
     assert_eq!(other.check("g").await.unwrap().source(), Source::Local, "the policy is kept");

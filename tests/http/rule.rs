@@ -37,7 +37,7 @@ fn limiters<const N: usize>(
     store: &(impl Store + Clone),
     limits: [(&str, Algorithm, Quota); N],
 ) -> [Limiter; N] {
-    limits.map(|(name, algorithm, quota)| Limiter::named(name, store.clone(), algorithm, quota))
+    limits.map(|(name, algorithm, quota)| Limiter::new(name, store.clone(), algorithm, quota))
 }
 
 fn in_memory<const N: usize>(limits: [(&str, Algorithm, Quota); N]) -> [Limiter; N] {
@@ -209,7 +209,7 @@ async fn the_cost_of_the_layer_applies_if_the_rule_sets_none() {
         let (requests, tokens) = (requests.clone(), tokens.clone());
         move |head: &Parts| {
             let user = user(head)?;
-            Ok(Charge::new(&requests, user).also(&tokens).cost(5))
+            Ok(Charge::new(&requests, user).also_n(&tokens, 5))
         }
     };
     let layer = RateLimitLayer::by_rule(rule)
@@ -562,7 +562,7 @@ async fn units_that_are_not_charged_are_returned_to_all_limits() {
 
 /// Settles the tokens that the path contains; 500 are charged beforehand.
 async fn answer(
-    axum::extract::Path(used): axum::extract::Path<u32>,
+    axum::extract::Path(used): axum::extract::Path<u64>,
     Extension(charge): Extension<Charge>,
 ) {
     charge.settle("tokens", used).await.unwrap();
@@ -577,7 +577,7 @@ async fn settled_afterwards(store: impl Store + Clone) {
         let (requests, tokens) = (requests.clone(), tokens.clone());
         move |head: &Parts| {
             let user = user(head)?;
-            Ok(Charge::new(&requests, user).and(Charge::new(&tokens, user).cost(500)))
+            Ok(Charge::new(&requests, user).and(Charge::new_n(&tokens, user, 500)))
         }
     };
     let layer = RateLimitLayer::by_rule(rule).charge_handle(true);
@@ -614,8 +614,8 @@ async fn a_layer_with_one_limit_has_a_charge_only_if_it_is_switched_on() {
             Some(Extension(charge)) if charge.is_exempt() => "exempt",
             Some(Extension(charge)) => {
                 assert!(charge.of("others").is_exempt());
-                charge.of("tokens").cost(3).refund().await.unwrap();
-                charge.cost(7).spend().await.unwrap();
+                charge.of_n("tokens", 3).refund().await.unwrap();
+                charge.of_n("tokens", 7).spend().await.unwrap();
                 "settled"
             }
         };
@@ -685,7 +685,7 @@ async fn a_cost_above_one_of_several_quotas_names_that_quota() {
     let layer = {
         let requests = requests.clone();
         RateLimitLayer::by_rule(move |_: &Parts| {
-            Charge::new(&requests, "ada").and(Charge::new(&tokens, "ada").cost(101))
+            Charge::new(&requests, "ada").and(Charge::new_n(&tokens, "ada", 101))
         })
     };
     let response = send(&layer, get(&[])).await;

@@ -133,7 +133,12 @@ async fn dropping_the_response_before_it_is_polled_spends_nothing() {
 }
 
 fn shaper() -> Limiter {
-    Limiter::new(MemoryStore::new(), Algorithm::LeakyBucket, Quota::per_second(1).burst(10))
+    Limiter::new(
+        "default",
+        MemoryStore::new(),
+        Algorithm::LeakyBucket,
+        Quota::per_second(1).burst(10),
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -308,7 +313,7 @@ async fn costs_nothing_before_the_service_is_ready(unready: Unready) {
         let store = MemoryStore::new();
         ["one", "two"].map(|name| {
             let quota = Quota::per_hour(1);
-            Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+            Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
         })
     };
     let by_key = |limiter: &Limiter| RateLimitLayer::new(limiter, |_: &Parts| "ada".to_owned());

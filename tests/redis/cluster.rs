@@ -57,7 +57,7 @@ fn config(cluster: &Cluster) -> RedisConfig {
 async fn connected(config: RedisConfig) -> RedisStore {
     let store = forgetful(config);
     let (algorithm, quota) = (Algorithm::FixedWindow, Quota::per_hour(1_000_000));
-    let limiter = Limiter::named("connect", store.clone(), algorithm, quota);
+    let limiter = Limiter::new("connect", store.clone(), algorithm, quota);
     let _ = until_decided(&[limiter], &users()).await;
     store
 }
@@ -114,7 +114,7 @@ async fn a_cluster_decides_as_one_server_does() {
 
 async fn keys_are_spread(cluster: &Cluster) {
     for algorithm in ALGORITHMS {
-        let limiter = Limiter::named(
+        let limiter = Limiter::new(
             "spread",
             with_long_deadline(cluster).await,
             algorithm,
@@ -142,7 +142,7 @@ fn calls(cluster: &Cluster) -> u64 {
 async fn limits_on_one_key_are_one_script(cluster: &Cluster) {
     let store = with_long_deadline(cluster).await;
     let limiter = |name, limit| {
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(limit))
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(limit))
     };
     let (few, many) = (limiter("few", 3), limiter("many", 9));
     for user in users() {
@@ -163,7 +163,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
     {
         let store = with_prefix(cluster, algorithm.name()).await;
         let limiter =
-            |name, limit| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit));
+            |name, limit| Limiter::new(name, store.clone(), algorithm, Quota::per_hour(limit));
         let (a, b, c) = (limiter("a", 5), limiter("b", 9), limiter("c", 2));
         let charge = Charge::new(&a, &**first)
             .and(Charge::new(&b, &**second))
@@ -180,7 +180,7 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
         until_remaining(&a, first, 3).await;
         until_remaining(&b, second, 7).await;
         let peeked = charge.peek().await.unwrap();
-        assert_eq!((peeked.is_allowed(), peeked.limiter()), (false, "c"), "{algorithm}");
+        assert_eq!((peeked.allows(), peeked.limiter()), (false, "c"), "{algorithm}");
 
         // The last key causes an error.
         let master = &cluster.masters[2];
@@ -198,11 +198,11 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
     let [first, second, third] = &on_different_masters(cluster);
     let store = with_prefix(cluster, "follows").await;
     let limiter =
-        |name| Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
+        |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (a, b, c) = (limiter("a"), limiter("b"), limiter("c"));
     let charge = Charge::new(&a, &**first)
-        .and(Charge::new(&b, &**second).cost(10))
-        .and(Charge::new(&c, &**third).cost(20));
+        .and(Charge::new_n(&b, &**second, 10))
+        .and(Charge::new_n(&c, &**third, 20));
     let left = async || {
         let (a, b) = (remaining(&a, first).await, remaining(&b, second).await);
         (a, b, remaining(&c, third).await)
@@ -238,7 +238,7 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
     for algorithm in [Algorithm::SlidingLog, Algorithm::FixedWindow] {
         let store = with_prefix(cluster, &format!("receipts-{algorithm}")).await;
         let limiters = ["a", "b", "c"]
-            .map(|name| Limiter::named(name, store.clone(), algorithm, Quota::per_hour(100)));
+            .map(|name| Limiter::new(name, store.clone(), algorithm, Quota::per_hour(100)));
         let left = async || {
             let mut left = vec![];
             for (limiter, key) in limiters.iter().zip(keys) {
@@ -246,7 +246,7 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
             }
             left
         };
-        let [a, b, c] = [0, 1, 2].map(|i| Charge::new(&limiters[i], &*keys[i]).cost(30));
+        let [a, b, c] = [0, 1, 2].map(|i| Charge::new_n(&limiters[i], &*keys[i], 30));
         let charge = a.and(b).and(c);
         let decisions = [(); 3].map(|()| charge.check());
         let [first, second, third] = decisions;
@@ -274,7 +274,7 @@ async fn requests_that_race_are_admitted_exactly(cluster: &Cluster) {
     for _ in 0..4 {
         let store = with_prefix(cluster, "race").await;
         let named = |name, algorithm, limit| {
-            Limiter::named(name, store.clone(), algorithm, Quota::per_hour(limit))
+            Limiter::new(name, store.clone(), algorithm, Quota::per_hour(limit))
         };
         let user = named("user", Algorithm::token_bucket(), 15);
         replicas.push((user, named("all", Algorithm::FixedWindow, 100)));
@@ -310,7 +310,7 @@ async fn checks_of_a_hot_key_share_calls(cluster: &Cluster) {
     let quota = Quota::per_day(1_000_000);
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog] {
         let name = format!("hot-{algorithm}");
-        let limiter = Limiter::named(&name, store.clone(), algorithm, quota);
+        let limiter = Limiter::new(&name, store.clone(), algorithm, quota);
         assert_eq!(remaining(&limiter, "hot").await, 1_000_000);
         let before = calls(cluster);
         let mut tasks = JoinSet::new();
@@ -491,7 +491,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);
     let limiter = |name, store: &RedisStore| {
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10))
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10))
     };
     let store = connected(config(&cluster).deadline(Duration::from_secs(2))).await;
     let (one, other) = (limiter("one", &store), limiter("other", &store));
@@ -504,7 +504,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     // The first key has not moved; the second one is created on the other node.
     assert_eq!(one.check("alice").await.unwrap().remaining(), 8);
     assert_eq!(other.check("alice").await.unwrap().remaining(), 9);
-    let reserved = other.check_within("alice", 10, HOUR).await.unwrap();
+    let reserved = other.check_within_n("alice", 10, HOUR).await.unwrap().keep();
     assert!(!reserved.delay().is_zero());
     other.cancel("alice", reserved).await.unwrap();
     assert_eq!(other.check("alice").await.unwrap().remaining(), 8);

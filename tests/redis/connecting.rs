@@ -45,7 +45,7 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
     redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut admin).unwrap(); // it uses all commands
     for algorithm in ALGORITHMS {
         let quota = Quota::per_second(2);
-        let limiter = Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
+        let limiter = Limiter::new(algorithm.name(), store.clone(), algorithm, quota);
         let wait = Duration::from_secs(10);
         let mut reserved = vec![];
         for request in 0..8 {
@@ -53,7 +53,7 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
                 // The first reservation comes due.
                 tokio::time::sleep(Duration::from_millis(600)).await;
             }
-            let decision = limiter.check_within("key", 1, wait).await.unwrap();
+            let decision = limiter.check_within("key", wait).await.unwrap().keep();
             if !decision.delay().is_zero() {
                 reserved.push(decision);
             }
@@ -67,7 +67,7 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
         limiter.reset("key").await.unwrap();
     }
     let quota = Quota::per_hour(2);
-    let limiter = |name| Limiter::named(name, store.clone(), Algorithm::SlidingLog, quota);
+    let limiter = |name| Limiter::new(name, store.clone(), Algorithm::SlidingLog, quota);
     let charge = Charge::new(limiter("a"), "key").and(Charge::new(limiter("b"), "other"));
     let decision = charge.check().await.unwrap();
     charge.cancel(decision).await.unwrap();
@@ -151,7 +151,8 @@ async fn missing_permissions_are_reported() {
     set("+mget");
     let url = format!("{}?user=limited&pass=secret", server.url());
     let store = support::lazy(&url);
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(2));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(2));
     let Err(Error::Store(error)) = limiter.check("key").await else {
         panic!("the user may do all")
     };
@@ -210,7 +211,7 @@ async fn the_keys_are_distributed_over_the_connections() {
     let server = RedisServer::start();
     let config = support::config(&server.url()).connections(3);
     let store = RedisStore::new(config).unwrap();
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(100));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(100));
     for check in 0..90 {
         let _ = limiter.check(check % 30).await.unwrap();
     }
@@ -285,7 +286,8 @@ async fn a_connection_that_the_server_closes_fails_no_later_request() {
     until("the port is open", || TcpStream::connect(format!("127.0.0.1:{port}")).is_ok());
     for protocol in ["", "?protocol=resp2"] {
         let store = support::lazy(&(url.clone() + protocol));
-        let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000));
+        let limiter =
+            Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000));
         let _ = limiter.check(protocol).await.unwrap();
         for _ in 0..20 {
             kill_connections_of(&server, "default");
@@ -304,7 +306,8 @@ async fn a_connection_that_the_server_closes_fails_no_later_request() {
 async fn only_requests_under_way_fail_with_their_connection_and_none_is_sent_twice() {
     let server = RedisServer::start();
     let store = support::connected(support::config(&server.url())).await;
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000_000));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(1_000_000));
     let before = server.calls("evalsha");
     let is_over = Arc::new(AtomicBool::new(false));
     let callers: Vec<_> = (0..8)
@@ -352,7 +355,8 @@ async fn a_connection_that_is_closed_before_it_is_used_fails_no_request() {
         _ => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
     });
     let store = support::lazy(&server.url());
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     let _ = limiter.check("key").await.unwrap();
     assert_eq!((server.connections(), store.health().errors), (2, 0));
 }
@@ -370,7 +374,8 @@ async fn a_rotation_of_the_password_interrupts_no_request() {
     let (sender, receiver) = watch::channel(credentials("first"));
     let config = support::config(&server.url()).credentials_provider(Watching(receiver));
     let store = RedisStore::new(config).unwrap();
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     // The first credentials are sent twice: for the login, and when the provider is watched.
     for (number, password) in (1..).zip(["first", "second", "third"]) {
         set(&format!(">{password}"));

@@ -32,18 +32,18 @@ async fn exported() -> BTreeMap<String, BTreeSet<String>> {
 
     let store = MemoryStore::new().observe(metrics.clone());
     let quota = Quota::per_second(50).burst(1);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
     let layer = RateLimitLayer::new(&limiter, key::Global);
     for _ in 0..2 {
         let _ = layer.layer(counting(&Arc::default())).oneshot(get(&[])).await.unwrap();
     }
-    let decision = limiter.try_acquire("key", 1, Duration::from_secs(60)).await.unwrap();
-    let _ = limiter.try_acquire("key", 1, Duration::from_secs(60)).await.unwrap();
+    let decision = limiter.try_acquire("key", Duration::from_secs(60)).await.unwrap();
+    let _ = limiter.try_acquire("key", Duration::from_secs(60)).await.unwrap();
     limiter.cancel("key", decision).await.unwrap();
 
     let mut server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap().observe(metrics);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let _ = limiter.check("key").await.unwrap();
     server.kill();
     assert!(limiter.check("other").await.is_err());

@@ -27,7 +27,7 @@ async fn remembering(server: &RedisServer) -> RedisStore {
 
 async fn limiter(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> Limiter {
     let store = remembering(server).await;
-    Limiter::named(algorithm.name(), store, algorithm, quota)
+    Limiter::new(algorithm.name(), store, algorithm, quota)
 }
 
 async fn hundred_per_hour(server: &RedisServer) -> Limiter {
@@ -93,7 +93,7 @@ async fn a_flood_of_denied_requests_sends_one_command_per_ttl() {
     let second = Duration::from_secs(1);
     for (ttl, config) in [(second, config.clone()), (HOUR / 2, config.denial_ttl(HOUR / 2))] {
         let store = RedisStore::new(config).unwrap();
-        let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(1));
+        let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_day(1));
         let _ = exhaust(&limiter).await;
         for _ in 0..3 {
             // The time since the denial is unknown, but less than a test takes.
@@ -117,7 +117,7 @@ async fn a_flood_of_denied_requests_sends_one_command_per_ttl() {
 async fn a_store_with_a_ttl_of_zero_sends_each_check() {
     let server = RedisServer::start();
     let store = support::forgetful_store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_day(1));
     let _ = exhaust(&limiter).await;
     let before = calls(&server);
     for _ in 0..10 {
@@ -156,7 +156,7 @@ async fn a_denial_is_used_for_larger_costs_and_for_each_wait_that_does_not_suffi
     let minute = Duration::from_secs(60);
     assert!(limiter.check_n("key", 100).await.unwrap().is_allowed());
     let check = async |cost, wait| {
-        let decision = limiter.check_within("key", cost, wait).await.unwrap();
+        let decision = limiter.check_within_n("key", cost, wait).await.unwrap().keep();
         assert!(!decision.is_allowed() && decision.cost() == cost);
         decision.source()
     };
@@ -171,7 +171,7 @@ async fn a_denial_is_used_for_larger_costs_and_for_each_wait_that_does_not_suffi
     assert_eq!(check(10, 5 * minute + minute / 2).await, Source::Cached);
     let before = calls(&server);
     let peek = limiter.peek("key").await.unwrap();
-    assert_eq!((peek.is_allowed(), peek.source()), (false, Source::Store));
+    assert_eq!((peek.allows(), peek.source()), (false, Source::Store));
     limiter.spend("key", 1).await.unwrap();
     assert_eq!(calls(&server), before + 2);
     assert_eq!(check(9, 3 * minute).await, Source::Cached);
@@ -184,9 +184,9 @@ async fn a_flood_with_several_costs_and_waits_sends_one_command_for_each_cost() 
         let limiter = limiter(&server, algorithm, Quota::per_hour(4)).await;
         limiter.spend("key", 4).await.unwrap();
         let before = calls(&server);
-        for number in 0..1_000_u32 {
-            let (cost, wait) = (4 - number % 4, Duration::from_secs((number * 37 % 600).into()));
-            let denied = limiter.check_within("key", cost, wait).await.unwrap();
+        for number in 0..1_000_u64 {
+            let (cost, wait) = (4 - number % 4, Duration::from_secs(number * 37 % 600));
+            let denied = limiter.check_within_n("key", cost, wait).await.unwrap().keep();
             assert!(!denied.is_allowed() && denied.cost() == cost, "{algorithm}: {denied:?}");
         }
         let sent = calls(&server) - before;
@@ -252,7 +252,7 @@ async fn each_change_by_this_process_drops_the_denial() {
 async fn two_limits(server: &RedisServer) -> [Limiter; 2] {
     let store = remembering(server).await;
     [("many", 100), ("few", 2)].map(|(name, limit)| {
-        Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(limit))
+        Limiter::new(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(limit))
     })
 }
 
@@ -280,7 +280,7 @@ async fn a_flood_of_requests_with_several_limits_sends_no_command_after_a_denial
 
         // The other limit has counted none of them, and does not deny by itself.
         assert_eq!(many.check(other_key).await.unwrap().remaining(), 97);
-        let larger = Charge::new(&many, other_key).cost(10).and(Charge::new(&few, "key").cost(2));
+        let larger = Charge::new_n(&many, other_key, 10).and(Charge::new_n(&few, "key", 2));
         assert_eq!(larger.check().await.unwrap().source(), Source::Cached);
         let elsewhere = Charge::new(&many, other_key).and(Charge::new(&few, "elsewhere"));
         assert!(elsewhere.check().await.unwrap().is_allowed());
@@ -331,7 +331,7 @@ async fn clones_of_a_store_share_denials_and_names() {
     let server = RedisServer::start();
     let store = remembering(&server).await;
     let limiter =
-        |name| Limiter::try_named(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(2));
+        |name| Limiter::try_new(name, store.clone(), Algorithm::FixedWindow, Quota::per_day(2));
     let old = limiter("api").unwrap();
     assert!(limiter("api").is_err(), "the name is taken");
     let _ = exhaust(&old).await;
@@ -387,11 +387,11 @@ async fn a_release_in_the_background_drops_denials_until_it_is_executed() {
         let quota = Quota::per_hour(if algorithm == Algorithm::LeakyBucket { 2 } else { 1 });
         let limiter = limiter(&server, algorithm, quota).await;
         let wait = HOUR * 3 / 2;
-        let check = async || limiter.check_within("key", 1, wait).await.unwrap();
+        let check = async || limiter.check_within("key", wait).await.unwrap().keep();
         assert!(check().await.delay().is_zero());
         let reset_after = async || limiter.peek("key").await.unwrap().reset_after();
         let before = reset_after().await;
-        let mut waiting = Box::pin(limiter.try_acquire("key", 1, wait));
+        let mut waiting = Box::pin(limiter.try_acquire("key", wait));
         tokio::select! {
             decision = &mut waiting => panic!("{algorithm}: {decision:?}"),
             () = async {
@@ -448,7 +448,7 @@ async fn a_loop_of_denied_requests_yields() {
     let before = calls(&server);
     until_another_task_runs(async || assert_remembered(&limiter).await).await;
     until_another_task_runs(async || {
-        let denied = limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap();
+        let denied = limiter.try_acquire("key", Duration::ZERO).await.unwrap();
         assert_eq!(denied.source(), Source::Cached);
     })
     .await;

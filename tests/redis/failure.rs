@@ -23,7 +23,7 @@ fn unreachable() -> RedisStore {
 }
 
 fn hundred_per_hour(store: RedisStore) -> Limiter {
-    Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(100).burst(8))
+    Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(100).burst(8))
 }
 
 async fn send(layer: &RateLimitLayer, headers: &[(&str, &str)]) -> Response<ResponseBody<Body>> {
@@ -119,7 +119,7 @@ async fn the_local_fallback_allows_a_fraction_of_the_quota() {
 #[tokio::test]
 async fn the_local_fallback_holds_for_every_algorithm() {
     for algorithm in support::ALGORITHMS {
-        let limiter = Limiter::new(unreachable(), algorithm, Quota::per_hour(30));
+        let limiter = Limiter::new("default", unreachable(), algorithm, Quota::per_hour(30));
         let layer = RateLimitLayer::new(limiter, key::Global)
             .max_wait(Duration::ZERO)
             .on_failure(FailurePolicy::Local { share: 1.0 / 3.0 });
@@ -134,7 +134,8 @@ async fn the_local_fallback_holds_for_every_algorithm() {
 
 #[tokio::test(start_paused = true)]
 async fn less_than_one_request_per_window_is_one_in_a_longer_window() {
-    let limiter = Limiter::new(unreachable(), Algorithm::SlidingLog, Quota::per_second(2));
+    let limiter =
+        Limiter::new("default", unreachable(), Algorithm::SlidingLog, Quota::per_second(2));
     let layer =
         RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::Local { share: 0.05 });
     assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
@@ -157,7 +158,7 @@ async fn a_cost_above_the_local_fallback_alone_is_a_failure_of_the_store() {
 #[tokio::test(start_paused = true)]
 async fn requests_wait_under_the_local_fallback() {
     let quota = Quota::per_second(20).burst(1);
-    let limiter = Limiter::new(unreachable(), Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("default", unreachable(), Algorithm::token_bucket(), quota);
     let layer = RateLimitLayer::new(limiter, key::Global)
         .max_wait(Duration::from_secs(1))
         .on_failure(FailurePolicy::Local { share: 0.5 });
@@ -172,7 +173,7 @@ async fn requests_wait_under_the_local_fallback() {
 async fn several_limits_are_combined_under_the_local_fallback() {
     let store = unreachable();
     let limiter = |name, quota| {
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(quota))
+        Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(quota))
     };
     let (user, all) = (limiter("user", 20), limiter("all", 6));
     let rule = move |head: &http::request::Parts| {
@@ -193,7 +194,7 @@ async fn limiters_of_one_name_over_two_stores_stay_apart() {
     let limiters = [unreachable(), unreachable()].map(hundred_per_hour);
     let rule = move |head: &http::request::Parts| {
         let index = usize::from(head.headers.contains_key("x-second"));
-        Charge::new(&limiters[index], "alice").cost(2)
+        Charge::new_n(&limiters[index], "alice", 2)
     };
     let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.25 });
     for headers in [&[][..], &[("x-second", "")]] {
@@ -224,7 +225,8 @@ async fn a_limiter_shared_with_redisson_has_no_local_fallback() {
 
 #[tokio::test]
 async fn a_policy_applies_only_to_failures_of_the_store() {
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter =
+        Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
     let layer = RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::Open);
     let response = send(&layer, &[]).await;
     assert_eq!(decision(&response).source(), Source::Store);
@@ -232,7 +234,8 @@ async fn a_policy_applies_only_to_failures_of_the_store() {
     let above_quota = layer.clone().cost(|_| 2);
     assert_eq!(send(&above_quota, &[]).await.status(), StatusCode::TOO_MANY_REQUESTS);
 
-    let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter =
+        Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
     let without_key = RateLimitLayer::new(limiter, key::Header::new("x-api-key"));
     let response = send(&without_key.on_failure(FailurePolicy::Open), &[]).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
@@ -240,7 +243,8 @@ async fn a_policy_applies_only_to_failures_of_the_store() {
 
 #[tokio::test]
 async fn a_full_memory_store_is_a_failure_of_the_store() {
-    let limiter = |store| Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter =
+        |store| Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let layer = RateLimitLayer::new(limiter(MemoryStore::with_max_keys(1)), key::Header::new("x"));
     assert_eq!(send(&layer, &[("x", "1")]).await.status(), StatusCode::OK);
     for (policy, status) in [
@@ -318,7 +322,7 @@ async fn waits_when_redis_fails(policy: FailurePolicy) -> Source {
     let mut server = RedisServer::start();
     let store = support::redis_store(&server).await;
     let limiter =
-        |name| Limiter::named(name, store.clone(), Algorithm::FixedWindow, Quota::per_second(1));
+        |name| Limiter::new(name, store.clone(), Algorithm::FixedWindow, Quota::per_second(1));
     let (one, all) = (limiter("one"), limiter("all"));
     let rule =
         move |_: &http::request::Parts| Charge::new(&one, "alice").and(Charge::new(&all, "all"));
@@ -363,7 +367,7 @@ proptest! {
         let overdrafts = [overdraft, overdraft / 1_000, overdraft / 1_000_000, 0];
         let limiter = overdrafts.into_iter().find_map(|overdraft| {
             let algorithm = Algorithm::TokenBucket { refill, overdraft };
-            Limiter::try_named("default", unreachable(), algorithm, quota).ok()
+            Limiter::try_new("default", unreachable(), algorithm, quota).ok()
         });
         let limiter = limiter.expect("a limiter without an overdraft is valid");
         let layer = RateLimitLayer::new(limiter, key::Global)

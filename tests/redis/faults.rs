@@ -71,7 +71,12 @@ impl Load {
         let seen = Arc::<Seen>::default();
         let stores = [url, url].map(|url| lazy(url, deadline));
         let layers = stores.clone().map(|store| {
-            let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
+            let limiter = Limiter::new(
+                "default",
+                store,
+                Algorithm::FixedWindow,
+                Quota::per_hour(LIMIT.into()),
+            );
             RateLimitLayer::new(limiter, key::Header::new("x-user"))
         });
         let mut tasks = JoinSet::new();
@@ -319,7 +324,8 @@ async fn a_reply_without_end_is_given_up() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = connect(&proxy.url(), MAX_TIME).await;
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
+    let limiter =
+        Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
     proxy.flood();
     assert!(limiter.check("key").await.is_err());
     until("the connection is closed", async || proxy.open() == 0).await;
@@ -332,7 +338,8 @@ async fn a_connection_without_replies_is_given_up_without_a_further_call() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = connect(&proxy.url(), DEADLINE).await;
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
+    let limiter =
+        Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
     proxy.hold_replies(true);
     assert!(limiter.check("key").await.is_err());
     until("the connection is closed", async || proxy.open() == 0).await;
@@ -421,7 +428,12 @@ async fn a_wrong_password_and_then_the_right_one() {
 async fn while_redis_is_down_no_request_waits_for_it() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
         .on_failure(FailurePolicy::Local { share: 0.1 });
     server.freeze();
@@ -456,7 +468,12 @@ fn a_runtime_that_runs_no_tasks_still_detects_that_redis_is_back() {
     let server = RedisServer::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let store = RedisStore::lazy(&server.url()).unwrap();
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     while runtime.block_on(limiter.check("key")).is_err() {}
     server.freeze();
     while store.health().is_available {
@@ -491,7 +508,12 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = connect(&proxy.url(), DEADLINE).await;
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     proxy.delay_replies(2 * DEADLINE);
     until_unavailable(&store, &limiter).await;
     let (before, read) = (store.health(), server.calls("mget"));
@@ -515,7 +537,12 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
 async fn while_redis_accepts_no_writes_it_stays_unavailable() {
     let server = RedisServer::start();
     let store = connect(&server.url(), DEADLINE).await;
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     run(&server, &["CLIENT", "PAUSE", "60000", "WRITE"]);
     until_unavailable(&store, &limiter).await;
     let Health { consecutive_failures: failed, timeouts, .. } = store.health();
@@ -542,7 +569,8 @@ async fn a_ping_has_a_second_and_does_not_end_an_outage_for_shorter_deadlines() 
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = connect(&proxy.url(), DEADLINE).await;
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
     proxy.delay_replies(2 * DEADLINE);
     until_unavailable(&store, &limiter).await;
     assert_eq!(store.health().outages, 1);
@@ -558,7 +586,8 @@ async fn a_reply_that_arrived_while_the_process_was_stopped_is_a_decision() {
     let server = RedisServer::start();
     let deadline = 50 * DEADLINE;
     let store = connect(&server.url(), deadline).await;
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
     let _ = limiter.check("key").await.unwrap(); // loads the script
     let sent = server.calls("evalsha");
     let is_over = Arc::new(AtomicBool::new(false));
@@ -588,7 +617,12 @@ async fn a_reply_that_arrived_while_the_process_was_stopped_is_a_decision() {
 async fn health_contains_the_last_error() {
     let mut server = RedisServer::start();
     let store = connect(&server.url(), MAX_TIME).await;
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     let health = store.health();
     assert_eq!((health.consecutive_failures, health.last_error), (0, None));
 
@@ -621,7 +655,7 @@ async fn no_command_is_sent_after_a_short_deadline() {
     let server = RedisServer::start();
     let store = lazy(&server.url(), Duration::from_nanos(1));
     store.ping().await.unwrap(); // connects
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(9));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(9));
     let pinged = server.calls("mget");
     for _ in 0..20 {
         let _ = limiter.check("key").await;

@@ -13,7 +13,9 @@ use std::{
 };
 
 use tokio::{runtime, task::JoinSet};
-use tower_ratelimit::{Algorithm, Decision, Error, Limiter, Quota, RedisStore, Source};
+use tower_ratelimit::{
+    Algorithm, Decision, Error, Limiter, Quota, RedisStore, Reservation, Source,
+};
 
 use crate::support::{
     self, ALGORITHMS,
@@ -30,7 +32,7 @@ async fn store(server: &RedisServer) -> RedisStore {
 }
 
 /// Checks at one time, each with its key and cost. Returns the decisions in the same order.
-async fn check_all(limiter: &Limiter, checks: &[(String, u32)]) -> Vec<Result<Decision, Error>> {
+async fn check_all(limiter: &Limiter, checks: &[(String, u64)]) -> Vec<Result<Decision, Error>> {
     let mut tasks = JoinSet::new();
     for (index, (key, cost)) in checks.iter().cloned().enumerate() {
         let limiter = limiter.clone();
@@ -41,7 +43,7 @@ async fn check_all(limiter: &Limiter, checks: &[(String, u32)]) -> Vec<Result<De
     decisions.into_iter().map(|(_, decision)| decision).collect()
 }
 
-fn of_many_keys(count: usize) -> Vec<(String, u32)> {
+fn of_many_keys(count: usize) -> Vec<(String, u64)> {
     (0..count).map(|i| (format!("key-{i}"), 1)).collect()
 }
 
@@ -50,8 +52,7 @@ async fn many_checks_are_few_calls_and_decided_as_if_each_came_alone() {
     let server = RedisServer::start();
     let store = store(&server).await;
     for algorithm in ALGORITHMS {
-        let limiter =
-            Limiter::named(algorithm.name(), store.clone(), algorithm, Quota::per_day(10));
+        let limiter = Limiter::new(algorithm.name(), store.clone(), algorithm, Quota::per_day(10));
         let _ = limiter.peek("key").await.unwrap(); // loads the script
         let before = server.calls("evalsha");
         // Of each key in this order: 4 and 5 are granted, 2 are not, 1 is.
@@ -80,7 +81,7 @@ async fn many_requests_at_once_are_decided_within_the_default_deadline() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let quota = Quota::per_day(REQUESTS as u64);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
     let _ = limiter.peek("key").await.unwrap(); // loads the script
     let rounds = AtomicUsize::new(0);
     // The deadline is a time limit, which a busy machine can miss.
@@ -147,7 +148,8 @@ async fn checks_of_a_key_are_decided_in_the_order_of_their_arrival_whatever_happ
     for connections in [1, 4] {
         let config = support::config(&server.url()).connections(connections);
         let store = RedisStore::new(config.denial_ttl(Duration::ZERO)).unwrap();
-        let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_day(LIMIT.into()));
+        let limiter =
+            Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_day(LIMIT.into()));
         for round in 0..60 {
             let key = |i: usize| format!("{connections}-{round}-{}", i * 7919 % 5);
             let keys: Vec<_> = (0..1_500).map(key).collect();
@@ -180,7 +182,7 @@ async fn a_check_is_not_sent_after_its_deadline() {
     let limiter = async |deadline, name| {
         let store = RedisStore::new(config.clone().deadline(deadline)).unwrap();
         until("Redis is used", async || store.ping().await.is_ok()).await;
-        Limiter::named(name, store, Algorithm::FixedWindow, Quota::per_hour(1_000))
+        Limiter::new(name, store, Algorithm::FixedWindow, Quota::per_hour(1_000))
     };
     let limiters = [limiter(quick, "quick").await, limiter(slow, "slow").await];
     let observer = limiter(slow, "quick").await;
@@ -205,7 +207,7 @@ async fn the_calls_under_way_grow_while_many_checks_wait() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = support::connected(support::config(&proxy.url())).await;
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(9));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(9));
     let _ = limiter.check("first").await.unwrap();
     let before = server.calls("evalsha");
     proxy.hold_replies(true);
@@ -222,11 +224,11 @@ async fn a_server_that_rejects_writes_still_denies() {
     for algorithm in ALGORITHMS {
         let server = RedisServer::start();
         let store = support::forgetful_store(&server).await;
-        let limiter = Limiter::new(store, algorithm, Quota::per_day(2));
+        let limiter = Limiter::new("default", store, algorithm, Quota::per_day(2));
         for i in (0..50).step_by(2) {
             let check = async || {
-                let check = limiter.check_within(format!("key-{i}"), 1, Duration::ZERO);
-                check.await.unwrap().is_allowed()
+                let check = limiter.check_within(format!("key-{i}"), Duration::ZERO);
+                check.await.unwrap().decision().is_allowed()
             };
             while check().await {}
         }
@@ -241,7 +243,7 @@ async fn a_server_that_rejects_writes_still_denies() {
             let limiter = limiter.clone();
             tasks.spawn(async move {
                 let key = format!("key-{i}");
-                (i, limiter.check_within(key, 1, Duration::ZERO).await)
+                (i, limiter.check_within(key, Duration::ZERO).await.map(Reservation::keep))
             });
         }
         for (i, decision) in tasks.join_all().await {
@@ -260,10 +262,10 @@ async fn a_server_that_rejects_writes_still_denies() {
 async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
     let server = RedisServer::start();
     let store = store(&server).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let wait = Duration::from_secs(5 * 3_600);
     for _ in 0..3 {
-        let _ = limiter.check_within("key-3", 1, wait).await.unwrap();
+        let _ = limiter.check_within("key-3", wait).await.unwrap().keep();
     }
     let name = "ratelimit:default:token-bucket:{key-3}";
     let mut admin = server.connection();
@@ -274,7 +276,7 @@ async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
     let mut tasks = JoinSet::new();
     for i in 0..64 {
         let limiter = limiter.clone();
-        tasks.spawn(async move { (i, limiter.check_within(format!("key-{i}"), 1, wait).await) });
+        tasks.spawn(async move { (i, limiter.check_within(format!("key-{i}"), wait).await) });
     }
     for (i, decision) in tasks.join_all().await {
         assert_eq!(decision.is_err(), i == 3, "{i}: {decision:?}");
@@ -290,7 +292,7 @@ async fn checks_without_an_end_of_their_deadline_share_calls() {
     let server = RedisServer::start();
     let config = support::config(&server.url()).deadline(Duration::MAX);
     let store = RedisStore::new(config).unwrap();
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_day(10));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_day(10));
     let decisions = check_all(&limiter, &of_many_keys(100)).await;
     assert!(decisions.iter().all(|it| it.as_ref().unwrap().is_allowed()), "{decisions:?}");
 }
@@ -298,7 +300,8 @@ async fn checks_without_an_end_of_their_deadline_share_calls() {
 #[tokio::test]
 async fn a_check_that_is_dropped_before_its_call_spends_nothing() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(store(&server).await, Algorithm::FixedWindow, Quota::per_hour(9));
+    let limiter =
+        Limiter::new("default", store(&server).await, Algorithm::FixedWindow, Quota::per_hour(9));
     let mut first = Box::pin(limiter.check("first"));
     let mut second = Box::pin(limiter.check("second"));
     poll_fn(|cx| {
@@ -316,8 +319,7 @@ async fn a_key_with_another_value_fails_no_other_check() {
     let server = RedisServer::start();
     let store = store(&server).await;
     for algorithm in ALGORITHMS {
-        let limiter =
-            Limiter::named(algorithm.name(), store.clone(), algorithm, Quota::per_hour(9));
+        let limiter = Limiter::new(algorithm.name(), store.clone(), algorithm, Quota::per_hour(9));
         let _ = limiter.peek("key").await.unwrap();
         for (key, command, value) in [("key-3", "SET", "x"), ("key-5", "SADD", "x")] {
             let key = format!("ratelimit:{0}:{0}:{{{key}}}", algorithm.name());
@@ -336,7 +338,8 @@ async fn a_cluster_that_is_used_as_one_server_gets_calls_of_one_key() {
     let cluster = Cluster::start(1, false, &[]);
     let node = cluster.nodes().next().unwrap();
     let store = support::lazy(&node.url());
-    let limiter = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_hour(9));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::token_bucket(), Quota::per_hour(9));
     for remaining in [8, 7] {
         for decision in check_all(&limiter, &of_many_keys(100)).await {
             assert_eq!(decision.unwrap().remaining(), remaining);
@@ -352,8 +355,7 @@ async fn each_check_fails_at_its_own_deadline_and_all_open_the_circuit() {
     let proxy = Proxy::start(&server);
     let deadline = Duration::from_millis(200);
     let observed = support::connected(support::config(&proxy.url()).deadline(deadline)).await;
-    let quick =
-        Limiter::named("quick", observed.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
+    let quick = Limiter::new("quick", observed.clone(), Algorithm::FixedWindow, Quota::per_hour(9));
     assert!(eventually(async || quick.check("key").await).await.is_allowed());
     proxy.hold_replies(true);
     for decision in check_all(&quick, &of_many_keys(300)).await {
@@ -372,7 +374,7 @@ fn a_blocked_runtime_delays_no_check_in_another_one() {
     let two = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // The connection is in the second runtime.
     let store = two.block_on(store(&server));
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(1_000));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(1_000));
     assert!(two.block_on(limiter.check("key")).unwrap().is_allowed());
     let (blocked, over) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
     let thread = {

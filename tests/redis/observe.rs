@@ -31,7 +31,7 @@ use crate::support::{
 };
 
 fn once_per_hour(store: RedisStore) -> Limiter {
-    Limiter::named("api", store, Algorithm::token_bucket(), Quota::per_hour(1))
+    Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1))
 }
 
 #[tokio::test]
@@ -84,8 +84,7 @@ async fn checks_that_go_together_are_in_one_batch_and_have_a_decision_each() {
 async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_event() {
     let (mut server, recorder) = (RedisServer::start(), Recorder::new());
     let store = RedisStore::connect(&server.url()).await.unwrap().observe(recorder.clone());
-    let limiter =
-        Limiter::named("api", store.clone(), Algorithm::sliding_log(), Quota::per_hour(9));
+    let limiter = Limiter::new("api", store.clone(), Algorithm::sliding_log(), Quota::per_hour(9));
     server.kill();
     recorder.take();
     let mut failures = 0;
@@ -352,13 +351,13 @@ async fn a_dropped_check_is_decided_in_the_background_if_its_units_are_returned(
     let (server, recorder) = (RedisServer::start(), Recorder::new());
     let proxy = Proxy::start(&server);
     let store = support::connected(support::config(&proxy.url())).await;
-    let limiter = Limiter::named("api", store, Algorithm::token_bucket(), Quota::per_hour(9));
+    let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(9));
     let _ = limiter.check("key").await.unwrap();
     let limiter = limiter.observe(recorder.clone());
     proxy.hold_replies(true);
     let short = Duration::from_millis(10);
     assert!(timeout(short, limiter.check("key")).await.is_err());
-    assert!(timeout(short, limiter.try_acquire("key", 2, short)).await.is_err());
+    assert!(timeout(short, limiter.try_acquire_n("key", 2, short)).await.is_err());
     proxy.hold_replies(false);
     let spent = async || 9 - limiter.peek("key").await.unwrap().remaining();
     until("the units of the second check are returned", async || spent().await == 2).await;

@@ -227,14 +227,19 @@ async fn a_template_without_a_rate_is_a_configuration_error() {
 async fn a_limiter_cannot_be_combined_with_another_one() {
     let server = RedisServer::start();
     let shared = template(&server, 9).await;
-    let other = Limiter::new(store(&server).await, Algorithm::token_bucket(), Quota::per_hour(9));
+    let other = Limiter::new(
+        "default",
+        store(&server).await,
+        Algorithm::token_bucket(),
+        Quota::per_hour(9),
+    );
     for charge in [
         Charge::new(&shared, "ada").and(Charge::new(&other, "ada")),
         Charge::new(&other, "ada").and(Charge::new(&shared, "ada")),
     ] {
         assert!(matches!(charge.check().await, Err(Error::DifferentStores)));
     }
-    let charge = Charge::new(&shared, "ada").cost(9);
+    let charge = Charge::new_n(&shared, "ada", 9);
     assert!(charge.check().await.unwrap().is_allowed());
     assert!(!charge.check().await.unwrap().is_allowed());
     charge.refund().await.unwrap();
@@ -245,7 +250,7 @@ async fn a_limiter_cannot_be_combined_with_another_one() {
     assert!(matches!(charge.settle("api", 10).await, Err(Error::Unsupported)));
     assert!(matches!(charge.spend().await, Err(Error::Unsupported)));
     assert!(matches!(charge.peek().await, Err(Error::Unsupported)));
-    let error = Charge::new(&shared, "ada").cost(10).check().await.unwrap_err();
+    let error = Charge::new_n(&shared, "ada", 10).check().await.unwrap_err();
     assert!(matches!(error, Error::CostAboveQuota { limiter: "api", cost: 10, max: 9, .. }));
 }
 

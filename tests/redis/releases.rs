@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     mem,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -20,7 +20,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisConfig,
+    Algorithm, Charge, FailurePolicy, KeyState, Limiter, Quota, RateLimitLayer, RedisConfig,
     RedisStore, key,
     redisson::{RateLimiter, RateType},
 };
@@ -54,14 +54,14 @@ async fn connect(url: &str, deadline: Duration) -> RedisStore {
 fn limiter(store: &RedisStore, algorithm: Algorithm) -> Limiter {
     let quota = Quota::per_hour(10);
     let quota = if algorithm == Algorithm::LeakyBucket { quota.burst(100) } else { quota };
-    Limiter::named("waiting", store.clone(), algorithm, quota)
+    Limiter::new("waiting", store.clone(), algorithm, quota)
 }
 
 /// Waiting requests of several keys.
 struct Waiting {
     limiter: Limiter,
     /// The keys with their decisions before.
-    before: Vec<(String, Decision)>,
+    before: Vec<(String, KeyState)>,
     tasks: JoinSet<()>,
 }
 
@@ -70,7 +70,7 @@ impl Waiting {
     async fn start(limiter: Limiter, keys: &[String], of_each: usize) -> Self {
         let mut before = vec![];
         for key in keys {
-            while limiter.try_acquire(key, 1, Duration::ZERO).await.unwrap().is_allowed() {}
+            while limiter.try_acquire(key, Duration::ZERO).await.unwrap().is_allowed() {}
             before.push((key.clone(), limiter.peek(key).await.unwrap()));
         }
         let mut waiting = Self { limiter, before, tasks: JoinSet::new() };
@@ -105,11 +105,11 @@ impl Waiting {
         RateLimitLayer::new(self.limiter.clone(), key).max_wait(MAX_WAIT)
     }
 
-    async fn peek(&self, key: &str) -> Decision {
+    async fn peek(&self, key: &str) -> KeyState {
         eventually(async || self.limiter.peek(key).await).await
     }
 
-    async fn is_released(&self, (key, before): &(String, Decision)) -> bool {
+    async fn is_released(&self, (key, before): &(String, KeyState)) -> bool {
         let now = self.peek(key).await;
         assert!(now.remaining() <= before.remaining(), "{key}: more was released than reserved");
         now.remaining() == before.remaining() && now.reset_after() <= before.reset_after()
@@ -132,7 +132,7 @@ struct Others {
 impl Others {
     fn start(store: &RedisStore) -> Self {
         let limiter =
-            Limiter::named("others", store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
+            Limiter::new("others", store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
         let is_over = Arc::new(AtomicBool::new(false));
         let task_is_over = is_over.clone();
         let task = tokio::spawn(async move {
@@ -303,7 +303,8 @@ async fn a_store_that_only_releases_while_redis_hangs_stays_available() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_are_held_back_while_redis_is_unavailable_and_sent_once_afterwards() {
     let (server, store, mut waiting) = ten_of_each(100).await;
-    let other = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
+    let other =
+        Limiter::new("default", store.clone(), Algorithm::token_bucket(), Quota::per_hour(1));
     let log = Log::start(&server);
     server.freeze();
     while store.health().is_available {
@@ -381,8 +382,8 @@ async fn reservations_of_late_answers_are_released_exactly_once() {
             let waiting = Waiting::start(limiter(&store, algorithm), &keys(1), 0).await;
             let quick = connect(&proxy.url(), Duration::from_millis(50)).await;
             let quota = waiting.limiter.quota();
-            let quick_limiter = Limiter::named("waiting", quick.clone(), algorithm, quota);
-            let other = Limiter::named("other", quick, algorithm, Quota::per_hour(10_000));
+            let quick_limiter = Limiter::new("waiting", quick.clone(), algorithm, quota);
+            let other = Limiter::new("other", quick, algorithm, Quota::per_hour(10_000));
             let before = server.calls("evalsha");
             proxy.hold_replies(true);
             let mut tasks = JoinSet::new();
@@ -543,22 +544,24 @@ async fn a_late_release_is_one_event_for_each_limit() {
     let recorder = Recorder::new();
     let quick = quick.observe(recorder.clone());
     let named =
-        |name| Limiter::named(name, quick.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
+        |name| Limiter::new(name, quick.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (one, other) = (named("one"), named("other"));
     let both = Charge::new(&one, "key").also(&other);
     let warmed = async || one.check("warm").await.is_ok() && both.check().await.is_ok();
     until("Redis is used in time", warmed).await;
     proxy.hold_replies(true);
-    assert!(one.check_within("alone", 2, MAX_WAIT).await.is_err());
+    assert!(one.check_within_n("alone", 2, MAX_WAIT).await.is_err());
     assert!(both.try_acquire(MAX_WAIT).await.is_err());
     recorder.take();
     proxy.hold_replies(false);
-    let mut released = vec![];
+    let released = Mutex::new(vec![]);
     until("all are released", async || {
+        let mut released = released.lock().unwrap();
         released.extend(recorder.take_of("released"));
         released.len() >= 3
     })
     .await;
+    let mut released = released.into_inner().unwrap();
     released.sort();
     assert_eq!(released, ["released one alone 2", "released one key 1", "released other key 1"]);
 }

@@ -11,7 +11,7 @@ async fn store(server: &RedisServer) -> RedisStore {
 }
 
 async fn limiter(server: &RedisServer) -> Limiter {
-    Limiter::new(store(server).await, Algorithm::token_bucket(), Quota::per_hour(100))
+    Limiter::new("default", store(server).await, Algorithm::token_bucket(), Quota::per_hour(100))
 }
 
 fn run(connection: &mut redis::Connection, words: &[&str]) {
@@ -42,8 +42,8 @@ async fn keys_can_be_read_and_expire() {
     let mut connection = server.connection();
     let quota = Quota::per_hour(10);
     let store = support::with_prefix(&server, "shop").await;
-    let limiters = ALGORITHMS
-        .map(|algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota));
+    let limiters =
+        ALGORITHMS.map(|algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, quota));
     for limiter in &limiters {
         assert!(limiter.check("alice").await.unwrap().is_allowed());
         let admitted = limiter.check_n("bob", 10).await.unwrap();
@@ -80,7 +80,7 @@ async fn a_denied_request_writes_nothing() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         let store = support::forgetful_store(&server).await;
-        let limiter = Limiter::named(algorithm.name(), store, algorithm, Quota::per_hour(5));
+        let limiter = Limiter::new(algorithm.name(), store, algorithm, Quota::per_hour(5));
         while limiter.check("key").await.unwrap().is_allowed() {}
         let key = format!("ratelimit:{algorithm}:{algorithm}:{{key}}");
         let mut connection = server.connection();
@@ -102,7 +102,7 @@ async fn a_denied_request_writes_nothing() {
 async fn a_logged_request_takes_at_most_24_bytes() {
     let server = RedisServer::start();
     let quota = Quota::per_hour(10_000);
-    let limiter = Limiter::new(store(&server).await, Algorithm::SlidingLog, quota);
+    let limiter = Limiter::new("default", store(&server).await, Algorithm::SlidingLog, quota);
     for _ in 0..10_000 {
         let _ = limiter.check("key").await.unwrap();
     }
@@ -123,7 +123,7 @@ async fn a_store_connects_only_on_request() {
     let expected = format!("Redis at {} is not available", server.socket().display());
     assert_eq!(error.to_string(), expected);
     let lazy = RedisStore::lazy(&url).unwrap();
-    let limiter = Limiter::new(lazy, Algorithm::token_bucket(), Quota::per_hour(1));
+    let limiter = Limiter::new("default", lazy, Algorithm::token_bucket(), Quota::per_hour(1));
     assert!(matches!(limiter.check("key").await, Err(Error::Store(_))));
     server.restart();
     assert_eq!(until_it_answers(&limiter).await, 0);
@@ -133,7 +133,7 @@ async fn a_store_connects_only_on_request() {
 #[test]
 fn a_lazy_store_needs_no_runtime_to_be_made() {
     let store = RedisStore::lazy("redis://127.0.0.1/").unwrap();
-    let _ = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(1));
+    let _ = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
 }
 
 #[tokio::test]
@@ -204,7 +204,7 @@ async fn a_call_to_a_server_that_does_not_answer_ends_at_the_deadline() {
     let server = RedisServer::start();
     let deadline = Duration::from_millis(200);
     let store = support::connected(support::config(&server.url()).deadline(deadline)).await;
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(100));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(100));
     let _ = limiter.check("key").await.unwrap();
     server.freeze();
     let start = Instant::now();
@@ -235,7 +235,7 @@ async fn a_cancellation_in_a_long_log_takes_no_more_commands_than_a_search() {
     let config = support::config(&server.url()).deadline(Duration::from_secs(60));
     let store = support::connected(config).await;
     let quota = Quota::per_hour(100_000);
-    let limiter = Limiter::new(store, Algorithm::SlidingLog, quota);
+    let limiter = Limiter::new("default", store, Algorithm::SlidingLog, quota);
     let mut commands = vec![];
     for entries in [10, 5_000] {
         let early = limiter.check_n("key", 7).await.unwrap();
@@ -256,7 +256,7 @@ async fn a_cancellation_in_a_long_log_takes_no_more_commands_than_a_search() {
 async fn cancelled_entries_do_not_accumulate_in_a_log() {
     let server = RedisServer::start();
     let quota = Quota::per_hour(1_000);
-    let limiter = Limiter::new(store(&server).await, Algorithm::SlidingLog, quota);
+    let limiter = Limiter::new("default", store(&server).await, Algorithm::SlidingLog, quota);
     let mut last = limiter.check("key").await.unwrap();
     for _ in 0..2_000 {
         let next = limiter.check("key").await.unwrap();
@@ -299,7 +299,7 @@ async fn a_key_with_another_value_is_an_error_for_this_key_only() {
     let mut attempts = 0;
     for algorithm in support::ALGORITHMS {
         let quota = Quota::per_hour(10);
-        let limiter = Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
+        let limiter = Limiter::new(algorithm.name(), store.clone(), algorithm, quota);
         let key = format!("ratelimit:{}:{}:{{key}}", algorithm.name(), algorithm.name());
         for value in &values {
             redis::cmd("SET").arg(&key).arg(value).exec(&mut connection).unwrap();
@@ -329,7 +329,7 @@ async fn a_charge_that_fails_on_one_key_changes_no_other() {
     for algorithm in support::ALGORITHMS {
         let limiter = |name: &str| {
             let name = [name, algorithm.name()].join("-");
-            Limiter::named(&name, store.clone(), algorithm, quota)
+            Limiter::new(&name, store.clone(), algorithm, quota)
         };
         let (sound, broken) = (limiter("sound"), limiter("broken"));
         let charge = Charge::new(&sound, "key").and(Charge::new(&broken, "key"));
@@ -353,8 +353,7 @@ async fn a_server_without_memory_counts_nothing() {
         set.arg("SET").arg("maxmemory").arg(bytes).exec(&mut server.connection()).unwrap();
     };
     for algorithm in support::ALGORITHMS {
-        let limiter =
-            Limiter::named(algorithm.name(), store.clone(), algorithm, Quota::per_hour(9));
+        let limiter = Limiter::new(algorithm.name(), store.clone(), algorithm, Quota::per_hour(9));
         memory("1");
         assert!(limiter.check("key").await.is_err(), "{algorithm}");
         memory("0");
@@ -368,9 +367,9 @@ async fn a_state_of_two_numbers_takes_at_most_28_bytes() {
     let store = store(&server).await;
     for algorithm in [Algorithm::FixedWindow, Algorithm::token_bucket()] {
         for quota in [Quota::per_hour(1_000_000), Quota::per_second(3), Quota::per_day(7)] {
-            let limiter = Limiter::new(store.clone(), algorithm, quota);
+            let limiter = Limiter::new("default", store.clone(), algorithm, quota);
             assert!(limiter.check("key").await.unwrap().is_allowed());
-            let _ = limiter.check_within("key", 1, Duration::from_secs(1)).await.unwrap();
+            let _ = limiter.check_within("key", Duration::from_secs(1)).await.unwrap().keep();
             let key = format!("ratelimit:default:{}:{{key}}", algorithm.name());
             let length: u64 =
                 redis::cmd("STRLEN").arg(&key).query(&mut server.connection()).unwrap();

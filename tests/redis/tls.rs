@@ -101,7 +101,8 @@ async fn a_connection_over_tls_that_the_server_closes_fails_no_later_request() {
     let (server, port) = start(&certificates, &["--timeout", "1"]);
     let url = format!("rediss://127.0.0.1:{port}");
     let store = store(RedisConfig::server(&url).unwrap().tls(tls(&certificates)));
-    let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     for _ in 0..3 {
         let _ = limiter.check("key").await.unwrap();
         let is_open = || {
@@ -135,7 +136,7 @@ async fn a_master_behind_sentinels_over_tls_is_followed() {
         watched.fail_over();
         cluster::until("there is another master", || watched.master() != master);
     });
-    let limiter = Limiter::named("other", store, Algorithm::FixedWindow, Quota::per_hour(2));
+    let limiter = Limiter::new("other", store, Algorithm::FixedWindow, Quota::per_hour(2));
     let mut decisions = [0; 3];
     while decisions[1] + decisions[2] == 0 {
         let _ = eventually(async || limiter.peek("key").await).await;
@@ -156,7 +157,7 @@ async fn a_cluster_over_tls() {
     let seed = format!("rediss://localhost:{}", cluster.masters[0].port);
     let store = store(RedisConfig::cluster([seed]).unwrap().tls(tls(&certificates)));
     store.ping().await.unwrap();
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(2));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(2));
     for user in 0..100 {
         let _ = limiter.check(user).await.unwrap();
     }

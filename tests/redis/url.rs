@@ -22,7 +22,7 @@ use crate::support::{
 /// Decides about a request by the store at this URL.
 async fn check(url: &str) -> Limiter {
     let store = store::connect(url).await.unwrap();
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_hour(2));
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(2));
     assert_eq!(eventually(async || limiter.check("key").await).await.remaining(), 1, "{url}");
     limiter
 }
@@ -34,7 +34,8 @@ async fn a_store_starts_without_redis_and_uses_it_when_it_answers() {
     let url = format!("{}?deadline=20s", server.url());
     assert!(store::connect(&url).await.is_err());
     let store = store::lazy(&url).unwrap();
-    let limiter = Limiter::new(store.clone(), Algorithm::token_bucket(), Quota::per_hour(2));
+    let limiter =
+        Limiter::new("default", store.clone(), Algorithm::token_bucket(), Quota::per_hour(2));
     assert_eq!(store.health().status, Status::Unknown);
     assert!(with_sources(&store.ping().await.unwrap_err()).contains("cannot connect"));
     assert_eq!((store.health().status, store.health().answers), (Status::Unknown, 0));
@@ -53,7 +54,7 @@ async fn every_script_begins_with_the_line_of_the_settings_and_has_the_hash_of_i
     let before = server.calls("eval");
     for algorithm in ALGORITHMS {
         let name = algorithm.name();
-        let limiter = Limiter::named(name, store.clone(), algorithm, Quota::per_hour(100));
+        let limiter = Limiter::new(name, store.clone(), algorithm, Quota::per_hour(100));
         for _ in 0..3 {
             let decision = limiter.check("key").await.unwrap();
             limiter.cancel("key", decision).await.unwrap();
@@ -76,8 +77,12 @@ async fn every_script_begins_with_the_line_of_the_settings_and_has_the_hash_of_i
         _ => array(&["1700000000", "0"]),
     });
     let url = format!("{}?deadline=20s&script_flags=allow-key-locking", server.url());
-    let limiter =
-        Limiter::new(RedisStore::lazy(&url).unwrap(), Algorithm::FixedWindow, Quota::per_hour(100));
+    let limiter = Limiter::new(
+        "default",
+        RedisStore::lazy(&url).unwrap(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(100),
+    );
     let _ = limiter.check("key").await.unwrap();
     let scripts = scripts.lock().unwrap();
     let [(_, hash), (_, text)] = &scripts[..] else { panic!("{scripts:?}") };
@@ -110,7 +115,7 @@ async fn a_url_describes_a_server_and_settings() {
     assert!(!denied().await && denied().await && denied().await);
     assert_eq!(server.calls("evalsha") - before, 3, "a denial was remembered");
     let lazy = RedisStore::lazy(&url).unwrap();
-    let limiter = Limiter::new(lazy, Algorithm::token_bucket(), Quota::per_hour(2));
+    let limiter = Limiter::new("default", lazy, Algorithm::token_bucket(), Quota::per_hour(2));
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0);
 }
 

@@ -41,7 +41,7 @@ pub const ALGORITHMS: [Algorithm; 5] = [
 ];
 
 pub fn in_memory(quota: Quota) -> Limiter {
-    Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota)
+    Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota)
 }
 
 pub async fn redis_store(server: &RedisServer) -> RedisStore {
@@ -84,7 +84,7 @@ pub fn permissions(user: &str) -> Vec<String> {
 }
 
 pub async fn limits(store: RedisStore) {
-    let limiter = Limiter::new(store, Algorithm::FixedWindow, Quota::per_hour(2));
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(2));
     for is_allowed in [true, true, false] {
         assert_eq!(limiter.check("key").await.unwrap().is_allowed(), is_allowed);
     }

@@ -92,7 +92,7 @@ fn limiters(store: &RedisStore) -> Result<[Limiter; ALGORITHMS.len()], Box<dyn E
     until("the store answers", || Handle::current().block_on(store.ping()).is_ok())?;
     let quota = Quota::new(LIMIT.into(), WINDOW).burst(LIMIT.into());
     let named =
-        |algorithm: Algorithm| Limiter::named(algorithm.name(), store.clone(), algorithm, quota);
+        |algorithm: Algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, quota);
     Ok(ALGORITHMS.map(named))
 }
 

@@ -144,9 +144,8 @@ pub fn open_slot() -> Rows {
     const DECISIONS: u64 = 50;
     let cluster = Cluster::start(3, true, &[]);
     let store = forgetful(RedisConfig::cluster(cluster.urls()))?;
-    let limiter = |name| {
-        Limiter::named(name, store.clone(), Algorithm::token_bucket(), Quota::per_day(1_000))
-    };
+    let limiter =
+        |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_day(1_000));
     let (one, other) = (limiter("one"), limiter("other"));
     let check = |limiter: &Limiter| Handle::current().block_on(limiter.check("alice"));
     until("the key exists", || check(&one).is_ok())?;

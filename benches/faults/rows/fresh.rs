@@ -52,7 +52,8 @@ impl Fresh {
         for number in 0..count {
             let store = (store()?, store()?);
             fresh.pings.make(store.0.ping());
-            let limiter = Limiter::new(store.1, Algorithm::token_bucket(), Quota::per_day(100));
+            let limiter =
+                Limiter::new("default", store.1, Algorithm::token_bucket(), Quota::per_day(100));
             fresh
                 .decisions
                 .make(async { limiter.check(format!("fresh-{number}")).await.map(|_| ()) });

@@ -195,7 +195,7 @@ impl Counts {
     async fn send(self: Arc<Self>, limiter: Limiter) {
         while !self.is_over.load(SeqCst) {
             self.requests.fetch_add(1, SeqCst);
-            match limiter.try_acquire("key", 1, 5 * SECOND).await {
+            match limiter.try_acquire("key", 5 * SECOND).await {
                 Ok(decision) if decision.is_allowed() => {
                     self.admitted.fetch_add(1, SeqCst);
                     continue;
@@ -221,7 +221,7 @@ pub fn planned_waiting() -> Rows {
     let deployment = Deployment::start(&Plan::default())?;
     let store = deployment.store()?;
     let quota = Quota::per_second(RATE.into()).burst(1);
-    let limiter = Limiter::new(store, Algorithm::token_bucket(), quota);
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
     let counts = Arc::new(Counts::default());
     let mut tasks = JoinSet::new();
     let begin = now();

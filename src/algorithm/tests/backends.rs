@@ -363,8 +363,8 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
         remaining: decision.remaining() as f64,
         replenish: micros(decision.replenish_after()),
         reset: micros(decision.reset_after()),
-        instant: match decision.receipt().for_limit(0) {
-            Receipt::At(instant, _) => instant,
+        instant: match decision.receipt(0) {
+            Receipt::At(instant, _) => instant as f64,
             _ => 0.0,
         },
         blocked: micros(decision.block_rest()),

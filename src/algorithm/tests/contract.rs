@@ -6,7 +6,11 @@ use super::{
     super::{Algorithm, EngineReply, EngineRequest, Params, Refill, State},
     backends::{Backend, RedisServer, Scripted, check, reply_of},
 };
-use crate::{limiter::Limiter, quota::Quota, store::MemoryStore};
+use crate::{
+    limiter::{Limiter, Reservation},
+    quota::Quota,
+    store::MemoryStore,
+};
 
 /// Every algorithm, with every setting that changes its decisions.
 pub(super) fn all_with(quota: Quota) -> Vec<(Algorithm, Quota)> {
@@ -229,7 +233,7 @@ async fn the_memory_store_keeps_the_contract() {
     for_each_row(|table, at, cost, max_wait| {
         if limiter.as_ref().is_none_or(|(name, ..)| *name != table.name) {
             let store = MemoryStore::new();
-            let new = Limiter::new(store, table.algorithm, table.quota);
+            let new = Limiter::new("default", store, table.algorithm, table.quota);
             limiter = Some((table.name, new, tokio::time::Instant::now()));
         }
         let (_, limiter, start) = limiter.as_ref().unwrap();
@@ -237,9 +241,13 @@ async fn the_memory_store_keeps_the_contract() {
             let instant = *start + Duration::from_micros(at as u64);
             tokio::time::advance(instant - tokio::time::Instant::now()).await;
             match max_wait {
-                None => limiter.check_n("key", cost).await,
+                None => limiter.check_n("key", cost.into()).await,
                 Some(wait) => {
-                    limiter.check_within("key", cost, Duration::from_micros(wait as u64)).await
+                    let max_wait = Duration::from_micros(wait as u64);
+                    limiter
+                        .check_within_n("key", cost.into(), max_wait)
+                        .await
+                        .map(Reservation::keep)
                 }
             }
         })

@@ -176,7 +176,7 @@ pub(super) fn decide(
         settings,
         observers: &Default::default(),
         key: &Key::from(key),
-        cost: request.cost as u32,
+        cost: request.cost as u64,
         max_wait: request.max_wait,
     }];
     reply_of(store.decide_now(&StoreRequest { action: request.action, limits }).unwrap())

@@ -11,8 +11,8 @@ use crate::{
 /// The units that each limit of a charge has spent, by decision. Clones of the charge share it.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// The receipt of the decision about the charge.
-    receipt: Receipt,
+    /// The decision about the charge.
+    decision: Decision,
     limits: Mutex<Limits>,
 }
 
@@ -27,35 +27,35 @@ struct Limits {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spent {
     pub(super) receipt: Receipt,
-    pub(super) units: u32,
+    pub(super) units: u64,
 }
 
 /// Units to return of those that a decision spent.
 #[derive(Debug, PartialEq)]
 pub(super) struct Return {
     pub(super) spent: Spent,
-    pub(super) units: u32,
+    pub(super) units: u64,
 }
 
 impl Record {
     /// Creates the record of a decision about limits with these costs.
-    pub(super) fn new(decision: &Decision, costs: impl Iterator<Item = u32>) -> Self {
+    pub(super) fn new(decision: &Decision, costs: impl Iterator<Item = u64>) -> Self {
         let spent = costs.enumerate().map(|(limit, units)| {
-            let receipt = decision.receipt().for_limit(limit);
+            let receipt = decision.receipt(limit);
             if receipt == Receipt::None { vec![] } else { vec![Spent { receipt, units }] }
         });
         let limits = Limits { spent: spent.collect(), is_cancelled: false };
-        Self { receipt: decision.receipt().clone(), limits: Mutex::new(limits) }
+        Self { decision: decision.clone(), limits: Mutex::new(limits) }
     }
 
     /// Returns whether this is the record of the decision.
     pub(super) fn is_about(&self, decision: &Decision) -> bool {
-        self.receipt == *decision.receipt()
+        self.decision.is_same_spending(decision)
     }
 
     /// Returns whether the decision has spent anything.
     pub(super) fn has_spent(&self) -> bool {
-        self.receipt != Receipt::None
+        self.decision.has_spent()
     }
 
     /// Removes the units that a limit has spent above `used`, the latest first. Returns them, and
@@ -63,7 +63,7 @@ impl Record {
     ///
     /// They are removed before the store returns them: if the store fails, they must not be
     /// returned twice.
-    pub(super) fn adjust(&self, limit: usize, used: u32) -> (Vec<Return>, u32) {
+    pub(super) fn adjust(&self, limit: usize, used: u64) -> (Vec<Return>, u64) {
         let limits = &mut *lock(&self.limits);
         match limits.is_cancelled {
             true => (vec![], 0),
@@ -90,17 +90,18 @@ impl Record {
     }
 }
 
-fn adjust(all: &mut Vec<Spent>, used: u32) -> (Vec<Return>, u32) {
-    let total = |all: &[Spent]| all.iter().map(|spent| u64::from(spent.units)).sum::<u64>();
+fn adjust(all: &mut Vec<Spent>, used: u64) -> (Vec<Return>, u64) {
+    let total =
+        |all: &[Spent]| all.iter().fold(0, |sum: u64, spent| sum.saturating_add(spent.units));
     let mut returns = vec![];
-    while let Some(above) = total(all).checked_sub(used.into()).filter(|above| *above > 0)
+    while let Some(above) = total(all).checked_sub(used).filter(|above| *above > 0)
         && let Some(newest) = all.last_mut()
     {
-        let units = above.min(newest.units.into()) as u32;
+        let units = above.min(newest.units);
         returns.push(Return { spent: newest.clone(), units });
         newest.units -= units;
         all.pop_if(|spent| spent.units == 0);
     }
-    let missing = u64::from(used).saturating_sub(total(all));
-    (returns, missing as u32)
+    let missing = used.saturating_sub(total(all));
+    (returns, missing)
 }

@@ -27,7 +27,7 @@ const NAME: &str = "the bearer token in header authorization";
 /// };
 ///
 /// # let quota = Quota::per_second(10);
-/// # let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
 /// let secret = "the same random text on all replicas"; // from the configuration
 /// let layer = RateLimitLayer::new(limiter, key::Bearer::new().hashed(secret))
 ///     .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED));

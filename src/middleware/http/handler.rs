@@ -20,7 +20,7 @@ impl Rejection {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(1);
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// limiter.spend("alice", 1).await?;
     ///
     /// let decision = limiter.check("alice").await?;
@@ -64,7 +64,7 @@ impl Decision {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(10);
-    /// let limiter = Limiter::new(MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let headers = limiter.check("alice").await?.headers();
     /// assert_eq!(headers["ratelimit"], "\"default\";r=9;t=6");
     /// assert_eq!(headers["ratelimit-policy"], "\"default\";q=10;w=60");

@@ -161,7 +161,7 @@ impl Report<'_> {
 }
 
 /// Writes the chosen dialects. The names of limiters need no escaping: see
-/// [`Limiter::named`](crate::Limiter::named).
+/// [`Limiter::new`](crate::Limiter::new).
 #[derive(Clone, Debug)]
 pub(crate) struct HeaderWriter {
     pub(crate) dialects: Box<[Headers]>,

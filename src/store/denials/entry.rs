@@ -17,7 +17,8 @@ use crate::{
     store::{LimitRequest, Settings},
 };
 
-/// The denials of a key that are remembered beside each other.
+/// The denials of a key that are remembered beside each other: a service has few costs. A flood
+/// with more of them costs one call per TTL for each further cost.
 const MAX_DENIALS: usize = 4;
 
 /// A key with its denials.
@@ -41,7 +42,7 @@ struct DenialList {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Denial {
     /// The least cost that it denies.
-    cost: u32,
+    cost: u64,
     /// When a request of this cost conforms, at the earliest.
     conforms: f64,
     /// When there is room for it to wait; 0 if that is unknown, or if there is always room.
@@ -81,8 +82,9 @@ impl Denial {
         (self.conforms - max_wait).max(self.room).max(0.0)
     }
 
-    /// Returns the instant that is `rest` after the decision, or a little earlier: the clock of the
-    /// store may be faster than the clock of the process.
+    /// Returns the instant that is `rest` after the decision, or 0.1 % earlier: the clock of the
+    /// store may be faster than the clock of the process. It counts from the instant at which the
+    /// check was sent, because the store decided at that instant or later.
     fn after(&self, rest: f64) -> Instant {
         let rest = Duration::from_micros(rest as u64);
         self.sent + (rest - rest / 1_000)
@@ -92,7 +94,7 @@ impl Denial {
         self.after(self.rest(max_wait)).min(self.ends)
     }
 
-    pub(super) fn denies(&self, cost: u32, max_wait: f64, now: Instant) -> bool {
+    pub(super) fn denies(&self, cost: u64, max_wait: f64, now: Instant) -> bool {
         cost >= self.cost && now < self.until(max_wait)
     }
 
@@ -178,8 +180,8 @@ impl KeyDenials {
         let LimitRequest { cost, max_wait, .. } = *limit;
         let all = self.denials.iter().filter(|denial| denial.denies(cost, max_wait, now));
         let denial = all.max_by_key(|denial| denial.until(max_wait))?;
-        let age = |received| now.saturating_duration_since(received).as_micros() as f64;
-        let wait = denial.rest(max_wait) - age(denial.received);
+        let age = |received| now.saturating_duration_since(received).as_micros() as u64;
+        let wait = (denial.rest(max_wait) as u64).saturating_sub(age(denial.received));
         Some(self.last.remembered(age(self.received), cost, wait))
     }
 }

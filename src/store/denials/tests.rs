@@ -62,7 +62,8 @@ impl<'a> Request<'a> {
         let key = Key::from(self.key);
         let Self { settings, cost, max_wait, .. } = self;
         let observers = &Default::default();
-        let limits = &[LimitRequest { settings, observers, key: &key, cost, max_wait }];
+        let limits =
+            &[LimitRequest { settings, observers, key: &key, cost: cost.into(), max_wait }];
         denials.look_up(&StoreRequest { action, limits }, || now)
     }
 
@@ -109,7 +110,7 @@ impl<'a> Request<'a> {
     }
 
     fn decision(self, reply: EngineReply) -> Decision {
-        Decision::new(self.settings.policy(self.cost), reply, Action::Check, 0.0)
+        Decision::new(self.settings.policy(self.cost.into()), reply, Action::Check, 0.0)
     }
 
     /// The request is denied at once.
@@ -171,7 +172,7 @@ fn a_denial_holds_for_no_smaller_cost_and_until_the_wait_of_a_request_would_suff
     let find = |cost, max_wait, millis| {
         let request = Request { cost, max_wait: max_wait * SECOND, ..denied };
         let denial = request.find(&denials, start + millis * MILLISECOND)?;
-        assert_eq!(denial.cost(), cost);
+        assert_eq!(denial.cost(), u64::from(cost));
         Some(denial.retry_after().unwrap().as_secs_f64())
     };
     // It conforms after 30 s.
@@ -293,7 +294,7 @@ fn a_flood_with_random_costs_and_waits_sends_few_commands() {
                         allowed += u64::from(reply.admitted);
                         // The last thousandth of a wait is not used: clocks differ.
                         denied += u64::from(!reply.admitted && reply.wait > 100.0);
-                        let policy = settings.policy(cost);
+                        let policy = settings.policy(cost.into());
                         let decision = Decision::new(policy, reply, Action::Check, 0.0);
                         let _ = undecided.decided(decision, || world.instant());
                     }
@@ -449,7 +450,7 @@ fn look_up_all(
     let keys: Vec<_> = requests.iter().map(|request| Key::from(request.key)).collect();
     let (mut limits, observers) = (vec![], &Default::default());
     for (&Request { settings, cost, max_wait, .. }, key) in requests.iter().zip(&keys) {
-        limits.push(LimitRequest { settings, observers, key, cost, max_wait });
+        limits.push(LimitRequest { settings, observers, key, cost: cost.into(), max_wait });
     }
     denials.look_up(&StoreRequest { action, limits: &limits }, || now)
 }
@@ -627,7 +628,7 @@ async fn exhaust_budget() {
 #[tokio::test]
 async fn a_remembered_denial_needs_budget_and_a_decision_in_memory_needs_none() {
     let settings = bucket();
-    let memory = Limiter::new(MemoryStore::new(), settings.algorithm, settings.quota);
+    let memory = Limiter::new("default", MemoryStore::new(), settings.algorithm, settings.quota);
     let mut denied = StoreFuture::cached(Request::new(&settings).denial(HOUR));
     assert!(denied.now().is_none(), "it would be taken without budget");
     exhaust_budget().await;
@@ -794,7 +795,8 @@ impl World {
                     true => self.allowed = Some((reply.instant, cost)),
                     false => self.retry_at = self.now + reply.wait as u64,
                 }
-                let decision = Decision::new(settings.policy(cost), reply, Action::Check, 0.0);
+                let decision =
+                    Decision::new(settings.policy(cost.into()), reply, Action::Check, 0.0);
                 self.in_flight.push((undecided, decision));
                 self.now += latency;
                 if !is_late {
@@ -1003,7 +1005,7 @@ impl Several {
             self.settings[limit].params.step(&mut states[limit], request)
         });
         let (limit, cost) = limits[index];
-        Decision::new(self.settings[limit].policy(cost), replies[index], action, 0.0)
+        Decision::new(self.settings[limit].policy(cost.into()), replies[index], action, 0.0)
     }
 
     fn check(&mut self, limits: &[(usize, u32)], max_wait: f64, latency: u64) {

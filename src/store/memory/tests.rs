@@ -9,7 +9,7 @@ use super::*;
 use crate::{algorithm::Algorithm, limiter::Charge, limiter::Limiter, quota::Quota};
 
 fn limiter(name: &str, store: &MemoryStore, quota: Quota) -> Limiter {
-    Limiter::named(name, store.clone(), Algorithm::token_bucket(), quota)
+    Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
 }
 
 fn keys_by_shard(store: &MemoryStore) -> Vec<usize> {
@@ -54,7 +54,7 @@ async fn several_limits_whose_shard_is_empty_evict_keys_of_another_shard() {
     let limiter = limiter("a", &store, Quota::per_hour(2));
     let others = lopsided(&limiter, &store).await;
     for three in others.chunks_exact(3).take(10) {
-        let charge = three.iter().map(|key| Charge::new(&limiter, key).cost(2));
+        let charge = three.iter().map(|key| Charge::new_n(&limiter, key, 2));
         let charge = charge.reduce(Charge::and).unwrap();
         assert!(charge.check().await.unwrap().is_allowed());
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{monitor::Monitor, release, transport::Client};
 use crate::{
-    algorithm::Release,
+    algorithm::{Release, units as count},
     decision::Receipt,
     keys::Key,
     observe::{BatchSent, Observers, Released},
@@ -36,21 +36,21 @@ impl Backend {
         &self,
         settings: &Settings,
         key: &Key<'_>,
-        units: u32,
-        of: &Receipt,
+        units: u64,
+        of: Receipt,
     ) -> bool {
-        let Receipt::At(instant, _) = *of else { return false };
+        let Receipt::At(instant, _) = of else { return false };
         let change = self.denials.release(settings, key);
         let key = self.key(settings, key);
-        let release = Release { instant: Some(instant), units: units.into(), kept: 0.0 };
+        let release = Release { instant: Some(instant as f64), units: count(units), kept: 0.0 };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
     }
 }
 
 /// Reports that units of a request are returned whose caller is gone.
-pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
-    observers.each(|observer| observer.released(&Released { limiter, key, units }));
+pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
+    observers.each(|observer| observer.released(&Released { limiter, key, units: units.into() }));
 }
 
 /// Reports that a call is sent.

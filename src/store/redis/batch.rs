@@ -30,11 +30,14 @@ use crate::{
     sync::lock,
 };
 
-/// The number of keys in a batch, which must not block Redis for long.
+/// The number of keys in a batch, which must not block Redis for long: 64 keys take 0.12 to 0.18 ms
+/// of it, and 255 keys 0.45 to 0.75 ms, without more decisions per second.
 const MAX_KEYS: usize = 64;
-/// The number of checks in a batch, if those of the same key take little more time than one.
+/// The number of checks in a batch, if those of the same key take little more time than one: equal
+/// checks of a key in a row are one division in the script.
 const MAX_CHECKS: usize = 512;
-/// The delay up to which a caller gets its error from the call and not at its own deadline.
+/// The delay up to which a caller gets its error from the call and not at its own deadline. The
+/// checks of a batch arrive within about this time, so most of them need no timer.
 const MAX_DELAY: Duration = Duration::from_millis(1);
 
 pub(super) struct CheckBatch {
@@ -57,7 +60,7 @@ struct Contents {
 struct Caller {
     /// The index of the key.
     key: usize,
-    cost: u32,
+    cost: u64,
     max_wait: f64,
     deadline: Deadline,
     end: End,
@@ -214,7 +217,7 @@ impl CheckBatch {
             of_keys += 1;
             let name = self.name(&keys[callers[of_key[0]].key].1);
             let of_key = of_key.iter().map(|index| &callers[*index]);
-            checks.add(name, of_key.map(|caller| (caller.cost.into(), caller.max_wait)));
+            checks.add(name, of_key.map(|caller| (caller.cost, caller.max_wait)));
         }
         let deadline = last.shared(first, lingers);
         Some(BatchCall { checks, callers: indexes, deadline, has_one_key: of_keys == 1 })
@@ -231,7 +234,7 @@ impl CheckBatch {
         let mut contents = self.contents();
         for (&index, found) in call.callers.iter().zip(&reply.replies) {
             let caller = &mut contents.callers[index];
-            let policy = self.settings.policy(caller.cost);
+            let policy = self.settings.policy(caller.cost.into());
             let result = match found {
                 Ok(found) => Ok(reply.decision(policy, *found)),
                 Err(error) => Err(client.at_server(slot, error.clone())),
@@ -256,7 +259,7 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        if self.backend.release_late(&self.settings, &key, cost, decision.receipt()) {
+        if self.backend.release_late(&self.settings, &key, cost, decision.receipt(0)) {
             report_released(&self.observers, self.settings.name, &key, cost);
         }
     }

@@ -22,12 +22,8 @@ impl ScriptCall {
     pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
             let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
-            Limit {
-                key: backend.key(settings, key),
-                params: settings.params,
-                cost: cost.into(),
-                max_wait,
-            }
+            let key = backend.key(settings, key);
+            Limit { key, params: settings.params, cost, max_wait }
         };
         Self {
             action: request.action,

@@ -22,7 +22,7 @@ pub(super) struct CrossSlot {
     /// For each limit the index of its call, and its index in the call.
     call_of: Vec<(usize, usize)>,
     /// For each limit its settings, its key and its cost.
-    limits: Vec<(Arc<Settings>, Key<'static>, u32)>,
+    limits: Vec<(Arc<Settings>, Key<'static>, u64)>,
     backend: Backend,
 }
 
@@ -57,19 +57,20 @@ impl CrossSlot {
         self,
         deadline: Deadline,
     ) -> Result<Decision, TransportError> {
-        let mut charged = Charged { calls: &self, receipts: vec![] };
+        let mut charged = Charged { calls: &self, decisions: vec![] };
         let (mut binding, mut counts) = (None, vec![]);
         for call in &self.calls {
             let decision = call.execute(&self.backend.client, deadline).await?;
             if !decision.is_allowed() {
                 return Ok(decision);
             }
-            charged.receipts.push(decision.receipt().clone());
             counts.extend(decision.counts());
+            charged.decisions.push(decision.clone());
             binding = tighter(binding, decision);
         }
-        let receipts = mem::take(&mut charged.receipts);
-        Ok(self.with_receipts(binding, &receipts).with_counts(counts.into_iter()))
+        let decisions = mem::take(&mut charged.decisions);
+        let receipt = |call: usize, limit| decisions[call].receipt(limit);
+        Ok(self.with_receipts(binding, receipt).with_counts(counts.into_iter()))
     }
 
     /// Executes all calls, even if one fails.
@@ -84,11 +85,11 @@ impl CrossSlot {
             });
         }
         let (mut binding, mut failure) = (None, None);
-        let mut receipts = vec![Receipt::None; count];
+        let mut decisions = vec![None; count];
         for (index, result) in tasks.join_all().await {
             match result {
                 Ok(decision) => {
-                    receipts[index] = decision.receipt().clone();
+                    decisions[index] = Some(decision.clone());
                     binding = tighter(binding, decision);
                 }
                 Err(error) => failure = Some(error),
@@ -96,14 +97,23 @@ impl CrossSlot {
         }
         match failure {
             Some(error) => Err(error),
-            None => Ok(this.with_receipts(binding, &receipts)),
+            None => {
+                let receipt = |call: usize, limit| {
+                    decisions[call].as_ref().map_or(Receipt::None, |of| of.receipt(limit))
+                };
+                Ok(this.with_receipts(binding, receipt))
+            }
         }
     }
 
-    /// Sets the receipts of all limits. `receipts` has those of the calls.
-    fn with_receipts(&self, binding: Option<Decision>, receipts: &[Receipt]) -> Decision {
-        let of_limits = self.call_of.iter().map(|&(call, limit)| receipts[call].for_limit(limit));
-        binding.expect("a request has a limit").with_receipts(of_limits.collect())
+    /// Sets the receipts of all limits. `receipt` returns that of a limit of a call.
+    fn with_receipts(
+        &self,
+        binding: Option<Decision>,
+        receipt: impl Fn(usize, usize) -> Receipt,
+    ) -> Decision {
+        let of_limits = self.call_of.iter().map(|&(call, limit)| receipt(call, limit));
+        binding.expect("a request has a limit").with_receipts(of_limits)
     }
 }
 
@@ -111,15 +121,15 @@ impl CrossSlot {
 struct Charged<'a> {
     calls: &'a CrossSlot,
     /// Of the calls that were answered.
-    receipts: Vec<Receipt>,
+    decisions: Vec<Decision>,
 }
 
 impl Drop for Charged<'_> {
     fn drop(&mut self) {
         let CrossSlot { call_of, limits, backend, .. } = self.calls;
         for (&(call, index), (settings, key, units)) in call_of.iter().zip(limits) {
-            if let Some(receipt) = self.receipts.get(call) {
-                backend.release_late(settings, key, *units, &receipt.for_limit(index));
+            if let Some(decision) = self.decisions.get(call) {
+                backend.release_late(settings, key, *units, decision.receipt(index));
             }
         }
     }

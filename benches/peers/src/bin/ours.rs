@@ -49,7 +49,7 @@ impl Subject for Ours {
         Ok(match self.algorithm {
             Some(algorithm) => {
                 let per_day = tower_ratelimit::Quota::per_day(quota.limit);
-                OurLimiter::Keyed(tower_ratelimit::Limiter::try_named(
+                OurLimiter::Keyed(tower_ratelimit::Limiter::try_new(
                     quota.name, store, algorithm, per_day,
                 )?)
             }

@@ -28,7 +28,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn limiter(quota: Quota) -> Limiter {
-    Limiter::new(MemoryStore::new(), Algorithm::sliding_log(), quota)
+    Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota)
 }
 
 async fn get(limiter: &Limiter, deadline: Duration, url: &str) -> Result<Response, BoxError> {
@@ -98,7 +98,7 @@ async fn the_rejections_of_the_layer_are_neither_retried_nor_taken_for_those_of_
     let response = get(&limiter, SECOND, &url).await.unwrap();
     let Rejection::Denied(denied) = rejection(&response) else { panic!("{response:?}") };
     assert!(!denied.is_blocked());
-    assert!(!limiter.peek(key(&url)).await.unwrap().is_blocked());
+    assert!(!limiter.peek(key(&url)).await.unwrap().blocked_for().is_some());
     assert_eq!(vendor.lock().unwrap().counts.accepted, 1);
 }
 
@@ -118,7 +118,7 @@ async fn a_vendor_blocks_its_host_for_an_hour_at_most() {
     let limiter = limiter(Quota::per_hour(100));
     rejection(&get(&limiter, SECOND, &url).await.unwrap());
     let denied = limiter.peek(key(&url)).await.unwrap();
-    assert!(denied.is_blocked());
+    assert!(denied.blocked_for().is_some());
     assert!(denied.retry_after().unwrap() <= HOUR);
 }
 
@@ -127,7 +127,7 @@ async fn the_429_of_the_vendor_is_returned_if_the_store_cannot_block_its_host() 
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let server = Arc::new(Mutex::new(server));
-    let limiter = Limiter::new(store, Algorithm::sliding_log(), Quota::per_hour(100));
+    let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(100));
     let answer = move || {
         server.lock().unwrap().kill();
         ready(axum::http::StatusCode::TOO_MANY_REQUESTS)

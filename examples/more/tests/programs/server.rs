@@ -132,7 +132,7 @@ async fn two_processes_share_one_leaky_bucket() {
     assert_eq!(statuses[0], 200);
     assert_eq!(statuses[1..], [429; 400]);
     let store = support::redis_store(&redis).await;
-    let limiter = Limiter::named("server", store, Algorithm::LeakyBucket, Quota::per_hour(100));
+    let limiter = Limiter::new("server", store, Algorithm::LeakyBucket, Quota::per_hour(100));
     let peer = "127.0.0.1".parse::<std::net::IpAddr>().unwrap();
     let queued = limiter.peek(tower_ratelimit::Key::from(peer)).await.unwrap().reset_after();
     let all = Duration::from_secs(3_600);

@@ -1,0 +1,133 @@
+//! `KeyState`: the state of a key, as the calls report it that are not decided by a quota. It knows
+//! no store.
+
+use std::{fmt, time::Duration};
+
+use super::{Decision, Receipt, Source};
+use crate::quota::Quota;
+
+/// The state of a key: what a peek returns, and a call that spends, refunds, blocks or unblocks
+/// whatever is left. Of several limits it is the state at the limit that
+/// [binds](Decision::limiter).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let quota = Quota::per_second(10);
+/// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
+///
+/// let state = limiter.spend("alice", 7).await?;
+/// assert_eq!(state.remaining(), 3);
+/// assert_eq!(state.reset_after(), Duration::from_millis(700));
+///
+/// let state = limiter.peek_n("alice", 5).await?;
+/// assert!(!state.allows());
+/// assert_eq!(state.retry_after(), Some(Duration::from_millis(200)));
+/// # Ok(())
+/// # }
+/// ```
+// A decision about the cost that was peeked at, or else about a cost of 1.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct KeyState(Decision);
+
+impl KeyState {
+    /// Returns the state that a peek has found.
+    pub(crate) fn peeked(decision: Decision) -> Self {
+        Self(decision)
+    }
+
+    /// Returns the state after a change, which no quota denies.
+    pub(crate) fn changed(change: Decision) -> Self {
+        let is_allowed = change.remaining > 0;
+        let wait = if is_allowed { 0 } else { change.replenish };
+        let (receipt, several) = (Receipt::None, None);
+        Self(Decision { cost: 1, is_allowed, wait, receipt, several, ..change })
+    }
+
+    /// Returns the name of the limiter; of several limiters, of the one that
+    /// [binds](Decision::limiter).
+    #[must_use]
+    pub const fn limiter(&self) -> &'static str {
+        self.0.limiter()
+    }
+
+    /// Returns the quota.
+    #[must_use]
+    pub const fn quota(&self) -> Quota {
+        self.0.quota()
+    }
+
+    /// Returns the number of requests of cost 1 that would be allowed now.
+    #[must_use]
+    pub const fn remaining(&self) -> u64 {
+        self.0.remaining()
+    }
+
+    /// Returns the time until [`remaining`](KeyState::remaining) grows; zero if it is at its
+    /// maximum.
+    #[must_use]
+    pub const fn replenish_after(&self) -> Duration {
+        self.0.replenish_after()
+    }
+
+    /// Returns the time until the key is in its initial state.
+    #[must_use]
+    pub const fn reset_after(&self) -> Duration {
+        self.0.reset_after()
+    }
+
+    /// Returns the time until the [block](crate::Limiter::block) of the key ends; `None` if it is
+    /// not blocked.
+    #[must_use]
+    pub const fn blocked_for(&self) -> Option<Duration> {
+        if self.0.is_blocked() { Some(self.0.block_rest()) } else { None }
+    }
+
+    /// Returns whether a request would be allowed now, with or without a delay: after `peek_n` one
+    /// of that cost, otherwise one of cost 1.
+    #[must_use]
+    pub const fn allows(&self) -> bool {
+        self.0.is_allowed()
+    }
+
+    /// Returns the time after which that request would be allowed, if no other request spends units
+    /// before: as in [`Decision::retry_after`], `None` if it would be allowed now, or if the time
+    /// is unknown.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after()
+    }
+
+    /// Returns the delay with which a peek found that the request would be allowed: a
+    /// [leaky bucket](crate::Algorithm::LeakyBucket) has one. It is zero after other calls.
+    #[must_use]
+    pub const fn delay(&self) -> Duration {
+        self.0.delay()
+    }
+
+    /// Returns the origin of the state.
+    #[must_use]
+    pub const fn source(&self) -> Source {
+        self.0.source()
+    }
+}
+
+impl fmt::Debug for KeyState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyState")
+            .field("limiter", &self.limiter())
+            .field("quota", &self.quota())
+            .field("remaining", &self.remaining())
+            .field("replenish_after", &self.replenish_after())
+            .field("reset_after", &self.reset_after())
+            .field("blocked_for", &self.blocked_for())
+            .field("retry_after", &self.retry_after())
+            .field("source", &self.source())
+            .finish()
+    }
+}
