@@ -4,7 +4,7 @@ mod store;
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
-pub use self::store::{FailureKind, StoreError};
+pub use self::store::{ErrorKind, StoreError};
 use crate::quota::Quota;
 
 /// The reason why a limiter made no decision, or did not change a count.
@@ -152,9 +152,9 @@ impl Error {
 }
 
 fn store_failure(error: &StoreError) -> &'static str {
-    match error.is_full() {
-        true => "the store of the rate limiter has no room for the key",
-        false => "the store of the rate limiter failed",
+    match error.kind() {
+        ErrorKind::Full => "the store of the rate limiter has no room for the key",
+        _ => "the store of the rate limiter failed",
     }
 }
 
@@ -353,8 +353,8 @@ fn removed_limits(names: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let names: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
     write!(
         f,
-        "the {noun} {} {uses}; nothing changed: restore {pronoun}, or set \
-         `when_removed(WhenRemoved::Keep)`",
+        "the {noun} {} {uses}; nothing changed: restore {pronoun}, or call \
+         `reload_keeping_removed`",
         names.join(", ")
     )
 }

@@ -72,7 +72,7 @@ pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
 ///
 /// let error = "0/s".parse::<Quota>().unwrap_err();
 /// assert_eq!(error.to_string(), "quota \"0/s\": the limit is 0, but must be at least 1");
-/// # Ok::<(), tower_ratelimit::QuotaError>(())
+/// # Ok::<(), tower_ratelimit::config::QuotaError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {

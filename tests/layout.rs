@@ -21,6 +21,26 @@ const STOREYS: [&[&str]; 7] = [
     &["quota", "keys", "error", "time", "sync"],
 ];
 
+/// The items that users name first. All others are in the public modules.
+const ROOT: [&str; 13] = [
+    "Algorithm",
+    "Charge",
+    "Decision",
+    "Error",
+    "FailurePolicy",
+    "Key",
+    "Limiter",
+    "MemoryStore",
+    "Quota",
+    "RateLimitLayer",
+    "RedisStore",
+    "Reservation",
+    "key",
+];
+
+const PUBLIC_MODULES: [&str; 7] =
+    ["config", "guide", "http", "layer", "observe", "redisson", "store"];
+
 /// The path of a module, such as `store::memory`. That of the crate is `lib`.
 type Module = String;
 
@@ -139,6 +159,22 @@ fn storey(module: &str) -> usize {
     let first = module.split("::").next().unwrap();
     let found = STOREYS.iter().position(|storey| storey.contains(&first));
     found.unwrap_or_else(|| panic!("{module} is in no storey: add it to STOREYS"))
+}
+
+#[test]
+fn the_root_has_thirteen_items_and_public_modules() {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).unwrap();
+    let public = imports_in(&text).into_iter().filter(|import| import.is_reexport);
+    // The crate `redis` is there for applications that hand over a connection.
+    let names = public.map(|import| import.name).filter(|name| name != "redis");
+    assert_eq!(names.collect::<BTreeSet<_>>(), ROOT.map(String::from).into());
+    let modules = syn::parse_file(&text).unwrap().items.into_iter().filter_map(|item| match item {
+        Item::Mod(module) if !matches!(module.vis, Visibility::Inherited) => {
+            Some(module.ident.to_string())
+        }
+        _ => None,
+    });
+    assert_eq!(modules.collect::<BTreeSet<_>>(), PUBLIC_MODULES.map(String::from).into());
 }
 
 #[test]

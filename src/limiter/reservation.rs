@@ -97,7 +97,7 @@ impl Limiter {
 /// - Dropping it releases the units, exactly once, as [`Limiter::cancel`] does. Requests queued
 ///   behind it keep their instants. With a [`MemoryStore`](crate::MemoryStore), the drop itself
 ///   returns the units. With a `RedisStore`, a background task does: see
-///   [operation](crate::operation#dropped-requests).
+///   [operation](crate::guide::operation#dropped-requests).
 ///
 /// # Examples
 ///
@@ -134,7 +134,7 @@ pub struct Reservation {
 
 impl Reservation {
     async fn make(charge: Charge, max_wait: MaxWait) -> Result<Self, Error> {
-        let answer = charge.decide(Action::Check, max_wait)?;
+        let answer = charge.decide(Action::Check, max_wait);
         let mut acquire = Acquire::new(charge, answer, max_wait);
         let decision = poll_fn(|cx| acquire.poll_decision(cx)).await?;
         Ok(Self::new(acquire, decision))

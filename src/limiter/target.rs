@@ -12,9 +12,9 @@ use crate::{
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
-    observe::{LimiterObservers, Observer},
+    observe::LimiterObservers,
     quota::Quota,
-    store::{BackgroundTask, RetryQueues, StoreFuture},
+    store::{BackgroundTask, Released, RetryQueues, StoreFuture},
 };
 
 /// A hundred years, in microseconds.
@@ -26,12 +26,7 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     /// Returns the name, as clients see it.
     fn name(&self) -> &str;
 
-    fn decide(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u64,
-    ) -> Result<StoreFuture<Decision>, Error>;
+    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Decision>;
 
     /// Returns `units` of those that a decision about the key has `spent`.
     fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()>;
@@ -45,9 +40,6 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     fn spawn_background(&self, task: BackgroundTask);
 
     fn observers(&self) -> &LimiterObservers;
-
-    /// Returns the limiter with another observer.
-    fn observe(&self, observer: Arc<dyn Observer>) -> Arc<dyn ChargeTarget>;
 
     /// Returns the queues of requests that retry, and the queue of the key.
     fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64);
@@ -84,14 +76,6 @@ impl AnyLimiter {
         }
     }
 
-    /// Adds an observer.
-    pub(crate) fn observe(self, observer: Arc<dyn Observer>) -> Self {
-        match self.0 {
-            Kind::Own(limiter) => limiter.observe(observer).into(),
-            Kind::Foreign(target) => Self(Kind::Foreign(target.observe(observer))),
-        }
-    }
-
     /// Returns the quota, if it is known before a decision.
     pub(crate) fn quota(&self) -> Option<Quota> {
         match &self.0 {
@@ -123,7 +107,7 @@ impl AnyLimiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-    ) -> Result<StoreFuture<Decision>, Error> {
+    ) -> StoreFuture<Decision> {
         match &self.0 {
             Kind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
             Kind::Foreign(target) => target.decide(action, key, cost),
@@ -151,10 +135,13 @@ impl AnyLimiter {
         receipt: Receipt,
         spent: u64,
         units: u64,
-    ) {
+    ) -> Option<Released> {
         match &self.0 {
             Kind::Own(limiter) => limiter.release_in_background(key, receipt, spent, units),
-            Kind::Foreign(target) => target.release_in_background(key, receipt, spent, units),
+            Kind::Foreign(target) => {
+                target.release_in_background(key, receipt, spent, units);
+                None
+            }
         }
     }
 

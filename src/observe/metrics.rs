@@ -1,5 +1,5 @@
-//! `Metrics`: the observer that counts for the crate `metrics`. A test compares the names with those
-//! in `docs/operation.md` and `docs/grafana.json`.
+//! `Metrics`: the observer that counts for the crate `metrics`. A test compares the names with
+//! those in `docs/operation.md` and `docs/grafana.json`.
 
 use std::{
     fmt,
@@ -13,11 +13,11 @@ use metrics::{
 };
 
 use super::{
-    BatchSent, BreakerChanged, Decided, FailureKind, KeyChange, KeyChanged, KeysHeld, Observer,
-    Operation, Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed,
-    WaitBegan, WaitEnded,
+    BatchSent, BreakerChanged, Decided, KeyChange, KeyChanged, KeysHeld, Observer, Operation,
+    Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed, WaitBegan,
+    WaitEnded,
 };
-use crate::decision::Source;
+use crate::{decision::Source, error::ErrorKind};
 
 const DECISIONS: &str = "tower_ratelimit_decisions_total";
 const DECISION_DURATION: &str = "tower_ratelimit_decision_duration_seconds";
@@ -37,7 +37,7 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// The observer that counts for the crate [`metrics`](https://docs.rs/metrics), for Prometheus and
 /// other systems.
 ///
-/// The page on [operation](crate::operation#metrics-events-dashboards) lists the metrics and
+/// The page on [operation](crate::guide::operation#metrics-events-dashboards) lists the metrics and
 /// recommends alerts. No label contains a key. The number of series depends on the number of
 /// limiters and servers only.
 ///
@@ -57,8 +57,8 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// let store = MemoryStore::new().observe(Arc::new(Metrics::new()));
 /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 /// limiter.check("alice").await?;
-/// let decisions = r#"tower_ratelimit_decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
-/// assert!(exporter.render().contains(decisions));
+/// let allowed = r#"decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
+/// assert!(exporter.render().contains(allowed));
 /// # Ok(())
 /// # }
 /// ```
@@ -109,8 +109,8 @@ struct LimiterHandles {
     keys_unblocked: Counter,
     keys_reset: Counter,
     settings_changes: Counter,
-    /// Those of checks, by [`FailureKind::ALL`]. Other operations are registered when they fail.
-    store_errors: [Counter; FailureKind::ALL.len()],
+    /// Those of checks, by [`ErrorKind::ALL`]. Other operations are registered when they fail.
+    store_errors: [Counter; ErrorKind::ALL.len()],
     batch_checks: Histogram,
 }
 
@@ -183,7 +183,7 @@ impl OfLimiter {
         self.handles.get_or_init(|| self.register())
     }
 
-    fn store_errors(&self, operation: Operation, kind: FailureKind) -> Counter {
+    fn store_errors(&self, operation: Operation, kind: ErrorKind) -> Counter {
         let labels = [("operation", operation.as_str().into()), ("kind", kind.as_str().into())];
         counter!(STORE_ERRORS, self.labels(labels))
     }
@@ -231,7 +231,7 @@ impl OfLimiter {
             keys_unblocked: key_changes(KeyChange::Unblocked),
             keys_reset: key_changes(KeyChange::Reset),
             settings_changes: counter!(SETTINGS_CHANGES, self.labels([])),
-            store_errors: FailureKind::ALL.map(|kind| self.store_errors(Operation::Check, kind)),
+            store_errors: ErrorKind::ALL.map(|kind| self.store_errors(Operation::Check, kind)),
             batch_checks: histogram!(BATCH_CHECKS, self.labels([])),
         }
     }
@@ -268,7 +268,7 @@ impl Observer for OfLimiter {
     }
 
     fn released(&self, event: &Released<'_>) {
-        self.handles().released.increment(event.units.into());
+        self.handles().released.increment(event.units);
     }
 
     fn key_changed(&self, event: &KeyChanged<'_>) {

@@ -15,7 +15,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{AnyLimiter, ChargeTarget, report_released},
-    observe::{LimiterObservers, Observer},
+    observe::LimiterObservers,
     store::{BackgroundTask, RetryQueues, Store, StoreFuture},
 };
 
@@ -24,17 +24,13 @@ impl ChargeTarget for RateLimiter {
         self.label
     }
 
-    fn decide(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u64,
-    ) -> Result<StoreFuture<Decision>, Error> {
-        if action != Action::Check {
-            return Err(Error::Unsupported);
-        }
-        let (limiter, deadline) = (self.for_key(key)?, self.store.start_deadline());
-        Ok(StoreFuture::pending(async move { limiter.attempt(deadline, cost, random()).await }))
+    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Decision> {
+        let (limiter, deadline) = match self.for_key(key) {
+            _ if action != Action::Check => return StoreFuture::ready(Err(Error::Unsupported)),
+            Ok(limiter) => (limiter, self.store.start_deadline()),
+            Err(error) => return StoreFuture::ready(Err(error.into())),
+        };
+        StoreFuture::pending(async move { limiter.attempt(deadline, cost, random()).await })
     }
 
     fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()> {
@@ -69,12 +65,6 @@ impl ChargeTarget for RateLimiter {
 
     fn observers(&self) -> &LimiterObservers {
         &self.observers
-    }
-
-    fn observe(&self, observer: Arc<dyn Observer>) -> Arc<dyn ChargeTarget> {
-        let mut limiter = self.clone();
-        limiter.observers.add(observer, limiter.label);
-        Arc::new(limiter)
     }
 
     fn spawn_background(&self, task: BackgroundTask) {

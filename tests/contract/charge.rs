@@ -17,9 +17,13 @@ use tokio::{
     time::{Instant, advance, sleep},
 };
 use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, FailurePolicy, KeyState, Limiter, MemoryStore, Quota,
-    RateLimitLayer, RedisStore, Refill, Source, Store, key,
+    Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
+    RedisStore,
+    config::Refill,
+    key,
+    store::{KeyState, Source, Store},
 };
 
 use crate::support::{self, ALGORITHMS, load::until, server::RedisServer};
@@ -369,7 +373,10 @@ async fn a_store_without_room_for_all_keys_charges_none() {
     for _ in 0..3 {
         let charge = for_user(&limiters, "alice").and(Charge::new(&limiters[0], "bob"));
         let error = charge.check().await.unwrap_err();
-        assert!(matches!(&error, Error::Store(error) if error.is_full()), "{error}");
+        assert!(
+            matches!(&error, Error::Store(error) if error.kind() == ErrorKind::Full),
+            "{error}"
+        );
     }
     assert_eq!(store.key_count(), 1);
     assert!(for_user(&limiters, "used up").peek().await.is_ok());
@@ -481,7 +488,10 @@ async fn a_peek_takes_no_room_and_no_charge_evicts_its_own_keys() {
         assert!(for_user(&limiters, "alice").peek().await.unwrap().allows());
         assert!(for_user(&limiters, "carol").peek().await.unwrap().allows());
         let error = for_user(&limiters, "alice").check().await.unwrap_err();
-        assert!(matches!(&error, Error::Store(error) if error.is_full()), "{error}");
+        assert!(
+            matches!(&error, Error::Store(error) if error.kind() == ErrorKind::Full),
+            "{error}"
+        );
         assert_eq!(remaining(&limiters[0], "alice").await, 1);
     }
 }
@@ -493,7 +503,9 @@ async fn a_flood_does_not_evict_a_key_with_a_debt() {
     limiter.spend("alice", 9).await.unwrap();
     let window = named("window", &store, Algorithm::sliding_window(), Quota::per_hour(5));
     let more = Charge::new_n(&limiter, "alice", 99).and(Charge::new_n(&window, "carol", 99));
-    assert!(matches!(more.spend().await, Err(Error::Store(error)) if error.is_full()));
+    assert!(
+        matches!(more.spend().await, Err(Error::Store(error)) if error.kind() == ErrorKind::Full)
+    );
     assert!(limiter.check("bob").await.unwrap_err().to_string().contains("store"));
     assert!(!limiter.check("alice").await.unwrap().is_allowed());
 }
@@ -587,7 +599,7 @@ fn chat(tokens: &Limiter, requests: &Limiter) -> Router {
     }
     let (tokens, requests) = (tokens.clone(), requests.clone());
     let layer = RateLimitLayer::by_rule(move |_: &Parts| {
-        Charge::new(&requests, "alice").also_n(&tokens, 500)
+        Ok(Charge::new(&requests, "alice").also_n(&tokens, 500))
     });
     Router::new().route("/", routing::get(answer)).layer(layer.charge_handle(true))
 }
@@ -714,6 +726,7 @@ async fn assert_left(limiter: &Limiter, steps: &[Step], others: u64, left: u64) 
     limiter.reset("global").await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
         .cost(|_: &Parts| 500)
+        .extensions(true)
         .charge_handle(true)
         .charge_when(|response| response.status == StatusCode::OK);
     let (called, calls) = mpsc::unbounded_channel();
@@ -862,7 +875,7 @@ async fn without_a_reply_of_redis_settling_is_local_or_does_nothing() {
         let answer = async move |Extension(charge): Extension<Charge>| {
             charge.settle("tokens", used).await.unwrap();
         };
-        let layer = layer.clone().on_failure(policy);
+        let layer = layer.clone().on_failure(policy).extensions(true);
         let app: Router = Router::new().route("/", routing::get(answer)).layer(layer);
         let response = app.oneshot(support::get(&[])).await.unwrap();
         let decision: Decision = response.extensions().get().cloned().unwrap();

@@ -8,8 +8,10 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::Instant};
+use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Charge, ConfigError, Decision, Error, RedisStore,
+    Charge, Decision, Error, RedisStore,
+    config::ConfigError,
     redisson::{RateLimiter, RateType},
 };
 
@@ -429,7 +431,7 @@ fn add_java_entries(server: &RedisServer, entries: u32) {
 }
 
 fn is_timeout<T>(result: &Result<T, Error>) -> bool {
-    matches!(result, Err(Error::Store(error)) if error.is_timeout())
+    matches!(result, Err(Error::Store(error)) if error.kind() == ErrorKind::Timeout)
 }
 
 #[tokio::test]

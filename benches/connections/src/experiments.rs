@@ -23,7 +23,7 @@ use tokio::{
     task::{JoinSet, yield_now},
     time::{sleep, timeout},
 };
-use tower_ratelimit::RedisConfig;
+use tower_ratelimit::store::RedisConfig;
 
 use crate::{
     Result, Row,

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{aio::ConnectionLike, auth::StreamingCredentialsProvider};
 
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 use super::tls::Tls;
 use super::transport::{Parameters, TransportConfig, TransportError};
 use crate::error::StoreError;
@@ -31,7 +31,7 @@ const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{RedisConfig, RedisStore};
+/// use tower_ratelimit::{RedisStore, store::RedisConfig};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
@@ -63,7 +63,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let url = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/main?deadline=50ms&prefix=shop";
@@ -121,7 +121,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"];
@@ -157,7 +157,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let nodes = ["redis://:secret@10.0.0.1", "redis://:secret@10.0.0.2"];
@@ -177,7 +177,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```no_run
-    /// use tower_ratelimit::{RedisConfig, RedisStore, redis};
+    /// use tower_ratelimit::{RedisStore, redis, store::RedisConfig};
     ///
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = redis::Client::open("redis://127.0.0.1/")?;
@@ -239,8 +239,12 @@ impl RedisConfig {
     /// use tokio::sync::watch;
     /// use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
     /// use tower_ratelimit::{
-    ///     RedisConfig, RedisStore,
-    ///     redis::{RedisResult, auth::{BasicAuth, StreamingCredentialsProvider}},
+    ///     RedisStore,
+    ///     redis::{
+    ///         RedisResult,
+    ///         auth::{BasicAuth, StreamingCredentialsProvider},
+    ///     },
+    ///     store::RedisConfig,
     /// };
     ///
     /// struct Rotated(watch::Receiver<BasicAuth>);
@@ -277,7 +281,7 @@ impl RedisConfig {
     /// Connects to the servers by TLS with these settings, even if the URL begins with `redis://`.
     /// The settings also apply to Sentinels with `rediss://` URLs;
     /// [`sentinel_tls`](Self::sentinel_tls) overrides them.
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     #[must_use]
     pub fn tls(self, tls: Tls) -> Self {
         self.with(|it| it.tls = Some(tls.0))
@@ -285,7 +289,7 @@ impl RedisConfig {
 
     /// Connects to the Sentinels by TLS with these settings, even if the URL begins with
     /// `redis://`.
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     #[must_use]
     pub fn sentinel_tls(self, tls: Tls) -> Self {
         self.with(|it| it.sentinel_tls = Some(tls.0))
@@ -306,7 +310,7 @@ impl RedisConfig {
     ///
     /// ```
     /// use std::collections::HashMap;
-    /// use tower_ratelimit::RedisConfig;
+    /// use tower_ratelimit::store::RedisConfig;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let table = HashMap::from([(("172.17.0.2", 6379), ("redis-1.example.com", 7001))]);
@@ -333,7 +337,7 @@ impl RedisConfig {
     ///
     /// Limiters of the same name count separately if their prefixes differ. The user at the server
     /// needs access to the keys with this prefix, such as `~shop:*`: see
-    /// [Permissions](crate::operation#permissions).
+    /// [Permissions](crate::guide::operation#permissions).
     ///
     /// # Panics
     ///
@@ -361,7 +365,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::RedisConfig;
+    /// use tower_ratelimit::store::RedisConfig;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let config = RedisConfig::from_url("redis://:secret@example.upstash.io")?
@@ -406,7 +410,7 @@ impl RedisConfig {
     /// After a denial, the process denies checks of the key without a command, as long as Redis
     /// would deny them: until [`retry_after`](crate::Decision::retry_after), but at most for this
     /// time. Their [`source`](crate::Decision::source) is
-    /// [`Source::Cached`](crate::Source::Cached). No request is allowed without Redis. A remembered
+    /// [`Source::Cached`](crate::store::Source::Cached). No request is allowed without Redis. A remembered
     /// denial applies to a check against the limit that has denied, alone or together with other
     /// limits:
     ///
