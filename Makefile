@@ -1,5 +1,5 @@
-.PHONY: test test-lua54 test-servers test-faults test-properties lint msrv package features nightly soak \
-  release-check bench bench-peers connections redis-server
+.PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
+  nightly soak release-check bench bench-peers connections redis-server
 
 test: redis-server
 	cargo test --workspace --all-features
@@ -29,18 +29,23 @@ test-properties: redis-server
 	HISTORIES=20000 CASES=8000 PROPTEST_CASES=5000 \
 	  cargo test -p tower-ratelimit --all-features --lib
 
-lint: msrv
+# Those that change the library; the others only add dependencies to one of them.
+FEATURES = axum metrics redis redisson serde tls-rustls-no-provider tls-rustls tracing uuid
+
+lint: msrv long-lines
 	cargo fmt --all --check
 	cargo clippy --workspace --all-features --all-targets -- -D warnings
-	cargo clippy -p tower-ratelimit --lib -- -D warnings
-	cargo clippy -p tower-ratelimit --lib --features axum -- -D warnings
-	cargo clippy -p tower-ratelimit --lib --features metrics -- -D warnings
-	cargo clippy -p tower-ratelimit --lib --features redis -- -D warnings
-	cargo clippy -p tower-ratelimit --lib --features redisson -- -D warnings
-	cargo clippy -p tower-ratelimit --lib --features serde -- -D warnings
-	cargo clippy -p tower-ratelimit --lib --features tracing -- -D warnings
-	cargo clippy -p tower-ratelimit --lib --features uuid -- -D warnings
+	for feature in "" $(FEATURES); do \
+	  cargo clippy -p tower-ratelimit --lib --no-default-features --features "$$feature" \
+	    -- -D warnings || exit 1; \
+	done
 	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
+
+# At most 100 columns: rustfmt does not break comments and strings, and does not format Lua. Nobody
+# can break URLs and the rows of tables.
+long-lines:
+	@git ls-files '*.rs' '*.lua' | xargs awk 'length > 100 && !/https?:\/\// && !/^ *\/\/[\/!] \|/ { \
+	  print FILENAME ":" FNR ": " length " columns, more than 100"; found = 1 } END { exit found }'
 
 MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 

@@ -43,7 +43,9 @@ use tower_governor::{
     GovernorError, GovernorLayer, governor::GovernorConfigBuilder, key_extractor::KeyExtractor,
 };
 use tower_ratelimit::{
-    Algorithm, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer,
+    http::Headers,
+    key,
     observe::{Metrics, Observer, TopDenied},
 };
 
@@ -94,8 +96,8 @@ fn send(subject: &str, passes: usize) {
     match subject {
         "bare" => run(Bare, passes),
         "default" => run(ours(SLOW).layer(Bare), passes),
-        "headers" => run(ours(SLOW).extensions(false).layer(Bare), passes),
-        "silent" => run(ours(SLOW).headers([]).extensions(false).layer(Bare), passes),
+        "extensions" => run(ours(SLOW).extensions(true).layer(Bare), passes),
+        "silent" => run(ours(SLOW).headers([]).layer(Bare), passes),
         "governor" => run(GovernorLayer::new(theirs.finish().unwrap()).layer(Bare), passes),
         "governor-headers" => {
             run(GovernorLayer::new(theirs.use_headers().finish().unwrap()).layer(Bare), passes)
@@ -255,10 +257,10 @@ fn print_layers() {
     );
     println!("ns and allocations per request without those of the bare service");
 
-    // As `RateLimitLayer::new` makes it: with headers and extensions.
+    // As `RateLimitLayer::new` makes it: with headers.
     let default = |quota| move || ours(quota);
     let ours = |quota, headers: bool, extensions| {
-        move || ours(quota).headers(headers.then_some(Headers::Draft11)).extensions(extensions)
+        move || ours(quota).headers(headers.then_some(Headers::RateLimit)).extensions(extensions)
     };
     let plain = |quota| move || GovernorLayer::new(theirs(quota).finish().expect("a config"));
     let with_headers =
@@ -270,20 +272,14 @@ fn print_layers() {
     };
 
     print_layer("allow, both by default", None, default(SLOW), plain(SLOW));
-    print_layer("allow, default / headers", None, default(SLOW), with_headers(SLOW));
+    print_layer("allow, headers", Some(LAYER_GOAL), default(SLOW), with_headers(SLOW));
     print_layer("the same, axum's Body", None, in_axum, with_headers(SLOW));
-    print_layer(
-        "allow, headers only",
-        Some(LAYER_GOAL),
-        ours(SLOW, true, false),
-        with_headers(SLOW),
-    );
+    print_layer("allow, headers, extensions", None, ours(SLOW, true, true), with_headers(SLOW));
     print_layer("allow, extensions only", None, ours(SLOW, false, true), plain(SLOW));
     print_layer("allow, neither", Some(LAYER_GOAL), ours(SLOW, false, false), plain(SLOW));
     print_layer("allow, neither, full buckets", None, ours(QUICK, false, false), plain(QUICK));
     print_layer("deny, both by default", None, default(ONE), plain(ONE));
-    print_layer("deny, default / headers", None, default(ONE), with_headers(ONE));
-    print_layer("deny, headers only", Some(LAYER_GOAL), ours(ONE, true, false), with_headers(ONE));
+    print_layer("deny, headers", Some(LAYER_GOAL), default(ONE), with_headers(ONE));
     print_layer("deny, neither", Some(LAYER_GOAL), ours(ONE, false, false), plain(ONE));
 }
 

@@ -32,7 +32,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, Store};
+use tower_ratelimit::{
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, store::Store,
+};
 
 const WAITERS: usize = 1_000;
 const REPLICAS: usize = 4;

@@ -2,7 +2,7 @@
 //! routes. It reads the file again when its text changes, without a restart. Counts are kept.
 //!
 //! ```text
-//! cargo run -p examples --example configured -- --check     # prints the limits in the file and exits
+//! cargo run -p examples --example configured -- --check     # prints the limits of the file
 //! cargo run -p examples --example configured
 //! curl -i -X POST http://127.0.0.1:3000/login   # six times: the sixth response is a 429
 //! sed -i 's|5/min|10/min|' examples/limits.toml # in another terminal: five more
@@ -26,7 +26,11 @@ use observed::observed;
 use serde::Deserialize;
 use support::{Context, Failure, exit_code};
 use tokio::{fs, net::TcpListener, time::sleep};
-use tower_ratelimit::{Limiters, Limits, RateLimitLayer, key, store};
+use tower_ratelimit::{
+    RateLimitLayer,
+    config::{Limiters, Limits},
+    key, store,
+};
 
 /// The limits that the routes use.
 const NAMES: [&str; 3] = ["all", "api", "login"];

@@ -20,8 +20,10 @@ use redis::{Client, ConnectionAddr};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Decision, FailurePolicy, Health, Limiter, Quota, RateLimitLayer, RedisConfig,
-    RedisStore, Rejection, Source, key,
+    Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore,
+    http::Rejection,
+    key,
+    store::{Health, RedisConfig, Source},
 };
 
 /// Answers GET / until the quota is used up, also while Redis is down, and GET /health always
@@ -90,12 +92,13 @@ fn store(flags: &Flags) -> Result<RedisStore, Failure> {
 
 fn app(store: RedisStore, quota: Quota, policy: FailurePolicy) -> Router {
     let limiter = Limiter::new("api", store.clone(), Algorithm::token_bucket(), quota);
-    let layer = RateLimitLayer::new(limiter, key::PeerIp).on_failure(policy).map_rejection(
-        |rejection, _head, mut response| {
+    let layer = RateLimitLayer::new(limiter, key::PeerIp)
+        .extensions(true)
+        .on_failure(policy)
+        .map_rejection(|rejection, _head, mut response| {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
             response.map(|_| explain(rejection))
-        },
-    );
+        });
     Router::new()
         .route("/", get(hello).layer(layer))
         .route("/health", get(async move || describe(store.health())))

@@ -39,7 +39,8 @@ use tokio::{
 };
 use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxCloneService};
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisConfig, RedisStore, Rejection, key,
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, http::Rejection, key,
+    store::RedisConfig,
 };
 
 const CALLERS: usize = 3;
@@ -113,7 +114,9 @@ fn client(limiter: Option<Limiter>) -> Client {
         return service.service(http).map_response(IntoResponse::into_response).boxed_clone();
     };
     // The layer rejects requests that would have to wait longer. They never reach the vendor.
-    let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(Duration::from_secs(2));
+    let layer = RateLimitLayer::new(&limiter, key::Global)
+        .max_wait(Duration::from_secs(2))
+        .extensions(true);
     let service = ServiceBuilder::new()
         .layer(layer)
         // Inside the layer, so that all responses are those of the vendor.

@@ -22,7 +22,7 @@ use http::request::Parts;
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError, Rule,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::RequestError, layer::Rule,
 };
 
 /// Answers POST /answer for the API keys ada and carl (plan free) and ben (plan pro).

@@ -1,201 +1,25 @@
-//! Limits from a configuration file: an algorithm and a quota by name. It opens no files.
+//! Configuration: limits from a file in TOML, JSON and other formats (feature `serde`), and the
+//! errors of settings.
+//!
+//! [`Limits`] is the part of a configuration file that contains limits, and [`Limiters`] are the
+//! limiters made of it. The page on [configuration](crate::guide::configuration) describes how to
+//! reload them.
+// Files are opened by the application.
 
+#[cfg(feature = "serde")]
 mod de;
+#[cfg(feature = "serde")]
 mod limiters;
+#[cfg(feature = "serde")]
+mod limits;
+#[cfg(feature = "serde")]
 mod ser;
+#[cfg(feature = "serde")]
 mod settings;
 
-use std::collections::BTreeMap;
-
-pub use self::limiters::{Limiters, WhenRemoved};
-use crate::{
-    algorithm::{Algorithm, Params, Refill},
-    error::ConfigError,
-    limiter::{Limiter, check_name},
-    quota::Quota,
-    store::Store,
+#[cfg(feature = "serde")]
+pub use self::{
+    limiters::Limiters,
+    limits::{Limit, Limits},
 };
-
-/// Limits by name, from a configuration file in TOML, JSON, or another format that `serde`
-/// supports.
-///
-/// The type is a table of tables, for a field of your configuration struct. A name is 1 to 64 of
-/// the characters `A-Z a-z 0-9 - _ . /`, and becomes the name of a [limiter](Limiter::new).
-///
-/// ```toml
-/// [limits.api]
-/// algorithm = "token-bucket"
-/// quota = "10/s burst 20"
-///
-/// [limits.per-hour]
-/// algorithm = "sliding-window"
-/// quota = "1000/h"
-/// buckets = 4
-/// ```
-///
-/// | field | used by | value |
-/// |---|---|---|
-/// | `algorithm` | all limits | a [name](Algorithm::name), such as `"token-bucket"` |
-/// | `quota` | all limits | a [`Quota`]: `"10/s"`, `"5/10s"`; for a bucket also `"10/s burst 20"` |
-/// | `buckets` | sliding window | 1 to 100, 1 by default |
-/// | `refill` | token bucket | `"continuous"` (the default) or `"interval"` |
-/// | `overdraft` | token bucket | the tokens that a request may spend in advance, 0 by default |
-///
-/// The names are `"fixed-window"`, `"sliding-window"`, `"sliding-log"`, `"token-bucket"` (a good
-/// default) and `"leaky-bucket"`. See [`Algorithm`] for their meaning and for the settings.
-///
-/// # Errors
-///
-/// All errors in a limit are reported when the text is read:
-///
-/// * fields that are unknown, missing or duplicate
-/// * numbers out of range
-/// * settings that conflict
-/// * names that are invalid or duplicate
-///
-/// TOML and JSON report the line: that of the field, of one of two conflicting fields, or of the
-/// limit that lacks a field. (`#[serde(flatten)]` and `#[serde(untagged)]` around it lose the
-/// line.)
-///
-/// # Examples
-///
-/// ```
-/// use tower_ratelimit::{Limits, MemoryStore, RateLimitLayer, key};
-///
-/// #[derive(serde::Deserialize)]
-/// struct Config {
-///     limits: Limits,
-/// }
-///
-/// let config: Config = toml::from_str(r#"
-///     [limits.api]
-///     algorithm = "token-bucket"
-///     quota = "10/s burst 20"
-///
-///     [limits.login]
-///     algorithm = "sliding-log"
-///     quota = "5/min"
-/// "#)?;
-///
-/// let limiters = config.limits.limiters(&MemoryStore::new())?;
-/// let layer = RateLimitLayer::new(limiters.get("login")?, key::PeerIp);
-/// # let _ = layer;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Example: a mistake
-///
-/// ```
-/// use tower_ratelimit::Limits;
-///
-/// let error = toml::from_str::<Limits>(r#"
-/// [api]
-/// algorithm = "token-bucket"
-/// quota = "10/fortnight"
-/// "#).unwrap_err();
-/// assert_eq!(error.to_string(), r#"TOML parse error at line 4, column 9
-///   |
-/// 4 | quota = "10/fortnight"
-///   |         ^^^^^^^^^^^^^^
-/// quota "10/fortnight": the unit "fortnight" is unknown; use us, ms, s, min, h, day or week
-/// "#);
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits(BTreeMap<String, Limit>);
-
-impl Limits {
-    /// Adds a limit. Returns the limit of the same name that it replaces, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::Name`] if the name is not valid.
-    pub fn insert(&mut self, name: &str, limit: Limit) -> Result<Option<Limit>, ConfigError> {
-        check_name(name)?;
-        Ok(self.0.insert(name.to_owned(), limit))
-    }
-
-    /// Returns the limit of this name.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<Limit> {
-        self.0.get(name).copied()
-    }
-
-    /// Returns the limits with their names, in the order of the names.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Limit)> {
-        self.0.iter().map(|(name, limit)| (name.as_str(), *limit))
-    }
-}
-
-/// One limit of a configuration file: an algorithm and a quota that fits it.
-///
-/// The fields are those of [`Limits`]. If the names are known in advance, use a struct, so that a
-/// missing limit is an error in the file:
-///
-/// ```
-/// use tower_ratelimit::{Limit, MemoryStore};
-///
-/// #[derive(Debug, serde::Deserialize)]
-/// struct Config {
-///     api: Limit,
-///     login: Limit,
-/// }
-///
-/// let api = r#"{"api": {"algorithm": "token-bucket", "quota": "10/s"}}"#;
-/// let error = serde_json::from_str::<Config>(api).unwrap_err();
-/// assert_eq!(error.to_string(), "missing field `login` at line 1 column 55");
-///
-/// let config: Config = serde_json::from_str(r#"{
-///     "api": {"algorithm": "token-bucket", "quota": "10/s burst 20"},
-///     "login": {"algorithm": "sliding-log", "quota": "5/min"}
-/// }"#)?;
-/// let store = MemoryStore::new();
-/// let api = config.api.limiter("api", store.clone())?;
-/// let login = config.login.limiter("login", store)?;
-/// # let _ = (api, login);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Limit {
-    algorithm: Algorithm,
-    quota: Quota,
-}
-
-impl Limit {
-    /// Combines an algorithm and a quota.
-    ///
-    /// # Errors
-    ///
-    /// If the settings of the algorithm and the quota conflict.
-    pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
-        Params::new(algorithm, quota)?;
-        Ok(Self { algorithm, quota })
-    }
-
-    /// Makes a limiter of the given name.
-    ///
-    /// # Errors
-    ///
-    /// If the name is invalid or taken, as for [`Limiter::try_new`].
-    pub fn limiter(&self, name: &str, store: impl Store) -> Result<Limiter, ConfigError> {
-        Limiter::try_new(name, store, self.algorithm, self.quota)
-    }
-
-    /// Returns the algorithm.
-    #[must_use]
-    pub fn algorithm(&self) -> Algorithm {
-        self.algorithm
-    }
-
-    /// Returns the quota.
-    #[must_use]
-    pub fn quota(&self) -> Quota {
-        self.quota
-    }
-}
-
-fn refill_name(refill: Refill) -> &'static str {
-    match refill {
-        Refill::Continuous => "continuous",
-        Refill::Interval => "interval",
-    }
-}
+pub use crate::{algorithm::Refill, error::ConfigError, quota::QuotaError};

@@ -123,7 +123,7 @@ pub enum Source {
     /// The limiter's store.
     Store,
     /// A denial by the limiter's store that the process remembers: see
-    /// [`RedisConfig::denial_ttl`](crate::RedisConfig::denial_ttl). Its times are reduced by the time
+    /// [`RedisConfig::denial_ttl`](crate::store::RedisConfig::denial_ttl). Its times are reduced by the time
     /// since the denial, and [`remaining`](Decision::remaining) is that of the last denial of the
     /// key. [`retry_after`](Decision::retry_after) is exact for a check of the same cost, wait and
     /// limits as one that was denied; for others it is a lower bound.

@@ -352,8 +352,8 @@ fn removed_limits(names: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let names: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
     write!(
         f,
-        "the {noun} {} {uses}; nothing changed: restore {pronoun}, or set \
-         `when_removed(WhenRemoved::Keep)`",
+        "the {noun} {} {uses}; nothing changed: restore {pronoun}, or call \
+         `reload_keeping_removed`",
         names.join(", ")
     )
 }

@@ -1,5 +1,5 @@
-//! Tower middleware that limits requests per key, with counts in memory or in Redis, so that all
-//! replicas enforce one limit.
+//! Per-key rate limiting for Tower services. Counters live in process memory, or in Redis, where
+//! all replicas share one limit.
 //!
 //! ```
 //! use axum::{Router, routing::get};
@@ -14,16 +14,23 @@
 //!
 //! # Items
 //!
-//! | group | items |
+//! | to | use |
 //! |---|---|
-//! | start here | [`RateLimitLayer`], [`Limiter`], [`Quota`], [`Algorithm`], [`MemoryStore`], [`key`] |
-//! | limits | [`Limiter`], [`Decision`], [`KeyState`], [`Reservation`], [`Charge`], [`Rule`], [`Key`], [`Refill`], [`Source`], [`Error`] |
-//! | HTTP | [`RateLimitLayer`], [`KeyExtractor`], [`Rejection`], [`RequestError`], [`MissingKey`], [`Headers`], [`FailurePolicy`] |
-//! | other requests | [`RateLimitLayer::custom`], [`Custom`] |
-//! | stores | [`MemoryStore`], [`WhenFull`], [`RedisStore`], [`RedisConfig`], [`Health`], [`StoreError`] |
-//! | metrics and events | [`observe`], [`observe::Observer`], [`observe::Metrics`], [`observe::TopDenied`] |
-//! | configuration | [`Limits`], [`Limit`], [`Limiters`], [`WhenRemoved`], [`ConfigError`] |
-//! | Redisson | [`redisson::RateLimiter`] |
+//! | limit a service | [`RateLimitLayer`], [`key`]: which client a request is counted for |
+//! | limit anything else | [`Limiter`], [`Key`], [`Decision`], [`Reservation`], [`Error`] |
+//! | say how much is allowed | [`Quota`], [`Algorithm`] |
+//! | charge several limits at once, or a cost that is known later | [`Charge`] |
+//! | keep the counters | [`MemoryStore`], [`RedisStore`] |
+//! | serve requests while Redis is down | [`FailurePolicy`] |
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`http`] | headers, rejections and their responses |
+//! | [`layer`] | the service behind a layer, its rules, and layers for requests that are not HTTP |
+//! | [`store`] | a store that a URL chooses, health, the settings of Redis, errors of stores |
+//! | [`config`] | limits in a configuration file, errors of settings |
+//! | [`observe`] | events, metrics, the keys that are denied most |
+//! | [`redisson`] | a limiter that Java services share |
 //!
 //! The pages of the [`guide`] describe [algorithms](guide::algorithms), [keys](guide::keys),
 //! [several limits](guide::several_limits), [waiting](guide::waiting), [responses](guide::http),
@@ -40,8 +47,9 @@
 //! | quota | `limit` units per `window`; after idling, up to `burst` units at once |
 //! | cost | the units that a request uses, 1 by default |
 //! | decision | the result of a check: allowed or denied, the units that remain, the time to wait |
-//! | denial | a decision against a request: the quota has too few units left |
-//! | rejection | the layer's response in place of that of the service, after a denial or an error |
+//! | denial | a decision against a request: the quota has too few units left, or the key is blocked |
+//! | forbidden | a client that is not let in at all, whatever its quota |
+//! | rejection | the layer's response in place of that of the service: the request is denied, is forbidden, or failed |
 //! | reservation | the future instant at which a waiting request may proceed; its units are spent |
 //! | charge | the limits, keys and costs of one request: all of them are charged, or none |
 //! | rule | the closure or type that returns the charge of each request |
@@ -56,12 +64,14 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`Rejection`] is a response |
+//! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`http::Rejection`] is a response |
 //! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |
-//! | `redisson` | [`redisson`]: a limiter that Java services share; implies `redis` |
-//! | `serde` | [`Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
-//! | `tls-rustls`, `tls-rustls-webpki-roots` | `rediss://` URLs; imply `redis` |
+//! | `redisson` | [`redisson`]; implies `redis` |
+//! | `serde` | [`config::Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
+//! | `tls-rustls` | `rediss://` URLs, with the crypto provider `ring` if the application has installed no other; implies `redis` |
+//! | `tls-rustls-no-provider` | the same without `ring`: the application installs a crypto provider |
+//! | `tls-rustls-webpki-roots` | the root certificates of `webpki-roots`, in addition to those of the system; implies `tls-rustls-no-provider` |
 //! | `tracing` | [events](guide::operation#events) about denials, misconfigured services and failures of Redis |
 //! | `uuid` | `Uuid` as a key |
 
@@ -77,8 +87,7 @@
 struct Readme;
 
 mod algorithm;
-#[cfg(feature = "serde")]
-mod config;
+pub mod config;
 mod decision;
 mod error;
 #[cfg(any(doc, doctest))]
@@ -94,30 +103,42 @@ pub mod store;
 mod sync;
 mod time;
 
-#[cfg(feature = "serde")]
-pub use config::{Limit, Limiters, Limits, WhenRemoved};
-#[cfg(doc)]
-#[doc(no_inline)]
-pub use guide::operation;
+/// The HTTP side of a layer: headers, rejections and their responses.
+///
+/// | to | use |
+/// |---|---|
+/// | report the state of the quota to clients | [`Headers`] |
+/// | reject requests, in a rule or a key extractor | [`RequestError`] |
+/// | handle requests without a key | [`MissingKey`] |
+/// | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
+/// | name the body of a limited service | [`ResponseBody`] |
+///
+/// The page on [responses](crate::guide::http) shows them.
+pub mod http {
+    pub use crate::middleware::{
+        Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody,
+    };
+}
+
+/// The types behind [`RateLimitLayer`](crate::RateLimitLayer): its service, its future, its rules,
+/// and the kinds of requests that it limits.
+pub mod layer {
+    pub use crate::middleware::{Custom, Http, RateLimit, ResponseFuture, Rule};
+}
+
 #[doc(inline)]
 pub use middleware::extractor as key;
 #[cfg(feature = "redis")]
 pub use redis;
-#[cfg(feature = "tls-rustls")]
-pub use store::Tls;
 #[cfg(feature = "redis")]
-pub use store::{RedisConfig, RedisStore};
+pub use store::RedisStore;
 pub use {
-    algorithm::{Algorithm, Refill},
-    decision::{Decision, KeyState, Source},
-    error::{ConfigError, Error, StoreError},
+    algorithm::Algorithm,
+    decision::Decision,
+    error::Error,
     keys::Key,
-    limiter::{AnyLimiter, Charge, FailurePolicy, Limiter, Reservation},
-    middleware::{
-        Custom, Headers, Http, IntoCharge, IntoCost, IntoMatch, IntoRejection, KeyExtractor,
-        MissingKey, Protocol, RateLimit, RateLimitLayer, Rejection, RejectionBody, RequestError,
-        Reset, ResponseBody, ResponseFuture, Rule,
-    },
-    quota::{Quota, QuotaError},
-    store::{Health, MemoryStore, Store, WhenFull},
+    limiter::{Charge, FailurePolicy, Limiter, Reservation},
+    middleware::RateLimitLayer,
+    quota::Quota,
+    store::MemoryStore,
 };

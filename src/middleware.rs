@@ -24,13 +24,10 @@ mod service;
 
 pub use self::{
     custom::Custom,
-    extractor::KeyExtractor,
     future::ResponseFuture,
-    http::{Headers, Http, IntoRejection, RejectionBody, Reset, ResponseBody},
+    http::{Headers, Http, RejectionBody, ResponseBody},
     layer::RateLimitLayer,
-    pricing::{IntoCost, IntoMatch},
-    protocol::Protocol,
     rejection::{MissingKey, Rejection, RequestError},
-    rule::{IntoCharge, Rule},
+    rule::Rule,
     service::RateLimit,
 };

@@ -1,11 +1,15 @@
-//! What happens in limiters, layers and stores, for metrics and logs: the trait [`Observer`] and
-//! its events, the [`Metrics`] of the feature `metrics`, and [`TopDenied`], the keys that are
-//! denied most.
+//! Observability: events of limiters, layers and stores, and ready-made observers.
 //!
-//! An observer is set on a store, before its limiters are made, and is inherited by them and by
-//! their layers. [`Limiter::observe`](crate::Limiter::observe) and
-//! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) add further ones, without the events
-//! about keys in memory and circuit breakers.
+//! | observer | what it does |
+//! |---|---|
+//! | [`Metrics`], with the feature `metrics` | counts for Prometheus and other systems |
+//! | [`TopDenied`] | lists the keys that are denied most |
+//! | your own [`Observer`] | feeds any other system |
+//!
+//! An observer is set on a store, before limiters are made over it. It receives the events of the
+//! store, of these limiters and of their layers. Requests that a [`Rule`](crate::layer::Rule)
+//! rejects have no limiter: [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) sets an
+//! observer for them.
 //!
 //! | event | method | reported by |
 //! |---|---|---|
@@ -21,8 +25,8 @@
 //! | a call to Redis was sent | [`batch_sent`](Observer::batch_sent) | `RedisStore` |
 //! | a circuit breaker opened or closed | [`breaker_changed`](Observer::breaker_changed) | `RedisStore` |
 //!
-//! Without an observer, a check adds the test of a pointer. The feature `tracing` adds, for each
-//! denial and each call to Redis, a question to the subscriber: whether it records the events.
+//! Without an observer, a check only tests a pointer. The feature `tracing` also checks, on each
+//! denial and each Redis call, whether the subscriber records the event.
 //!
 //! # Examples
 //!
@@ -76,10 +80,11 @@ use crate::{
     quota::Quota,
 };
 
-/// Gets the events of limiters, layers and stores. Each method does nothing by default.
+/// Receives events from limiters, layers and stores. Each method does nothing by default.
 ///
-/// The methods are called in the tasks of requests: they must be fast, and must not block or panic.
-/// Later versions add methods, and fields of events.
+/// The methods are called in the tasks of requests, under no lock: they may call limiters and
+/// stores, but must be fast, and must not block or panic. Future versions may add methods and event
+/// fields.
 ///
 /// A check is reported when it is decided: in memory with the first poll of its future, in Redis
 /// with the answer. If the future is dropped before that answer:
@@ -130,20 +135,20 @@ pub trait Observer: Send + Sync + 'static {
         let _ = event;
     }
 
-    /// A key was blocked, unblocked or reset by this process. There is no event if the call failed, or
-    /// if its future was dropped before the answer.
+    /// A key was blocked, unblocked or reset by this process. There is no event if the call failed,
+    /// or if its future was dropped before the answer.
     fn key_changed(&self, event: &KeyChanged<'_>) {
         let _ = event;
     }
 
-    /// A limiter got another quota or algorithm: by [`set_quota`](crate::Limiter::set_quota) or by a
-    /// reload. There is no event if the settings stay the same.
+    /// A limiter got another quota or algorithm: by [`set_quota`](crate::Limiter::set_quota) or by
+    /// a reload. There is no event if the settings stay the same.
     fn settings_changed(&self, event: &SettingsChanged<'_>) {
         let _ = event;
     }
 
-    /// The limits of a configuration were reloaded, or rejected. Only observers of the store get
-    /// this event. The change of each limiter is a [`settings_changed`](Observer::settings_changed).
+    /// The limits of a configuration were reloaded, or rejected. The change of each limiter is a
+    /// [`settings_changed`](Observer::settings_changed).
     fn reloaded(&self, event: &Reloaded<'_>) {
         let _ = event;
     }
@@ -154,9 +159,8 @@ pub trait Observer: Send + Sync + 'static {
         let _ = event;
     }
 
-    /// The number of keys in a store in memory has changed. Only observers of the store get this
-    /// event. If threads change the number at the same time, the last event can have a number that
-    /// is not the last one.
+    /// The number of keys in a store in memory has changed. If threads change the number at the
+    /// same time, the last event can contain an earlier number.
     fn keys_held(&self, event: &KeysHeld) {
         let _ = event;
     }
@@ -230,8 +234,8 @@ pub struct KeyChanged<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KeyChange {
-    /// It was [blocked](crate::Limiter::block) for this time. If an earlier block lasts longer, that
-    /// one stays.
+    /// It was [blocked](crate::Limiter::block) for this time. If an earlier block lasts longer, it
+    /// stays.
     Blocked(Duration),
     /// Its block was [ended](crate::Limiter::unblock), if there was one.
     Unblocked,
@@ -390,7 +394,7 @@ pub struct Rejected<'a> {
     pub limiter: Option<&'a str>,
 }
 
-/// The reason for a rejection. See [`Rejection`](crate::Rejection).
+/// The reason for a rejection. See [`Rejection`](crate::http::Rejection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -402,7 +406,7 @@ pub enum Reason {
     MissingKey,
     /// The request is invalid.
     Invalid,
-    /// A rule or a list denies the request, or requests without a key.
+    /// The client is forbidden, by a list or a rule, or requests without a key are.
     Forbidden,
     /// The service is misconfigured.
     Misconfigured,

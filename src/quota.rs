@@ -58,7 +58,7 @@ pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
 ///
 /// let error = "0/s".parse::<Quota>().unwrap_err();
 /// assert_eq!(error.to_string(), "quota \"0/s\": the limit is 0, but must be at least 1");
-/// # Ok::<(), tower_ratelimit::QuotaError>(())
+/// # Ok::<(), tower_ratelimit::config::QuotaError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {

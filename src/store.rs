@@ -45,13 +45,15 @@ pub(crate) use self::{
     retry_queue::{Entry, Forecast, RetryQueues, Ticket, after},
     seal::Sealed,
 };
-pub use crate::error::ErrorKind;
 use crate::{
     algorithm::Release,
     decision::Decision,
-    error::StoreError,
     keys::Key,
     observe::{Observer, Observers},
+};
+pub use crate::{
+    decision::{KeyState, Source},
+    error::{ErrorKind, StoreError},
 };
 
 /// A task that no request waits for.
@@ -273,7 +275,7 @@ impl AnyStore {
     ///
     /// let store = store::lazy("memory:")?;
     /// assert_eq!(store.health().status, Status::Ready);
-    /// # Ok::<(), tower_ratelimit::StoreError>(())
+    /// # Ok::<(), tower_ratelimit::store::StoreError>(())
     /// ```
     #[must_use]
     pub fn health(&self) -> Health {

@@ -21,6 +21,26 @@ const STOREYS: [&[&str]; 7] = [
     &["quota", "keys", "error", "time", "sync"],
 ];
 
+/// The items that users name first. All others are in the public modules.
+const ROOT: [&str; 13] = [
+    "Algorithm",
+    "Charge",
+    "Decision",
+    "Error",
+    "FailurePolicy",
+    "Key",
+    "Limiter",
+    "MemoryStore",
+    "Quota",
+    "RateLimitLayer",
+    "RedisStore",
+    "Reservation",
+    "key",
+];
+
+const PUBLIC_MODULES: [&str; 7] =
+    ["config", "guide", "http", "layer", "observe", "redisson", "store"];
+
 /// The path of a module, such as `store::memory`. That of the crate is `lib`.
 type Module = String;
 
@@ -142,6 +162,22 @@ fn storey(module: &str) -> usize {
 }
 
 #[test]
+fn the_root_has_thirteen_items_and_public_modules() {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).unwrap();
+    let public = imports_in(&text).into_iter().filter(|import| import.is_reexport);
+    // The crate `redis` is there for applications that hand over a connection.
+    let names = public.map(|import| import.name).filter(|name| name != "redis");
+    assert_eq!(names.collect::<BTreeSet<_>>(), ROOT.map(String::from).into());
+    let modules = syn::parse_file(&text).unwrap().items.into_iter().filter_map(|item| match item {
+        Item::Mod(module) if !matches!(module.vis, Visibility::Inherited) => {
+            Some(module.ident.to_string())
+        }
+        _ => None,
+    });
+    assert_eq!(modules.collect::<BTreeSet<_>>(), PUBLIC_MODULES.map(String::from).into());
+}
+
+#[test]
 fn a_file_imports_from_no_storey_above_it() {
     let sources = Sources::read();
     for module in sources.0.keys() {
@@ -188,8 +224,8 @@ const CONNECTIONS: &str = "store::redis::transport";
 /// The only modules of this crate that the connections import.
 const GROUND: [&str; 2] = ["sync", "time"];
 
-/// The rooms of the connections, from the top down. A file imports from its own room, and from those
-/// below it.
+/// The rooms of the connections, from the top down. A file imports from its own room, and from
+/// those below it.
 const ROOMS: [&[&str]; 4] = [&["config", "url"], &["topology"], &["health"], &["link"]];
 
 /// The words of rate limiters that connections do not know.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::runtime::Runtime;
-use tower_ratelimit::RedisConfig;
+use tower_ratelimit::store::RedisConfig;
 
 use crate::{
     deployment::Deployment,

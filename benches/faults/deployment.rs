@@ -2,7 +2,7 @@
 
 use std::{error::Error, sync::mpsc, thread, time::Duration};
 
-use tower_ratelimit::{RedisConfig, RedisStore};
+use tower_ratelimit::{RedisStore, store::RedisConfig};
 
 use crate::{
     instance::Instance,

@@ -14,7 +14,10 @@ use std::{
 };
 
 use tokio::{runtime::Handle, task::JoinHandle, time::sleep};
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore, StoreError};
+use tower_ratelimit::{
+    Algorithm, Limiter, Quota, RedisStore,
+    store::{RedisConfig, StoreError},
+};
 use tracing::Level;
 
 /// The time since the Unix epoch, which all processes of a row share.

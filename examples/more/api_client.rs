@@ -19,7 +19,7 @@ use reqwest::{Method, Request, Url};
 use support::{Context, Failure, exit_code};
 use tokio::{task::JoinSet, time::Instant};
 use tower::ServiceExt;
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, Rejection};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, http::Rejection};
 use vendor::Vendor;
 
 const CALLERS: u32 = 3;

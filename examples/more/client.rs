@@ -9,7 +9,7 @@ use reqwest::{
     Client, Request, Response, StatusCode, Url, header::RETRY_AFTER, redirect::Policy as Redirects,
 };
 use tower::{BoxError, ServiceBuilder, ServiceExt, retry::Policy, util::BoxCloneService};
-use tower_ratelimit::{Limiter, RateLimitLayer, Rejection};
+use tower_ratelimit::{Limiter, RateLimitLayer, http::Rejection};
 
 /// The longest block, whatever a vendor demands.
 const MAX_BLOCK: Duration = Duration::from_secs(3_600);

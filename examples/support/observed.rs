@@ -31,7 +31,8 @@ pub async fn observed(store: AnyStore, address: Option<SocketAddr>) -> Result<An
         None => Ok(store),
         Some(_) => Err(Failure::new(
             "cannot serve metrics: this program was built without them; build it with \
-             `--features metrics`, as in `cargo run -p examples --example server --features metrics`",
+             `--features metrics`, for example `cargo run -p examples --example server --features \
+             metrics`",
         )),
     }
 }

@@ -6,10 +6,7 @@ use std::net::SocketAddr;
 
 use http::{HeaderName, HeaderValue, Request, request::Parts};
 use libfuzzer_sys::fuzz_target;
-use tower_ratelimit::{
-    KeyExtractor,
-    key::{ClientIp, ProxyHeader},
-};
+use tower_ratelimit::key::{ClientIp, KeyExtractor, ProxyHeader};
 
 const CLIENT: &str = "203.0.113.9";
 

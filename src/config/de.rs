@@ -8,7 +8,7 @@ use serde::de::{
 };
 
 use super::{
-    Limit, Limits, refill_name,
+    limits::{Limit, Limits, refill_name},
     settings::{FIELDS, Field, Settings},
 };
 use crate::{algorithm::Refill, limiter::check_name, quota::Quota};

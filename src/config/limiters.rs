@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use super::{Limit, Limits};
+use super::limits::{Limit, Limits};
 use crate::{
     error::ConfigError,
     limiter::Limiter,
@@ -20,7 +20,7 @@ use crate::{
 /// # Examples
 ///
 /// ```
-/// use tower_ratelimit::{Limits, MemoryStore, RateLimitLayer, key};
+/// use tower_ratelimit::{MemoryStore, RateLimitLayer, config::Limits, key};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,18 +45,12 @@ use crate::{
 pub struct Limiters {
     store: AnyStore,
     by_name: Arc<Mutex<BTreeMap<String, Limiter>>>,
-    when_removed: WhenRemoved,
 }
 
-/// The treatment of a limit that [`Limiters::reload`] does not find in the new limits, although a
-/// layer may use it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenRemoved {
-    /// Rejects the new limits: nothing changes. So a limit that was renamed by mistake stays in
-    /// force.
-    #[default]
+/// The treatment of a limiter whose limit is not contained in the new limits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Removed {
     Reject,
-    /// Keeps the limit with its last settings, until new limits contain it again.
     Keep,
 }
 
@@ -72,9 +66,8 @@ impl Limits {
     /// case, none of the names is taken.
     pub fn limiters(&self, store: &(impl Store + Clone)) -> Result<Limiters, ConfigError> {
         let store = store.clone().into_any();
-        let limiters =
-            Limiters { store, by_name: Arc::default(), when_removed: WhenRemoved::Reject };
-        limiters.apply(self)?;
+        let limiters = Limiters { store, by_name: Arc::default() };
+        limiters.apply(self, Removed::Reject)?;
         Ok(limiters)
     }
 }
@@ -86,7 +79,7 @@ impl Limit {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{Limit, MemoryStore, Quota};
+    /// use tower_ratelimit::{MemoryStore, Quota, config::Limit};
     ///
     /// let limit: Limit = toml::from_str("algorithm = 'token-bucket'\nquota = '10/s'")?;
     /// let limiter = limit.limiter("api", MemoryStore::new())?;
@@ -109,13 +102,6 @@ impl Limit {
 }
 
 impl Limiters {
-    /// Sets the treatment of limits that a reload no longer contains. The default is
-    /// [`WhenRemoved::Reject`].
-    #[must_use]
-    pub fn when_removed(self, when_removed: WhenRemoved) -> Self {
-        Self { when_removed, ..self }
-    }
-
     /// Returns the limiter of this name.
     ///
     /// # Errors
@@ -132,10 +118,10 @@ impl Limiters {
     /// | change | effect on the next check of a key |
     /// |---|---|
     /// | the quota, the buckets, the refill or the overdraft | used units stay used, and are restored at the new rate |
-    /// | another algorithm | the key counts as unused, and a block ends; in Redis, the old state, with its block, is in force again if the algorithm is changed back before it expires |
+    /// | another algorithm | the key counts as unused, and a block ends; in Redis, switching back before the old state expires restores it, including any block |
     /// | a new limit | [`get`](Limiters::get) returns its limiter from then on |
     /// | a limit without changes | none |
-    /// | a limit that is no longer contained | see [`WhenRemoved`] |
+    /// | a limit that is no longer contained | the new limits are rejected: see [`reload_keeping_removed`](Limiters::reload_keeping_removed) |
     ///
     /// Requests that are waiting keep their instants, as [`Limiter::try_acquire`] describes. Units
     /// that another algorithm counted are not returned by [`Limiter::cancel`] and
@@ -150,10 +136,25 @@ impl Limiters {
     ///
     /// Nothing changes in these cases:
     ///
-    /// * [`ConfigError::LimitsRemoved`] if limits were removed, unless removed limits are kept.
+    /// * [`ConfigError::LimitsRemoved`] if limits were removed, such as one that was renamed by
+    ///   mistake: a layer may use it.
     /// * [`ConfigError::NameTaken`] if another limiter over the store has the name of a new limit.
     pub fn reload(&self, limits: &Limits) -> Result<(), ConfigError> {
-        let result = self.apply(limits).map(|changes| {
+        self.reload_with(limits, Removed::Reject)
+    }
+
+    /// Does the same as [`reload`](Limiters::reload), but accepts that limits were removed: their
+    /// limiters keep their last settings, until new limits contain them again.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NameTaken`], as [`reload`](Limiters::reload).
+    pub fn reload_keeping_removed(&self, limits: &Limits) -> Result<(), ConfigError> {
+        self.reload_with(limits, Removed::Keep)
+    }
+
+    fn reload_with(&self, limits: &Limits, removed: Removed) -> Result<(), ConfigError> {
+        let result = self.apply(limits, removed).map(|changes| {
             // Without the lock: an observer may get a limiter.
             changes.into_iter().for_each(|(limiter, change)| limiter.report_settings(change));
         });
@@ -164,11 +165,11 @@ impl Limiters {
     }
 
     /// Returns the limiters whose settings have changed, with the old and the new settings.
-    fn apply(&self, limits: &Limits) -> Result<Vec<Change>, ConfigError> {
+    fn apply(&self, limits: &Limits, removed: Removed) -> Result<Vec<Change>, ConfigError> {
         let mut by_name = lock(&self.by_name);
-        let removed = by_name.keys().filter(|name| limits.get(name).is_none());
-        let names: Vec<_> = removed.cloned().collect();
-        if !names.is_empty() && self.when_removed == WhenRemoved::Reject {
+        let missing = by_name.keys().filter(|name| limits.get(name).is_none());
+        let names: Vec<_> = missing.cloned().collect();
+        if !names.is_empty() && removed == Removed::Reject {
             return Err(ConfigError::LimitsRemoved { names });
         }
         let added = limits.iter().filter(|(name, _)| !by_name.contains_key(*name));

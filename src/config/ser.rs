@@ -2,7 +2,7 @@
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use super::{Limit, Limits, refill_name};
+use super::limits::{Limit, Limits, refill_name};
 use crate::{algorithm::Algorithm, quota::Quota};
 
 /// Writes the quota as text: `10/s burst 20`.

@@ -1,7 +1,7 @@
 //! The fields of one limit in a file, and the check that they do not conflict. It knows no file
 //! format.
 
-use super::Limit;
+use super::limits::Limit;
 use crate::{
     algorithm::{Algorithm, Refill},
     error::ConfigError,
@@ -79,7 +79,7 @@ impl Settings {
             if let Some(other) = field.only_of().filter(|other| other.name() != algorithm.name()) {
                 let field = field.name();
                 return Err(format!(
-                    "{field}: a {algorithm} has none; leave it out, or use {other}"
+                    "`{field}` is not a setting of {algorithm}; remove it, or use {other}"
                 ));
             }
         }

@@ -195,7 +195,7 @@ impl Limiter {
     /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
     ///
     /// Other processes may deny the key for up to
-    /// [`denial_ttl`](crate::RedisConfig::denial_ttl) more. Requests that wait for the end of the block
+    /// [`denial_ttl`](crate::store::RedisConfig::denial_ttl) more. Requests that wait for the end of the block
     /// keep their instants and their units, so the key can stay denied because of them:
     /// [`reset`](Limiter::reset) frees it.
     ///
@@ -231,7 +231,7 @@ impl Limiter {
     /// Deletes the state of `key`: its next request counts as its first.
     ///
     /// Requests that are waiting keep their instants. Other processes may deny the key for up to
-    /// [`denial_ttl`](crate::RedisConfig::denial_ttl) more. For a key that a layer counts, pass the
+    /// [`denial_ttl`](crate::store::RedisConfig::denial_ttl) more. For a key that a layer counts, pass the
     /// key that its extractor makes: each has a method `key`.
     ///
     /// # Examples

@@ -13,7 +13,7 @@
 /// | `Local` | `share` of the quota in each process | the excess, if the number of processes times `share` is above 1; and the units that were spent before |
 ///
 /// A [`MemoryStore`](crate::MemoryStore) does not decide about a new key if all its keys are in
-/// use: see [`WhenFull`](crate::WhenFull). `Open` then admits requests with new keys uncounted, and
+/// use: see [`WhenFull`](crate::store::WhenFull). `Open` then admits requests with new keys uncounted, and
 /// `Local` rejects them, as `Closed` does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -40,7 +40,7 @@ pub enum FailurePolicy {
     /// * It has a new key, and the counts in memory are full.
     ///
     /// The counts are in a [`MemoryStore`](crate::MemoryStore) of 100,000 keys that [rejects new
-    /// keys](crate::WhenFull::RejectNewKeys). All layers over a store share them.
+    /// keys](crate::store::WhenFull::RejectNewKeys). All layers over a store share them.
     Local {
         /// The fraction of the quota, above 0 and at most 1. With four replicas, 0.25 keeps the sum
         /// within the quota.

@@ -12,7 +12,7 @@ use crate::{
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
-    observe::{LimiterObservers, Observer},
+    observe::LimiterObservers,
     quota::Quota,
     store::{BackgroundTask, RetryQueues, StoreFuture},
 };
@@ -40,9 +40,6 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     fn spawn_background(&self, task: BackgroundTask);
 
     fn observers(&self) -> &LimiterObservers;
-
-    /// Returns the limiter with another observer.
-    fn observe(&self, observer: Arc<dyn Observer>) -> Arc<dyn ChargeTarget>;
 
     /// Returns the queues of requests that retry, and the queue of the key.
     fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64);
@@ -76,14 +73,6 @@ impl AnyLimiter {
         match &self.0 {
             Kind::Own(limiter) => limiter.observers(),
             Kind::Foreign(target) => target.observers(),
-        }
-    }
-
-    /// Adds an observer.
-    pub(crate) fn observe(self, observer: Arc<dyn Observer>) -> Self {
-        match self.0 {
-            Kind::Own(limiter) => limiter.observe(observer).into(),
-            Kind::Foreign(target) => Self(Kind::Foreign(target.observe(observer))),
         }
     }
 

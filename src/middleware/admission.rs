@@ -85,15 +85,14 @@ impl<P: ProtocolBase> Shared<P> {
                 return self.admit(head, pricing.complete(head, charge), state);
             }
         };
-        let cost = match pricing.cost(head) {
-            Ok(0) => return Next::Proceed(None),
-            Ok(cost) => cost,
-            Err(error) => return self.reject(Rejection::Request(error), state),
-        };
-        let answer = limiter.decide(Action::Check, &key, cost.into(), MaxWait::NONE);
+        let cost = pricing.cost(head);
+        if cost == 0 {
+            return Next::Proceed(None);
+        }
+        let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
         match answer {
             StoreFuture::Ready(Some(Ok(decision))) if decision.proceeds_immediately() => {
-                let charge = |key| Charge::new_n(limiter, key, cost.into());
+                let charge = |key| Charge::new_n(limiter, key, cost);
                 let release = || charge(key.clone()).decided(&decision).release_in_background();
                 let is_ready = poll_or(release, is_ready);
                 state.decision = Some(decision);
@@ -102,7 +101,7 @@ impl<P: ProtocolBase> Shared<P> {
                 }
                 return Next::Proceed(None);
             }
-            _ => state.charge = Charge::new_n(limiter, key, cost.into()),
+            _ => state.charge = Charge::new_n(limiter, key, cost),
         }
         self.evaluate(answer, MaxWait::NONE, None, state)
     }

@@ -35,6 +35,7 @@
 // Each is in a file of its own; the key itself, and its escaping, are below the middleware, in
 // `keys.rs`.
 
+mod address;
 mod bearer;
 mod client_ip;
 mod cookie;
@@ -58,7 +59,7 @@ pub use self::{
     global::Global,
     header::Header,
     into_key::IntoKey,
-    peer_ip::{PeerIp, PeerIpFrom},
+    peer_ip::PeerIp,
     query::Query,
 };
 pub use crate::keys::Key;

@@ -25,7 +25,7 @@ use crate::{
 };
 
 pin_project! {
-    /// The response of [`RateLimit`](crate::RateLimit).
+    /// The response of [`RateLimit`](crate::layer::RateLimit).
     ///
     /// It resolves to the response or the error of the service, to an error of the service's
     /// `poll_ready`, or to a rejection. A rejection never waits for the service.
@@ -35,9 +35,9 @@ pin_project! {
     /// Dropping it before its first poll spends nothing. If it is dropped before the service is
     /// called, or if the service fails or panics instead of becoming ready, the units that the
     /// request has spent or reserved are released exactly once; requests queued behind it keep
-    /// their reservations. In memory the release happens in the drop, with Redis in the
-    /// background: see [dropped requests](crate::operation#dropped-requests). If it is dropped
-    /// after the service is called, the cost stays spent.
+    /// their reservations. In memory the release happens in the drop, with Redis in the background:
+    /// see [dropped requests](crate::guide::operation#dropped-requests). If it is dropped after the
+    /// service is called, the cost stays spent.
     pub struct ResponseFuture<S, P, Req>
     where
         S: Service<Req>,

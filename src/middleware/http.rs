@@ -12,11 +12,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::{Extensions, HeaderMap, Request, Response, request::Parts, response};
 
-pub(crate) use self::mapped::MapRejection;
+pub(crate) use self::mapped::{BoxError, MapRejection};
 pub use self::{
     body::{RejectionBody, ResponseBody},
-    headers::{Headers, Reset},
-    mapped::IntoRejection,
+    headers::Headers,
 };
 use self::{headers::HeaderWriter, mapped::Mapped};
 use crate::{
@@ -58,7 +57,7 @@ impl Http {
         Self {
             pricing,
             headers,
-            extensions: true,
+            extensions: false,
             charge_handle: false,
             map_rejection: None,
             charge_when: None,

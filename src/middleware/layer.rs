@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use http::{Response, request::Parts, response};
+use http_body::Body;
 use tower_layer::Layer;
 
 use crate::{
@@ -12,8 +14,8 @@ use crate::{
         admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
-        http::{Headers, Http, IntoRejection, MapRejection, RejectionBody},
-        pricing::{IntoCost, IntoMatch},
+        http::{BoxError, Headers, Http, MapRejection, RejectionBody},
+        pricing::IntoMatch,
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
         rule::Rule,
@@ -62,7 +64,7 @@ use crate::{
 /// ```
 /// use http::{Request, Response};
 /// use tower::{BoxError, Service, ServiceBuilder, buffer::BufferLayer, util::BoxService};
-/// use tower_ratelimit::{Limiter, RateLimitLayer, ResponseBody, key};
+/// use tower_ratelimit::{Limiter, RateLimitLayer, http::ResponseBody, key};
 ///
 /// type Boxed = BoxService<Request<String>, Response<String>, BoxError>;
 ///
@@ -84,7 +86,7 @@ use crate::{
 /// | the quota is used up | 429, `quota-exceeded` | whole seconds, at least 1 | `RESOURCE_EXHAUSTED`, with `RetryInfo` |
 /// | the cost is above what the quota can ever grant | 429, `quota-exceeded` | none | `RESOURCE_EXHAUSTED`, not to be retried |
 /// | the request has no key, or is invalid | 400 | none | `INVALID_ARGUMENT` |
-/// | the client is [denied](RateLimitLayer::deny) | 403 | none | `PERMISSION_DENIED` |
+/// | the client is [forbidden](RateLimitLayer::forbid) | 403 | none | `PERMISSION_DENIED` |
 /// | the service is misconfigured | 500 | none | `INTERNAL` |
 /// | the store does not decide, and the [policy](RateLimitLayer::on_failure) is `Closed` | 503, `temporary-reduced-capacity` | 1 | `UNAVAILABLE`, with `RetryInfo` |
 ///
@@ -96,8 +98,10 @@ use crate::{
 ///
 /// Responses carry the headers `RateLimit` and `RateLimit-Policy` of
 /// draft-ietf-httpapi-ratelimit-headers-11, added to those of other layers. Of stacked layers, the
-/// outer one also counts requests that the inner one rejects. The extensions of the request and of
-/// the response contain the [`Decision`](crate::Decision).
+/// outer one also counts requests that the inner one rejects.
+///
+/// Handlers and other layers can read the [`Decision`](crate::Decision) from the
+/// [extensions](RateLimitLayer::extensions), which are off by default.
 ///
 /// # Examples
 ///
@@ -120,7 +124,9 @@ use crate::{
 ///
 /// ```
 /// use http::header::CONTENT_TYPE;
-/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Rejection, key};
+/// use tower_ratelimit::{
+///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Rejection, key,
+/// };
 ///
 /// # let quota = Quota::per_second(10);
 /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
@@ -181,7 +187,7 @@ impl RateLimitLayer {
     /// ```
     /// use http::request::Parts;
     /// use tower_ratelimit::{
-    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError,
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::RequestError,
     /// };
     ///
     /// #[derive(Clone)]
@@ -214,19 +220,19 @@ impl RateLimitLayer {
     }
 
     /// Sets the headers that report the state of the quota to clients. The default is
-    /// [`Headers::Draft11`]. If the list is empty, there is no `Retry-After` either.
+    /// [`Headers::RateLimit`]. If the list is empty, there is no `Retry-After` either.
     ///
     /// # Examples
     ///
     /// ```
     /// use tower_ratelimit::{
-    ///     Algorithm, Headers, Limiter, MemoryStore, Quota, RateLimitLayer, Reset, key,
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Headers, key,
     /// };
     ///
     /// # let quota = Quota::per_second(10);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
-    ///     .headers([Headers::Draft11, Headers::XRateLimit { reset: Reset::Epoch }]);
+    ///     .headers([Headers::RateLimit, Headers::XRateLimitEpoch]);
     /// let silent = layer.clone().headers([]);
     /// # let _ = silent;
     /// ```
@@ -236,7 +242,21 @@ impl RateLimitLayer {
 
     /// Sets whether the extensions of requests and responses contain the
     /// [`Decision`](crate::Decision), and the extensions of rejections the [`Rejection`]. The
-    /// default is `true`.
+    /// default is `false`, because each request would pay for it with 6 allocations.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Extension, Router, routing::get};
+    /// use tower_ratelimit::{Decision, Quota, RateLimitLayer};
+    ///
+    /// async fn quota(Extension(decision): Extension<Decision>) -> String {
+    ///     format!("{} requests remain", decision.remaining())
+    /// }
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).extensions(true);
+    /// let app: Router = Router::new().route("/quota", get(quota)).layer(layer);
+    /// ```
     pub fn extensions(self, on: bool) -> Self {
         self.with(|http| http.extensions = on)
     }
@@ -317,7 +337,7 @@ impl RateLimitLayer {
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
     /// let layer = RateLimitLayer::by_rule(move |_: &Parts| {
-    ///     Charge::new(&requests, "alice").also(&tokens).cost(500)
+    ///     Ok(Charge::new(&requests, "alice").also_n(&tokens, 500))
     /// });
     /// let app: Router = Router::new().route("/", post(answer)).layer(layer.charge_handle(true));
     /// ```
@@ -327,7 +347,7 @@ impl RateLimitLayer {
 
     /// Sets a closure that can change every rejection. It receives the reason of the rejection, the
     /// head of the request and the default response, and returns the response to send: that one,
-    /// changed, or another one.
+    /// changed, or another one, such as a response of axum.
     ///
     /// A body that is not complete immediately is collected, up to 64 KiB. If it is longer or
     /// fails, the response is 500, and its body describes the mistake. The body of a gRPC rejection
@@ -353,10 +373,11 @@ impl RateLimitLayer {
     ///     });
     /// # let _ = layer;
     /// ```
-    pub fn map_rejection<R: IntoRejection>(
-        self,
-        map: impl Fn(&Rejection, &Parts, Response<RejectionBody>) -> R + Send + Sync + 'static,
-    ) -> Self {
+    pub fn map_rejection<F, B>(self, map: F) -> Self
+    where
+        F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
         self.with(|http| http.map_rejection = Some(MapRejection::new(map)))
     }
 }
@@ -409,12 +430,12 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
 }
 
 impl<P: ProtocolBase> RateLimitLayer<P> {
-    /// Sets the cost of requests. The default is 1. The closure returns a `u32`, or a
-    /// `Result<u32, RequestError>`. A [`Rule`] can set other costs.
+    /// Sets the cost of requests. The default is 1. To set another cost for some limits, or to
+    /// reject a request, use a [`Rule`].
     ///
     /// A request with a cost of 0 proceeds without being counted. If a rule sets a cost of 0 for
     /// one of several limits, the others are charged.
-    pub fn cost<C: IntoCost>(self, cost: impl Fn(&P::Head) -> C + Send + Sync + 'static) -> Self {
+    pub fn cost(self, cost: impl Fn(&P::Head) -> u64 + Send + Sync + 'static) -> Self {
         self.with(|protocol| protocol.pricing_mut().set_cost(cost))
     }
 
@@ -430,7 +451,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// a gRPC request bounds the wait in either case.
     ///
     /// A waiting request holds no readiness of the service. If it is dropped, its reservation is
-    /// released: see [`ResponseFuture`](crate::ResponseFuture).
+    /// released: see [`ResponseFuture`](crate::layer::ResponseFuture).
     ///
     /// # Examples
     ///
@@ -517,16 +538,19 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self
     }
 
-    /// Sets which requests are rejected with 403, before they are counted. The closure returns a
-    /// `bool`, or a `Result<bool, RequestError>`. If it is called several times, each closure
-    /// denies requests.
+    /// Sets which requests are rejected with 403, before they are counted. If this method is called
+    /// several times, each closure forbids requests.
+    ///
+    /// The closure returns a `bool`. The closures of [`within`](crate::key::PeerIp::within) and
+    /// [`one_of`](crate::key::Header::one_of) return a `Result<bool, RequestError>`: a request that
+    /// they cannot read is rejected.
     ///
     /// For another status, use a [`Rule`] that returns
-    /// [`RequestError::denied`](crate::RequestError::denied).
+    /// [`RequestError::with_status`](crate::http::RequestError::with_status).
     ///
     /// # Examples
     ///
-    /// Denies the clients of two networks and an API key, and exempts the own network:
+    /// Forbids the clients of two networks and an API key, and exempts the own network:
     ///
     /// ```
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
@@ -534,21 +558,22 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # let quota = Quota::per_second(10);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
-    ///     .deny(key::PeerIp.within(["203.0.113.0/24", "2001:db8::/32"]))
-    ///     .deny(key::Header::new("x-api-key").one_of(["a leaked key"]))
+    ///     .forbid(key::PeerIp.within(["203.0.113.0/24", "2001:db8::/32"]))
+    ///     .forbid(key::Header::new("x-api-key").one_of(["a leaked key"]))
     ///     .exempt(key::PeerIp.within(["10.0.0.0/8"]));
     /// # let _ = layer;
     /// ```
-    pub fn deny<M: IntoMatch>(
+    pub fn forbid<M: IntoMatch>(
         self,
         matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.with(|protocol| protocol.pricing_mut().deny(matches))
+        self.with(|protocol| protocol.pricing_mut().forbid(matches))
     }
 
     /// Sets which requests proceed without being counted, unless they are
-    /// [denied](RateLimitLayer::deny). The closure returns a `bool`, or a
-    /// `Result<bool, RequestError>`. If it is called several times, each closure exempts requests.
+    /// [forbidden](RateLimitLayer::forbid). If this method is called several times, each closure
+    /// exempts requests. The closure returns what that of [`forbid`](RateLimitLayer::forbid)
+    /// returns.
     ///
     /// # Examples
     ///
@@ -611,27 +636,31 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self
     }
 
-    /// Adds an observer, which gets the rejections of this layer. If the layer has a key extractor,
-    /// the observer also gets the events of its limiter: see [`observe`](crate::observe).
+    /// Adds an observer for the rejections of this layer, and no other events.
     ///
-    /// The layer inherits the observers of the store of its limiter, and an observer gets each
-    /// event only once. With a [`Rule`], requests that the rule rejects have no limiter: only the
-    /// observers of the layer get these rejections.
+    /// Only a layer with a [`Rule`] needs it: a request that the rule rejects has no limiter, and
+    /// so no store whose [observers](crate::observe) could receive the rejection. An observer of
+    /// both receives each rejection once.
     ///
     /// # Examples
     ///
     /// ```
     /// use std::sync::Arc;
-    /// use tower_ratelimit::{Quota, RateLimitLayer, observe::TopDenied};
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, observe::Metrics,
+    /// };
     ///
-    /// let denied = Arc::new(TopDenied::new(1_000));
-    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).observe(denied.clone());
+    /// # let quota = Quota::per_second(10);
+    /// let metrics = Arc::new(Metrics::new());
+    /// let store = MemoryStore::new().observe(metrics.clone());
+    /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
+    /// let layer = RateLimitLayer::by_rule(move |_: &Parts| Ok(Charge::new(&limiter, "all")))
+    ///     .observe(metrics);
     /// # let _ = layer;
     /// ```
     pub fn observe(mut self, observer: Arc<dyn Observer>) -> Self {
-        let shared = Arc::make_mut(&mut self.0);
-        shared.observers.add(observer.clone());
-        shared.protocol.pricing_mut().observe(observer);
+        Arc::make_mut(&mut self.0).observers.add(observer);
         self
     }
 

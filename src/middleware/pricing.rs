@@ -3,8 +3,6 @@
 
 use std::{fmt, mem, sync::Arc};
 
-use http::StatusCode;
-
 use crate::{
     decision::Decision,
     keys::Key,
@@ -14,20 +12,19 @@ use crate::{
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Rule},
     },
-    observe::Observer,
 };
 
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
      charge for requests without a key from the rule";
 
-type Cost<H> = Arc<dyn Fn(&H) -> Result<u32, RequestError> + Send + Sync>;
+type Cost<H> = Arc<dyn Fn(&H) -> u64 + Send + Sync>;
 type Matcher<H> = Arc<dyn Fn(&H) -> Result<bool, RequestError> + Send + Sync>;
 
 /// The key extractor or rule of a layer, and its other settings for charges.
 pub struct Pricing<H> {
     source: ChargeSource<H>,
     cost: Option<Cost<H>>,
-    denied: Vec<Matcher<H>>,
+    forbidden: Vec<Matcher<H>>,
     exempt: Vec<Matcher<H>>,
     pub(crate) missing_key: MissingKey,
 }
@@ -61,11 +58,14 @@ impl<H: 'static> Pricing<H> {
 
     fn new(source: ChargeSource<H>) -> Self {
         let missing_key = MissingKey::default();
-        Self { source, cost: None, denied: vec![], exempt: vec![], missing_key }
+        Self { source, cost: None, forbidden: vec![], exempt: vec![], missing_key }
     }
 
-    pub(crate) fn deny<M: IntoMatch>(&mut self, matches: impl Fn(&H) -> M + Send + Sync + 'static) {
-        self.denied.push(Arc::new(move |head| matches(head).into_match()));
+    pub(crate) fn forbid<M: IntoMatch>(
+        &mut self,
+        matches: impl Fn(&H) -> M + Send + Sync + 'static,
+    ) {
+        self.forbidden.push(Arc::new(move |head| matches(head).into_match()));
     }
 
     pub(crate) fn exempt<M: IntoMatch>(
@@ -83,15 +83,8 @@ impl<H: 'static> Pricing<H> {
         }
     }
 
-    /// Adds an observer to the limiter of a layer with a key extractor.
-    pub(crate) fn observe(&mut self, observer: Arc<dyn Observer>) {
-        if let ChargeSource::Key(limiter, _) = &mut self.source {
-            *limiter = limiter.clone().observe(observer);
-        }
-    }
-
-    pub(crate) fn set_cost<C: IntoCost>(&mut self, cost: impl Fn(&H) -> C + Send + Sync + 'static) {
-        self.cost = Some(Arc::new(move |head| cost(head).into_cost()));
+    pub(crate) fn set_cost(&mut self, cost: impl Fn(&H) -> u64 + Send + Sync + 'static) {
+        self.cost = Some(Arc::new(cost));
     }
 
     #[inline]
@@ -108,15 +101,15 @@ impl<H: 'static> Pricing<H> {
         }
     }
 
-    /// Returns the result for a request that is on a list. The lists of denied requests come first.
+    /// Returns the result for a request that is on a list. The lists of forbidden requests come
+    /// first.
     fn listed(&self, head: &H) -> Option<Result<Charge, RequestError>> {
         let find = |list: &[Matcher<H>]| {
             list.iter().map(|matches| matches(head)).find(|it| *it != Ok(false))
         };
-        let denied = find(&self.denied).map(|matched| {
-            matched.and(Err(RequestError::denied(StatusCode::FORBIDDEN, "the client is denied")))
-        });
-        denied.or_else(|| find(&self.exempt).map(|matched| matched.map(|_| Charge::exempt())))
+        let forbidden = find(&self.forbidden)
+            .map(|matched| matched.and(Err(RequestError::forbidden("access is not allowed"))));
+        forbidden.or_else(|| find(&self.exempt).map(|matched| matched.map(|_| Charge::exempt())))
     }
 
     /// Applies the settings for missing keys and for costs to the result of a key extractor or
@@ -132,7 +125,7 @@ impl<H: 'static> Pricing<H> {
             charge => charge?,
         };
         Ok(match &self.cost {
-            Some(cost) if !charge.is_exempt() => charge.or_cost(cost(head)?.into()),
+            Some(cost) if !charge.is_exempt() => charge.or_cost(cost(head)),
             _ => charge,
         }
         .without_free_limits())
@@ -142,7 +135,7 @@ impl<H: 'static> Pricing<H> {
         match (self.missing_key, &self.source) {
             (MissingKey::Reject, _) => Err(error),
             (MissingKey::RejectWith(status), _) => {
-                Err(RequestError::denied(status, error.to_string()))
+                Err(RequestError::with_status(status, error.to_string()))
             }
             (MissingKey::Exempt, _) => Ok(Charge::exempt()),
             (MissingKey::Share, ChargeSource::Key(limiter, _)) => {
@@ -155,8 +148,9 @@ impl<H: 'static> Pricing<H> {
     }
 
     /// Returns the cost of a request by key.
-    pub(crate) fn cost(&self, head: &H) -> Result<u32, RequestError> {
-        self.cost.as_ref().map_or(Ok(1), |cost| cost(head))
+    #[inline]
+    pub(crate) fn cost(&self, head: &H) -> u64 {
+        self.cost.as_ref().map_or(1, |cost| cost(head))
     }
 }
 
@@ -171,11 +165,11 @@ impl<H> Clone for ChargeSource<H> {
 
 impl<H> Clone for Pricing<H> {
     fn clone(&self) -> Self {
-        let Self { source, cost, denied, exempt, missing_key } = self;
+        let Self { source, cost, forbidden, exempt, missing_key } = self;
         Self {
             source: source.clone(),
             cost: cost.clone(),
-            denied: denied.clone(),
+            forbidden: forbidden.clone(),
             exempt: exempt.clone(),
             missing_key: *missing_key,
         }
@@ -188,7 +182,9 @@ impl<H> fmt::Debug for Pricing<H> {
     }
 }
 
-/// A type by which a closure can report that a request matches.
+/// A type by which a closure reports that a request matches: a `bool`, or the `Result` of a list of
+/// addresses, which must reject a request without an address. `false` would let each client of a
+/// misconfigured service pass such a list.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not report whether a request matches",
     label = "not a `bool`",
@@ -211,33 +207,6 @@ impl IntoMatch for bool {
 
 impl IntoMatch for Result<bool, RequestError> {
     fn into_match(self) -> Result<bool, RequestError> {
-        self
-    }
-}
-
-/// A type that a closure can return as a cost.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be used as a cost",
-    label = "not a cost",
-    note = "return a `u32` or a `Result<u32, RequestError>` from the closure"
-)]
-pub trait IntoCost {
-    /// Converts the value into a cost.
-    ///
-    /// # Errors
-    ///
-    /// If the request is invalid, or the service is misconfigured.
-    fn into_cost(self) -> Result<u32, RequestError>;
-}
-
-impl IntoCost for u32 {
-    fn into_cost(self) -> Result<u32, RequestError> {
-        Ok(self)
-    }
-}
-
-impl IntoCost for Result<u32, RequestError> {
-    fn into_cost(self) -> Result<u32, RequestError> {
         self
     }
 }

@@ -11,7 +11,8 @@ use crate::{
     },
 };
 
-/// A kind of request that a layer can limit: [`Http`](crate::Http) or [`Custom`](crate::Custom).
+/// A kind of request that a layer can limit: [`Http`](crate::layer::Http) or
+/// [`Custom`](crate::layer::Custom).
 ///
 /// The trait is sealed.
 #[diagnostic::on_unimplemented(

@@ -16,18 +16,17 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The reason for a rejection: the layer responds instead of the service.
 ///
-/// The extensions of the response contain it. A handler that checks a limiter itself can return it:
-/// with the feature `axum`, it implements `IntoResponse`; for other servers, call
-/// [`to_response`](Rejection::to_response).
+/// A handler that checks a limiter itself can return it: with the feature `axum`, it implements
+/// `IntoResponse`; for other servers, call [`to_response`](Rejection::to_response).
 ///
-/// Its text is for clients: `the quota is used up; try again in 60 s`. The time is
+/// Its text is for clients: `rate limit exceeded; try again in 60 s`. The time is
 /// [rounded up](Rejection::retry_after_secs), as in the default response.
 ///
 /// # Examples
 ///
 /// ```
 /// use axum::{Router, extract::{Path, State}, routing::get};
-/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, Rejection};
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, http::Rejection};
 ///
 /// async fn report(
 ///     State(limiter): State<Limiter>,
@@ -60,7 +59,7 @@ pub enum Rejection {
         max: u64,
     },
     /// The request has no key or is invalid: 400. The service is misconfigured: 500. A [rule or a
-    /// list](RequestError::Denied) denies the request: its status.
+    /// list](RequestError::WithStatus) denies the request: its status.
     Request(RequestError),
     /// The store did not decide, and the [policy](crate::FailurePolicy) rejects the request: 503.
     Store(StoreError),
@@ -86,7 +85,7 @@ impl Rejection {
             Self::Request(RequestError::MissingKey(_)) => (Reason::MissingKey, None),
             Self::Request(RequestError::Invalid(_)) => (Reason::Invalid, None),
             Self::Request(RequestError::Misconfigured(_)) => (Reason::Misconfigured, None),
-            Self::Request(RequestError::Denied { .. }) => (Reason::Forbidden, None),
+            Self::Request(RequestError::WithStatus { .. }) => (Reason::Forbidden, None),
         };
         Rejected { reason, limiter }
     }
@@ -105,16 +104,19 @@ impl fmt::Display for Rejection {
             Self::Denied(decision) => {
                 let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
                 let reason = match decision.is_blocked() {
-                    true => "the key is blocked",
-                    false => "the quota is used up",
+                    true => "this client is blocked",
+                    false => "rate limit exceeded",
                 };
                 write!(f, "{reason}; try again in {seconds} s")
             }
             Self::CostAboveQuota { cost, max, .. } => {
-                write!(f, "the request costs {cost}, but the quota grants at most {max} at once")
+                write!(
+                    f,
+                    "the request is too large: it counts as {cost}, and at most {max} are allowed"
+                )
             }
             Self::Request(error) => write!(f, "{error}"),
-            Self::Store(_) => f.write_str("requests cannot be counted at the moment"),
+            Self::Store(_) => f.write_str("the service cannot accept this request right now"),
         }
     }
 }
@@ -157,9 +159,9 @@ pub enum RequestError {
     /// developers: [`map_rejection`](crate::RateLimitLayer::map_rejection) can hide it from
     /// clients.
     Misconfigured(Cow<'static, str>),
-    /// The request is denied for another reason than its quota.
+    /// The request is rejected with this status, for another reason than its quota.
     #[non_exhaustive]
-    Denied {
+    WithStatus {
         /// The status of the response.
         status: StatusCode,
         /// The detail of the response.
@@ -183,18 +185,24 @@ impl RequestError {
         Self::Misconfigured(message.into())
     }
 
-    /// Makes an error for a request that is denied for another reason than its quota: the response
-    /// has this status, of 400 to 599, and this message.
+    /// Makes an error for a client that is not let in at all: the response is 403 with this
+    /// message.
+    pub fn forbidden(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::WithStatus { status: StatusCode::FORBIDDEN, message: message.into() }
+    }
+
+    /// Makes an error for a request that is rejected for another reason than its quota: the
+    /// response has this status, of 400 to 599, and this message.
     ///
-    /// The status of a gRPC response is the one that corresponds: `UNAUTHENTICATED` for 401,
-    /// `PERMISSION_DENIED` for 403.
+    /// A gRPC response has the corresponding status: `UNAUTHENTICATED` for 401, `PERMISSION_DENIED`
+    /// for 403.
     ///
     /// # Examples
     ///
     /// ```
     /// use http::{StatusCode, request::Parts};
     /// use tower_ratelimit::{
-    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, RequestError,
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::RequestError,
     /// };
     ///
     /// #[derive(Clone)]
@@ -207,9 +215,9 @@ impl RequestError {
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::by_rule(move |head: &Parts| {
     ///     let user = head.extensions.get::<User>();
-    ///     let user = user.ok_or(RequestError::denied(StatusCode::UNAUTHORIZED, "log in first"))?;
+    ///     let user = user.ok_or(RequestError::with_status(StatusCode::UNAUTHORIZED, "log in"))?;
     ///     if user.is_suspended {
-    ///         return Err(RequestError::denied(StatusCode::FORBIDDEN, "the account is suspended"));
+    ///         return Err(RequestError::forbidden("the account is suspended"));
     ///     }
     ///     Ok(Charge::new(&limiter, user.id))
     /// });
@@ -219,9 +227,9 @@ impl RequestError {
     /// If the status is not one of 400 to 599, the error is [`Misconfigured`](Self::Misconfigured),
     /// which is logged: the response is 500. With another status, clients would think that the
     /// service has answered.
-    pub fn denied(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
+    pub fn with_status(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
         match is_error(status) {
-            true => Self::Denied { status, message: message.into() },
+            true => Self::WithStatus { status, message: message.into() },
             false => Self::misconfigured(wrong_status(status)),
         }
     }
@@ -231,7 +239,7 @@ impl RequestError {
         match self {
             Self::MissingKey(_) | Self::Invalid(_) => StatusCode::BAD_REQUEST,
             Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Denied { status, .. } => *status,
+            Self::WithStatus { status, .. } => *status,
         }
     }
 }
@@ -242,7 +250,7 @@ impl fmt::Display for RequestError {
             Self::MissingKey(message)
             | Self::Invalid(message)
             | Self::Misconfigured(message)
-            | Self::Denied { message, .. } => f.write_str(message),
+            | Self::WithStatus { message, .. } => f.write_str(message),
         }
     }
 }
@@ -281,7 +289,7 @@ impl MissingKey {
     ///
     /// ```
     /// use http::StatusCode;
-    /// use tower_ratelimit::{MissingKey, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{Quota, RateLimitLayer, http::MissingKey, key};
     /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore};
     ///
     /// # let quota = Quota::per_second(10);

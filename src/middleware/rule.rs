@@ -7,8 +7,8 @@ use crate::{limiter::Charge, middleware::rejection::RequestError};
 /// A rule computes the charge of a request from its head (`H`, for HTTP [`http::request::Parts`]):
 /// the limits, the keys and the costs. It can also [exempt](Charge::exempt) the request.
 ///
-/// A closure that returns a [`Charge`] or a `Result<Charge, RequestError>` is a rule. For an
-/// asynchronous lookup, implement the trait for a type. Give the lookup a deadline: the request
+/// A closure that returns a `Result<Charge, RequestError>` is a rule. For an asynchronous lookup,
+/// implement the trait for a type. Give the lookup a deadline: the request
 /// waits for it, but holds no readiness of the service meanwhile.
 ///
 /// # Cancel safety
@@ -19,7 +19,7 @@ use crate::{limiter::Charge, middleware::rejection::RequestError};
 ///
 /// ```
 /// use http::request::Parts;
-/// use tower_ratelimit::{Charge, Limiter, RequestError, Rule};
+/// use tower_ratelimit::{Charge, Limiter, http::RequestError, layer::Rule};
 ///
 /// # struct Accounts;
 /// # impl Accounts { async fn plan(&self, _key: &[u8]) -> Plan { Plan::Free } }
@@ -48,7 +48,8 @@ use crate::{limiter::Charge, middleware::rejection::RequestError};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rule for requests with the head `{H}`",
     label = "not a rule",
-    note = "a rule is a closure from `&{H}` to `Charge` or `Result<Charge, RequestError>`",
+    note = "a rule is a closure from `&{H}` to `Result<Charge, RequestError>`, or a type that \
+            implements `Rule`, for an asynchronous lookup",
     note = "write the type of the closure's parameter: `|head: &{H}| ..`"
 )]
 pub trait Rule<H>: Send + Sync + 'static {
@@ -67,45 +68,16 @@ pub trait Rule<H>: Send + Sync + 'static {
     }
 }
 
-impl<H, F, T> Rule<H> for F
+impl<H, F> Rule<H> for F
 where
-    F: Fn(&H) -> T + Send + Sync + 'static,
-    T: IntoCharge,
+    F: Fn(&H) -> Result<Charge, RequestError> + Send + Sync + 'static,
 {
     fn charge(&self, head: &H) -> impl Future<Output = Result<Charge, RequestError>> + Send {
-        ready(self(head).into_charge())
+        ready(self(head))
     }
 
     fn charge_now(&self, head: &H) -> Option<Result<Charge, RequestError>> {
-        Some(self(head).into_charge())
-    }
-}
-
-/// A type that a closure can return as a charge.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be used as a charge",
-    label = "not a charge",
-    note = "return a `Charge` or a `Result<Charge, RequestError>` from the closure",
-    note = "an async closure is not a rule: implement `Rule` for a type"
-)]
-pub trait IntoCharge {
-    /// Converts the value into a charge.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Rule::charge`].
-    fn into_charge(self) -> Result<Charge, RequestError>;
-}
-
-impl IntoCharge for Charge {
-    fn into_charge(self) -> Result<Charge, RequestError> {
-        Ok(self)
-    }
-}
-
-impl IntoCharge for Result<Charge, RequestError> {
-    fn into_charge(self) -> Result<Charge, RequestError> {
-        self
+        Some(self(head))
     }
 }
 

@@ -1,5 +1,5 @@
-//! `Metrics`: the observer that counts for the crate `metrics`. A test compares the names with those
-//! in `docs/operation.md` and `docs/grafana.json`.
+//! `Metrics`: the observer that counts for the crate `metrics`. A test compares the names with
+//! those in `docs/operation.md` and `docs/grafana.json`.
 
 use std::{
     fmt,
@@ -13,11 +13,11 @@ use metrics::{
 };
 
 use super::{
-    BatchSent, BreakerChanged, Decided, ErrorKind, KeyChange, KeyChanged, KeysHeld, Observer,
-    Operation, Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed,
-    WaitBegan, WaitEnded,
+    BatchSent, BreakerChanged, Decided, KeyChange, KeyChanged, KeysHeld, Observer, Operation,
+    Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed, WaitBegan,
+    WaitEnded,
 };
-use crate::decision::Source;
+use crate::{decision::Source, error::ErrorKind};
 
 const DECISIONS: &str = "tower_ratelimit_decisions_total";
 const DECISION_DURATION: &str = "tower_ratelimit_decision_duration_seconds";
@@ -37,7 +37,7 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// The observer that counts for the crate [`metrics`](https://docs.rs/metrics), for Prometheus and
 /// other systems.
 ///
-/// The page on [operation](crate::operation#metrics-events-dashboards) lists the metrics and
+/// The page on [operation](crate::guide::operation#metrics-events-dashboards) lists the metrics and
 /// recommends alerts. No label contains a key. The number of series depends on the number of
 /// limiters and servers only.
 ///
@@ -57,8 +57,8 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// let store = MemoryStore::new().observe(Arc::new(Metrics::new()));
 /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 /// limiter.check("alice").await?;
-/// let decisions = r#"tower_ratelimit_decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
-/// assert!(exporter.render().contains(decisions));
+/// let allowed = r#"decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
+/// assert!(exporter.render().contains(allowed));
 /// # Ok(())
 /// # }
 /// ```

@@ -44,7 +44,7 @@ impl RateLimiter {
     /// Poll the future until it is ready, or drop it. A waiting call that is not polled delays the
     /// calls behind it for up to two seconds.
     ///
-    /// Each attempt has one [deadline](crate::RedisConfig::deadline) for all its commands; the sleep
+    /// Each attempt has one [deadline](crate::store::RedisConfig::deadline) for all its commands; the sleep
     /// between two attempts has none.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{AnyLimiter, ChargeTarget, report_released},
-    observe::{LimiterObservers, Observer},
+    observe::LimiterObservers,
     store::{BackgroundTask, RetryQueues, Store, StoreFuture},
 };
 
@@ -69,12 +69,6 @@ impl ChargeTarget for RateLimiter {
 
     fn observers(&self) -> &LimiterObservers {
         &self.observers
-    }
-
-    fn observe(&self, observer: Arc<dyn Observer>) -> Arc<dyn ChargeTarget> {
-        let mut limiter = self.clone();
-        limiter.observers.add(observer, limiter.label);
-        Arc::new(limiter)
     }
 
     fn spawn_background(&self, task: BackgroundTask) {

@@ -29,15 +29,15 @@ use crate::error::StoreError;
 /// | parameter | setting | default |
 /// |---|---|---|
 /// | `max_keys=100000` | [`MemoryStore::with_max_keys`] | 100,000 |
-/// | `deadline=50ms` | [`RedisConfig::deadline`](crate::RedisConfig::deadline), above 0 | 100 ms |
-/// | `connections=2` | [`RedisConfig::connections`](crate::RedisConfig::connections) | 1 |
-/// | `prefix=shop` | [`RedisConfig::prefix`](crate::RedisConfig::prefix) | `ratelimit` |
-/// | `denial_ttl=0s` | [`RedisConfig::denial_ttl`](crate::RedisConfig::denial_ttl) | 1 s |
-/// | `script_flags=allow-key-locking` | [`RedisConfig::script_header`](crate::RedisConfig::script_header) | none |
+/// | `deadline=50ms` | [`RedisConfig::deadline`](crate::store::RedisConfig::deadline), above 0 | 100 ms |
+/// | `connections=2` | [`RedisConfig::connections`](crate::store::RedisConfig::connections) | 1 |
+/// | `prefix=shop` | [`RedisConfig::prefix`](crate::store::RedisConfig::prefix) | `ratelimit` |
+/// | `denial_ttl=0s` | [`RedisConfig::denial_ttl`](crate::store::RedisConfig::denial_ttl) | 1 s |
+/// | `script_flags=allow-key-locking` | [`RedisConfig::script_header`](crate::store::RedisConfig::script_header) | none |
 /// | `protocol=resp2` | the protocol | RESP3, if the server supports it |
 ///
 /// Times are in `us`, `ms`, `s` or `m`. For certificates of your own, make a `RedisStore` from a
-/// [`RedisConfig`](crate::RedisConfig).
+/// [`RedisConfig`](crate::store::RedisConfig).
 ///
 /// # Errors
 ///
@@ -73,7 +73,7 @@ pub async fn connect(url: &str) -> Result<AnyStore, StoreError> {
 /// [`FailurePolicy`](crate::FailurePolicy) applies until it answers.
 ///
 /// [`AnyStore::ping`] tests the store, and [`AnyStore::health`] reports its state. The page on
-/// [operation](crate::operation#a-service-that-starts-without-redis) has a complete program.
+/// [operation](crate::guide::operation#a-service-that-starts-without-redis) has a complete program.
 ///
 /// # Errors
 ///
@@ -87,7 +87,7 @@ pub async fn connect(url: &str) -> Result<AnyStore, StoreError> {
 /// let url = std::env::var("RATE_LIMIT_STORE").unwrap_or_else(|_| "memory:".to_owned());
 /// let store = store::lazy(&url)?;
 /// assert!(store.health().is_available);
-/// # Ok::<(), tower_ratelimit::StoreError>(())
+/// # Ok::<(), tower_ratelimit::store::StoreError>(())
 /// ```
 pub fn lazy(url: &str) -> Result<AnyStore, StoreError> {
     if url.is_empty() || url == "memory" {
@@ -239,7 +239,7 @@ mod tests {
             ("redis+cluster://h/1", "no databases"),
             ("redis+sentinel://h", "names no master"),
         ] {
-            let config = crate::RedisConfig::from_url(url).and_then(RedisStore::new);
+            let config = crate::store::RedisConfig::from_url(url).and_then(RedisStore::new);
             let texts = [
                 lazy(url).unwrap_err().to_string(),
                 RedisStore::lazy(url).unwrap_err().to_string(),
@@ -248,13 +248,14 @@ mod tests {
             assert!(texts.iter().all(|text| *text == texts[0]), "{url}: {texts:?}");
             assert!(texts[0].contains(part) && !texts[0].contains("zz"), "{url}: {texts:?}");
             if url.starts_with("redis://") || url.starts_with("unix") {
-                let server = crate::RedisConfig::server(url).and_then(RedisStore::new);
+                let server = crate::store::RedisConfig::server(url).and_then(RedisStore::new);
                 assert_eq!(server.unwrap_err().to_string(), texts[0], "{url}");
             }
         }
         for url in ["redi://h", "h:6379", "", "memory:"] {
-            let texts = [RedisStore::lazy(url).err(), crate::RedisConfig::from_url(url).err()]
-                .map(|error| error.expect("it is not a URL of Redis").to_string());
+            let texts =
+                [RedisStore::lazy(url).err(), crate::store::RedisConfig::from_url(url).err()]
+                    .map(|error| error.expect("it is not a URL of Redis").to_string());
             assert_eq!(texts[0], texts[1]);
             assert!(texts[0].contains("redis+cluster:"), "{texts:?}");
         }
@@ -267,7 +268,7 @@ mod tests {
             let error = connect(url).await.unwrap_err().to_string();
             assert!(error.contains("deadline of 0") && error.contains("=50ms"), "{url}: {error}");
         }
-        let config = crate::RedisConfig::server("redis://h").unwrap();
+        let config = crate::store::RedisConfig::server("redis://h").unwrap();
         let error = RedisStore::new(config.deadline(std::time::Duration::ZERO)).unwrap_err();
         assert!(error.to_string().contains("deadline of 0"), "{error}");
     }

@@ -42,8 +42,12 @@ use crate::{
     sync::lock,
 };
 
+/// Each shard has a lock. The shards are as many as the keys of a batch, so that the threads of a
+/// flood seldom meet: 8 M denials per second of 256 keys on one thread need no more.
 const SHARDS: usize = 64;
-/// The entries of a generation, which fill a table of 512 buckets.
+/// The entries of a generation, which fill a table of 512 buckets to 7/8, the most that hashbrown
+/// takes before it grows. Two generations of 64 shards are 57,344 keys, in up to 27 MB (a test
+/// counts them).
 const MAX_YOUNG: usize = 448;
 
 /// The denials of a store. Clones share them: one request can have limits of several clones.
@@ -64,9 +68,12 @@ struct Memory {
 struct Shard {
     young: HashTable<KeyDenials>,
     old: HashTable<KeyDenials>,
+    /// Set by the first entry, so that a shard without denials is never rotated.
     young_since: Option<Instant>,
     blocks: Blocks,
     /// The number of changes. A denial that was sent before a change is not remembered after it.
+    /// One count for all keys of a shard: a change of another key loses a denial, which costs one
+    /// call, and a count per key would have to be kept for keys without denials.
     changes: u64,
 }
 
@@ -213,7 +220,8 @@ impl Memory {
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        // The table takes the lowest and the highest bits.
+        // The table takes the lowest and the highest bits; the same ones here would put all keys of
+        // a shard into few of its buckets.
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
     }
 
@@ -373,6 +381,8 @@ impl CheckedLimit {
 /// has found or made.
 fn block_end(sent: Instant, blocked: &Decision) -> Instant {
     let rest = blocked.block_rest();
+    // The clocks of the server and of the process may differ by 0.1 %: far above the drift of
+    // quartz, some 0.01 %, and of NTP, which slews by up to 0.05 %.
     sent + (rest - rest / 1_000)
 }
 

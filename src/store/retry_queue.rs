@@ -22,17 +22,23 @@ use tokio::time::Instant;
 use crate::{sync::lock, time::random_fraction};
 
 /// The longest time between the instant at which a request is due to check and the end of its
-/// check. A request that takes longer no longer holds up others.
+/// check. A request that takes longer no longer holds up others. It is ten times the default
+/// deadline of a check, so only a future that is kept but not polled takes longer. `select!` over a
+/// request and a slow branch is enough for that.
 pub(crate) const MAX_STALL: Duration = Duration::from_secs(1);
-/// The number of successful checks after which no competing process is assumed.
+/// The number of successful checks after which no competing process is assumed. With two processes,
+/// one in two checks fails, so eight successes in a row without a competitor are likely, and with
+/// one they are not (1 in 256).
 const COMPETITION: u8 = 8;
-/// Longer than any process runs.
+/// Longer than any process runs, and short enough that an `Instant` can hold it.
 const FOREVER: Duration = Duration::from_secs(30 * 366 * 86_400);
 
 /// The requests of this process that retry, by limiter and key.
 #[derive(Debug, Default)]
 pub struct RetryQueues {
     hasher: RandomState,
+    /// `Relaxed`: a queue compares numbers under its lock, and requests that arrive at the same
+    /// time on two threads have no order anyway.
     arrivals: AtomicU64,
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a queue.
     queues: Mutex<HashMap<u64, Arc<Mutex<Queue>>>>,
@@ -68,7 +74,8 @@ impl Forecast {
     }
 }
 
-/// Requests by their arrival. If there are any, at least one of them is checking.
+/// Requests by their arrival. If there are any, at least one of them is checking: it has the only
+/// timer, so a queue without it would wait for ever.
 #[derive(Debug, Default)]
 struct Queue {
     checking: BTreeMap<u64, Checking>,
@@ -133,7 +140,8 @@ impl RetryQueues {
         let Entry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
         let queue = queues.entry(id).or_default().clone();
-        // The map stays locked: otherwise the queue could be removed in the meantime.
+        // The map stays locked: otherwise the queue could be removed in the meantime. Whoever needs
+        // both locks takes that of the map first.
         let wakers = {
             let mut queue = lock(&queue);
             queue.update_group(group, max_units, |units| units + cost);
@@ -195,6 +203,8 @@ impl Queue {
         let (mut wakers, now) = (vec![], Instant::now());
         while let Some(first) = self.waiting.first_entry() {
             let cost = first.get().cost;
+            // Not only the first one: if a window ends, its whole quota is there, and checks one
+            // after the other would take a round trip each.
             let fits = self.units_checking + cost <= forecast.available;
             if !fits && self.checking.values().any(|checking| checking.is_polled(now)) {
                 break;

@@ -15,8 +15,10 @@ use http::StatusCode;
 use tokio::time::{Instant, advance, pause, resume};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, KeyState, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    Rejection, Source, key,
+    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
+    http::Rejection,
+    key,
+    store::{KeyState, Source},
 };
 
 use crate::support::{self, ALGORITHMS, counting, get, recorder::Recorder, server::RedisServer};
@@ -403,7 +405,7 @@ async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
     let calls = Arc::new(AtomicUsize::new(0));
     let service = counting(&calls);
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-api-key"));
+    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-api-key")).extensions(true);
     let send = async |layer: &RateLimitLayer<_>| {
         layer.layer(service.clone()).oneshot(get(&[("x-api-key", "k1")])).await.unwrap()
     };
@@ -412,9 +414,9 @@ async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(rejected.headers()["retry-after"], "5");
     let rejection = rejected.extensions().get::<Rejection>().unwrap();
-    assert_eq!(rejection.to_string(), "the key is blocked; try again in 5 s");
+    assert_eq!(rejection.to_string(), "this client is blocked; try again in 5 s");
     assert!(rejected.extensions().get::<Decision>().unwrap().is_blocked());
-    assert_eq!(support::json(rejected).await["title"], "The client is blocked");
+    assert_eq!(support::json(rejected).await["title"], "This client is blocked");
     assert_eq!(calls.load(Ordering::Relaxed), 0);
 
     let start = Instant::now();

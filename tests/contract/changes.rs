@@ -16,8 +16,10 @@ use std::{
 use tokio::{task::JoinSet, time::Instant};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, ConfigError, Decision, Error, FailurePolicy, Limit, Limiter, MemoryStore,
-    Quota, RateLimitLayer, RedisStore, Source, Store, store,
+    Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
+    RedisStore,
+    config::{ConfigError, Limit},
+    store::{self, Source, Store},
 };
 
 use crate::support::{self, ALGORITHMS, recorder::Recorder, server::RedisServer};

@@ -19,8 +19,11 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, FailurePolicy, KeyState, Limiter, MemoryStore, Quota,
-    RateLimitLayer, RedisStore, Refill, Source, Store, key,
+    Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
+    RedisStore,
+    config::Refill,
+    key,
+    store::{KeyState, Source, Store},
 };
 
 use crate::support::{self, ALGORITHMS, load::until, server::RedisServer};
@@ -596,7 +599,7 @@ fn chat(tokens: &Limiter, requests: &Limiter) -> Router {
     }
     let (tokens, requests) = (tokens.clone(), requests.clone());
     let layer = RateLimitLayer::by_rule(move |_: &Parts| {
-        Charge::new(&requests, "alice").also_n(&tokens, 500)
+        Ok(Charge::new(&requests, "alice").also_n(&tokens, 500))
     });
     Router::new().route("/", routing::get(answer)).layer(layer.charge_handle(true))
 }
@@ -723,6 +726,7 @@ async fn assert_left(limiter: &Limiter, steps: &[Step], others: u64, left: u64) 
     limiter.reset("global").await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
         .cost(|_: &Parts| 500)
+        .extensions(true)
         .charge_handle(true)
         .charge_when(|response| response.status == StatusCode::OK);
     let (called, calls) = mpsc::unbounded_channel();
@@ -871,7 +875,7 @@ async fn without_a_reply_of_redis_settling_is_local_or_does_nothing() {
         let answer = async move |Extension(charge): Extension<Charge>| {
             charge.settle("tokens", used).await.unwrap();
         };
-        let layer = layer.clone().on_failure(policy);
+        let layer = layer.clone().on_failure(policy).extensions(true);
         let app: Router = Router::new().route("/", routing::get(answer)).layer(layer);
         let response = app.oneshot(support::get(&[])).await.unwrap();
         let decision: Decision = response.extensions().get().cloned().unwrap();

@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use proptest::{prelude::*, test_runner::TestRunner};
 use tokio::sync::Barrier;
 use tower_ratelimit::{
-    Algorithm, ConfigError, Error, FailurePolicy, Limiter, MemoryStore, Quota, QuotaError, Refill,
+    Algorithm, Error, FailurePolicy, Limiter, MemoryStore, Quota,
+    config::{ConfigError, QuotaError, Refill},
 };
 
 use crate::support::{self, ALGORITHMS, server::RedisServer};

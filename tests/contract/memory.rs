@@ -10,8 +10,10 @@ use std::{
 };
 
 use tokio::time::advance;
-use tower_ratelimit::store::ErrorKind;
-use tower_ratelimit::{Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, WhenFull};
+use tower_ratelimit::{
+    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota,
+    store::{ErrorKind, WhenFull},
+};
 
 use crate::support;
 

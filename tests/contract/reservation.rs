@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::time::{Instant, advance};
-use tower_ratelimit::{Algorithm, KeyState, Limiter, MemoryStore, Quota};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, store::KeyState};
 
 use crate::support::{self, ALGORITHMS, load::until, server::RedisServer};
 

@@ -27,8 +27,9 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Refill,
-    Reservation, Store, WhenFull,
+    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation,
+    config::Refill,
+    store::{Store, WhenFull},
 };
 
 use crate::support::{self, server::RedisServer};
@@ -455,7 +456,7 @@ impl Player {
             Shape::One => {
                 let key = harness.key(0).to_owned();
                 let layer = RateLimitLayer::new(&harness.limiters[0], move |_: &Parts| key.clone());
-                layer.cost(move |head: &Parts| costs(head)[0] as u32)
+                layer.cost(move |head: &Parts| costs(head)[0])
             }
             _ => {
                 let limiters = harness.limiters.clone();
@@ -463,14 +464,14 @@ impl Player {
                 RateLimitLayer::by_rule(move |head: &Parts| {
                     let [first, second] = costs(head);
                     let charge = Charge::new_n(&limiters[0], keys[0], first);
-                    match shape {
+                    Ok(match shape {
                         Shape::And => charge.and(Charge::new_n(&limiters[1], keys[1], second)),
                         _ => charge.also_n(&limiters[1], second),
-                    }
+                    })
                 })
             }
         };
-        layer = layer.charge_handle(charge_handle);
+        layer = layer.extensions(true).charge_handle(charge_handle);
         if charge_when {
             layer = layer.charge_when(|response| response.status == StatusCode::OK);
         }

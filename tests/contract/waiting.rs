@@ -16,7 +16,7 @@ use tokio::{
 };
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, Refill, key,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, config::Refill, key,
 };
 
 use crate::support::{self, ALGORITHMS, counting, get, server::RedisServer};
@@ -1123,7 +1123,8 @@ async fn a_request_behind_others_that_are_dropped_uses_the_free_quota() {
 #[tokio::test(start_paused = true)]
 async fn a_request_behind_clients_that_hang_up_uses_the_free_quota() {
     let charge = user_and_all();
-    let rule = move |head: &http::request::Parts| charge(head.headers["user"].to_str().unwrap());
+    let rule =
+        move |head: &http::request::Parts| Ok(charge(head.headers["user"].to_str().unwrap()));
     let layer = RateLimitLayer::by_rule(rule).max_wait(20 * SECOND).max_waiting_per_key(1_000);
     let service = layer.layer(counting(&Arc::default()));
     let start = Instant::now();
@@ -1228,7 +1229,7 @@ async fn requests_that_check_again_keep_their_order_at_any_cost() {
     let rule = {
         let charge = charge.clone();
         move |head: &http::request::Parts| {
-            charge(head.headers["user"].to_str().unwrap().parse().unwrap())
+            Ok(charge(head.headers["user"].to_str().unwrap().parse().unwrap()))
         }
     };
     let layer = RateLimitLayer::by_rule(rule).max_wait(HOUR).layer(counting(&Arc::default()));

@@ -13,7 +13,9 @@ use axum::{
 use http::StatusCode;
 use tokio::time::advance;
 use tower::ServiceExt;
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, Rejection, key};
+use tower_ratelimit::{
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Rejection, key,
+};
 
 #[derive(Clone)]
 struct Ban {
@@ -66,7 +68,7 @@ async fn a_client_that_ignores_denials_is_banned_and_no_other() {
     let ban = Ban::new(store, api.clone());
     let app = Router::new()
         .route("/", get(|| async { "hello" }))
-        .layer(RateLimitLayer::new(api, key::PeerIp))
+        .layer(RateLimitLayer::new(api, key::PeerIp).extensions(true))
         .layer(from_fn_with_state(ban, Ban::apply));
     for _ in 0..10 {
         assert_eq!(send(&app, "192.0.2.1").await, (StatusCode::OK, 0));
@@ -92,7 +94,7 @@ async fn two_layers_ban_a_client_until_the_window_of_the_outer_one_ends() {
     let denials = Limiter::new("denials", store, Algorithm::fixed_window(), denials);
     let app = Router::new()
         .route("/", get(|| async { "hello" }))
-        .layer(RateLimitLayer::new(api, key::PeerIp))
+        .layer(RateLimitLayer::new(api, key::PeerIp).extensions(true))
         .layer(
             RateLimitLayer::new(denials, key::PeerIp)
                 .charge_when(|response| response.extensions.get::<Rejection>().is_some()),

@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use http::{HeaderName, HeaderValue, Request, request::Parts};
 use proptest::prelude::*;
 use tower_ratelimit::{
-    ConfigError, KeyExtractor, RequestError,
-    key::{self, ClientIp, ProxyHeader},
+    config::ConfigError,
+    http::RequestError,
+    key::{self, ClientIp, KeyExtractor, ProxyHeader},
 };
 
 const TRUSTED: [&str; 3] = ["10.0.0.0/8", "192.0.2.7", "fd00::/8"];

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde::Deserialize;
-use tower_ratelimit::{Algorithm, ConfigError, Limit, Limits, MemoryStore, Quota, Refill};
+use tower_ratelimit::{
+    Algorithm, MemoryStore, Quota,
+    config::{ConfigError, Limit, Limits, Refill},
+};
 
 use crate::support::ALGORITHMS;
 
@@ -160,17 +163,17 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
     (
         &[BUCKET, ("buckets", "4"), QUOTA],
         "buckets",
-        "buckets: a token-bucket has none; leave it out, or use sliding-window",
+        "`buckets` is not a setting of token-bucket; remove it, or use sliding-window",
     ),
     (
         &[FIXED, QUOTA, ("overdraft", "0")],
         "overdraft",
-        "overdraft: a fixed-window has none; leave it out, or use token-bucket",
+        "`overdraft` is not a setting of fixed-window; remove it, or use token-bucket",
     ),
     (
         &[SLIDING, QUOTA, ("refill", r#""interval""#)],
         "refill",
-        "refill: a sliding-window has none; leave it out, or use token-bucket",
+        "`refill` is not a setting of sliding-window; remove it, or use token-bucket",
     ),
     (
         &[FIXED, ("quota", r#""10/s burst 20""#)],

@@ -35,8 +35,8 @@ use tonic_types::StatusExt;
 use tonic_web::{GrpcWebCall, GrpcWebClientLayer, GrpcWebClientService, GrpcWebLayer};
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, RequestError,
-    ResponseBody,
+    Algorithm, Charge, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
+    http::{RequestError, ResponseBody},
     key::{self, ClientIp, ProxyHeader},
 };
 
@@ -125,7 +125,7 @@ async fn a_tonic_client_is_rejected_with_a_retry_delay() {
     let status = client.check(check("ada")).await.unwrap_err();
     let wait = HOUR / 2 - Duration::from_micros(1_500);
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(status.message(), "the quota is used up; try again in 1800 s");
+    assert_eq!(status.message(), "rate limit exceeded; try again in 1800 s");
     assert_eq!(retry_delay(&status), Some(wait));
     assert_eq!(pushback(&status), Some("1799999"), "milliseconds, rounded up");
     assert!(status.metadata().get("retry-after").is_none());
@@ -207,7 +207,7 @@ async fn a_rejection_is_one_headers_frame_while_the_request_is_still_open() {
     for name in ["grpc-status-details-bin", "grpc-retry-pushback-ms", "ratelimit"] {
         assert_eq!(header(&response, name).len(), 1, "{name}");
     }
-    assert!(header(&response, "grpc-message")[0].starts_with("the quota is used up"));
+    assert!(header(&response, "grpc-message")[0].starts_with("rate limit exceeded"));
     assert!(header(&response, "retry-after").is_empty());
 
     drop((client, request_body, response));
@@ -225,13 +225,13 @@ async fn each_rejection_has_a_status() {
     let by = |key| RateLimitLayer::new(in_memory(Quota::per_hour(1)), key);
     let by_user = by(key::Header::new("user"));
     let misconfigured = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
-    let invalid = by_user.clone().cost(|_: &Parts| Err(RequestError::invalid("50 %\n\u{e9}")));
+    let invalid = by_user.clone().exempt(|_: &Parts| Err(RequestError::invalid("50 %\n\u{e9}")));
     for (layer, user, code, message, may_retry) in [
         (
             RateLimitLayer::new(without_redis, key::Global),
             "ada",
             Code::Unavailable,
-            "requests cannot be counted at the moment",
+            "the service cannot accept this request right now",
             Some("1000"),
         ),
         (by_user.clone(), "", Code::InvalidArgument, "header user is missing or empty", None),
@@ -248,7 +248,7 @@ async fn each_rejection_has_a_status() {
             by_user.cost(|_: &Parts| 2),
             "ada",
             Code::ResourceExhausted,
-            "the request costs 2, but the quota grants at most 1 at once",
+            "the request is too large: it counts as 2, and at most 1 are allowed",
             Some("-1"),
         ),
     ] {
@@ -373,7 +373,7 @@ fn by_rule(own: Quota, all: Quota) -> RateLimitLayer {
     let (own, all) = (limiter("user", own), limiter("all", all));
     RateLimitLayer::by_rule(move |head: &Parts| {
         let user = head.headers.get("user").map(HeaderValue::as_bytes).unwrap_or_default();
-        Charge::new(&own, user).and(Charge::new(&all, "all"))
+        Ok(Charge::new(&own, user).and(Charge::new(&all, "all")))
     })
 }
 

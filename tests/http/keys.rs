@@ -12,8 +12,9 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Charge, Key, KeyExtractor, MissingKey, Quota, RateLimitLayer, RequestError, ResponseBody,
-    key::{self, ClientIp, IntoKey, ProxyHeader},
+    Charge, Key, Quota, RateLimitLayer,
+    http::{MissingKey, RequestError, ResponseBody},
+    key::{self, ClientIp, IntoKey, KeyExtractor, ProxyHeader},
 };
 use uuid::Uuid;
 
@@ -244,7 +245,7 @@ async fn the_key_of_an_extractor_is_the_one_that_the_layer_counts() {
             from("2001:db8::12ff:5:6:7:8"),
             key::PeerIp.key(v6),
         ),
-        (RateLimitLayer::new(&limiter, elsewhere), from("192.0.2.1"), elsewhere.key(v4)),
+        (RateLimitLayer::new(&limiter, elsewhere.clone()), from("192.0.2.1"), elsewhere.key(v4)),
         (
             RateLimitLayer::new(&limiter, client.clone()),
             from("2001:db8::12fe:5:6:7:8"),
@@ -295,7 +296,7 @@ async fn lists_deny_or_exempt_clients() {
         ("192.0.2.8", false),
         ("2001:db9::1", false),
     ];
-    let denying = layer().deny(key::PeerIp.within(networks));
+    let denying = layer().forbid(key::PeerIp.within(networks));
     let exempting = layer().exempt(key::PeerIp.try_within(networks).unwrap());
     let _ = send(&exempting, from("203.0.113.1")).await;
     let _ = send(&denying, from("203.0.113.1")).await;
@@ -308,7 +309,7 @@ async fn lists_deny_or_exempt_clients() {
             let problem = json(response).await;
             assert_eq!(problem["status"], 403);
             assert_eq!(problem["title"], "Forbidden");
-            assert_eq!(problem["detail"], "the client is denied");
+            assert_eq!(problem["detail"], "access is not allowed");
         }
         let response = send(&exempting, from(address)).await;
         assert_eq!(response.status(), if is_listed { 200 } else { 429 }, "{address}");
@@ -319,7 +320,7 @@ async fn lists_deny_or_exempt_clients() {
     assert_eq!(send(&exempting, get(&[])).await.status(), 500);
 
     let client = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8"]);
-    let behind_proxy = layer().deny(client.within(["198.51.100.0/24"]));
+    let behind_proxy = layer().forbid(client.within(["198.51.100.0/24"]));
     let mut request = from("10.0.0.1");
     request.headers_mut().insert("x-forwarded-for", HeaderValue::from_static("198.51.100.1"));
     assert_eq!(send(&behind_proxy, request).await.status(), 403);
@@ -331,10 +332,10 @@ async fn values_can_be_denied_or_exempt() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), api_key.clone())
         .exempt(api_key.clone().one_of(["root", "both"]))
         .exempt(|head: &Parts| head.uri.path() == "/health")
-        .deny(api_key.one_of(["leaked", "both"]))
-        .deny(key::Bearer::new().one_of([String::from("old")]))
-        .deny(|head: &Parts| {
-            let teapot = RequestError::denied(StatusCode::IM_A_TEAPOT, "no coffee");
+        .forbid(api_key.one_of(["leaked", "both"]))
+        .forbid(key::Bearer::new().one_of([String::from("old")]))
+        .forbid(|head: &Parts| {
+            let teapot = RequestError::with_status(StatusCode::IM_A_TEAPOT, "no coffee");
             if head.headers.contains_key("coffee") { Err(teapot) } else { Ok(false) }
         });
     for (headers, status) in [
@@ -384,7 +385,7 @@ async fn a_rule_can_deny_with_any_status() {
     let counted = limiter.clone();
     let layer = RateLimitLayer::by_rule(move |head: &Parts| {
         match head.headers.get("status").and_then(|it| it.to_str().ok()?.parse().ok()) {
-            Some(status) => Err(RequestError::denied(status, "not now")),
+            Some(status) => Err(RequestError::with_status(status, "not now")),
             None => Ok(Charge::new(&limiter, "ada")),
         }
     });
@@ -418,7 +419,7 @@ async fn a_rule_can_deny_with_any_status() {
 async fn a_cost_of_zero_exempts_the_request() {
     let limiter = in_memory(Quota::per_hour(9));
     let by_key = RateLimitLayer::new(&limiter, key::Global)
-        .cost(|head: &Parts| head.headers.contains_key("user") as u32);
+        .cost(|head: &Parts| head.headers.contains_key("user").into());
     for layer in [by_key.clone(), by_key.clone().charge_handle(true), by_key] {
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), 200);
@@ -435,7 +436,7 @@ async fn a_cost_of_zero_exempts_the_request() {
     let (of_requests, of_tokens) = (requests.clone(), tokens.clone());
     let by_rule = RateLimitLayer::by_rule(move |head: &Parts| {
         let charge = Charge::new(&of_requests, "ada").also_n(&of_tokens, 0);
-        if head.headers.contains_key("user") { charge } else { charge.of("tokens") }
+        Ok(if head.headers.contains_key("user") { charge } else { charge.of("tokens") })
     });
     let response = send(&by_rule, get(&[])).await;
     assert!(response.headers().is_empty() && response.extensions().is_empty());

@@ -12,9 +12,11 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Headers, Key, Limiter, MemoryStore, MissingKey, Quota,
-    RateLimitLayer, RedisStore, Refill, Rejection, RejectionBody, RequestError, Reset,
-    ResponseBody, Store, key,
+    Algorithm, Charge, Decision, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
+    config::Refill,
+    http::{Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody},
+    key,
+    store::Store,
 };
 
 use crate::support::{
@@ -103,6 +105,7 @@ async fn a_dry_run_counts_and_reports_but_rejects_no_request() {
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_hour(1));
         let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("user"))
             .max_wait(Duration::from_secs(7_200))
+            .extensions(true)
             .dry_run(true);
         let start = tokio::time::Instant::now();
         for allowed in [true, false, false] {
@@ -163,7 +166,7 @@ async fn a_window_that_is_not_in_whole_seconds_is_left_out() {
 #[tokio::test]
 async fn a_cost_above_the_quota_is_rejected_without_retry_after() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_second(10)), key::Global);
-    let layer = layer.cost(|head: &Parts| head.uri.path().len() as u32);
+    let layer = layer.cost(|head: &Parts| head.uri.path().len() as u64);
     let long = Request::get("/eleven_long").body(Body::empty()).unwrap();
     let response = send(&layer, long).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -173,9 +176,9 @@ async fn a_cost_above_the_quota_is_rejected_without_retry_after() {
 }
 
 #[tokio::test]
-async fn a_cost_can_be_a_bad_request() {
+async fn a_list_can_make_a_bad_request() {
     let layer = RateLimitLayer::new(in_memory(Quota::per_second(10)), key::Global)
-        .cost(|_: &Parts| Err(RequestError::invalid("say \"please\"")));
+        .exempt(|_: &Parts| Err(RequestError::invalid("say \"please\"")));
     let response = send(&layer, get(&[])).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     assert_eq!(json(response).await["detail"], "say \"please\"");
@@ -355,7 +358,7 @@ fn a_key_is_the_same_from_each_conversion() {
 }
 
 #[tokio::test]
-async fn the_decision_is_in_the_extensions() {
+async fn the_decision_is_in_the_extensions_if_it_is_switched_on() {
     let app = Router::new()
         .route(
             "/",
@@ -363,7 +366,7 @@ async fn the_decision_is_in_the_extensions() {
                 decision.remaining().to_string()
             }),
         )
-        .layer(RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::Global));
+        .layer(RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::Global).extensions(true));
     let response = app.clone().oneshot(get(&[])).await.unwrap();
     assert_eq!(response.extensions().get::<Decision>().unwrap().remaining(), 1);
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "1");
@@ -376,7 +379,7 @@ async fn the_decision_is_in_the_extensions() {
 #[tokio::test(start_paused = true)]
 async fn the_older_headers_can_be_chosen() {
     let quota = Quota::per_minute(6).burst(2);
-    let both = [Headers::Triple, Headers::XRateLimit { reset: Reset::Epoch }];
+    let both = [Headers::Triple, Headers::XRateLimitEpoch];
     let layer = RateLimitLayer::new(in_memory(quota), key::Global).headers(both);
     for (status, remaining, reset) in [(200, "1", "10"), (200, "0", "20"), (429, "0", "20")] {
         let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
@@ -414,7 +417,7 @@ async fn the_older_headers_can_be_chosen() {
     }
 
     // Of stacked layers, the one with fewer remaining units reports.
-    let delta = [Headers::Draft11, Headers::XRateLimit { reset: Reset::Delta }];
+    let delta = [Headers::RateLimit, Headers::XRateLimit];
     let outer = |quota| RateLimitLayer::new(in_memory(quota), key::Global).headers(delta);
     for (one, other) in [(9, 5), (5, 9)] {
         let inner = outer(Quota::per_hour(one)).layer(counting(&Arc::default()));
@@ -429,9 +432,7 @@ async fn the_older_headers_can_be_chosen() {
 
 #[tokio::test]
 async fn all_headers_can_be_switched_off() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
-        .headers([])
-        .extensions(false);
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global).headers([]);
     let allowed = send(&layer, get(&[])).await;
     assert!(allowed.headers().is_empty() && allowed.extensions().is_empty());
     let rejected = send(&layer, get(&[])).await;
@@ -514,9 +515,9 @@ fn lists_both(store: impl Store + Clone) -> RateLimitLayer {
     let (client, all) = (named("client", Quota::per_minute(2)), named("all", Quota::per_hour(3)));
     let layer = RateLimitLayer::by_rule(move |head: &Parts| {
         let user = head.headers["user"].to_str().unwrap();
-        Charge::new(&all, "all").and(Charge::new(&client, user))
+        Ok(Charge::new(&all, "all").and(Charge::new(&client, user)))
     });
-    layer.headers([Headers::Draft11All])
+    layer.headers([Headers::RateLimitAll])
 }
 
 #[tokio::test(start_paused = true)]
@@ -638,7 +639,8 @@ async fn without_a_store_the_response_is_503() {
     let store = support::redis_store(&server).await;
     server.kill();
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_second(1));
-    let response = send(&RateLimitLayer::new(limiter, key::Global), get(&[])).await;
+    let layer = RateLimitLayer::new(limiter, key::Global).extensions(true);
+    let response = send(&layer, get(&[])).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(response.extensions().get(), Some(Rejection::Store(_))));
     let problem = json(response).await;

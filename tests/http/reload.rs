@@ -8,8 +8,9 @@ use std::{
 use tokio::time::advance;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, ConfigError, Limiter, Limiters, Limits, MemoryStore, Quota, RateLimitLayer,
-    WhenRemoved, key,
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer,
+    config::{ConfigError, Limiters, Limits},
+    key,
     observe::{Observer, SettingsChanged},
     store,
 };
@@ -139,19 +140,19 @@ async fn a_limit_that_is_removed_rejects_the_reload_or_stays() {
     assert!(matches!(&error, ConfigError::LimitsRemoved { names, .. } if names == &["login"]));
     assert_eq!(
         error.to_string(),
-        "the limit \"login\" was removed, but a limiter uses it; nothing changed: restore it, or set \
-         `when_removed(WhenRemoved::Keep)`"
+        "the limit \"login\" was removed, but a limiter uses it; nothing changed: restore it, or \
+         call `reload_keeping_removed`"
     );
     let text = limiters.reload(&Limits::default()).unwrap_err().to_string();
     assert!(text.starts_with("the limits \"api\", \"login\" were removed"), "{text}");
     assert_eq!((api.quota(), login.quota()), (Quota::per_hour(10), Quota::per_hour(5)));
     assert!(limiters.get("logins").is_err(), "nothing changes");
 
-    let limiters = limiters.when_removed(WhenRemoved::Keep);
-    limiters.reload(&renamed).unwrap();
+    limiters.reload_keeping_removed(&renamed).unwrap();
     assert_eq!((api.quota(), login.quota()), (Quota::per_hour(20), Quota::per_hour(5)));
     assert_eq!(left(&limiters.get("login").unwrap()).await, 5);
-    limiters.reload(&read("login = { algorithm = 'sliding-log', quota = '7/h' }")).unwrap();
+    let rest = read("login = { algorithm = 'sliding-log', quota = '7/h' }");
+    limiters.reload_keeping_removed(&rest).unwrap();
     assert_eq!((api.quota(), login.quota()), (Quota::per_hour(20), Quota::per_hour(7)));
 }
 

@@ -20,8 +20,10 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, Custom, Decision, Error, Headers, Limiter, MemoryStore, MissingKey, Quota,
-    RateLimitLayer, Rejection, RequestError, Reset, ResponseBody, Rule, Store,
+    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer,
+    http::{Headers, MissingKey, Rejection, RequestError, ResponseBody},
+    layer::{Custom, Rule},
+    store::Store,
 };
 
 use crate::support::{
@@ -58,6 +60,7 @@ fn for_user_and_all([own, all]: &[Limiter; 2]) -> RateLimitLayer {
     RateLimitLayer::by_rule(move |head: &Parts| {
         Ok(Charge::new(&own, user(head)?).and(Charge::new(&all, "all")))
     })
+    .extensions(true)
 }
 
 /// Two limits for each user.
@@ -117,7 +120,7 @@ async fn each_plan(store: impl Store + Clone) {
     );
     let layer = RateLimitLayer::by_rule(move |head: &Parts| {
         let plan = if name(head, "plan") == Some("pro") { &pro } else { &free };
-        Charge::new(plan, user(head).unwrap())
+        Ok(Charge::new(plan, user(head).unwrap()))
     });
     let free = item("free", &[("q", 1), ("w", 3600)]);
     let pro = item("pro", &[("q", 3), ("w", 60)]);
@@ -151,7 +154,7 @@ async fn a_rule_can_reject() {
         (RequestError::misconfigured("no plans"), 500),
     ] {
         let message = error.to_string();
-        let layer = RateLimitLayer::by_rule(move |_: &Parts| Err(error.clone()));
+        let layer = RateLimitLayer::by_rule(move |_: &Parts| Err(error.clone())).extensions(true);
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), status);
         assert!(header(&response, "ratelimit").is_empty());
@@ -164,8 +167,8 @@ async fn a_rule_can_reject() {
 async fn a_rule_can_exempt() {
     let [limiter] = in_memory([("user", BUCKET, Quota::per_hour(1))]);
     let layer = RateLimitLayer::by_rule(move |head: &Parts| match name(head, "user") {
-        None => Charge::exempt(),
-        Some(user) => Charge::new(&limiter, user),
+        None => Ok(Charge::exempt()),
+        Some(user) => Ok(Charge::new(&limiter, user)),
     });
     for _ in 0..3 {
         let response = send(&layer, get(&[])).await;
@@ -213,15 +216,13 @@ async fn the_cost_of_the_layer_applies_if_the_rule_sets_none() {
         }
     };
     let layer = RateLimitLayer::by_rule(rule)
-        .cost(|head: &Parts| head.uri.path().len() as u32 + 1)
+        .cost(|head: &Parts| head.uri.path().len() as u64 + 1)
         .exempt(|head: &Parts| head.method == http::Method::OPTIONS);
     assert_eq!(send_as(&layer, "ada").await.status(), 200);
     assert_eq!((left(&requests, "ada").await, left(&tokens, "ada").await), (8, 95));
 
     let options = Request::options("/").header("user", "ada").body(Body::empty()).unwrap();
     assert_eq!(send(&layer, options).await.status(), 200);
-    let failing = layer.cost(|_: &Parts| Err(RequestError::invalid("too long")));
-    assert_eq!(send_as(&failing, "ada").await.status(), 400);
     assert_eq!((left(&requests, "ada").await, left(&tokens, "ada").await), (8, 95));
 }
 
@@ -280,7 +281,7 @@ async fn a_rule_can_await_a_lookup() {
     assert_eq!(send(&layer, options).await.status(), 200);
     assert_eq!(lookups.load(Ordering::SeqCst), 5, "an exempt request is looked up");
 
-    let costly = layer.cost(|_: &Parts| 2);
+    let costly = layer.cost(|_: &Parts| 2).extensions(true);
     let response = send_as(&costly, "carl").await;
     assert!(matches!(
         response.extensions().get(),
@@ -308,7 +309,7 @@ async fn a_rule_passes_the_request_on_unchanged() {
         .header("accept", "text/html")
         .extension(Session(7))
         .body(Body::from("hello"));
-    let layer = RateLimitLayer::by_rule(Accounts::new());
+    let layer = RateLimitLayer::by_rule(Accounts::new()).extensions(true);
     let _ = layer.layer(service).oneshot(request.unwrap()).await.unwrap();
 
     let seen = seen.lock().unwrap().take().unwrap();
@@ -456,7 +457,7 @@ async fn the_headers_report_all_policies_and_when_the_binding_one_has_more() {
 async fn the_older_headers_report_the_binding_limit() {
     let limits =
         in_memory([("hour", WINDOW, Quota::per_hour(3)), ("minute", WINDOW, Quota::per_minute(2))]);
-    let kinds = [Headers::Triple, Headers::XRateLimit { reset: Reset::Delta }];
+    let kinds = [Headers::Triple, Headers::XRateLimit];
     let layer = for_user_twice(&limits).headers(kinds);
     for (seconds, status, limit, remaining, reset) in [
         (0, 200, "2", "1", "60"),
@@ -483,7 +484,7 @@ async fn stacked_layers_with_several_limits_add_up() {
     let outer = in_memory([("a", WINDOW, Quota::per_minute(9)), ("b", WINDOW, Quota::per_hour(2))]);
     let inner =
         in_memory([("c", WINDOW, Quota::per_second(1)), ("d", WINDOW, Quota::per_minute(5))]);
-    let headers = [Headers::Draft11, Headers::Triple];
+    let headers = [Headers::RateLimit, Headers::Triple];
     let service = for_user_twice(&outer)
         .headers(headers)
         .layer(for_user_and_all(&inner).headers(headers).layer(counting(&Arc::default())));
@@ -648,7 +649,7 @@ async fn an_invalid_charge_is_an_error_of_the_service() {
         (charge(&limiter).and(charge(&renamed)), "\"one\" is charged for the same key twice"),
         (charge(&limiter).and(charge(&elsewhere)), "must be in one store"),
     ] {
-        let layer = RateLimitLayer::by_rule(move |_: &Parts| charge.clone());
+        let layer = RateLimitLayer::by_rule(move |_: &Parts| Ok(charge.clone()));
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), 500, "{complaint}");
         assert!(header(&response, "ratelimit").is_empty());
@@ -665,7 +666,7 @@ async fn one_limiter_can_be_charged_for_two_keys() {
     let layer = {
         let limiter = limiter.clone();
         RateLimitLayer::by_rule(move |head: &Parts| {
-            Charge::new(&limiter, user(head).unwrap()).and(Charge::new(&limiter, "to ben"))
+            Ok(Charge::new(&limiter, user(head)?).and(Charge::new(&limiter, "to ben")))
         })
     };
     for (user, status) in [("ada", 200), ("carl", 200), ("dora", 429)] {
@@ -685,7 +686,7 @@ async fn a_cost_above_one_of_several_quotas_names_that_quota() {
     let layer = {
         let requests = requests.clone();
         RateLimitLayer::by_rule(move |_: &Parts| {
-            Charge::new(&requests, "ada").and(Charge::new_n(&tokens, "ada", 101))
+            Ok(Charge::new(&requests, "ada").and(Charge::new_n(&tokens, "ada", 101)))
         })
     };
     let response = send(&layer, get(&[])).await;

@@ -25,14 +25,16 @@ use tower::{
     util::{BoxCloneSyncService, BoxService},
 };
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, MissingKey, Quota, RateLimit, RateLimitLayer,
-    Rejection, key,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer,
+    http::{MissingKey, Rejection},
+    key,
+    layer::RateLimit,
 };
 use tower_test::{assert_request_eq, mock};
 
 use crate::support::{counting, get, in_memory};
 
-fn strings(limiter: Limiter) -> RateLimitLayer<tower_ratelimit::Custom<String, String>> {
+fn strings(limiter: Limiter) -> RateLimitLayer<tower_ratelimit::layer::Custom<String, String>> {
     RateLimitLayer::custom(
         limiter,
         |name: &String| name.clone(),
@@ -224,7 +226,7 @@ fn as_text(answers: &[(String, u64)]) -> Vec<(&str, u64)> {
 const SECOND: Duration = Duration::from_secs(1);
 const DENIED: (&str, u64) = ("ada was denied", 0);
 
-fn three_per_hour() -> RateLimitLayer<tower_ratelimit::Custom<String, String>> {
+fn three_per_hour() -> RateLimitLayer<tower_ratelimit::layer::Custom<String, String>> {
     strings(in_memory(Quota::per_hour(3)))
 }
 
@@ -325,11 +327,11 @@ async fn costs_nothing_before_the_service_is_ready(unready: Unready) {
         ("with a wait", &|[one, _]| by_key(one).max_wait(SECOND)),
         ("by a rule", &|[one, _]| {
             let one = one.clone();
-            RateLimitLayer::by_rule(move |_: &Parts| Charge::new(&one, "ada"))
+            RateLimitLayer::by_rule(move |_: &Parts| Ok(Charge::new(&one, "ada")))
         }),
         ("by two limits", &|[one, two]| {
             let (one, two) = (one.clone(), two.clone());
-            RateLimitLayer::by_rule(move |_: &Parts| Charge::new(&one, "ada").also(&two))
+            RateLimitLayer::by_rule(move |_: &Parts| Ok(Charge::new(&one, "ada").also(&two)))
         }),
     ];
     for (way, layer) in ways {

@@ -16,8 +16,9 @@ use tokio::{
     time::sleep,
 };
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, Quota, RedisConfig, RedisStore,
+    Algorithm, Charge, Error, Limiter, Quota, RedisStore,
     redisson::{RateLimiter, RateType},
+    store::RedisConfig,
 };
 
 use crate::support::{

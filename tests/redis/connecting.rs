@@ -20,9 +20,9 @@ use tokio::{sync::watch, task, time::sleep};
 use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, Quota, RedisConfig, RedisStore,
+    Algorithm, Charge, Error, Limiter, Quota, RedisStore,
     redisson::{self, RateType},
-    store,
+    store::{self, RedisConfig},
 };
 
 use crate::support::{

@@ -12,8 +12,8 @@ use axum::body::Body;
 use tokio::time::{advance, pause, resume};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, Limiter, Quota, RateLimitLayer, RedisConfig, RedisStore,
-    Source, key,
+    Algorithm, Charge, Decision, Error, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    store::{RedisConfig, Source},
 };
 
 use crate::support::{self, ALGORITHMS, counting, server::RedisServer};
@@ -457,7 +457,7 @@ async fn a_loop_of_denied_requests_yields() {
         assert_eq!(charge.check().await.unwrap().source(), Source::Cached);
     })
     .await;
-    let layer = RateLimitLayer::new(limiter, key::Header::new("user"));
+    let layer = RateLimitLayer::new(limiter, key::Header::new("user")).extensions(true);
     let service = layer.layer(counting(&Arc::default()));
     let request = |user| {
         let mut request = http::Request::new(Body::empty());

@@ -12,7 +12,11 @@ use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
-    RedisStore, Refill, Rejection, ResponseBody, Source, key, redisson,
+    RedisStore,
+    config::Refill,
+    http::{Rejection, ResponseBody},
+    key, redisson,
+    store::Source,
 };
 
 use crate::support::{self, counting, header, item, items, json, log::Log, server::RedisServer};
@@ -27,6 +31,7 @@ fn hundred_per_hour(store: RedisStore) -> Limiter {
 }
 
 async fn send(layer: &RateLimitLayer, headers: &[(&str, &str)]) -> Response<ResponseBody<Body>> {
+    let layer = layer.clone().extensions(true);
     let service = layer.layer(counting(&Arc::new(AtomicUsize::new(0))));
     service.oneshot(support::get(headers)).await.unwrap()
 }
@@ -68,6 +73,7 @@ async fn open_admits_all_requests_and_reports_it() {
     let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global)
         .on_failure(FailurePolicy::Open)
         .charge_when(|_| false)
+        .extensions(true)
         .charge_handle(true);
     let handler = async |Extension(decision): Extension<Decision>,
                          Extension(charge): Extension<Charge>| {
@@ -178,7 +184,7 @@ async fn several_limits_are_combined_under_the_local_fallback() {
     let (user, all) = (limiter("user", 20), limiter("all", 6));
     let rule = move |head: &http::request::Parts| {
         let name = head.headers["x-user"].to_str().unwrap();
-        Charge::new(&user, name).and(Charge::new(&all, "all"))
+        Ok(Charge::new(&user, name).and(Charge::new(&all, "all")))
     };
     let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.5 });
     for user in ["alice", "bob", "carol"] {
@@ -194,7 +200,7 @@ async fn limiters_of_one_name_over_two_stores_stay_apart() {
     let limiters = [unreachable(), unreachable()].map(hundred_per_hour);
     let rule = move |head: &http::request::Parts| {
         let index = usize::from(head.headers.contains_key("x-second"));
-        Charge::new_n(&limiters[index], "alice", 2)
+        Ok(Charge::new_n(&limiters[index], "alice", 2))
     };
     let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.25 });
     for headers in [&[][..], &[("x-second", "")]] {
@@ -324,9 +330,13 @@ async fn waits_when_redis_fails(policy: FailurePolicy) -> Source {
     let limiter =
         |name| Limiter::new(name, store.clone(), Algorithm::FixedWindow, Quota::per_second(1));
     let (one, all) = (limiter("one"), limiter("all"));
-    let rule =
-        move |_: &http::request::Parts| Charge::new(&one, "alice").and(Charge::new(&all, "all"));
-    let layer = RateLimitLayer::by_rule(rule).max_wait(Duration::from_secs(60)).on_failure(policy);
+    let rule = move |_: &http::request::Parts| {
+        Ok(Charge::new(&one, "alice").and(Charge::new(&all, "all")))
+    };
+    let layer = RateLimitLayer::by_rule(rule)
+        .extensions(true)
+        .max_wait(Duration::from_secs(60))
+        .on_failure(policy);
     // The service panics if it is called without being ready.
     let service = layer.layer(ConcurrencyLimit::new(counting(&Arc::default()), 1));
     let first = service.clone().oneshot(support::get(&[])).await.unwrap();

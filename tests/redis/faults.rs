@@ -17,8 +17,8 @@ use http::{Request, Response, StatusCode};
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, FailurePolicy, Health, Limiter, Quota, RateLimitLayer, RedisConfig, RedisStore,
-    Source, key,
+    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    store::{Health, RedisConfig, Source},
 };
 
 use crate::support::{self, load::until, proxy::Proxy, server::RedisServer};
@@ -425,6 +425,7 @@ async fn while_redis_is_down_no_request_waits_for_it() {
     let limiter =
         Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
+        .extensions(true)
         .on_failure(FailurePolicy::Local { share: 0.1 });
     server.freeze();
     while store.health().is_available {

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{runtime, task::JoinSet};
 use tower_ratelimit::{
-    Algorithm, Decision, Error, Limiter, Quota, RedisStore, Reservation, Source,
+    Algorithm, Decision, Error, Limiter, Quota, RedisStore, Reservation, store::Source,
 };
 
 use crate::support::{

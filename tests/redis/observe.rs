@@ -15,14 +15,14 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisConfig, RedisStore, key,
+    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
     observe::Metrics,
     redis::{
         self, RedisResult,
         auth::{BasicAuth, StreamingCredentialsProvider},
     },
     redisson::{RateLimiter, RateType},
-    store::Status,
+    store::{RedisConfig, Status},
 };
 
 use crate::support::{
@@ -437,11 +437,13 @@ async fn a_login_whose_connection_ends_is_not_reported_as_rejected() {
 }
 
 #[tokio::test]
-async fn an_observer_of_a_layer_gets_the_decisions_of_a_limiter_shared_with_redisson() {
+async fn an_observer_of_a_store_gets_the_decisions_of_a_limiter_shared_with_redisson() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let limiter = RateLimiter::new(redis_store(&server).await, "shared").label("java");
+    let store = redis_store(&server).await.observe(recorder.clone());
+    let limiter = RateLimiter::new(store, "shared").label("java");
     limiter.try_set_rate(RateType::Overall, 1, Duration::from_secs(3_600)).await.unwrap();
-    let layer = RateLimitLayer::new(&limiter, key::Global).observe(recorder.clone());
+    let layer = RateLimitLayer::new(&limiter, key::Global);
+    recorder.take();
     for events in [
         &["decided java shared Allowed Store timed"][..],
         &["decided java shared Denied Store timed", "rejected denied java"],

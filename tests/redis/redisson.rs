@@ -10,7 +10,8 @@ use std::{
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Charge, ConfigError, Decision, Error, RedisStore,
+    Charge, Decision, Error, RedisStore,
+    config::ConfigError,
     redisson::{RateLimiter, RateType},
 };
 

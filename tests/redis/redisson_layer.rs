@@ -7,8 +7,9 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, Headers, Key, Limiter, Quota, RateLimitLayer, RedisStore,
-    Reset, ResponseBody, key,
+    Algorithm, Charge, Decision, Error, Key, Limiter, Quota, RateLimitLayer, RedisStore,
+    http::{Headers, ResponseBody},
+    key,
     redisson::{RateLimiter, RateType},
 };
 
@@ -77,10 +78,10 @@ async fn a_header_reports_no_number_of_more_than_15_digits() {
     ] {
         let limiter = RateLimiter::new(store(&server).await, name).label("api");
         assert!(limiter.try_set_rate(RateType::Overall, rate, 100 * YEAR).await.unwrap());
-        let layer = RateLimitLayer::new(&limiter, key::Global).headers([
-            Headers::Draft11,
+        let layer = RateLimitLayer::new(&limiter, key::Global).extensions(true).headers([
+            Headers::RateLimit,
             Headers::Triple,
-            Headers::XRateLimit { reset: Reset::Delta },
+            Headers::XRateLimit,
         ]);
         let response = send(&layer, get(&[])).await;
         let decision = response.extensions().get::<Decision>().unwrap();

@@ -16,7 +16,7 @@ use tokio::{
     task::{self, JoinSet},
     time::{sleep, timeout},
 };
-use tower_ratelimit::{Limiter, RedisConfig, RedisStore};
+use tower_ratelimit::{Limiter, RedisStore, store::RedisConfig};
 
 use crate::support::{
     cluster::free_port,

@@ -5,7 +5,10 @@ use std::{net::TcpStream, time::Duration};
 
 use tokio::{task, time::sleep};
 use tokio_rustls::rustls::crypto::ring;
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore, Tls};
+use tower_ratelimit::{
+    Algorithm, Limiter, Quota, RedisStore,
+    store::{RedisConfig, Tls},
+};
 
 use crate::support::{
     self,

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Algorithm, Limiter, Quota, RedisConfig, RedisStore,
-    store::{self, Status},
+    Algorithm, Limiter, Quota, RedisStore,
+    store::{self, RedisConfig, Status},
 };
 
 use crate::support::{

@@ -18,7 +18,9 @@ use tokio::{
     time::sleep,
 };
 use tower::{Layer, ServiceExt};
-use tower_ratelimit::{Error, Key, Limiter, Quota, RateLimitLayer, RedisConfig, RedisStore, key};
+use tower_ratelimit::{
+    Error, Key, Limiter, Quota, RateLimitLayer, RedisStore, key, store::RedisConfig,
+};
 
 use super::{counting, get};
 

@@ -27,7 +27,8 @@ use http_body_util::BodyExt;
 use sfv::{BareItem, ListEntry, Parser};
 use tower::{Service, service_fn};
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RedisConfig, RedisStore, StoreError,
+    Algorithm, Limiter, MemoryStore, Quota, RedisStore,
+    store::{RedisConfig, StoreError},
 };
 
 use self::server::RedisServer;

@@ -1,6 +1,6 @@
 //! Shows what the clients of the crate `redis` do in eight faults, and what the connections of this
-//! crate do instead. docs/connections.md explains the table. It starts private servers on free ports
-//! and in temporary folders, and takes about a minute.
+//! crate do instead. docs/connections.md explains the table. It starts private servers on free
+//! ports and in temporary folders, and takes about a minute.
 //!
 //! ```text
 //! make connections

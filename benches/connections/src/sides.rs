@@ -9,7 +9,7 @@ use std::{
 };
 
 use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig};
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore};
+use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore, store::RedisConfig};
 
 use crate::Result;
 

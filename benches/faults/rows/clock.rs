@@ -3,7 +3,7 @@
 use std::{error::Error, fs, path::PathBuf, time::Duration};
 
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisConfig, RedisStore};
+use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore, store::RedisConfig};
 
 use super::Rows;
 use crate::{

@@ -3,7 +3,7 @@
 use std::{error::Error, time::Duration};
 
 use tokio::runtime::Handle;
-use tower_ratelimit::{Algorithm, Charge, Decision, Limiter, Quota, RedisConfig};
+use tower_ratelimit::{Algorithm, Charge, Decision, Limiter, Quota, store::RedisConfig};
 
 use super::{Rows, decisions, fresh::Fresh};
 use crate::{

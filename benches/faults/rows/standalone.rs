@@ -3,7 +3,7 @@
 use std::{error::Error, fs, thread, time::Duration};
 
 use redis::RedisResult;
-use tower_ratelimit::RedisConfig;
+use tower_ratelimit::store::RedisConfig;
 
 use super::{Rows, decisions};
 use crate::{

@@ -23,7 +23,7 @@ const NAME: &str = "the bearer token in header authorization";
 /// ```
 /// use http::StatusCode;
 /// use tower_ratelimit::{
-///     Algorithm, Limiter, MemoryStore, MissingKey, Quota, RateLimitLayer, key,
+///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::MissingKey, key,
 /// };
 ///
 /// # let quota = Quota::per_second(10);

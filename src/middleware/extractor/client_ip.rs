@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use http::{Extensions, HeaderMap, HeaderName, header::FORWARDED, request::Parts};
 
 use super::{
-    Key, KeyExtractor, forwarded,
+    Key, KeyExtractor,
+    address::{self, PeerAddr, address_methods},
+    forwarded,
     networks::Networks,
-    peer_ip::{self, PeerAddr, address_methods},
 };
 use crate::{error::ConfigError, middleware::rejection::RequestError};
 
@@ -96,7 +97,7 @@ impl ClientIp {
     }
 
     fn with(header: ProxyHeader, trusted: Networks) -> Self {
-        Self { header, trusted, ipv6_prefix: peer_ip::IPV6_PREFIX, peer_addr: None }
+        Self { header, trusted, ipv6_prefix: address::IPV6_PREFIX, peer_addr: None }
     }
 
     /// Sets how many bits of an IPv6 address identify a client. The default is 64, the smallest
@@ -131,11 +132,11 @@ impl ClientIp {
     }
 
     fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
-        self.client(peer_ip::address(head, self.peer_addr)?, &head.headers)
+        self.client(address::of_peer(head, self.peer_addr)?, &head.headers)
     }
 
     fn key_of(&self, address: IpAddr) -> Key<'static> {
-        peer_ip::network(address, self.ipv6_prefix)
+        address::network(address, self.ipv6_prefix)
     }
 
     fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Result<IpAddr, RequestError> {

@@ -31,7 +31,7 @@ pub trait IntoKey {
 }
 
 fn missing() -> RequestError {
-    RequestError::missing_key("the request has no rate limit key")
+    RequestError::missing_key("the request does not identify its client")
 }
 
 impl IntoKey for Key<'static> {

@@ -1,4 +1,4 @@
-//! Lists of networks, such as trusted proxies and deny-lists.
+//! Lists of networks, such as trusted proxies and forbidden clients.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -1,11 +1,16 @@
 //! The address of the peer as a key.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use http::{Extensions, request::Parts};
 
-use super::{Key, KeyExtractor, networks::Networks};
-use crate::{keys::written, middleware::rejection::RequestError};
+use super::{
+    Key, KeyExtractor,
+    address::{self, IPV6_PREFIX, address_methods, network},
+    client_ip::{ClientIp, ProxyHeader},
+    networks::Networks,
+};
+use crate::middleware::rejection::RequestError;
 
 /// The address of the peer of the connection: the client, or the last proxy in front of the
 /// service.
@@ -36,7 +41,8 @@ use crate::{keys::written, middleware::rejection::RequestError};
 pub struct PeerIp;
 
 impl PeerIp {
-    /// Sets where the server stores the address of the peer. No other place is searched.
+    /// Sets where the server stores the address of the peer. No other place is searched. The result
+    /// is a [`ClientIp`] that trusts no proxy, and makes the same keys.
     ///
     /// A request for which `peer_addr` returns `None` is rejected with 500.
     ///
@@ -50,174 +56,17 @@ impl PeerIp {
     /// # let _ = peer_ip;
     /// ```
     #[must_use]
-    pub fn peer_addr(self, peer_addr: fn(&Extensions) -> Option<SocketAddr>) -> PeerIpFrom {
-        PeerIpFrom { peer_addr }
+    pub fn peer_addr(self, peer_addr: fn(&Extensions) -> Option<SocketAddr>) -> ClientIp {
+        ClientIp::new(ProxyHeader::XForwardedFor, [""; 0]).peer_addr(peer_addr)
     }
 
     fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
-        address(head, None)
+        address::of_peer(head, None)
     }
 
     fn key_of(&self, address: IpAddr) -> Key<'static> {
         network(address, IPV6_PREFIX)
     }
 }
-
-/// A [`PeerIp`] with a [custom place](PeerIp::peer_addr) for the address.
-#[derive(Clone, Copy, Debug)]
-pub struct PeerIpFrom {
-    peer_addr: PeerAddr,
-}
-
-impl PeerIpFrom {
-    fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
-        address(head, Some(self.peer_addr))
-    }
-
-    fn key_of(&self, address: IpAddr) -> Key<'static> {
-        network(address, IPV6_PREFIX)
-    }
-}
-
-/// The methods that all extractors of an address have. `address` finds it, and `key_of` makes its
-/// key.
-macro_rules! address_methods {
-    ($type:ident) => {
-        impl $type {
-            /// Returns the key of a client with this address, for
-            /// [`Limiter::peek`](crate::Limiter::peek), [`reset`](crate::Limiter::reset) and other
-            /// calls.
-            #[must_use]
-            pub fn key(&self, address: impl Into<IpAddr>) -> Key<'static> {
-                self.key_of(address.into())
-            }
-
-            /// Returns a closure that finds the requests of clients in these networks, for
-            /// [`deny`](crate::RateLimitLayer::deny) and
-            /// [`exempt`](crate::RateLimitLayer::exempt). A network is written as `10.0.0.0/8`,
-            /// `2001:db8::/32`, or as one address.
-            ///
-            /// An IPv6 address that represents an IPv4 client, as for the key, is also compared as
-            /// that IPv4 address. A request without an address is rejected with 500.
-            ///
-            /// # Panics
-            ///
-            /// If one of them is not a network. For networks that are not literals, use
-            #[doc = concat!("[`try_within`](", stringify!($type), "::try_within).")]
-            #[track_caller]
-            pub fn within<T: AsRef<str>>(
-                self,
-                networks: impl IntoIterator<Item = T>,
-            ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
-                self.matcher(Networks::literal(networks))
-            }
-
-            #[doc = concat!("Does the same as [`within`](", stringify!($type), "::within),")]
-            /// for networks that are not literals.
-            ///
-            /// # Errors
-            ///
-            /// If one of them is not a network.
-            pub fn try_within<T: AsRef<str>>(
-                self,
-                networks: impl IntoIterator<Item = T>,
-            ) -> Result<
-                impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static,
-                crate::ConfigError,
-            > {
-                Ok(self.matcher(Networks::new(networks)?))
-            }
-
-            fn matcher(
-                self,
-                networks: Networks,
-            ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
-                move |head: &Parts| {
-                    let address = self.address(head)?.to_canonical();
-                    let client = crate::middleware::extractor::peer_ip::client(address);
-                    Ok(networks.contains(address) || networks.contains(client))
-                }
-            }
-        }
-
-        impl KeyExtractor<Parts> for $type {
-            fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-                Ok(self.key_of(self.address(head)?))
-            }
-        }
-    };
-}
-
-pub(super) use address_methods;
 
 address_methods!(PeerIp);
-address_methods!(PeerIpFrom);
-
-/// Returns the address of the peer from the place where the server stores it.
-pub(super) type PeerAddr = fn(&Extensions) -> Option<SocketAddr>;
-
-/// The smallest network that is assigned to a host.
-pub(super) const IPV6_PREFIX: u8 = 64;
-
-/// Returns the address of the peer: from `peer_addr` if it is set, else from the default places.
-pub(super) fn address(head: &Parts, peer_addr: Option<PeerAddr>) -> Result<IpAddr, RequestError> {
-    let (address, missing) = match peer_addr {
-        Some(peer_addr) => (peer_addr(&head.extensions), MISSING_THERE),
-        None => (default_peer_addr(&head.extensions), MISSING),
-    };
-    address.map(|address| address.ip()).ok_or(RequestError::misconfigured(missing))
-}
-
-fn default_peer_addr(extensions: &Extensions) -> Option<SocketAddr> {
-    let address = extensions.get::<SocketAddr>().copied();
-    #[cfg(feature = "axum")]
-    let address = address.or_else(|| {
-        use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
-        let info = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-        let mock = extensions.get::<MockConnectInfo<SocketAddr>>().map(|mock| mock.0);
-        info.or(mock)
-    });
-    address
-}
-
-/// Returns the key of an IPv4 client, or of the first `prefix` bits of the address of an IPv6
-/// client.
-pub(super) fn network(address: IpAddr, prefix: u8) -> Key<'static> {
-    match client(address) {
-        IpAddr::V4(address) => Key::from(address),
-        IpAddr::V6(address) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-            let network = Ipv6Addr::from_bits(address.to_bits() & mask);
-            written(format_args!("ip={network}/{prefix}"))
-        }
-    }
-}
-
-/// Returns the IPv4 address of a client that the IPv6 address represents, or the address itself.
-pub(super) fn client(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => embedded_ipv4(address).map_or(address.into(), IpAddr::from),
-        address => address,
-    }
-}
-
-/// Returns the address of the IPv4 client behind a NAT64 address (RFC 6052) or a Teredo address
-/// (RFC 4380, which inverts the bits).
-fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
-    let low = address.to_bits() as u32;
-    match address.segments() {
-        [0x64, 0xff9b, 0, 0, 0, 0, ..] => Some(Ipv4Addr::from_bits(low)),
-        [0x2001, 0, ..] => Some(Ipv4Addr::from_bits(!low)),
-        _ => None,
-    }
-}
-
-#[cfg(feature = "axum")]
-const MISSING: &str = "the extensions of the request contain no peer address: serve the router \
-     with `into_make_service_with_connect_info::<SocketAddr>()`, or set `peer_addr`";
-#[cfg(not(feature = "axum"))]
-const MISSING: &str = "the extensions of the request contain no peer address: set `peer_addr`, or \
-     enable the feature `axum` of tower-ratelimit and serve the router with \
-     `into_make_service_with_connect_info::<SocketAddr>()`";
-const MISSING_THERE: &str = "the extensions of the request contain no peer address: `peer_addr` \
-     returned `None`; make it read the place where the server stores the address";

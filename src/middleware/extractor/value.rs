@@ -86,7 +86,7 @@ macro_rules! value_methods {
             }
 
             /// Returns a closure that finds the requests with one of these values, for
-            /// [`deny`](crate::RateLimitLayer::deny) and
+            /// [`forbid`](crate::RateLimitLayer::forbid) and
             /// [`exempt`](crate::RateLimitLayer::exempt).
             ///
             /// A request without a value is none of them. A request in which the value occurs
@@ -98,7 +98,7 @@ macro_rules! value_methods {
             /// use tower_ratelimit::{Quota, RateLimitLayer, key};
             ///
             /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
-            #[doc = concat!("    .deny(", $example, ".one_of([\"k1\", \"k2\"]));")]
+            #[doc = concat!("    .forbid(", $example, ".one_of([\"k1\", \"k2\"]));")]
             /// # let _ = layer;
             /// ```
             pub fn one_of<V: AsRef<[u8]>>(

@@ -15,7 +15,7 @@ use pin_project_lite::pin_project;
 /// # Examples
 ///
 /// ```
-/// use tower_ratelimit::RejectionBody;
+/// use tower_ratelimit::http::RejectionBody;
 ///
 /// let body = RejectionBody::from(format!("wait {} s", 7));
 /// assert_eq!(body.into_bytes(), "wait 7 s");

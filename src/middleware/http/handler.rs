@@ -6,8 +6,7 @@ use super::{body::RejectionBody, headers::HeaderWriter, problem};
 use crate::{decision::Decision, limiter::Charge, middleware::rejection::Rejection};
 
 impl Rejection {
-    /// Returns the response that a layer gives by default: status, headers and problem details. The
-    /// extensions contain the rejection and, after a denial, its [`Decision`].
+    /// Returns the response that a layer gives by default: status, headers and problem details.
     ///
     /// With the feature `axum`, a rejection also implements `IntoResponse`. For gRPC, return a
     /// status of tonic instead.
@@ -15,7 +14,7 @@ impl Rejection {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, Rejection};
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, http::Rejection};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -34,12 +33,7 @@ impl Rejection {
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
         let headers = HeaderWriter::default().for_rejection(self, &Charge::exempt());
-        let mut response = problem::response(headers, self);
-        if let Self::Denied(decision) = self {
-            response.extensions_mut().insert(decision.clone());
-        }
-        response.extensions_mut().insert(self.clone());
-        response
+        problem::response(headers, self)
     }
 }
 
@@ -54,7 +48,7 @@ impl axum::response::IntoResponse for Rejection {
 impl Decision {
     /// Returns the headers that a layer adds by default: `RateLimit` and `RateLimit-Policy`; after
     /// a denial, also `Retry-After` and `Cache-Control: no-store`. There are none if the
-    /// [source](Decision::source) is [`Source::Open`](crate::Source::Open).
+    /// [source](Decision::source) is [`Source::Open`](crate::store::Source::Open).
     ///
     /// # Examples
     ///
@@ -66,8 +60,8 @@ impl Decision {
     /// let quota = Quota::per_minute(10);
     /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let headers = limiter.check("alice").await?.headers();
-    /// assert_eq!(headers["ratelimit"], "\"default\";r=9;t=6");
-    /// assert_eq!(headers["ratelimit-policy"], "\"default\";q=10;w=60");
+    /// assert_eq!(headers["ratelimit"], "\"api\";r=9;t=6");
+    /// assert_eq!(headers["ratelimit-policy"], "\"api\";q=10;w=60");
     /// # Ok(())
     /// # }
     /// ```

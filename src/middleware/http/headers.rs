@@ -47,16 +47,20 @@ const X_TRIPLE: Triple = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Headers {
-    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11. Stacked
-    /// layers add their headers side by side. The policy contains the limit per window: with a
-    /// burst above it, more units can remain.
-    Draft11,
-    /// The same headers, with an item in `RateLimit` for each limit of a request that has several:
-    /// see [`Charge`]. `Draft11` reports the limit that binds.
+    /// `RateLimit` and `RateLimit-Policy` of the current IETF draft, which is
+    /// draft-ietf-httpapi-ratelimit-headers-11. A later version of this crate can write them as a
+    /// later draft says.
     ///
-    /// If the process [remembers](crate::Source::Cached) a denial, the response reports only the
-    /// limit of that denial. In a cluster, a denial reports only the limits of the key that denies.
-    Draft11All,
+    /// Stacked layers add their headers side by side. The policy contains the limit per window:
+    /// with a burst above it, more units can remain.
+    RateLimit,
+    /// The same headers, with an item in `RateLimit` for each limit of a request that has several:
+    /// see [`Charge`]. `RateLimit` reports the limit that binds.
+    ///
+    /// If the process [remembers](crate::store::Source::Cached) a denial, the response reports only
+    /// the limit of that denial. In a cluster, a denial reports only the limits of the key that
+    /// denies.
+    RateLimitAll,
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the
     /// limit, the remaining units, and the seconds until the key is in its initial state. With a
     /// burst above the limit per window, the limit is that burst, so that it is never below the
@@ -64,36 +68,36 @@ pub enum Headers {
     /// remaining.
     Triple,
     /// The same three headers as `X-RateLimit-*`, which many APIs send.
-    XRateLimit {
-        /// The unit of `X-RateLimit-Reset`.
-        reset: Reset,
-    },
+    XRateLimit,
+    /// The same as [`XRateLimit`](Self::XRateLimit), with another `X-RateLimit-Reset`: the instant
+    /// in seconds since 1970-01-01 UTC, as GitHub reports it.
+    XRateLimitEpoch,
 }
 
 impl Headers {
     /// Writes the headers of a dialect. A new dialect needs a variant above and an arm here.
     fn write(self, headers: &mut HeaderMap, report: &Report<'_>) {
         match self {
-            Self::Draft11 => {
+            Self::RateLimit => {
                 report.append_policies(headers);
                 report.append_binding(headers);
             }
-            Self::Draft11All => {
+            Self::RateLimitAll => {
                 report.append_policies(headers);
                 report.append_binding(headers);
                 report.append_others(headers);
             }
             Self::Triple => insert_triple(headers, &TRIPLE, Reset::Delta, report),
-            Self::XRateLimit { reset } => insert_triple(headers, &X_TRIPLE, reset, report),
+            Self::XRateLimit => insert_triple(headers, &X_TRIPLE, Reset::Delta, report),
+            Self::XRateLimitEpoch => insert_triple(headers, &X_TRIPLE, Reset::Epoch, report),
         }
     }
 }
 
-/// The unit of the header `X-RateLimit-Reset`, for which there is no standard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reset {
-    /// Seconds since 1970-01-01 UTC, as GitHub reports them.
+/// The unit of the header for the reset, for which there is no standard.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reset {
+    /// Seconds since 1970-01-01 UTC.
     Epoch,
     /// Seconds from now.
     Delta,
@@ -171,7 +175,7 @@ pub(crate) struct HeaderWriter {
 
 impl Default for HeaderWriter {
     fn default() -> Self {
-        Self { dialects: [Headers::Draft11].into(), policy: None }
+        Self { dialects: [Headers::RateLimit].into(), policy: None }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The responses that a closure of `map_rejection` can return, and the collection of their bodies.
+//! The closure of `map_rejection`, and the collection of the bodies that it returns.
 
 use std::{
     error::Error,
@@ -24,35 +24,11 @@ use crate::middleware::rejection::{Rejection, RequestError};
 /// The longest body of a rejection. It is in memory as a whole.
 const MAX_BODY: usize = 64 * 1024;
 
-type BoxError = Box<dyn Error + Send + Sync>;
-
-/// A response to a rejected request, as [`map_rejection`](crate::RateLimitLayer::map_rejection)
-/// takes it: a [`Response`] with a body of [`Bytes`], such as axum's `Response`.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be the response to a rejected request",
-    label = "not a response",
-    note = "return the response that the closure gets, with another body: \
-            `response.map(|_| text)`, where the text is a `String`",
-    note = "with axum, call `into_response`: `(status, Json(body)).into_response()`"
-)]
-pub trait IntoRejection {
-    #[doc(hidden)]
-    fn into_parts(self) -> (response::Parts, Collected);
-}
+/// An error of a body.
+pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The body of a response, once it is complete.
-pub type Collected = Pin<Box<dyn Future<Output = Result<RejectionBody, RequestError>> + Send>>;
-
-impl<B> IntoRejection for Response<B>
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    fn into_parts(self) -> (response::Parts, Collected) {
-        let (head, body) = self.into_parts();
-        (head, Box::pin(collect(body)))
-    }
-}
+type Collected = Pin<Box<dyn Future<Output = Result<RejectionBody, RequestError>> + Send>>;
 
 async fn collect<B>(body: B) -> Result<RejectionBody, RequestError>
 where
@@ -89,10 +65,15 @@ type DynMap = dyn Fn(&Rejection, &Parts, Response<RejectionBody>) -> (response::
     + Sync;
 
 impl MapRejection {
-    pub(crate) fn new<R: IntoRejection>(
-        map: impl Fn(&Rejection, &Parts, Response<RejectionBody>) -> R + Send + Sync + 'static,
-    ) -> Self {
-        Self(Arc::new(move |rejection, head, response| map(rejection, head, response).into_parts()))
+    pub(crate) fn new<F, B>(map: F) -> Self
+    where
+        F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        Self(Arc::new(move |rejection, head, response| {
+            let (head, body) = map(rejection, head, response).into_parts();
+            (head, Box::pin(collect(body)))
+        }))
     }
 
     /// Calls the closure. `headers` are added to its response, if it lacks them.

@@ -39,21 +39,19 @@ impl Problem {
                 let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
                 let detail = format!("Try again in {seconds} s.");
                 let title = match decision.is_blocked() {
-                    true => "The client is blocked",
-                    false => "The quota is used up",
+                    true => "This client is blocked",
+                    false => "Rate limit exceeded",
                 };
                 Self::quota_exceeded(title, detail, decision.limiter())
             }
             Rejection::CostAboveQuota { limiter, cost, max } => {
-                let detail = format!(
-                    "The request costs {cost}, but the quota grants at most {max} at once."
-                );
-                Self::quota_exceeded("The request costs more than the quota", detail, limiter)
+                let detail = format!("It counts as {cost}, and at most {max} are allowed.");
+                Self::quota_exceeded("The request is too large", detail, limiter)
             }
             Rejection::Store(_) => Self {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 kind: REDUCED_CAPACITY,
-                title: "Requests cannot be counted at the moment",
+                title: "The service cannot accept this request right now",
                 detail: String::from("Try again later."),
                 violated_policy: None,
             },

@@ -17,7 +17,8 @@ use crate::{
     store::{LimitRequest, Settings},
 };
 
-/// The denials of a key that are remembered beside each other.
+/// The denials of a key that are remembered beside each other: a service has few costs. A flood
+/// with more of them costs one call per TTL for each further cost.
 const MAX_DENIALS: usize = 4;
 
 /// A key with its denials.
@@ -81,8 +82,9 @@ impl Denial {
         (self.conforms - max_wait).max(self.room).max(0.0)
     }
 
-    /// Returns the instant that is `rest` after the decision, or a little earlier: the clock of the
-    /// store may be faster than the clock of the process.
+    /// Returns the instant that is `rest` after the decision, or 0.1 % earlier: the clock of the
+    /// store may be faster than the clock of the process. It counts from the instant at which the
+    /// check was sent, because the store decided at that instant or later.
     fn after(&self, rest: f64) -> Instant {
         let rest = Duration::from_micros(rest as u64);
         self.sent + (rest - rest / 1_000)

@@ -64,7 +64,7 @@
 /// # Examples
 ///
 /// ```
-/// use tower_ratelimit::{MemoryStore, WhenFull};
+/// use tower_ratelimit::{MemoryStore, store::WhenFull};
 ///
 /// let store = MemoryStore::with_max_keys(1_000_000).when_full(WhenFull::EvictSoonest);
 /// # let _ = store;
@@ -72,7 +72,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// Returns [`StoreError::is_full`](crate::StoreError::is_full) for the new key. The layer then
+    /// Returns [`StoreError::is_full`](crate::store::StoreError::is_full) for the new key. The layer then
     /// applies its [`FailurePolicy`](crate::FailurePolicy): by default it responds with 503.
     ///
     /// With [`FailurePolicy::Open`](crate::FailurePolicy::Open), requests with new keys are not
@@ -84,7 +84,7 @@ pub enum WhenFull {
     /// when its block has ended, too; evicting it ends the block.
     ///
     /// A key is never evicted while a request waits for it. If requests wait for all keys that are
-    /// looked at, the new key gets [`StoreError::is_full`](crate::StoreError::is_full).
+    /// looked at, the new key gets [`StoreError::is_full`](crate::store::StoreError::is_full).
     /// [`max_waiting`](crate::RateLimitLayer::max_waiting) bounds how many keys waiting requests
     /// hold.
     EvictSoonest,

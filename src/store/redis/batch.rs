@@ -30,11 +30,14 @@ use crate::{
     sync::lock,
 };
 
-/// The number of keys in a batch, which must not block Redis for long.
+/// The number of keys in a batch, which must not block Redis for long: 64 keys take 0.12 to 0.18 ms
+/// of it, and 255 keys 0.45 to 0.75 ms, without more decisions per second.
 const MAX_KEYS: usize = 64;
-/// The number of checks in a batch, if those of the same key take little more time than one.
+/// The number of checks in a batch, if those of the same key take little more time than one: equal
+/// checks of a key in a row are one division in the script.
 const MAX_CHECKS: usize = 512;
-/// The delay up to which a caller gets its error from the call and not at its own deadline.
+/// The delay up to which a caller gets its error from the call and not at its own deadline. The
+/// checks of a batch arrive within about this time, so most of them need no timer.
 const MAX_DELAY: Duration = Duration::from_millis(1);
 
 pub(super) struct CheckBatch {

@@ -1,5 +1,5 @@
-//! The settings of a store in Redis: those of its connections, and those of its limiters. The parser
-//! of URLs is in `transport/url.rs`.
+//! The settings of a store in Redis: those of its connections, and those of its limiters. The
+//! parser of URLs is in `transport/url.rs`.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -17,8 +17,9 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 /// The parameters of a URL that set these. `transport/url.rs` has those of connections.
 const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
 
-/// The settings of a [`RedisStore`](crate::RedisStore): the addresses of Redis, which are one server, a
-/// master behind Sentinels, or a cluster; the login; the deadline, and what the process remembers.
+/// The settings of a [`RedisStore`](crate::RedisStore): the addresses of Redis, which are one
+/// server, a master behind Sentinels, or a cluster; the login; the deadline, and what the process
+/// remembers.
 ///
 /// A URL has most of them as parameters: see [`store::connect`](crate::store::connect).
 ///
@@ -30,7 +31,7 @@ const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{RedisConfig, RedisStore};
+/// use tower_ratelimit::{RedisStore, store::RedisConfig};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
@@ -62,10 +63,10 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let url = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster?deadline=50ms&prefix=shop";
+    /// let url = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/main?deadline=50ms&prefix=shop";
     /// let store = RedisStore::new(RedisConfig::from_url(url)?)?;
     /// # let _ = store;
     /// # Ok(())
@@ -108,10 +109,10 @@ impl RedisConfig {
     /// is the name of the master, or a URL with the name in place of the host:
     /// `redis://[[USER]:PASSWORD@]NAME[/DB]`.
     ///
-    /// The store keeps a connection to each Sentinel. It discovers other Sentinels through these, and
-    /// logs in there with the settings of the first URL. It subscribes to their announcements, and
-    /// polls them every second. The master is the server that most Sentinels name, if its role is
-    /// master.
+    /// The store keeps a connection to each Sentinel. It discovers other Sentinels through these,
+    /// and logs in there with the settings of the first URL. It subscribes to their announcements,
+    /// and polls them every second. The master is the server that most Sentinels name, if its role
+    /// is master.
     ///
     /// # Errors
     ///
@@ -120,7 +121,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"];
@@ -156,7 +157,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{RedisConfig, RedisStore};
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let nodes = ["redis://:secret@10.0.0.1", "redis://:secret@10.0.0.2"];
@@ -176,7 +177,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```no_run
-    /// use tower_ratelimit::{RedisConfig, RedisStore, redis};
+    /// use tower_ratelimit::{RedisStore, redis, store::RedisConfig};
     ///
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = redis::Client::open("redis://127.0.0.1/")?;
@@ -238,8 +239,12 @@ impl RedisConfig {
     /// use tokio::sync::watch;
     /// use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
     /// use tower_ratelimit::{
-    ///     RedisConfig, RedisStore,
-    ///     redis::{RedisResult, auth::{BasicAuth, StreamingCredentialsProvider}},
+    ///     RedisStore,
+    ///     redis::{
+    ///         RedisResult,
+    ///         auth::{BasicAuth, StreamingCredentialsProvider},
+    ///     },
+    ///     store::RedisConfig,
     /// };
     ///
     /// struct Rotated(watch::Receiver<BasicAuth>);
@@ -305,7 +310,7 @@ impl RedisConfig {
     ///
     /// ```
     /// use std::collections::HashMap;
-    /// use tower_ratelimit::RedisConfig;
+    /// use tower_ratelimit::store::RedisConfig;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let table = HashMap::from([(("172.17.0.2", 6379), ("redis-1.example.com", 7001))]);
@@ -332,7 +337,7 @@ impl RedisConfig {
     ///
     /// Limiters of the same name count separately if their prefixes differ. The user at the server
     /// needs access to the keys with this prefix, such as `~shop:*`: see
-    /// [Permissions](crate::operation#permissions).
+    /// [Permissions](crate::guide::operation#permissions).
     ///
     /// # Panics
     ///
@@ -344,8 +349,8 @@ impl RedisConfig {
         Self { prefix: prefix.into(), ..self }
     }
 
-    /// Sets a line before the text of every script, for servers that read flags there. There is none
-    /// by default. In a URL, the parameter `script_flags=FLAGS` sets `#!lua flags=FLAGS`.
+    /// Sets a line before the text of every script, for servers that read flags there. There is
+    /// none by default. In a URL, the parameter `script_flags=FLAGS` sets `#!lua flags=FLAGS`.
     ///
     /// Upstash locks all keys during a script, unless this line is `#!lua
     /// flags=allow-key-locking`. Redis 6.2 rejects scripts that begin with `#!`, and later versions
@@ -360,7 +365,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::RedisConfig;
+    /// use tower_ratelimit::store::RedisConfig;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let config = RedisConfig::from_url("redis://:secret@example.upstash.io")?
@@ -392,8 +397,8 @@ impl RedisConfig {
     /// includes waiting for a connection and all commands of the decision. No command is sent after
     /// it. In a URL, it is the parameter `deadline`.
     ///
-    /// [`RedisStore::new`](crate::RedisStore::new) rejects a deadline of 0, with which every decision
-    /// would fail.
+    /// [`RedisStore::new`](crate::RedisStore::new) rejects a deadline of 0, with which every
+    /// decision would fail.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
@@ -403,10 +408,11 @@ impl RedisConfig {
     /// remembers none, and any other time is valid. In a URL, it is the parameter `denial_ttl`.
     ///
     /// After a denial, the process denies checks of the key without a command, as long as Redis
-    /// would deny them: until [`retry_after`](crate::Decision::retry_after), but at most for this time.
-    /// Their [`source`](crate::Decision::source) is [`Source::Cached`](crate::Source::Cached). No request
-    /// is allowed without Redis. A remembered denial applies to a check against the limit that has
-    /// denied, alone or together with other limits:
+    /// would deny them: until [`retry_after`](crate::Decision::retry_after), but at most for this
+    /// time. Their [`source`](crate::Decision::source) is
+    /// [`Source::Cached`](crate::store::Source::Cached). No request is allowed without Redis. A remembered
+    /// denial applies to a check against the limit that has denied, alone or together with other
+    /// limits:
     ///
     /// - with the same quota
     /// - with at least the cost of the denied check
@@ -414,9 +420,9 @@ impl RedisConfig {
     ///
     /// If this store returns units of the key, resets it, or applies another quota, it drops the
     /// denials of the key. If another process does, or if Redis loses the key, this process may
-    /// deny for up to this time what Redis would allow. At most 57,344 keys with denials are remembered,
-    /// in up to 27 MB. Up to four denials of a key are remembered, of different costs; if all keys
-    /// have four, they take 40 MB.
+    /// deny for up to this time what Redis would allow. At most 57,344 keys with denials are
+    /// remembered, in up to 27 MB. Up to four denials of a key are remembered, of different costs;
+    /// if all keys have four, they take 40 MB.
     #[must_use]
     pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
         Self { denial_ttl, ..self }

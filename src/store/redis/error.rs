@@ -1,5 +1,5 @@
-//! The border: the only place in which errors and states of the connections become those of a store.
-//! It adds hints for users, and knows the errors of the scripts.
+//! The border: the only place in which errors and states of the connections become those of a
+//! store. It adds hints for users, and knows the errors of the scripts.
 
 use std::{error::Error, fmt};
 
@@ -117,8 +117,8 @@ pub(super) fn lacks_permission(error: &RedisError) -> bool {
     error.code() == Some("NOPERM") || of_script()
 }
 
-/// Texts in the errors of a script that found a foreign value in a key, as `scripts/prelude.lua` has
-/// them. Redis 6.2 wraps the errors of its commands into an `ERR`.
+/// Texts in the errors of a script that found a foreign value in a key, as `scripts/prelude.lua`
+/// has them. Redis 6.2 wraps the errors of its commands into an `ERR`.
 const KEY_ERRORS: [&str; 3] =
     ["WRONGTYPE", " holds no state of this limiter", " cannot be decided about; "];
 

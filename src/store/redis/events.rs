@@ -1,5 +1,5 @@
-//! The events of a store in Redis for the crate `tracing`: their texts, fields and levels. Without the
-//! feature they are empty functions.
+//! The events of a store in Redis for the crate `tracing`: their texts, fields and levels. Without
+//! the feature they are empty functions.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
 #[cfg(feature = "tracing")]

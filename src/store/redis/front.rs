@@ -36,8 +36,15 @@ use crate::{
 };
 
 /// The number of calls of a lane that are under way at a time.
+///
+/// Measured with 256 checks in flight: one call at a time doubles the latency of a Redis that is
+/// 0.5 ms away (p50 of 16 checks: 1,527 us, with four 728 us, with 32 722 us), because checks wait
+/// for the call before. With 32, and two threads, calls go with one check each: one hot key has
+/// 0.47 M decisions per second, with four 1.33 M.
 const MAX_CALLS: usize = 4;
-/// The same while batches are full: so many checks wait that the connection can take more.
+/// The same while batches are full: so many checks wait that the connection can take more, and each
+/// call has all the keys that it can. With four, a Redis that is 1 ms away would decide about 256
+/// keys per millisecond at most.
 const MAX_FULL_CALLS: usize = 64;
 
 /// The lanes of a store and its clones.
@@ -48,7 +55,8 @@ struct FrontInner {
     client: Client,
     lanes: Mutex<Lanes>,
     hasher: RandomState,
-    /// True if the server rejects calls whose keys are in several slots.
+    /// True if the server rejects calls whose keys are in several slots. It is found out once, and
+    /// a call that reads an old value is rejected and repeated by key: so `Relaxed` suffices.
     is_clustered: AtomicBool,
     late_calls: LateCalls,
 }
@@ -298,8 +306,11 @@ pub(super) struct Turn {
     id: LaneId,
     /// True if the call has not begun.
     is_scheduled: bool,
-    /// True until later calls cannot overtake this one.
+    /// True until later calls cannot overtake this one. Atomic because `hand_over` is called while
+    /// the call has borrowed the turn; each swap finds one winner, which then takes the lock of the
+    /// lanes. `Relaxed`, because that lock orders everything else.
     is_starting: AtomicBool,
+    /// True once the turn has left its lane, in the same way.
     is_over: AtomicBool,
     batch: Option<Arc<CheckBatch>>,
 }

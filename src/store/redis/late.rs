@@ -26,13 +26,13 @@ use crate::{
 };
 
 /// The number of calls of a store that are awaited after their deadlines. Each holds a task, its
-/// command and its keys, some kilobytes, for up to 30 s. Without a bound, a Redis that hangs for 30 s
-/// under 1,000 calls per second would hold 30,000 of them. What is spent by calls beyond the bound
-/// stays counted, as it does for checks that may not wait.
+/// command and its keys, some kilobytes, for up to 30 s. Without a bound, a Redis that hangs for 30
+/// s under 1,000 calls per second would hold 30,000 of them. What is spent by calls beyond the
+/// bound stays counted, as it does for checks that may not wait.
 const MAX_LATE: usize = 1_000;
 
-/// The calls of a store that are awaited after their deadlines. The count guards no other memory, so
-/// it is `Relaxed`; `fetch_update` alone keeps it within the bound.
+/// The calls of a store that are awaited after their deadlines. The count guards no other memory,
+/// so it is `Relaxed`; `fetch_update` alone keeps it within the bound.
 #[derive(Clone, Default)]
 pub(super) struct LateCalls(Arc<AtomicUsize>);
 
@@ -83,8 +83,8 @@ impl WaitingCall {
         let task = call.clone();
         tokio::spawn(async move {
             let _late = late;
-            // The caller was dropped before the first poll of this task: nothing is sent, so nothing
-            // can be spent.
+            // The caller was dropped before the first poll of this task: nothing is sent, so
+            // nothing can be spent.
             if sender.is_closed() {
                 return;
             }

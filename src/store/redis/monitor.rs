@@ -1,5 +1,5 @@
-//! What a store counts and reports about its connections: the counters of its health, the events for
-//! its observers, and those of the log. It sends nothing but the ping that explains an error.
+//! What a store counts and reports about its connections: the counters of its health, the events
+//! for its observers, and those of the log. It sends nothing but the ping that explains an error.
 
 use std::sync::{
     Arc, Mutex,
@@ -23,8 +23,8 @@ use crate::{
     sync::lock,
 };
 
-/// The time between two events about single decisions that failed. While Redis is down, another event
-/// reports it; so this bounds the log of a Redis that answers some calls late.
+/// The time between two events about single decisions that failed. While Redis is down, another
+/// event reports it; so this bounds the log of a Redis that answers some calls late.
 const FAILED_AFTER: Duration = Duration::from_secs(10);
 /// The time between two pings that find out which permission is missing.
 const PING_AFTER: Duration = Duration::from_secs(60);
@@ -94,8 +94,8 @@ impl Monitor {
         );
     }
 
-    /// Reports in the log that a decision of a limiter has failed, once in [`FAILED_AFTER`]. While the
-    /// breaker is open, another event reports it. Returns the error of the store.
+    /// Reports in the log that a decision of a limiter has failed, once in [`FAILED_AFTER`]. While
+    /// the breaker is open, another event reports it. Returns the error of the store.
     pub(super) fn failed(
         self: &Arc<Self>,
         client: &Client,

@@ -58,8 +58,8 @@ use crate::{
 ///
 /// A check that may not wait is sent immediately if no call of its limiter is under way. Any other
 /// one waits for the next call, which begins within a turn of the runtime while fewer than four are
-/// under way, or fewer than 64 while their batches are full. A call has up to 64 keys. Each check is decided as
-/// if it had come alone. A check that is dropped before its call has spent nothing.
+/// under way, or fewer than 64 while their batches are full. A call has up to 64 keys. Each check
+/// is decided as if it had come alone. A check that is dropped before its call has spent nothing.
 ///
 /// In one process and runtime, the checks of a key are decided in the order of their arrival, if
 /// their futures are polled until they are ready. They take the same connection; after
@@ -101,7 +101,7 @@ use crate::{
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.
 ///
-/// [The page on operation](crate::operation) describes the failure modes and the permissions.
+/// [The page on operation](crate::guide::operation) describes the failure modes and the permissions.
 ///
 /// # Examples
 ///

@@ -3,7 +3,7 @@
 use super::transport::TlsSettings;
 use crate::error::StoreError;
 
-/// TLS settings of a [`RedisConfig`](crate::RedisConfig): the trusted servers, and the client
+/// TLS settings of a [`RedisConfig`](crate::store::RedisConfig): the trusted servers, and the client
 /// certificate.
 ///
 /// By default, the root certificates of the system are trusted. With the feature
@@ -15,7 +15,10 @@ use crate::error::StoreError;
 ///
 /// ```no_run
 /// use std::fs;
-/// use tower_ratelimit::{RedisConfig, RedisStore, Tls};
+/// use tower_ratelimit::{
+///     RedisStore,
+///     store::{RedisConfig, Tls},
+/// };
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let tls = Tls::new()

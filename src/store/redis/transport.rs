@@ -1,5 +1,5 @@
-//! Calls to Redis: connections, circuit breakers, Sentinels and clusters. It knows no limits, and of
-//! this crate only jitter and locks: it could be a crate of its own.
+//! Calls to Redis: connections, circuit breakers, Sentinels and clusters. It knows no limits, and
+//! of this crate only jitter and locks: it could be a crate of its own.
 //!
 //! Three rooms, from the door down, each of which imports only from those below it:
 //!

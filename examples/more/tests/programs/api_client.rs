@@ -19,7 +19,7 @@ use axum::{
 use reqwest::{Method, Request, Response, StatusCode, Url};
 use tokio::net::TcpListener;
 use tower::{BoxError, ServiceExt};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore, Rejection};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore, http::Rejection};
 use vendor::{Counts, Vendor};
 
 use crate::support::{self, server::RedisServer};

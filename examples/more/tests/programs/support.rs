@@ -1,6 +1,6 @@
 //! Builds the examples, and starts Redis servers for them. No tests.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{path::PathBuf, process::Command};
 
 use tower_ratelimit::RedisStore;
 

@@ -48,8 +48,8 @@ enum Topology {
 }
 
 impl TransportConfig {
-    /// Reads one URL for all nodes and settings. `further` are the names of parameters that the owner
-    /// reads from the result.
+    /// Reads one URL for all nodes and settings. `further` are the names of parameters that the
+    /// owner reads from the result.
     pub(crate) fn from_url<'a>(
         url: &'a str,
         further: &[&str],

@@ -1,5 +1,5 @@
-//! A connection to one server: opening it, the queue and the writer of its commands, their deadlines
-//! and replies. It knows neither breakers nor the choice of a server.
+//! A connection to one server: opening it, the queue and the writer of its commands, their
+//! deadlines and replies. It knows neither breakers nor the choice of a server.
 
 mod clock_offset;
 mod command;
@@ -7,6 +7,10 @@ mod connection;
 mod deadline;
 mod endpoint;
 mod error;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../../../tests/support/sentinel/fake.rs"]
+pub(super) mod fake;
 mod header;
 mod line;
 mod login;

@@ -1,5 +1,5 @@
-//! Which server gets a command: one server, the master behind Sentinels, or the node of a cluster that
-//! has the key. It makes the connections, and sends probes and jobs in the background.
+//! Which server gets a command: one server, the master behind Sentinels, or the node of a cluster
+//! that has the key. It makes the connections, and sends probes and jobs in the background.
 
 mod background;
 mod channel;

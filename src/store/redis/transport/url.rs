@@ -33,8 +33,8 @@ pub(crate) const FORMS: &str = "redis://HOST:PORT, rediss://HOST:PORT, unix:///P
                                 redis+sentinel://HOST:PORT,HOST:PORT/MASTER or \
                                 redis+cluster://HOST:PORT,HOST:PORT";
 
-/// Reads a URL with all nodes and settings. `further` are the names of the owner's parameters, which
-/// it reads itself.
+/// Reads a URL with all nodes and settings. `further` are the names of the owner's parameters,
+/// which it reads itself.
 pub(super) fn read<'a>(
     url: &'a str,
     further: &[&str],

@@ -1,9 +1,10 @@
 //! Circuit breaker: fails fast while Redis does not answer within the deadlines of its callers. It
 //! knows the state of one node, and tells its owner; a node sends the probes.
 //!
-//! The deadlines of callers differ: those of requests are short, and those of pings and of queries for
-//! the slots of a cluster are a second. A server that answers after 200 ms is down for the former and
-//! works for the latter. So the breaker is open up to a deadline, [`open_for`](Breaker::open_for).
+//! The deadlines of callers differ: those of requests are short, and those of pings and of queries
+//! for the slots of a cluster are a second. A server that answers after 200 ms is down for the
+//! former and works for the latter. So the breaker is open up to a deadline,
+//! [`open_for`](Breaker::open_for).
 
 use std::{
     fmt, mem,
@@ -24,13 +25,13 @@ use super::{
 use crate::sync::lock;
 
 /// The longest time between two probes: the search for the cause takes up to 1.5 s
-/// (`Node::examine`), the probe up to 1 s, and the pause 100 ms. If it is exceeded, their runtime does
-/// not run.
+/// (`Node::examine`), the probe up to 1 s, and the pause 100 ms. If it is exceeded, their runtime
+/// does not run.
 const MAX_PROBE: Duration = Duration::from_secs(3);
 
 /// The number of calls in a row without an answer that opens the breaker; they must also take at
-/// least one deadline. A single lost call should not open it, and each further one costs a caller its
-/// deadline. The number is chosen, not measured.
+/// least one deadline. A single lost call should not open it, and each further one costs a caller
+/// its deadline. The number is chosen, not measured.
 const MAX_FAILURES: u32 = 5;
 
 /// The time between two events about the same cause of an outage. It is that of
@@ -50,9 +51,9 @@ pub(crate) struct Breaker {
     made: Instant,
     /// The time of the last reply, in microseconds since `made`.
     last_reply: AtomicU64,
-    /// Its latency, in microseconds. It is stored before `last_reply`. A reader that sees only one of
-    /// the two judges a failure by the reply before, which counts as many calls wrong as a reply that
-    /// came in between: one.
+    /// Its latency, in microseconds. It is stored before `last_reply`. A reader that sees only one
+    /// of the two judges a failure by the reply before, which counts as many calls wrong as a reply
+    /// that came in between: one.
     last_latency: AtomicU64,
     /// The longest deadline within which Redis does not answer, in microseconds plus 1; 0 while the
     /// breaker is closed.

@@ -1,5 +1,5 @@
-//! Passes values on in the order in which they were added, with no lock held meanwhile: the receiver
-//! may block a little, or add further values.
+//! Passes values on in the order in which they were added, with no lock held meanwhile: the
+//! receiver may block a little, or add further values.
 
 use std::{
     collections::VecDeque,
@@ -18,8 +18,8 @@ struct OutboxQueue<T> {
 }
 
 impl<T> Outbox<T> {
-    /// Adds a value. To fix its order beside another change, call this under the lock of that change,
-    /// and [`deliver`](Self::deliver) after it.
+    /// Adds a value. To fix its order beside another change, call this under the lock of that
+    /// change, and [`deliver`](Self::deliver) after it.
     pub(super) fn add(&self, value: T) {
         lock(&self.0).values.push_back(value);
     }

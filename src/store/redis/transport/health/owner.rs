@@ -8,24 +8,24 @@ use super::super::link::{Command, ServerState, TransportError};
 
 /// The owner of the connections. All nodes of a client have the same.
 pub(crate) trait Owner: Send + Sync + 'static {
-    /// Gets an event, in the task of a call: it must be fast, and must not block or panic. No lock of
-    /// the connections is held meanwhile.
+    /// Gets an event, in the task of a call: it must be fast, and must not block or panic. No lock
+    /// of the connections is held meanwhile.
     fn notify(&self, event: &Event<'_>);
 
     /// Returns whether an error of a script concerns one key: it says nothing about the server.
     fn is_of_one_key(&self, error: &RedisError) -> bool;
 
-    /// Returns the script that proves that a server can execute the scripts of the owner, with a key
-    /// that has this hash tag.
+    /// Returns the script that proves that a server can execute the scripts of the owner, with a
+    /// key that has this hash tag.
     fn ping(&self, tag: &str) -> Probe;
 
-    /// Returns the script that shows that an outage is over, with a key in the slot of `key`; if that
-    /// is empty, with any key.
+    /// Returns the script that shows that an outage is over, with a key in the slot of `key`; if
+    /// that is empty, with any key.
     fn probe(&self, key: &[u8]) -> Probe;
 }
 
-/// A script that changes nothing, but needs what the scripts of the owner need. A Redis that rejects
-/// writes or scripts still answers `TIME`.
+/// A script that changes nothing, but needs what the scripts of the owner need. A Redis that
+/// rejects writes or scripts still answers `TIME`.
 #[derive(Debug)]
 pub(crate) struct Probe {
     /// An `EVALSHA`.
@@ -38,8 +38,8 @@ impl Probe {
         Command::script(&self.cmd, self.text)
     }
 
-    /// Returns the same script by its text. A ping sends both forms: scripts need the permission for
-    /// each of them.
+    /// Returns the same script by its text. A ping sends both forms: scripts need the permission
+    /// for each of them.
     pub(crate) fn by_text(&self) -> Cmd {
         self.command().by_text().expect("a probe is a script")
     }

@@ -1,5 +1,5 @@
-//! The scripts that a server rejects with errors, while it answers: when that begins, lasts and ends.
-//! The owner words the events.
+//! The scripts that a server rejects with errors, while it answers: when that begins, lasts and
+//! ends. The owner words the events.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 const MAX_REJECTED: u32 = 5;
 
 /// The time without a rejected script after which a server executes all again. It can reject some
-/// scripts and not others, for example those that need one command, or those that write: with the end
-/// at the first executed script, a server with full memory began and ended to reject with each
+/// scripts and not others, for example those that need one command, or those that write: with the
+/// end at the first executed script, a server with full memory began and ended to reject with each
 /// request.
 const QUIET: Duration = Duration::from_secs(5);
 

@@ -28,8 +28,8 @@ impl<'a> Command<'a> {
         Self { is_asking, ..self }
     }
 
-    /// Marks a command that is sent after [`ready`](super::Client::ready): nothing delays it, so that
-    /// no later command overtakes it.
+    /// Marks a command that is sent after [`ready`](super::Client::ready): nothing delays it, so
+    /// that no later command overtakes it.
     pub(crate) fn ready(self) -> Self {
         Self { is_ready: true, ..self }
     }

@@ -7,11 +7,16 @@ use std::{
 
 use tokio::time::timeout;
 
-/// The deadline of calls that no request waits for.
+/// The deadline of calls that no request waits for. It is long beside that of requests, because a
+/// late call in the background disturbs nobody, and a failed one is sent again.
 const BACKGROUND_DEADLINE: Duration = Duration::from_secs(1);
-/// The time after the deadline during which the reply to a call that lingers is awaited.
+/// The time after the deadline during which the reply to a call that lingers is awaited. Redis
+/// pauses for seconds (a failover, a fork, `CLIENT PAUSE`), and a reply after half a minute is one
+/// of a connection that is usually given up.
 const MAX_LINGER: Duration = Duration::from_secs(30);
-/// The longest extra time for a reply where the process notices the deadline late.
+/// The longest extra time for a reply where the process notices the deadline late. To read replies
+/// that have arrived takes microseconds; on a busy machine, the runtime may first run all other
+/// tasks.
 const MAX_GRACE: Duration = Duration::from_millis(20);
 
 /// The time within which a call gets its reply, however many commands it takes.

@@ -30,7 +30,8 @@ use super::{
     traffic::{Stream, Traffic, Watched, boxed},
 };
 
-/// The deadline of commands that no caller waits for with a deadline of its own.
+/// The deadline of commands that no caller waits for with a deadline of its own, such as queries
+/// for slots. A healthy server answers them within milliseconds.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit for opening a connection and logging in. It is below the deadline of a ping, so
 /// that the error of a ping contains the reason.

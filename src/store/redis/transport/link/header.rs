@@ -55,8 +55,8 @@ impl Header {
         Some(HeadedCommand { cmd, script })
     }
 
-    /// Makes the script with the line. The process keeps it, as it keeps all scripts: there are few,
-    /// and their number depends on no request.
+    /// Makes the script with the line. The process keeps it, as it keeps all scripts: there are
+    /// few, and their number depends on no request.
     fn headed(&self, hash: &[u8], text: &str) -> Headed {
         type ByLineAndHash = HashMap<(String, Box<[u8]>), Headed>;
         static ALL: Mutex<Option<ByLineAndHash>> = Mutex::new(None);

@@ -29,13 +29,20 @@ use super::{
 use crate::sync::lock;
 
 /// The number of commands that are handed to the crate `redis` before they are written. Its queue
-/// has room for them.
+/// has room for 50; if it were full, the handover would not be finished by one poll, and the next
+/// command could overtake. 32 batches fill a socket buffer.
 const MAX_AT_ONCE: usize = 32;
-/// A connection without any reply for this time is given up, although it is open.
+/// A connection without any reply for this time is given up, although it is open: its peer may be
+/// gone without a word, and TCP needs minutes to notice. It is ten default deadlines, so that a
+/// slow server does not lose its connections.
 pub(crate) const MAX_SILENCE: Duration = Duration::from_secs(1);
 /// After this idle time, the server may have closed the connection before the runtime has noticed.
+/// One turn of the runtime then reads the end (`idle` in docs/connections.md: 50 of 50 commands
+/// fail without it). A connection in use reads all the time, and needs no turn.
 pub(crate) const IDLE: Duration = Duration::from_millis(10);
 /// The time in which commands whose connection ended before they were written enter the next line.
+/// Their callers run within microseconds; a caller that does not run, because its runtime is
+/// blocked, must not stop the others. It is a fifth of the default deadline.
 const MAX_REENTRY: Duration = Duration::from_millis(20);
 
 /// The commands of a connection. The connection ends when all clones are dropped.
@@ -184,7 +191,9 @@ struct Writer {
     /// In the order in which they were written, which is that of their replies.
     under_way: VecDeque<Exchange>,
     /// The commands whose scripts the server does not know. No further command is written until all
-    /// that are under way are answered: these are then written again, in the same order.
+    /// that are under way are answered: these are then written again, in the same order. A later
+    /// command that were written before would find the script, once the text of the first one is
+    /// sent, and overtake (`order` in docs/connections.md).
     rejected: VecDeque<Request>,
     /// Those that are to be written again now.
     repeated: VecDeque<Repeated>,
@@ -222,6 +231,8 @@ struct Repeated {
 impl Writer {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
+            // First the driver: it reads the end of the connection before anything is written, and
+            // writes what the last turn has handed over.
             let has_ended = self.driver.as_mut().poll(cx).is_ready();
             self.read(cx);
             if has_ended || self.is_broken || self.is_abandoned(cx) {
@@ -353,6 +364,9 @@ impl Writer {
             let mut replies = commands.send_packed_commands(&both, 1, 1).await?;
             Ok(replies.pop().unwrap_or(Value::Nil))
         });
+        // If the connection ends with the same number, no byte of this command was written. Others
+        // that are handed over with it count as written together with it: the driver writes them at
+        // once.
         let written_before = self.traffic.written();
         let mut exchange = Exchange { request, has_text, written_before, reply };
         // The first poll puts it into the queue of the driver.

@@ -30,8 +30,8 @@ pub(crate) struct Session {
 pub(crate) type DriverFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(super) struct Driver {
-    /// `None` once a line drives the connection. The task holds it, so that the connection is closed
-    /// when the runtime ends.
+    /// `None` once a line drives the connection. The task holds it, so that the connection is
+    /// closed when the runtime ends.
     future: Weak<Mutex<Option<DriverFuture>>>,
     task: AbortHandle,
     traffic: Arc<Traffic>,

@@ -16,8 +16,8 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The largest size of a reply. Replies to batches of calls have some kilobytes, and a reply without
-/// an end would fill the memory of the process: `make connections` shows it.
+/// The largest size of a reply. Replies to batches of calls have some kilobytes, and a reply
+/// without an end would fill the memory of the process: `make connections` shows it.
 const MAX_REPLY: u64 = 16 << 20;
 
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send {}
@@ -29,6 +29,10 @@ pub(super) fn boxed(stream: impl Stream + 'static) -> Pin<Box<dyn Stream>> {
 }
 
 /// The traffic of a connection, and its end.
+///
+/// The numbers are read and written by the task that drives the connection, so their order is
+/// `Relaxed`. The end is read by others: whoever sees it must also see what was written before, to
+/// know that a command was not.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     /// The number of bytes.

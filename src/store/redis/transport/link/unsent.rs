@@ -15,6 +15,8 @@ use crate::sync::lock;
 /// The commands of a channel that are to be sent again, by the numbers of their tickets.
 #[derive(Default)]
 pub(crate) struct Unsent {
+    /// The number of tickets so far. `Relaxed`: calls that need an order are begun one after the
+    /// other, by one task or with a lock between them, so their numbers are in that order.
     tickets: AtomicU64,
     waiting: Mutex<UnsentNumbers>,
 }

@@ -20,26 +20,27 @@ use tokio::{runtime::Handle, time::sleep};
 use super::super::link::{Command, TransportError};
 use crate::sync::lock;
 
-/// The maximum number of items and tasks in the queue of a node. Further ones are dropped. An item has
-/// some 100 bytes, so a queue that is full for an hour holds a few megabytes.
+/// The maximum number of items and tasks in the queue of a node. Further ones are dropped. An item
+/// has some 100 bytes, so a queue that is full for an hour holds a few megabytes.
 const MAX_QUEUED: usize = 20_000;
 /// The maximum number of items in one call. A script executes them without a break, and the server
-/// executes nothing else meanwhile: 100 take less than a batch of calls of 64 keys.
+/// executes nothing else meanwhile. Chosen, not measured: a call of 64 keys takes some 0.15 ms.
 const MAX_PER_CALL: usize = 100;
 /// The maximum number of workers of a node, each with one call in flight: Redis may execute these
 /// calls without a break.
 const MAX_WORKERS: usize = 4;
-/// The delay of a new worker, which collects items into the same calls: when a service is restarted,
-/// thousands of requests are dropped within milliseconds. Nobody waits for these calls.
+/// The delay of a new worker, which collects items into the same calls: when a service is
+/// restarted, thousands of requests are dropped within milliseconds. Nobody waits for these calls.
 const GATHER: Duration = Duration::from_millis(5);
 /// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
 /// workers of a dead node make 80 calls per second, and then none.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The time without progress after which the runtime of the workers is taken as stopped. It is longer
-/// than a call in the background, which has a deadline of 1 s, with a connection that takes 3 s.
+/// The time without progress after which the runtime of the workers is taken as stopped. It is
+/// longer than a call in the background, which has a deadline of 1 s, with a connection that takes
+/// 3 s.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
-/// The lifetime of a job that the node cannot execute. A job that is repeated is harmless at any time,
-/// so this only bounds the time for which memory is held.
+/// The lifetime of a job that the node cannot execute. A job that is repeated is harmless at any
+/// time, so this only bounds the time for which memory is held.
 const MAX_AGE: Duration = Duration::from_secs(3_600);
 
 /// Executes jobs: a node, or a cluster.

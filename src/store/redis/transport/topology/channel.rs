@@ -21,12 +21,12 @@ use super::{
 };
 use crate::sync::lock;
 
-/// The time limit of an attempt to connect. It includes queries to Sentinels, and the wait for the end
-/// of a failover: a connection itself takes at most 900 ms, and the Sentinels up to 1.5 s.
+/// The time limit of an attempt to connect. It includes queries to Sentinels, and the wait for the
+/// end of a failover: a connection itself takes at most 900 ms, and the Sentinels up to 1.5 s.
 const MAX_ATTEMPT: Duration = Duration::from_secs(3);
-/// The pause after a failed attempt to connect. Calls meanwhile fail with its error. It is short beside
-/// a deadline, so that a server that restarts is used within the same call or the next one, and bounds
-/// the attempts at a port that refuses connections to 50 per second.
+/// The pause after a failed attempt to connect. Calls meanwhile fail with its error. It is short
+/// beside a deadline, so that a server that restarts is used within the same call or the next one,
+/// and bounds the attempts at a port that refuses connections to 50 per second.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 pub(crate) struct Channel {

@@ -41,22 +41,25 @@ use crate::{sync::lock, time::random_fraction};
 
 const SLOTS: usize = 1 << 14;
 
-/// The number of nodes that are queried for the slot map at the same time. The first reply counts, so
-/// that one node that hangs delays nothing, and two do not either.
+/// The number of nodes that are queried for the slot map at the same time. The first reply counts,
+/// so that one node that hangs delays nothing, and two do not either.
 const NODES_PER_REFRESH: usize = 3;
-/// The same while no slot is known, or none of the known nodes knows the slots: many of the configured
-/// seeds may be gone.
+/// The same while no slot is known, or none of the known nodes knows the slots: many of the
+/// configured seeds may be gone.
 const SEEDS_PER_REFRESH: usize = 16;
 /// The pause between two refreshes. While slots move, each `MOVED` asks for one.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
-/// The slot map is read again after this time, and up to a quarter more, whatever the nodes answer.
+/// The slot map is read again after this time, and up to a quarter more, whatever the nodes answer:
+/// a node that was added has no key yet, so nothing redirects to it. The random part keeps the
+/// processes of a service apart.
 const REFRESH_AFTER: Duration = Duration::from_secs(30);
 /// The same for [`UNSETTLED`] after a connection was made anew. If another server has taken the
 /// address of a dead master, the cluster may not have promoted a replica yet.
 const REFRESH_SOON: Duration = Duration::from_secs(2);
 const UNSETTLED: Duration = Duration::from_secs(60);
 /// The number of nodes that get a request without a pause. From then on, a pause precedes each
-/// node.
+/// node. A stale map needs one hop, and a slot that moves a second; more are a loop between nodes
+/// that disagree, which ends with the deadline.
 const MAX_HOPS: usize = 4;
 const HOP_PAUSE: Duration = Duration::from_millis(5);
 /// The first and the longest pause of a request whose keys are on two nodes. The first pause is at
@@ -72,8 +75,9 @@ pub(crate) struct Cluster {
     map: RwLock<Map>,
     made: Instant,
     refresh: Mutex<RefreshState>,
-    /// The time of the next regular refresh, in microseconds since the client was made. This and the
-    /// next are hints, read with each command: `Relaxed`, because a late reader refreshes later.
+    /// The time of the next regular refresh, in microseconds since the client was made. This and
+    /// the next are hints, read with each command: `Relaxed`, because a late reader refreshes
+    /// later.
     outdated_at: AtomicU64,
     /// The end of the time with frequent refreshes, in microseconds since the client was made.
     unsettled_until: AtomicU64,

@@ -33,20 +33,22 @@ use super::{
 use crate::sync::lock;
 
 /// The least lifetime of a connection that is given up because of an error reply. A new one may
-/// lead to a server that accepts writes. Without this, each call to a replica would make a connection:
-/// now it is ten per second.
+/// lead to a server that accepts writes. Without this, each call to a replica would make a
+/// connection: now it is ten per second.
 const RECONNECT_AFTER: Duration = Duration::from_millis(100);
 /// The pause before a command is sent over a third connection, or a further one: shorter than the
-/// time for which a line waits for it.
+/// time for which a line waits for it, `MAX_REENTRY`. A server that closes each connection at once
+/// gets 20 attempts per deadline.
 const RESEND_AFTER: Duration = Duration::from_millis(5);
 /// The pause between two probes: as long as the default deadline of callers, so an outage lasts at
 /// most one deadline longer for them than for the server. Ten probes per second cost it nothing.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// The deadline of a probe, independent of the deadlines of callers: one probe at a time is in
-/// flight.
+/// flight, and its latency shows for which deadlines the server works.
 const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The time limit of the command that tells a slow server from one that hangs.
+/// The time limit of the command that tells a slow server from one that hangs. Together with the
+/// time for a connection, it is below the longest time between two probes.
 const TIME_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What all nodes of a client have in common.

@@ -37,30 +37,40 @@ use super::super::{
 };
 use crate::{sync::lock, time::with_jitter};
 
-/// The pause between two queries to a Sentinel, before jitter.
+/// The pause between two queries to a Sentinel, before jitter: about one per second and process, as
+/// Sentinels ask each other. Announcements are faster; this is for those that are lost.
 const POLL_PAUSE: Duration = Duration::from_millis(900);
 /// The least pause between two queries. An announcement causes a query, and a Sentinel may send any
 /// number of announcements.
 const MIN_PAUSE: Duration = Duration::from_millis(5);
-/// A Sentinel that does not answer within this time counts as failed.
+/// A Sentinel that does not answer within this time counts as failed. It answers from memory, in
+/// microseconds. The time is below a second, the deadline of a ping, so that a ping that meets a
+/// hung Sentinel still has half of it for the master.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// The time for more answers after the first one, at least twice the latency of the first. It is half
-/// of a usual deadline, 100 ms, because it delays the first call while a Sentinel is unreachable.
+/// The time for more answers after the first one, at least twice the latency of the first. It is
+/// half of a usual deadline, 100 ms, because it delays the first call while a Sentinel is
+/// unreachable.
 const GRACE: Duration = Duration::from_millis(50);
 /// The same while fewer than half of the Sentinels have answered: the fastest answer may be wrong.
+/// For example, an isolated Sentinel on the same host answers first, and names the old master.
 const LONG_GRACE: Duration = Duration::from_millis(250);
-/// The pause after a failed attempt.
+/// The pause after a failed attempt: 50 per second at a Sentinel or master that refuses
+/// connections.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// The time limit of an attempt while the named server rejects connections or is not a master. It
 /// is below the default deadline, so that callers get the error of the attempt.
 const SEARCH_WITHIN: Duration = Duration::from_millis(75);
-/// The pause between two queries to the Sentinels while the named server does not answer.
+/// The pause between two queries to the Sentinels while the named server does not answer: a
+/// failover that was just commanded ends within a few of them.
 const SEARCH_PAUSE: Duration = Duration::from_millis(100);
-/// The maximum number of Sentinels that are discovered through others.
+/// The maximum number of Sentinels that are discovered through others, so that a broken or hostile
+/// Sentinel cannot make a process open any number of connections. Deployments have three to seven.
 const MAX_DISCOVERED: usize = 16;
-/// The number of polls of a Sentinel between two queries for its peers.
+/// The number of polls of a Sentinel between two queries for its peers: Sentinels are replaced by
+/// people, not within seconds.
 const DISCOVER_EVERY: usize = 10;
-/// The time without progress after which the runtime of the watcher is taken as stopped.
+/// The time without progress after which the runtime of the watcher is taken as stopped. A turn of
+/// the watcher takes at most 2.7 s: a comparison that opens two connections, and a poll.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 
 const ANNOUNCEMENT: &str = "+switch-master";
@@ -513,6 +523,7 @@ impl SentinelsInner {
         if error.is_io_error() || error.is_unrecoverable_error() {
             return Err(error);
         }
+        // Several pollers meet here, and one of them reports; no other memory depends on it.
         if !self.has_warned.swap(true, Relaxed) {
             self.owner.notify(&Event::NotSubscribed { master: &self.name, error: &error });
         }
@@ -546,12 +557,17 @@ impl SentinelsInner {
 
     /// Adds the Sentinels that the majority of the others knows, and removes discovered ones that
     /// it no longer knows. One wrong Sentinel has no majority.
+    ///
+    /// A Sentinel is known by its id, because one of them can have several addresses: the
+    /// configured one, and the one that the others see. Counted twice, it would have two votes.
     fn discover(&self) {
         let sentinels = &mut *lock(&self.sentinels);
         let is_settled = |sentinel: &Arc<Sentinel>| {
             let state = lock(&sentinel.state);
             state.peers.is_some() || matches!(state.report, Report::Failed(..))
         };
+        // Until each configured Sentinel has told its id or failed, its peers would name it again
+        // under another address.
         if !sentinels[..self.configured].iter().all(is_settled) {
             return;
         }
@@ -578,6 +594,7 @@ impl SentinelsInner {
         let mut endpoints: Vec<_> = known_by
             .into_iter()
             .filter(|((id, _), count)| {
+                // No Sentinel lists itself, so one that has sent a list is missing in one of them.
                 let others = lists - usize::from(all_ids.contains(id)).min(lists - 1);
                 !configured_ids.contains(id) && 2 * count > others
             })
@@ -587,6 +604,7 @@ impl SentinelsInner {
                 configured.iter().all(|it| it.endpoint.place() != new.place())
             })
             .collect();
+        // In an order that does not depend on the hash map, so that `truncate` keeps the same ones.
         endpoints.sort_by(|a, b| a.name().cmp(b.name()));
         endpoints.dedup_by(|a, b| a.place() == b.place());
         endpoints.truncate(MAX_DISCOVERED);

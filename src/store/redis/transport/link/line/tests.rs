@@ -4,15 +4,13 @@ use std::sync::{Mutex, atomic::AtomicBool, atomic::Ordering::SeqCst};
 
 use redis::{ErrorKind, RedisConnectionInfo};
 
-use self::fake::Fake;
 use super::{
-    super::endpoint::{CONNECT_TIMEOUT, Endpoint, Place},
+    super::{
+        endpoint::{CONNECT_TIMEOUT, Endpoint, Place},
+        fake::Fake,
+    },
     *,
 };
-
-#[allow(dead_code)]
-#[path = "../../../../../../tests/support/sentinel/fake.rs"]
-mod fake;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -1,13 +1,14 @@
 //! The choice of the master from scripted answers. Real Sentinels are in `tests/redis/sentinel.rs`.
 
-use self::fake::{Fake, array, map};
 use redis::{IntoConnectionInfo, RedisConnectionInfo};
 
-use super::{super::super::health::Nobody, *};
-
-#[allow(dead_code)]
-#[path = "../../../../../../tests/support/sentinel/fake.rs"]
-mod fake;
+use super::{
+    super::super::{
+        health::Nobody,
+        link::fake::{Fake, array, map},
+    },
+    *,
+};
 
 fn endpoint(url: &str) -> Endpoint {
     let info = url.into_connection_info().unwrap();
