@@ -268,7 +268,7 @@ impl Observer for OfLimiter {
     }
 
     fn released(&self, event: &Released<'_>) {
-        self.handles().released.increment(event.units.into());
+        self.handles().released.increment(event.units);
     }
 
     fn key_changed(&self, event: &KeyChanged<'_>) {
