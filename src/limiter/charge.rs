@@ -14,7 +14,7 @@ use crate::{
     decision::{Decision, KeyState},
     error::Error,
     keys::Key,
-    store::{LimitRequest, StoreFuture, StoreRequest},
+    store::{LimitRequest, Released, StoreFuture, StoreRequest},
 };
 
 /// The charge of a request: its limits, keys and costs.
@@ -429,9 +429,16 @@ impl Charge {
 
     /// Returns the units that the charge has spent, in the background, as far as that is possible.
     pub(crate) fn release_in_background(&self) {
-        for (part, Return { spent, units }) in self.take_returns() {
-            part.limiter.release_in_background(&part.key, spent.receipt, spent.units, units);
-        }
+        drop(self.begin_release());
+    }
+
+    /// Does the same, and returns what is left to wait for until the units are back.
+    pub(super) fn begin_release(&self) -> Vec<Released> {
+        let returns = self.take_returns().into_iter();
+        let released = returns.filter_map(|(part, Return { spent, units })| {
+            part.limiter.release_in_background(&part.key, spent.receipt, spent.units, units)
+        });
+        released.collect()
     }
 
     /// Removes all units that the charge has spent from its record.

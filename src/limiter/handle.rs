@@ -18,7 +18,7 @@ use crate::{
     keys::Key,
     observe::{LimiterObservers, Observer, Operation, SettingsChanged},
     quota::Quota,
-    store::{AnyStore, LimitRequest, Name, Settings, Store, StoreFuture, StoreRequest},
+    store::{AnyStore, LimitRequest, Name, Released, Settings, Store, StoreFuture, StoreRequest},
 };
 
 /// The number of requests of a key that can wait, if no setting bounds it.
@@ -272,7 +272,7 @@ impl Limiter {
         let quota = settings.quota.scaled(fraction);
         let algorithm = match settings.algorithm {
             Algorithm::TokenBucket { refill, overdraft } => {
-                let overdraft = (f64::from(overdraft) * fraction) as u32;
+                let overdraft = (overdraft as f64 * fraction) as u64;
                 // The limit can be rounded down further: then the overdraft takes too long to
                 // refill.
                 let overdraft = overdraft.min(quota.max_overdraft());
@@ -424,12 +424,11 @@ impl Limiter {
         receipt: Receipt,
         spent: u64,
         units: u64,
-    ) {
+    ) -> Option<Released> {
         let version = self.current();
-        if let Some(release) = version.release(receipt, spent, units) {
-            report_released(&self.0.observers, self.0.taken.text, key, units);
-            self.0.store.as_dyn().release_in_background(&version.settings, key, release);
-        }
+        let release = version.release(receipt, spent, units)?;
+        report_released(&self.0.observers, self.0.taken.text, key, units);
+        self.0.store.as_dyn().release_in_background(&version.settings, key, release)
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.

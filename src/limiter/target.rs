@@ -14,7 +14,7 @@ use crate::{
     keys::Key,
     observe::LimiterObservers,
     quota::Quota,
-    store::{BackgroundTask, RetryQueues, StoreFuture},
+    store::{BackgroundTask, Released, RetryQueues, StoreFuture},
 };
 
 /// A hundred years, in microseconds.
@@ -135,10 +135,13 @@ impl AnyLimiter {
         receipt: Receipt,
         spent: u64,
         units: u64,
-    ) {
+    ) -> Option<Released> {
         match &self.0 {
             Kind::Own(limiter) => limiter.release_in_background(key, receipt, spent, units),
-            Kind::Foreign(target) => target.release_in_background(key, receipt, spent, units),
+            Kind::Foreign(target) => {
+                target.release_in_background(key, receipt, spent, units);
+                None
+            }
         }
     }
 

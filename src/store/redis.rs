@@ -16,7 +16,7 @@ mod release;
 pub(crate) mod script;
 mod script_text;
 mod store;
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 mod tls;
 mod transport;
 
@@ -24,7 +24,7 @@ mod transport;
 pub(crate) use self::script_text::ScriptText;
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::script_text::is_written;
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 pub use self::tls::Tls;
 #[cfg(feature = "redisson")]
 pub(crate) use self::transport::Deadline;

@@ -4,7 +4,6 @@
 use std::{net::TcpStream, time::Duration};
 
 use tokio::{task, time::sleep};
-use tokio_rustls::rustls::crypto::ring;
 use tower_ratelimit::{
     Algorithm, Limiter, Quota, RedisStore,
     store::{RedisConfig, Tls},
@@ -22,8 +21,6 @@ use crate::support::{
 };
 
 fn tls(certificates: &Certificates) -> Tls {
-    // The application chooses the cryptography provider.
-    let _ = ring::default_provider().install_default();
     let (certificate, key) = (certificates.read("client.pem"), certificates.read("client.key"));
     Tls::new()
         .ca_certificates(certificates.read("ca.pem"))
@@ -49,6 +46,7 @@ fn store(config: RedisConfig) -> RedisStore {
     RedisStore::new(config.deadline(Duration::from_secs(30))).unwrap()
 }
 
+/// The provider comes with the feature: these tests install none.
 #[tokio::test]
 async fn one_server_over_tls() {
     let certificates = Certificates::new();

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{aio::ConnectionLike, auth::StreamingCredentialsProvider};
 
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 use super::tls::Tls;
 use super::transport::{Parameters, TransportConfig, TransportError};
 use crate::error::StoreError;
@@ -281,7 +281,7 @@ impl RedisConfig {
     /// Connects to the servers by TLS with these settings, even if the URL begins with `redis://`.
     /// The settings also apply to Sentinels with `rediss://` URLs;
     /// [`sentinel_tls`](Self::sentinel_tls) overrides them.
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     #[must_use]
     pub fn tls(self, tls: Tls) -> Self {
         self.with(|it| it.tls = Some(tls.0))
@@ -289,7 +289,7 @@ impl RedisConfig {
 
     /// Connects to the Sentinels by TLS with these settings, even if the URL begins with
     /// `redis://`.
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     #[must_use]
     pub fn sentinel_tls(self, tls: Tls) -> Self {
         self.with(|it| it.sentinel_tls = Some(tls.0))

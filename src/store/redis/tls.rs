@@ -6,10 +6,12 @@ use crate::error::StoreError;
 /// TLS settings of a [`RedisConfig`](crate::store::RedisConfig): the trusted servers, and the client
 /// certificate.
 ///
-/// By default, the root certificates of the system are trusted. With the feature
-/// `tls-rustls-webpki-roots`, those of the crate `webpki-roots` are trusted instead. The
-/// application must install rustls's crypto provider first, by
-/// `rustls::crypto::CryptoProvider::install_default`.
+/// By default, the root certificates of the system are trusted, and with the feature
+/// `tls-rustls-webpki-roots` also those of the crate `webpki-roots`.
+///
+/// The crypto provider is the one that the application has installed, by
+/// `rustls::crypto::CryptoProvider::install_default`. Without one it is `ring`, if the feature
+/// `tls-rustls` is enabled; with `tls-rustls-no-provider` alone, the store is not made.
 ///
 /// # Examples
 ///

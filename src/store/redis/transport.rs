@@ -16,7 +16,7 @@ mod topology;
 mod url;
 
 pub(crate) use self::link::Deadline;
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 pub(super) use self::link::TlsSettings;
 pub(in super::super) use self::url::{FORMS, scheme_error};
 pub(super) use self::{

@@ -4,7 +4,7 @@ use std::{fmt, slice, sync::Arc};
 
 use redis::auth::StreamingCredentialsProvider;
 
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 use super::link::TlsSettings;
 use super::{
     health::{Event, Owner},
@@ -23,9 +23,9 @@ pub(crate) struct TransportConfig {
     pub(crate) password: Option<String>,
     pub(crate) database: Option<i64>,
     pub(crate) provider: Option<Arc<dyn StreamingCredentialsProvider>>,
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     pub(crate) tls: Option<TlsSettings>,
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     pub(crate) sentinel_tls: Option<TlsSettings>,
     pub(crate) mapping: Mapping,
     pub(crate) connections: usize,
@@ -120,9 +120,9 @@ impl TransportConfig {
             password: None,
             database: None,
             provider: None,
-            #[cfg(feature = "tls-rustls")]
+            #[cfg(feature = "tls-rustls-no-provider")]
             tls: None,
-            #[cfg(feature = "tls-rustls")]
+            #[cfg(feature = "tls-rustls-no-provider")]
             sentinel_tls: None,
             mapping: Arc::new(|host: &str, port| (host.to_owned(), port)),
             connections: 1,
@@ -191,22 +191,22 @@ impl TransportConfig {
         with_password(endpoint)
     }
 
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     fn security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(self.tls.as_ref(), None, urls)
     }
 
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     fn sentinel_security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(self.sentinel_tls.as_ref(), self.tls.as_ref(), urls)
     }
 
-    #[cfg(not(feature = "tls-rustls"))]
+    #[cfg(not(feature = "tls-rustls-no-provider"))]
     fn security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(urls)
     }
 
-    #[cfg(not(feature = "tls-rustls"))]
+    #[cfg(not(feature = "tls-rustls-no-provider"))]
     fn sentinel_security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(urls)
     }
@@ -236,7 +236,7 @@ struct Security {
 
 impl Security {
     /// `own` makes all connections use TLS. `other` is for `rediss://` URLs if `own` is missing.
-    #[cfg(feature = "tls-rustls")]
+    #[cfg(feature = "tls-rustls-no-provider")]
     fn new(
         own: Option<&TlsSettings>,
         other: Option<&TlsSettings>,
@@ -249,7 +249,7 @@ impl Security {
         Ok(Self { connector, is_for_all })
     }
 
-    #[cfg(not(feature = "tls-rustls"))]
+    #[cfg(not(feature = "tls-rustls-no-provider"))]
     fn new(urls: &[Url]) -> Result<Self, TransportError> {
         match urls.iter().any(|url| url.is_tls) {
             true => Err(TransportError::config(

@@ -16,12 +16,12 @@ mod line;
 mod login;
 mod server_state;
 mod session;
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 mod tls;
 mod traffic;
 mod unsent;
 
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 pub(crate) use self::tls::TlsSettings;
 pub(crate) use self::{
     command::Command,

@@ -45,10 +45,10 @@ pub(crate) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
 
 pub(crate) type Pushes = Arc<dyn AsyncPushSender>;
 
-#[cfg(feature = "tls-rustls")]
+#[cfg(feature = "tls-rustls-no-provider")]
 pub(crate) type Connector = tokio_rustls::TlsConnector;
 /// No value, because TLS is not compiled in.
-#[cfg(not(feature = "tls-rustls"))]
+#[cfg(not(feature = "tls-rustls-no-provider"))]
 #[derive(Clone)]
 pub(crate) enum Connector {}
 
@@ -188,7 +188,7 @@ impl Endpoint {
         Err(failure.unwrap_or_else(|| none().into()))
     }
 
-    #[cfg_attr(not(feature = "tls-rustls"), allow(unused_variables))]
+    #[cfg_attr(not(feature = "tls-rustls-no-provider"), allow(unused_variables))]
     async fn connect(
         &self,
         address: SocketAddr,
@@ -201,7 +201,7 @@ impl Endpoint {
         tcp.set_nodelay(true)?;
         match &self.tls {
             None => Ok(boxed(tcp)),
-            #[cfg(feature = "tls-rustls")]
+            #[cfg(feature = "tls-rustls-no-provider")]
             Some(connector) => {
                 use tokio_rustls::rustls::{CertificateError, Error, pki_types::ServerName};
 
@@ -227,7 +227,7 @@ impl Endpoint {
                 })?;
                 Ok(boxed(stream))
             }
-            #[cfg(not(feature = "tls-rustls"))]
+            #[cfg(not(feature = "tls-rustls-no-provider"))]
             Some(never) => match *never {},
         }
     }

@@ -14,7 +14,7 @@ use tokio_rustls::{
 use super::error::TransportError;
 
 /// The trusted servers, and the client certificate. By default, the root certificates of the system
-/// are trusted, or with the feature `tls-rustls-webpki-roots` those of the crate `webpki-roots`.
+/// are trusted, and with the feature `tls-rustls-webpki-roots` those of the crate `webpki-roots`.
 #[derive(Clone, Default)]
 pub(crate) struct TlsSettings {
     roots: Option<RootCertStore>,
@@ -51,18 +51,11 @@ impl TlsSettings {
     }
 
     pub(crate) fn connector(&self) -> Result<TlsConnector, TransportError> {
-        let provider = CryptoProvider::get_default().ok_or_else(|| {
-            TransportError::config(
-                "cannot use TLS: rustls has no crypto provider; call \
-                 `rustls::crypto::CryptoProvider::install_default` when the process starts, for \
-                 example of `rustls::crypto::ring::default_provider()`",
-            )
-        })?;
         let roots = match &self.roots {
             Some(roots) => roots.clone(),
             None => default_roots()?,
         };
-        let config = ClientConfig::builder_with_provider(provider.clone())
+        let config = ClientConfig::builder_with_provider(crypto_provider()?)
             .with_safe_default_protocol_versions()
             .map_err(|error| {
                 TransportError::config(format!(
@@ -102,14 +95,26 @@ fn unusable(what: &str, why: impl fmt::Display) -> TransportError {
     TransportError::config(format!("cannot use {what}: {why}; check the PEM file"))
 }
 
-#[cfg(feature = "tls-rustls-webpki-roots")]
-fn default_roots() -> Result<RootCertStore, TransportError> {
-    Ok(webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect())
+/// Returns the provider that the application has installed, or else `ring`.
+fn crypto_provider() -> Result<Arc<CryptoProvider>, TransportError> {
+    let installed = CryptoProvider::get_default().cloned();
+    #[cfg(feature = "tls-rustls")]
+    let installed = installed
+        .or_else(|| Some(Arc::new(tokio_rustls::rustls::crypto::ring::default_provider())));
+    installed.ok_or_else(|| {
+        TransportError::config(
+            "cannot use TLS: rustls has no crypto provider; enable the feature `tls-rustls`, or \
+             call `rustls::crypto::CryptoProvider::install_default` when the process starts",
+        )
+    })
 }
 
-#[cfg(not(feature = "tls-rustls-webpki-roots"))]
+/// Returns the root certificates of the system and, with that feature, those of `webpki-roots`. A
+/// feature takes nothing away: another crate of the program can have enabled it.
 fn default_roots() -> Result<RootCertStore, TransportError> {
     let mut roots = RootCertStore::empty();
+    #[cfg(feature = "tls-rustls-webpki-roots")]
+    roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     let found = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
