@@ -28,7 +28,7 @@ use request_log::{Outcome, RequestLog, request_log};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Decision, Key, Limiter, Quota, RateLimitLayer,
+    Algorithm, Charge, Decision, Key, Limiter, Quota, RateLimitLayer,
     http::{Rejection, RequestError},
     key::{self, KeyExtractor},
     store,
@@ -115,7 +115,7 @@ impl KeyExtractor<Parts> for ClientKey {
     }
 }
 
-fn cost_of(head: &Parts, header: &HeaderName) -> Result<u32, RequestError> {
+fn cost_of(head: &Parts, header: &HeaderName) -> Result<u64, RequestError> {
     let mut values = head.headers.get_all(header).iter();
     let cost = match (values.next(), values.next()) {
         (None, _) => return Ok(1),
@@ -123,8 +123,8 @@ fn cost_of(head: &Parts, header: &HeaderName) -> Result<u32, RequestError> {
         _ => "",
     };
     match cost.bytes().all(|b| b.is_ascii_digit()) && !cost.is_empty() {
-        // A cost that does not fit into a u32 is above every quota, so it is rejected.
-        true => Ok(cost.parse().unwrap_or(u32::MAX)),
+        // A cost that does not fit into a u64 is above every quota, so it is rejected.
+        true => Ok(cost.parse().unwrap_or(u64::MAX)),
         false => Err(RequestError::invalid(format!("header {header} must be a positive integer"))),
     }
 }
@@ -137,10 +137,16 @@ async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
 }
 
 fn app(limiter: Limiter, flags: &Flags) -> Router {
-    let mut layer = RateLimitLayer::new(limiter, flags.key.clone()).extensions(true);
-    if let Some(header) = flags.cost_header.clone() {
-        layer = layer.cost(move |head: &Parts| cost_of(head, &header));
-    }
+    let key = flags.key.clone();
+    let layer = match flags.cost_header.clone() {
+        None => RateLimitLayer::new(limiter, key),
+        // A rule, because it can reject a request.
+        Some(header) => RateLimitLayer::by_rule(move |head: &Parts| {
+            Ok(Charge::new_n(&limiter, key.extract(head)?, cost_of(head, &header)?))
+        }),
+    };
+    // The log reads the decisions.
+    let layer = layer.extensions(true);
     Router::new().fallback(async || "Hello! This request was within the quota.\n").layer(layer)
 }
 

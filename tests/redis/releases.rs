@@ -20,9 +20,9 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, FailurePolicy, KeyState, Limiter, Quota, RateLimitLayer, RedisConfig,
-    RedisStore, key,
+    Algorithm, Charge, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
     redisson::{RateLimiter, RateType},
+    store::{KeyState, RedisConfig},
 };
 
 use crate::support::{
