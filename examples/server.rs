@@ -242,7 +242,7 @@ fn print_hints(flags: &Flags, url: &str) {
     println!("limit: {} {key}, {}, counts in {place}", flags.quota, flags.algorithm);
 
     let burst = flags.quota.burst_size();
-    let per_second = f64::from(flags.quota.limit()) / flags.quota.window().as_secs_f64();
+    let per_second = flags.quota.limit() as f64 / flags.quota.window().as_secs_f64();
     let codes = format!("{header}-o /dev/null -w '%{{http_code}}\\n'");
     if flags.algorithm == Algorithm::LeakyBucket {
         // In parallel: in sequence, each request would wait, and none would be denied.
@@ -255,7 +255,7 @@ fn print_hints(flags: &Flags, url: &str) {
         println!("try it: curl -s {codes} '{url}/[1-{count}]' | sort | uniq -c");
     } else {
         // The burst, the units that a second refills, and two more.
-        let count = burst + per_second as u32 + 2;
+        let count = burst + per_second as u64 + 2;
         println!("try it: for i in $(seq {count}); do curl -s {codes} {url}/; done");
     }
 }

@@ -6,6 +6,7 @@
 mod arithmetic;
 mod block;
 mod combine;
+mod counts;
 mod engine;
 mod fixed_window;
 mod leaky_bucket;
@@ -29,7 +30,7 @@ pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     packed::{INITIAL, Packed},
-    request::{Action, EngineReply, EngineRequest, Release},
+    request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
     token_bucket::FastCheck,
 };
@@ -145,7 +146,7 @@ pub enum Algorithm {
         /// The tokens that may be spent before they are refilled: a request is admitted when the
         /// balance is at least `max(cost - overdraft, 0)`. Later requests wait until the debt is
         /// repaid.
-        overdraft: u32,
+        overdraft: u64,
     },
 
     /// A bucket with a constant outflow: a shaper. An admitted request may proceed after

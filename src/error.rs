@@ -4,7 +4,7 @@ mod store;
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
-pub use self::store::{FailureKind, StoreError};
+pub use self::store::{ErrorKind, StoreError};
 use crate::quota::Quota;
 
 /// The reason why a limiter made no decision, or did not change a count.
@@ -152,9 +152,9 @@ impl Error {
 }
 
 fn store_failure(error: &StoreError) -> &'static str {
-    match error.is_full() {
-        true => "the store of the rate limiter has no room for the key",
-        false => "the store of the rate limiter failed",
+    match error.kind() {
+        ErrorKind::Full => "the store of the rate limiter has no room for the key",
+        _ => "the store of the rate limiter failed",
     }
 }
 
@@ -235,11 +235,11 @@ pub enum ConfigError {
         /// The text that was given.
         network: String,
     },
-    /// The sum of burst and overdraft is above `u32::MAX`, or takes more than 100 years to refill.
+    /// The sum of burst and overdraft is above 2^46, or takes more than 100 years to refill.
     #[non_exhaustive]
     Overdraft {
         /// The overdraft.
-        overdraft: u32,
+        overdraft: u64,
         /// The quota.
         quota: Quota,
     },
@@ -311,7 +311,8 @@ impl fmt::Display for ConfigError {
             Self::Overdraft { overdraft, quota } => write!(
                 f,
                 "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
-                 burst it must be below 2^32 and refill within 100 years; lower it"
+                 burst it must be at most 2^46 and refill within 100 years; use at most {}",
+                quota.max_overdraft()
             ),
             Self::Slots { .. }
             | Self::Rate { .. }

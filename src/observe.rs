@@ -75,7 +75,7 @@ pub use self::top_denied::{DeniedKey, TopDenied};
 use crate::{
     algorithm::{Action, Algorithm},
     decision::Decision,
-    error::{ConfigError, FailureKind, StoreError},
+    error::{ConfigError, ErrorKind, StoreError},
     keys::Key,
     quota::Quota,
 };
@@ -326,7 +326,7 @@ pub struct StoreFailed<'a> {
     /// The operation that failed.
     pub operation: Operation,
     /// The kind of the failure.
-    pub kind: FailureKind,
+    pub kind: ErrorKind,
     /// The error, with its sources.
     pub error: &'a StoreError,
 }

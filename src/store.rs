@@ -53,11 +53,14 @@ use crate::{
 };
 pub use crate::{
     decision::{KeyState, Source},
-    error::{FailureKind, StoreError},
+    error::{ErrorKind, StoreError},
 };
 
 /// A task that no request waits for.
 pub(crate) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A release in the background, which is ready when it is done or given up.
+pub(crate) type Released = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The result of a ping.
 pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
@@ -82,9 +85,15 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     fn release(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release)
     -> StoreFuture<()>;
 
-    /// Returns units in the background, as far as that is possible.
+    /// Returns units in the background, as far as that is possible. Returns what is left to wait for
+    /// until they are back; the release does not depend on whether anybody does.
     #[doc(hidden)]
-    fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release);
+    fn release_in_background(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        release: Release,
+    ) -> Option<Released>;
 
     /// True if every call is done when it returns, a release in the background too.
     #[doc(hidden)]
@@ -163,8 +172,13 @@ impl Store for AnyStore {
         self.as_dyn().release(settings, key, release)
     }
 
-    fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
-        self.as_dyn().release_in_background(settings, key, release);
+    fn release_in_background(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        release: Release,
+    ) -> Option<Released> {
+        self.as_dyn().release_in_background(settings, key, release)
     }
 
     fn is_immediate(&self) -> bool {

@@ -6,7 +6,7 @@ use std::{error::Error, fmt, sync::Arc};
 /// The failure of a store.
 #[derive(Clone)]
 pub struct StoreError {
-    kind: FailureKind,
+    kind: ErrorKind,
     /// True if the call may have changed the store.
     #[cfg_attr(
         not(feature = "redisson"),
@@ -19,10 +19,10 @@ pub struct StoreError {
 /// The kind of a failure of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum FailureKind {
-    /// There was no answer within the deadline.
+pub enum ErrorKind {
+    /// There was no answer within the deadline. The cost may have been spent.
     Timeout,
-    /// The connection ended before the answer.
+    /// The connection ended before the answer. The cost may have been spent.
     Interrupted,
     /// The circuit breaker is open: no call was made.
     CircuitOpen,
@@ -34,7 +34,7 @@ pub enum FailureKind {
     Other,
 }
 
-impl FailureKind {
+impl ErrorKind {
     #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; 6] = [
         Self::Timeout,
@@ -95,18 +95,18 @@ impl StoreError {
     /// Returns the error of a store that is full, with `max_keys` keys in use.
     pub(crate) fn full(max_keys: usize) -> Self {
         let cause = Arc::new(Full { max_keys });
-        Self { kind: FailureKind::Full, may_have_run: false, cause }
+        Self { kind: ErrorKind::Full, may_have_run: false, cause }
     }
 
     /// Returns the error of invalid settings.
     pub(crate) fn config(text: String) -> Self {
-        Self { kind: FailureKind::Other, may_have_run: false, cause: Arc::new(Config(text)) }
+        Self { kind: ErrorKind::Other, may_have_run: false, cause: Arc::new(Config(text)) }
     }
 
     /// Returns the error of a backend.
     #[cfg(feature = "redis")]
     pub(crate) fn new(
-        kind: FailureKind,
+        kind: ErrorKind,
         may_have_run: bool,
         cause: impl Error + Send + Sync + 'static,
     ) -> Self {
@@ -119,26 +119,28 @@ impl StoreError {
         self.may_have_run
     }
 
-    pub(crate) fn kind(&self) -> FailureKind {
+    /// Returns the kind of the failure.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Error, Limiter, MemoryStore, Quota, store::ErrorKind};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Error> {
+    /// let store = MemoryStore::with_max_keys(1);
+    /// let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// match limiter.check("ben").await {
+    ///     Err(Error::Store(error)) => assert_eq!(error.kind(), ErrorKind::Full),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
         self.kind
-    }
-
-    /// Returns whether the deadline passed; the cost may have been spent.
-    #[must_use]
-    pub fn is_timeout(&self) -> bool {
-        self.kind == FailureKind::Timeout
-    }
-
-    /// Returns whether the connection ended during the call; the cost may have been spent.
-    #[must_use]
-    pub fn is_interrupted(&self) -> bool {
-        self.kind == FailureKind::Interrupted
-    }
-
-    /// Returns whether the store has no room for another key.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.kind == FailureKind::Full
     }
 }
 

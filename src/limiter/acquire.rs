@@ -27,16 +27,16 @@ use crate::{
     decision::Decision,
     error::Error,
     keys::Key,
-    store::StoreFuture,
+    store::{Released, StoreFuture},
 };
 
 /// The default lateness up to which a waiting request proceeds without a second check.
 pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 
-/// The time in which Redis releases the reservations of late requests. If there are very many of
-/// them, a request can find its own reservation before it: it is then denied or waits longer, but
-/// no extra request is admitted.
-const RELEASE_TIME: Duration = Duration::from_millis(20);
+/// How long a late request waits until its reservation is released: while Redis does not answer, the
+/// release is repeated in the background for longer. If the request checks before, it can find its own
+/// reservation before it; it is then denied or waits longer, but no extra request is admitted.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Limiter {
     /// Spends 1 unit of the quota of `key`, and waits until the request may proceed, if that is
@@ -128,7 +128,7 @@ impl Limiter {
         timeout: Duration,
     ) -> Result<Decision, Error> {
         let (key, max_wait) = (&key.into(), MaxWait::UpTo(micros(timeout)));
-        let answer = self.decide(Action::Check, key, n, max_wait)?;
+        let answer = self.decide(Action::Check, key, n, max_wait);
         if let Some(decision) = answer.now().filter(|decision| decision.delay().is_zero()) {
             return Ok(decision.clone());
         }
@@ -213,7 +213,7 @@ impl Charge {
         if self.retry_deadline(max_wait).is_some() {
             yield_to_queue(self).await;
         }
-        Acquire::new(self.clone(), self.decide(Action::Check, max_wait)?, max_wait).wait().await
+        Acquire::new(self.clone(), self.decide(Action::Check, max_wait), max_wait).wait().await
     }
 
     /// Spends the costs, and waits as long as necessary until the request may proceed. The decision
@@ -233,7 +233,7 @@ impl Charge {
     pub async fn acquire(&self) -> Result<Decision, Error> {
         yield_to_queue(self).await;
         let max_wait = MaxWait::LONGEST;
-        let answer = self.decide(Action::Check, max_wait)?;
+        let answer = self.decide(Action::Check, max_wait);
         let mut acquire = Acquire::new(self.clone(), answer, max_wait);
         acquire.retries = true;
         acquire.wait().await
@@ -285,7 +285,7 @@ enum Phase {
     Deciding(StoreFuture<Decision>),
     Admitted(Decision, Option<Pin<Box<Sleep>>>),
     /// The reservation of a late request is being released.
-    Releasing(Option<Pin<Box<Sleep>>>),
+    Releasing(Vec<Released>, Option<Pin<Box<Sleep>>>),
     /// The request waits to check again, after this denial.
     Retrying(Decision),
     Done,
@@ -347,17 +347,20 @@ impl Acquire {
                         self.release();
                     }
                 }
-                Phase::Releasing(pause) => {
-                    ready!(poll_timer(pause, cx));
+                Phase::Releasing(released, limit) => {
+                    released.retain_mut(|released| released.as_mut().poll(cx).is_pending());
+                    if !released.is_empty() {
+                        ready!(poll_timer(limit, cx));
+                    }
                     let max_wait = self.max_wait.at_most(self.remaining_wait());
-                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait)?);
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
                 }
                 Phase::Retrying(denied) => {
                     let retry = self.retry.get_or_insert_default();
                     if !ready!(retry.poll(cx, self.deadline)) {
                         return Poll::Ready(Ok(denied.clone()));
                     }
-                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.max_wait)?);
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.max_wait));
                 }
                 Phase::Done => panic!("polled after completion"),
             }
@@ -446,10 +449,9 @@ impl Acquire {
         let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Done) else {
             panic!("only an admitted request has a reservation");
         };
-        self.charge.clone().decided(&decision).release_in_background();
-        let is_released =
-            self.charge.own_parts().all(|(limiter, ..)| limiter.store().as_dyn().is_immediate());
-        self.phase = Phase::Releasing((!is_released).then(|| Box::pin(sleep(RELEASE_TIME))));
+        let released = self.charge.clone().decided(&decision).begin_release();
+        let limit = (!released.is_empty()).then(|| Box::pin(sleep(RELEASE_TIMEOUT)));
+        self.phase = Phase::Releasing(released, limit);
     }
 
     /// Returns the rest of the wait, in microseconds.
@@ -497,7 +499,7 @@ impl Acquire {
             Err(error) => match charge.recover_by_limiter(error)? {
                 Recovered::Uncounted(decision) => Ok(decision),
                 Recovered::Fallback(charge) => {
-                    let answer = charge.decide(Action::Check, rest)?;
+                    let answer = charge.decide(Action::Check, rest);
                     Self::new(charge, answer, rest).wait().await
                 }
             },
@@ -536,7 +538,7 @@ impl Drop for Acquire {
                 charge.release_answer_in_background(answer, self.slot.take());
             }
             Phase::Admitted(decision, _) => charge.decided(&decision).release_in_background(),
-            Phase::Releasing(_) | Phase::Retrying(_) | Phase::Done => {}
+            Phase::Releasing(..) | Phase::Retrying(_) | Phase::Done => {}
         }
     }
 }

@@ -124,8 +124,7 @@ impl Limiter {
         if n == 0 {
             return self.peek(key).await;
         }
-        let answer = self.decide(action, key, n, MaxWait::DEFAULT)?;
-        answer.await.map(KeyState::changed)
+        self.decide(action, key, n, MaxWait::DEFAULT).await.map(KeyState::changed)
     }
 
     /// Denies the requests of `key` for `duration`, whatever is left of its quota: for a client that

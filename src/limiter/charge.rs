@@ -14,7 +14,7 @@ use crate::{
     decision::{Decision, KeyState},
     error::Error,
     keys::Key,
-    store::{LimitRequest, StoreFuture, StoreRequest},
+    store::{LimitRequest, Released, StoreFuture, StoreRequest},
 };
 
 /// The charge of a request: its limits, keys and costs.
@@ -213,7 +213,7 @@ impl Charge {
     ///
     /// As for [`Limiter::check`].
     pub async fn check(&self) -> Result<Decision, Error> {
-        self.decide(Action::Check, MaxWait::DEFAULT)?.await
+        self.decide(Action::Check, MaxWait::DEFAULT).await
     }
 
     /// Returns the state of the key at the limit that binds, and whether [`check`](Charge::check)
@@ -227,7 +227,7 @@ impl Charge {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self) -> Result<KeyState, Error> {
-        self.decide(Action::Peek, MaxWait::DEFAULT)?.await.map(KeyState::peeked)
+        self.decide(Action::Peek, MaxWait::DEFAULT).await.map(KeyState::peeked)
     }
 
     /// Spends the costs, even if fewer units are left. See [`Limiter::spend`]. Returns the state
@@ -285,8 +285,8 @@ impl Charge {
         }
         let mut charge = self.clone().without_free_limits();
         if !charge.is_exempt() {
-            let answer = charge.decide(action, MaxWait::NONE)?;
-            return Ok(Some(KeyState::changed(answer.await?)));
+            let changed = charge.decide(action, MaxWait::NONE).await?;
+            return Ok(Some(KeyState::changed(changed)));
         }
         charge = self.clone();
         charge.parts_mut().for_each(|part| part.cost = None);
@@ -429,9 +429,16 @@ impl Charge {
 
     /// Returns the units that the charge has spent, in the background, as far as that is possible.
     pub(crate) fn release_in_background(&self) {
-        for (part, Return { spent, units }) in self.take_returns() {
-            part.limiter.release_in_background(&part.key, spent.receipt, spent.units, units);
-        }
+        drop(self.begin_release());
+    }
+
+    /// Does the same, and returns what is left to wait for until the units are back.
+    pub(super) fn begin_release(&self) -> Vec<Released> {
+        let returns = self.take_returns().into_iter();
+        let released = returns.filter_map(|(part, Return { spent, units })| {
+            part.limiter.release_in_background(&part.key, spent.receipt, spent.units, units)
+        });
+        released.collect()
     }
 
     /// Removes all units that the charge has spent from its record.
@@ -515,16 +522,25 @@ impl Charge {
     }
 
     /// Decides about all limits: the one door for decisions about a charge.
-    pub(crate) fn decide(
+    pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Decision> {
+        match (&self.first, &*self.rest) {
+            (None, _) => StoreFuture::ready(Err(Error::NoLimits)),
+            (Some(part), []) => part.limiter.decide(action, &part.key, part.cost(), max_wait),
+            (Some(first), _) => {
+                let answer = self.decide_together(&first.limiter, action, max_wait);
+                answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
+            }
+        }
+    }
+
+    /// Decides about several limits, the first of which is that of `first`.
+    fn decide_together(
         &self,
+        first: &AnyLimiter,
         action: Action,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Decision>, Error> {
-        let first = self.first.as_ref().ok_or(Error::NoLimits)?;
-        if self.rest.is_empty() {
-            return first.limiter.decide(action, &first.key, first.cost(), max_wait);
-        }
-        let limiter = first.limiter.own()?;
+        let limiter = first.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().as_dyn().names();
         let versions = self.parts().map(|part| Ok(part.limiter.own()?.current()));
@@ -607,7 +623,7 @@ impl Part {
         if missing == 0 {
             return Ok(());
         }
-        let answer = self.limiter.decide(Action::Spend, &self.key, missing, MaxWait::NONE)?;
+        let answer = self.limiter.decide(Action::Spend, &self.key, missing, MaxWait::NONE);
         let receipt = answer.await?.receipt(0);
         match record.add(limit, Spent { receipt, units: missing }) {
             Some(unused) => self.release(&unused).await,

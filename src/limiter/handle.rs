@@ -18,7 +18,7 @@ use crate::{
     keys::Key,
     observe::{LimiterObservers, Observer, Operation, SettingsChanged},
     quota::Quota,
-    store::{AnyStore, LimitRequest, Name, Settings, Store, StoreFuture, StoreRequest},
+    store::{AnyStore, LimitRequest, Name, Released, Settings, Store, StoreFuture, StoreRequest},
 };
 
 /// The number of requests of a key that can wait, if no setting bounds it.
@@ -272,7 +272,7 @@ impl Limiter {
         let quota = settings.quota.scaled(fraction);
         let algorithm = match settings.algorithm {
             Algorithm::TokenBucket { refill, overdraft } => {
-                let overdraft = (f64::from(overdraft) * fraction) as u32;
+                let overdraft = (overdraft as f64 * fraction) as u64;
                 // The limit can be rounded down further: then the overdraft takes too long to
                 // refill.
                 let overdraft = overdraft.min(quota.max_overdraft());
@@ -373,7 +373,7 @@ impl Limiter {
         version.request(&self.0.observers, action, key, cost, max_wait)
     }
 
-    /// Decides about a key: the one door for decisions about a single limit.
+    /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.
     #[inline]
     pub(super) fn decide(
         &self,
@@ -381,13 +381,16 @@ impl Limiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-    ) -> Result<StoreFuture<Decision>, Error> {
+    ) -> StoreFuture<Decision> {
         let version = self.current();
-        let limits = &[self.request(&version, action, key, cost, max_wait)?];
-        Ok(self.decide_limits(&StoreRequest { action, limits }))
+        match self.request(&version, action, key, cost, max_wait) {
+            Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }),
+            Err(error) => StoreFuture::ready(Err(error)),
+        }
     }
 
-    /// Decides about several limits of this store.
+    /// Decides about limits of this store: the one door of all public calls, whether one limit
+    /// decides or several, now or later. Behind it are the observers and the store.
     #[inline]
     pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
         let mut answer = self.0.store.decide(request);
@@ -421,12 +424,11 @@ impl Limiter {
         receipt: Receipt,
         spent: u64,
         units: u64,
-    ) {
+    ) -> Option<Released> {
         let version = self.current();
-        if let Some(release) = version.release(receipt, spent, units) {
-            report_released(&self.0.observers, self.0.taken.text, key, units);
-            self.0.store.as_dyn().release_in_background(&version.settings, key, release);
-        }
+        let release = version.release(receipt, spent, units)?;
+        report_released(&self.0.observers, self.0.taken.text, key, units);
+        self.0.store.as_dyn().release_in_background(&version.settings, key, release)
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.

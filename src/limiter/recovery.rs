@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     decision::Decision,
-    error::{Error, StoreError},
+    error::{Error, ErrorKind, StoreError},
     keys::Key,
     observe::Decided,
 };
@@ -30,11 +30,13 @@ impl Charge {
                 Recovery::Uncounted(decision)
             }
             // The fallback is a store in memory, too: it would be no better than the full one.
-            FailurePolicy::Local { share } if !error.is_full() => match self.fallback(share) {
-                // The cost can be above the fraction of the quota, but within the quota.
-                Some(fallback) if fallback.can_be_granted() => Recovery::Fallback(fallback),
-                _ => Recovery::Fail,
-            },
+            FailurePolicy::Local { share } if error.kind() != ErrorKind::Full => {
+                match self.fallback(share) {
+                    // The cost can be above the fraction of the quota, but within the quota.
+                    Some(fallback) if fallback.can_be_granted() => Recovery::Fallback(fallback),
+                    _ => Recovery::Fail,
+                }
+            }
             _ => Recovery::Fail,
         }
     }

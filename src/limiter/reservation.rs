@@ -134,7 +134,7 @@ pub struct Reservation {
 
 impl Reservation {
     async fn make(charge: Charge, max_wait: MaxWait) -> Result<Self, Error> {
-        let answer = charge.decide(Action::Check, max_wait)?;
+        let answer = charge.decide(Action::Check, max_wait);
         let mut acquire = Acquire::new(charge, answer, max_wait);
         let decision = poll_fn(|cx| acquire.poll_decision(cx)).await?;
         Ok(Self::new(acquire, decision))

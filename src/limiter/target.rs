@@ -14,7 +14,7 @@ use crate::{
     keys::Key,
     observe::LimiterObservers,
     quota::Quota,
-    store::{BackgroundTask, RetryQueues, StoreFuture},
+    store::{BackgroundTask, Released, RetryQueues, StoreFuture},
 };
 
 /// A hundred years, in microseconds.
@@ -26,12 +26,7 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     /// Returns the name, as clients see it.
     fn name(&self) -> &str;
 
-    fn decide(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u64,
-    ) -> Result<StoreFuture<Decision>, Error>;
+    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Decision>;
 
     /// Returns `units` of those that a decision about the key has `spent`.
     fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()>;
@@ -112,7 +107,7 @@ impl AnyLimiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-    ) -> Result<StoreFuture<Decision>, Error> {
+    ) -> StoreFuture<Decision> {
         match &self.0 {
             Kind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
             Kind::Foreign(target) => target.decide(action, key, cost),
@@ -140,10 +135,13 @@ impl AnyLimiter {
         receipt: Receipt,
         spent: u64,
         units: u64,
-    ) {
+    ) -> Option<Released> {
         match &self.0 {
             Kind::Own(limiter) => limiter.release_in_background(key, receipt, spent, units),
-            Kind::Foreign(target) => target.release_in_background(key, receipt, spent, units),
+            Kind::Foreign(target) => {
+                target.release_in_background(key, receipt, spent, units);
+                None
+            }
         }
     }
 

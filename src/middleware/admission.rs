@@ -91,7 +91,7 @@ impl<P: ProtocolBase> Shared<P> {
         }
         let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
         match answer {
-            Ok(StoreFuture::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
+            StoreFuture::Ready(Some(Ok(decision))) if decision.proceeds_immediately() => {
                 let charge = |key| Charge::new_n(limiter, key, cost);
                 let release = || charge(key.clone()).decided(&decision).release_in_background();
                 let is_ready = poll_or(release, is_ready);
@@ -129,23 +129,20 @@ impl<P: ProtocolBase> Shared<P> {
 
     fn evaluate(
         &self,
-        answer: Result<StoreFuture<Decision>, Error>,
+        answer: StoreFuture<Decision>,
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
         state: &mut ChargeState,
     ) -> Next {
         match answer {
-            Ok(StoreFuture::Ready(Some(Ok(decision)))) if decision.proceeds_immediately() => {
+            StoreFuture::Ready(Some(Ok(decision))) if decision.proceeds_immediately() => {
                 state.decision = Some(decision);
                 Next::Proceed(None)
             }
-            Ok(StoreFuture::Ready(Some(Ok(decision))))
-                if !decision.is_allowed() && slot.is_none() =>
-            {
+            StoreFuture::Ready(Some(Ok(decision))) if !decision.is_allowed() && slot.is_none() => {
                 self.reject(Rejection::Denied(decision), state)
             }
-            Ok(answer) => Next::Wait(self.acquire(state.take_charge(), answer, max_wait, slot)),
-            Err(error) => self.reject(error.into(), state),
+            answer => Next::Wait(self.acquire(state.take_charge(), answer, max_wait, slot)),
         }
     }
 
@@ -195,13 +192,9 @@ impl<P: ProtocolBase> Shared<P> {
             Recovery::Fail => return self.reject(Rejection::Store(error), state),
         };
         let (max_wait, slot) = self.wait_budget(head, &fallback, self.max_wait.at_most(budget));
-        match fallback.decide(Action::Check, max_wait) {
-            Ok(answer) => {
-                drop(state.take_charge());
-                Next::Wait(self.acquire(fallback, answer, max_wait, slot))
-            }
-            Err(error) => self.reject(error.into(), state),
-        }
+        let answer = fallback.decide(Action::Check, max_wait);
+        drop(state.take_charge());
+        Next::Wait(self.acquire(fallback, answer, max_wait, slot))
     }
 
     /// Rejects the request, unless this is a dry run.

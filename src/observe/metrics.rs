@@ -17,7 +17,7 @@ use super::{
     Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed, WaitBegan,
     WaitEnded,
 };
-use crate::{decision::Source, error::FailureKind};
+use crate::{decision::Source, error::ErrorKind};
 
 const DECISIONS: &str = "tower_ratelimit_decisions_total";
 const DECISION_DURATION: &str = "tower_ratelimit_decision_duration_seconds";
@@ -109,8 +109,8 @@ struct LimiterHandles {
     keys_unblocked: Counter,
     keys_reset: Counter,
     settings_changes: Counter,
-    /// Those of checks, by [`FailureKind::ALL`]. Other operations are registered when they fail.
-    store_errors: [Counter; FailureKind::ALL.len()],
+    /// Those of checks, by [`ErrorKind::ALL`]. Other operations are registered when they fail.
+    store_errors: [Counter; ErrorKind::ALL.len()],
     batch_checks: Histogram,
 }
 
@@ -183,7 +183,7 @@ impl OfLimiter {
         self.handles.get_or_init(|| self.register())
     }
 
-    fn store_errors(&self, operation: Operation, kind: FailureKind) -> Counter {
+    fn store_errors(&self, operation: Operation, kind: ErrorKind) -> Counter {
         let labels = [("operation", operation.as_str().into()), ("kind", kind.as_str().into())];
         counter!(STORE_ERRORS, self.labels(labels))
     }
@@ -231,7 +231,7 @@ impl OfLimiter {
             keys_unblocked: key_changes(KeyChange::Unblocked),
             keys_reset: key_changes(KeyChange::Reset),
             settings_changes: counter!(SETTINGS_CHANGES, self.labels([])),
-            store_errors: FailureKind::ALL.map(|kind| self.store_errors(Operation::Check, kind)),
+            store_errors: ErrorKind::ALL.map(|kind| self.store_errors(Operation::Check, kind)),
             batch_checks: histogram!(BATCH_CHECKS, self.labels([])),
         }
     }

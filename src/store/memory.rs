@@ -29,7 +29,7 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, LimitRequest, Names, Sealed, Settings, Store, StoreFuture,
+    AnyStore, BackgroundTask, LimitRequest, Names, Released, Sealed, Settings, Store, StoreFuture,
     StoreRequest,
 };
 use crate::{
@@ -385,8 +385,14 @@ impl Store for MemoryStore {
         StoreFuture::ready(Ok(()))
     }
 
-    fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
+    fn release_in_background(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        release: Release,
+    ) -> Option<Released> {
         self.release_now(settings, key, &[release]);
+        None
     }
 
     fn is_immediate(&self) -> bool {

@@ -151,7 +151,7 @@ fn conflicting_settings_are_rejected() {
     }
     let error = make("a", Algorithm::SlidingLog, quota.burst(5)).unwrap_err();
     assert!(error.to_string().starts_with("quota \"10/s burst 5\": a sliding-log admits"));
-    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: u32::MAX };
+    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: u64::MAX };
     assert!(matches!(make("a", overdraft, quota), Err(ConfigError::Overdraft { .. })));
     let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 40_000 };
     assert!(matches!(make("a", overdraft, Quota::per_day(1)), Err(ConfigError::Overdraft { .. })));
@@ -166,7 +166,10 @@ fn a_quota_prints_as_it_reads() {
         ("1/day", Quota::per_day(1)),
         ("7/90min", Quota::new(7, Duration::from_secs(5_400))),
         ("3/1500us", Quota::new(3, Duration::from_micros(1_500))),
-        ("4294967295/ms", Quota::new(u32::MAX, Duration::from_millis(1))),
+        ("4294967295000/ms", Quota::new(4_294_967_295_000, Duration::from_millis(1))),
+        ("15000000000/day", Quota::per_day(15_000_000_000)),
+        ("50000000000/h burst 1", Quota::per_hour(50_000_000_000).burst(1)),
+        ("1000000000000/30day", Quota::new(1_000_000_000_000, Duration::from_secs(30 * 86_400))),
         ("5/2week", Quota::new(5, Duration::from_secs(14 * 86_400))),
     ] {
         assert_eq!(text.parse(), Ok(quota));
@@ -207,7 +210,8 @@ fn a_quota_prints_as_it_reads() {
             assert_eq!(text.parse::<Quota>().expect(name).to_string(), one);
         }
     }
-    let quotas = (1_u32.., 1_000_u64..31_622_400_000_000, any::<u32>());
+    const MAX: u64 = 1 << 46;
+    let quotas = (1_u64..=MAX, 20_000_u64..31_622_400_000_000, 0..=MAX);
     TestRunner::default()
         .run(&quotas, |(limit, window, burst)| {
             let quota = Quota::try_new(limit, Duration::from_micros(window)).unwrap();

@@ -25,6 +25,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
+use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation,
     config::Refill,
@@ -104,7 +105,7 @@ enum Step {
 fn setups() -> impl Strategy<Value = Setup> {
     let window = prop_oneof![Just(1_000_000), 100_000_u64..10_000_000, Just(86_400_000_000)];
     let quota =
-        (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)));
+        (1_u64..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)));
     let limit = (prop::sample::select(&ALGORITHMS[..]), quota);
     let shape = prop_oneof![3 => Just(Shape::One), 1 => Just(Shape::Also), 1 => Just(Shape::And)];
     let full = prop_oneof![
@@ -360,7 +361,7 @@ impl Harness {
         match result {
             Ok(()) if self.ledger().entries[id].is_cancelled => {}
             Ok(()) => self.used(id, limit, used, false).await,
-            Err(Error::Store(error)) if error.is_full() => {} // nothing was spent
+            Err(Error::Store(error)) if error.kind() == ErrorKind::Full => {} // nothing was spent
             Err(error) => panic!("{error}"),
         }
     }
@@ -620,7 +621,7 @@ impl Player {
                 (entry.is_admitted, entry.by_limiter) = (true, by_limiter);
                 entry.decision = Some(decision);
             }
-            Err(Error::Store(error)) if error.is_full() => {}
+            Err(Error::Store(error)) if error.kind() == ErrorKind::Full => {}
             Err(error) => panic!("{error}"),
             Ok(_) => {}
         }
@@ -720,7 +721,7 @@ impl Player {
 
 /// Returns true if the uses are within the guarantee of the algorithm.
 fn is_within(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
-    let (limit, window) = (f64::from(quota.limit()), quota.window().as_micros() as f64);
+    let (limit, window) = (quota.limit() as f64, quota.window().as_micros() as f64);
     let rate = limit / window;
     // With any grid, the sub-windows that lie entirely inside the window count at most the limit.
     let inside = |buckets: u32| window - (window / f64::from(buckets)).ceil();

@@ -348,8 +348,8 @@ fn quota() -> impl Strategy<Value = Quota> {
         Just(1_000 * MS),
         Just(60_000 * MS),
     ];
-    let burst = prop::option::of(any::<u32>());
-    (any::<u32>(), window, burst).prop_filter_map("out of range", |(limit, window, burst)| {
+    let burst = prop::option::of(0_u64..1 << 47);
+    (0_u64..1 << 47, window, burst).prop_filter_map("out of range", |(limit, window, burst)| {
         let quota = Quota::try_new(limit, Duration::from_micros(window)).ok()?;
         burst.map_or(Some(quota), |burst| quota.try_burst(burst).ok())
     })
@@ -357,7 +357,7 @@ fn quota() -> impl Strategy<Value = Quota> {
 
 fn algorithm() -> impl Strategy<Value = Algorithm> {
     let refill = prop_oneof![Just(Refill::Continuous), Just(Refill::Interval)];
-    let overdraft = prop_oneof![0_u32..10, any::<u32>()];
+    let overdraft = prop_oneof![0_u64..10, 0_u64..1 << 47];
     prop_oneof![
         prop::sample::select(&ALGORITHMS),
         (1_u32..=100).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),

@@ -18,6 +18,7 @@ use redis::{
 };
 use tokio::{sync::watch, task, time::sleep};
 use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
+use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, Quota, RedisStore,
     redisson::{self, RateType},
@@ -317,7 +318,9 @@ async fn only_requests_under_way_fail_with_their_connection_and_none_is_sent_twi
                 while !is_over.load(Relaxed) {
                     match limiter.check("key").await {
                         Ok(_) => answers += 1,
-                        Err(Error::Store(error)) if error.is_interrupted() => interrupted += 1,
+                        Err(Error::Store(error)) if error.kind() == ErrorKind::Interrupted => {
+                            interrupted += 1
+                        }
                         Err(error) => panic!("{error:?}"),
                     }
                 }

@@ -7,7 +7,7 @@ use redis::RedisError;
 
 use super::transport::{ServerState, TransportError};
 use crate::{
-    error::{FailureKind, StoreError},
+    error::{ErrorKind, StoreError},
     store::Status,
 };
 
@@ -50,11 +50,11 @@ impl ExplainedError {
     pub(super) fn into_store_error(self) -> StoreError {
         let error = &self.error;
         let kind = match () {
-            () if error.is_timeout() => FailureKind::Timeout,
-            () if error.is_interrupted() => FailureKind::Interrupted,
-            () if error.is_circuit_open() => FailureKind::CircuitOpen,
-            () if error.is_error_reply() => FailureKind::ErrorReply,
-            () => FailureKind::Other,
+            () if error.is_timeout() => ErrorKind::Timeout,
+            () if error.is_interrupted() => ErrorKind::Interrupted,
+            () if error.is_circuit_open() => ErrorKind::CircuitOpen,
+            () if error.is_error_reply() => ErrorKind::ErrorReply,
+            () => ErrorKind::Other,
         };
         StoreError::new(kind, error.may_have_run(), self)
     }

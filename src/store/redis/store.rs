@@ -8,7 +8,7 @@ use std::{
 };
 
 use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
-use tokio::{runtime::Handle, time::Instant};
+use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{
     backend::{Backend, report_sent},
@@ -28,8 +28,8 @@ use crate::{
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        BackgroundTask, Health, LimitRequest, MemoryStore, Names, Ping, Sealed, Settings, Store,
-        StoreFuture, StoreRequest,
+        BackgroundTask, Health, LimitRequest, MemoryStore, Names, Ping, Released, Sealed, Settings,
+        Store, StoreFuture, StoreRequest,
         denials::{Denials, Lookup},
     },
 };
@@ -373,11 +373,19 @@ impl Store for RedisStore {
         })
     }
 
-    fn release_in_background(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release) {
+    fn release_in_background(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        release: Release,
+    ) -> Option<Released> {
         let change = self.backend.denials.release(settings, key);
         let key = self.backend.key(settings, key);
-        let job = release::job(&settings.params, &key, release, change);
+        // Dropped with the job.
+        let (held, dropped) = oneshot::channel::<()>();
+        let job = release::job(&settings.params, &key, release, (change, held));
         self.backend.client.execute_later(job);
+        Some(Box::pin(async move { drop(dropped.await) }))
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
