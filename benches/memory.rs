@@ -193,14 +193,14 @@ type Governor<C> =
     RateLimiter<String, DefaultKeyedStateStore<String>, C, NoOpMiddleware<<C as Clock>::Instant>>;
 
 fn governor<C: Clock>(quota: Quota, clock: C) -> Governor<C> {
-    let burst = NonZeroU32::new(quota.burst_size()).expect("a burst is not zero");
+    let burst = NonZeroU32::new(quota.burst_size() as u32).expect("a burst is not zero");
     let quota = governor::Quota::with_period(period(quota)).expect("a period is not zero");
     RateLimiter::dashmap_with_clock(quota.allow_burst(burst), clock)
 }
 
 /// The time in which a token is refilled.
 fn period(quota: Quota) -> Duration {
-    quota.window() / quota.limit()
+    quota.window() / quota.limit() as u32
 }
 
 trait Check: Sync {
@@ -359,7 +359,7 @@ fn ours(quota: Quota) -> RateLimitLayer {
 fn theirs(quota: Quota) -> GovernorConfigBuilder<ApiKey, NoOpMiddleware> {
     GovernorConfigBuilder::default()
         .period(period(quota))
-        .burst_size(quota.burst_size())
+        .burst_size(quota.burst_size() as u32)
         .key_extractor(ApiKey)
 }
 

@@ -336,7 +336,7 @@ impl Bench {
             subjects.push(denying);
         }
         let label = format!("sliding-log of {LOGGED}, denied");
-        let full = subject(label, Algorithm::SlidingLog, Quota::per_hour(LOGGED), 1);
+        let full = subject(label, Algorithm::SlidingLog, Quota::per_hour(LOGGED.into()), 1);
         self.log(&full.limiter);
         subjects.push(full);
         subjects
@@ -669,7 +669,7 @@ impl Script {
         // The request was admitted if the bucket had a token: its debt follows the first 12 bytes.
         let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap());
         let debt = found.get(12..20).map_or(0.0, number);
-        debt < f64::from(PLENTY.limit())
+        debt < PLENTY.limit() as f64
     }
 }
 

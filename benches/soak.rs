@@ -45,7 +45,7 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::token_bucket(),
     Algorithm::LeakyBucket,
 ];
-const QUOTA: Quota = Quota::per_second(LIMIT);
+const QUOTA: Quota = Quota::per_second(LIMIT as u64);
 const SAMPLES: usize = 60;
 /// The allowed growth of memory from the middle third to the last one.
 const FLAT: f64 = 1.1;

@@ -114,7 +114,7 @@ impl Bench {
         for _ in 0..ROUNDS {
             let (token_bucket, full) = (Algorithm::token_bucket(), WAITERS as u32);
             runs[0].push(self.run_ours(token_bucket, RATE.burst(1)));
-            runs[1].push(self.run_ours(Algorithm::LeakyBucket, RATE.burst(full)));
+            runs[1].push(self.run_ours(Algorithm::LeakyBucket, RATE.burst(full.into())));
             runs[2].push(self.run_loop(token_bucket, RATE.burst(1)));
         }
         print_runs("try_acquire, token bucket", &runs[0]);
@@ -290,7 +290,7 @@ impl Bench {
         println!("Bytes in Redis per reservation (MEMORY USAGE of all keys), {WAITERS} of them");
         for algorithm in ALGORITHMS {
             let quota = match algorithm {
-                Algorithm::LeakyBucket => SLOW.burst(WAITERS as u32 + 1),
+                Algorithm::LeakyBucket => SLOW.burst(WAITERS as u64 + 1),
                 _ => SLOW,
             };
             self.query::<()>("FLUSHALL");

@@ -140,11 +140,12 @@ fn app(limiter: Limiter, flags: &Flags) -> Router {
     let key = flags.key.clone();
     let layer = match flags.cost_header.clone() {
         None => RateLimitLayer::new(limiter, key),
+        // A rule, because it can reject a request.
         Some(header) => RateLimitLayer::by_rule(move |head: &Parts| {
-            let cost = cost_of(head, &header)?;
-            Ok(Charge::new_n(&limiter, key.extract(head)?, cost))
+            Ok(Charge::new_n(&limiter, key.extract(head)?, cost_of(head, &header)?))
         }),
     };
+    // The log reads the decisions.
     let layer = layer.extensions(true);
     Router::new().fallback(async || "Hello! This request was within the quota.\n").layer(layer)
 }
@@ -241,7 +242,7 @@ fn print_hints(flags: &Flags, url: &str) {
     println!("limit: {} {key}, {}, counts in {place}", flags.quota, flags.algorithm);
 
     let burst = flags.quota.burst_size();
-    let per_second = f64::from(flags.quota.limit()) / flags.quota.window().as_secs_f64();
+    let per_second = flags.quota.limit() as f64 / flags.quota.window().as_secs_f64();
     let codes = format!("{header}-o /dev/null -w '%{{http_code}}\\n'");
     if flags.algorithm == Algorithm::LeakyBucket {
         // In parallel: in sequence, each request would wait, and none would be denied.
@@ -254,7 +255,7 @@ fn print_hints(flags: &Flags, url: &str) {
         println!("try it: curl -s {codes} '{url}/[1-{count}]' | sort | uniq -c");
     } else {
         // The burst, the units that a second refills, and two more.
-        let count = burst + per_second as u32 + 2;
+        let count = burst + per_second as u64 + 2;
         println!("try it: for i in $(seq {count}); do curl -s {codes} {url}/; done");
     }
 }

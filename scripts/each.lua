@@ -1,8 +1,8 @@
 -- Each: decides about requests to keys of one limiter, each by itself, in their order. Texts of the
 -- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path.
--- items  for each key the number of its runs, an integer of two bytes; then for each run {count,
---        cost}, integers of four bytes, and {max_wait}, a double: equal requests in a row. The last
---        runs are those of all further keys, too.
+-- items  for each key the number of its runs, an integer of two bytes; then for each run {count}, an
+--        integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last runs
+--        are those of all further keys, too.
 -- A key that the script cannot decide about, or for which the server rejects the write, has an error
 -- instead of a state; the other keys are decided.
 local params = ARGV[2]
@@ -78,7 +78,7 @@ local function read_runs(position)
   count, position = struct.unpack('<I2', items, position)
   for i = 1, count do
     local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
     runs[i] = run
   end
   return runs, position

@@ -45,7 +45,7 @@ else
   function finish(admitted, wait)
     local before
     if commits and admitted then
-      before = wait > 0 and encode(true)
+      before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = found_state()

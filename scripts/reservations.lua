@@ -5,7 +5,8 @@
 --      doubles
 -- A check reads the head alone, and one byte that shows whether anything stands behind it. `size`
 -- is that of a head and a base that stand before entries; a state alone can be shorter. `size_text`
--- is the same as text, which needs no printing.
+-- is the same as text, which needs no printing. A model whose states have several sizes sets `size`
+-- to that of the state that it has found.
 local found, stale
 local first_found -- the state before the first request
 
@@ -98,9 +99,8 @@ local function reserving()
   local tails = tails()
 
   -- Inserts a reservation, and `more` behind it. Needed if half of the entries are over, which are
-  -- folded into the base, or if a request waits longer for another limit.
+  -- folded into the base, if a request waits longer for another limit, or if the head has grown.
   local function insert(head, instant, cost, more, reset)
-    local size = #head
     local tail = get(size, -1)
     local first, behind = tails.fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
@@ -121,7 +121,7 @@ local function reserving()
   -- Stores the state with a reservation, and with `more` entries behind it, if no request waits
   -- longer; `before` is the state without them.
   local function reserve(head, before, instant, cost, more, reset)
-    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local entry = struct.pack('<dd', instant, cost)
     local length = block and #block.state or call('STRLEN', key)
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
@@ -133,7 +133,8 @@ local function reserving()
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', get(middle, middle + 7))
-    if oldest <= now or instant < newest then
+    local has_grown = #head ~= size
+    if oldest <= now or instant < newest or has_grown then
       insert(head, instant, cost, more, reset)
       return
     end

@@ -235,11 +235,11 @@ pub enum ConfigError {
         /// The text that was given.
         network: String,
     },
-    /// The sum of burst and overdraft is above `u32::MAX`, or takes more than 100 years to refill.
+    /// The sum of burst and overdraft is above 2^46, or takes more than 100 years to refill.
     #[non_exhaustive]
     Overdraft {
         /// The overdraft.
-        overdraft: u32,
+        overdraft: u64,
         /// The quota.
         quota: Quota,
     },
@@ -311,7 +311,8 @@ impl fmt::Display for ConfigError {
             Self::Overdraft { overdraft, quota } => write!(
                 f,
                 "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
-                 burst it must be below 2^32 and refill within 100 years; lower it"
+                 burst it must be at most 2^46 and refill within 100 years; use at most {}",
+                quota.max_overdraft()
             ),
             Self::Slots { .. }
             | Self::Rate { .. }

@@ -13,11 +13,25 @@ const LONGEST_WINDOW: u64 = 366 * MICROS_PER_DAY;
 /// refill below 2^53 microseconds, where the arithmetic of the scripts is exact.
 pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
 
+/// The largest limit and burst: 2^46 units. The sum of the counts of a window with 100 sub-windows
+/// then stays below 2^53, and a bucket counts in at least 64 parts of a unit.
+pub(crate) const MAX_UNITS: u64 = 1 << 46;
+
+/// The largest limit per microsecond of the window: buckets store a rate in four bytes.
+pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
+
 /// The allowed usage: `limit` units per `window`, and `burst` units back to back.
 ///
 /// `Quota::per_second(10)` is ten per second. The burst is a *total*, including the first request.
 /// By default it is the limit; [`burst`](Quota::burst) sets another one. Only the token bucket and
 /// the leaky bucket have a burst; the windows admit up to `limit` at once.
+///
+/// # Large quotas
+///
+/// Units can be requests, tokens of a language model, bytes, or billionths of a dollar. A limit is
+/// at most 70_368_744_177_664 (2^46, about 70 trillion), and at most 4_294_967_295 per microsecond
+/// of its window. The burst is at most 2^46, too, and must refill within 100 years. All algorithms
+/// count large quotas: see [algorithms](crate::guide::algorithms#large-quotas).
 ///
 /// # A burst or a shorter window
 ///
@@ -54,7 +68,7 @@ pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
 ///
 /// let quota: Quota = "100/min burst 20".parse()?;
 /// assert_eq!(quota, Quota::per_minute(100).burst(20));
-/// assert_eq!("1_000 per day".parse(), Ok(Quota::per_day(1_000)));
+/// assert_eq!("15_000_000_000/day".parse(), Ok(Quota::per_day(15_000_000_000)));
 ///
 /// let error = "0/s".parse::<Quota>().unwrap_err();
 /// assert_eq!(error.to_string(), "quota \"0/s\": the limit is 0, but must be at least 1");
@@ -62,8 +76,8 @@ pub(crate) const LONGEST_REFILL: u64 = 36_525 * MICROS_PER_DAY;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
-    limit: u32,
-    burst: u32,
+    limit: u64,
+    burst: u64,
     window_us: u64,
 }
 
@@ -73,14 +87,18 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// If `limit` is 0 or `window` is out of range: at compile time in a `const`. For numbers that
-    /// are not literals, use [`try_new`](Quota::try_new).
+    /// If `limit` is 0 or [too large](Quota#large-quotas), or `window` is out of range: at compile
+    /// time in a `const`. For numbers that are not literals, use [`try_new`](Quota::try_new).
     #[must_use]
     #[track_caller]
-    pub const fn new(limit: u32, window: Duration) -> Self {
+    pub const fn new(limit: u64, window: Duration) -> Self {
         match Self::checked(limit, window) {
             Ok(quota) => quota,
             Err(Problem::ZeroLimit) => panic!("the limit of a quota must be at least 1"),
+            Err(Problem::Limit { .. }) => panic!(
+                "the limit of a quota must be at most 70_368_744_177_664, and at most \
+                 4_294_967_295 per microsecond of the window"
+            ),
             Err(_) => panic!("the window of a quota must be 1 ms to 366 days"),
         }
     }
@@ -89,8 +107,9 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// If `limit` is 0 or `window` is out of range.
-    pub fn try_new(limit: u32, window: Duration) -> Result<Self, QuotaError> {
+    /// If `limit` is 0 or [too large](Quota#large-quotas), or `window` is out of range. The error
+    /// names the largest limit for this window.
+    pub fn try_new(limit: u64, window: Duration) -> Result<Self, QuotaError> {
         Self::checked(limit, window).map_err(QuotaError::from)
     }
 
@@ -98,10 +117,10 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// If `limit` is 0: at compile time in a `const`.
+    /// If `limit` is 0 or [too large](Quota#large-quotas): at compile time in a `const`.
     #[must_use]
     #[track_caller]
-    pub const fn per_second(limit: u32) -> Self {
+    pub const fn per_second(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(1))
     }
 
@@ -109,10 +128,10 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// If `limit` is 0: at compile time in a `const`.
+    /// If `limit` is 0 or [too large](Quota#large-quotas): at compile time in a `const`.
     #[must_use]
     #[track_caller]
-    pub const fn per_minute(limit: u32) -> Self {
+    pub const fn per_minute(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(60))
     }
 
@@ -120,10 +139,10 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// If `limit` is 0: at compile time in a `const`.
+    /// If `limit` is 0 or [too large](Quota#large-quotas): at compile time in a `const`.
     #[must_use]
     #[track_caller]
-    pub const fn per_hour(limit: u32) -> Self {
+    pub const fn per_hour(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(3_600))
     }
 
@@ -131,10 +150,10 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// If `limit` is 0: at compile time in a `const`.
+    /// If `limit` is 0 or [too large](Quota#large-quotas): at compile time in a `const`.
     #[must_use]
     #[track_caller]
-    pub const fn per_day(limit: u32) -> Self {
+    pub const fn per_day(limit: u64) -> Self {
         Self::new(limit, Duration::from_secs(86_400))
     }
 
@@ -143,15 +162,18 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// If `burst` is 0, or takes more than 100 years to refill: at compile time in a `const`. For
-    /// numbers that are not literals, use [`try_burst`](Quota::try_burst).
+    /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46: at compile time in a
+    /// `const`. For numbers that are not literals, use [`try_burst`](Quota::try_burst).
     #[must_use]
     #[track_caller]
-    pub const fn burst(self, burst: u32) -> Self {
+    pub const fn burst(self, burst: u64) -> Self {
         match self.with_burst(burst) {
             Ok(quota) => quota,
             Err(Problem::ZeroBurst) => panic!("the burst of a quota must be at least 1"),
-            Err(_) => panic!("the burst of a quota must refill within 100 years"),
+            Err(_) => panic!(
+                "the burst of a quota must be at most 70_368_744_177_664, and refill within 100 \
+                 years"
+            ),
         }
     }
 
@@ -159,14 +181,15 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// If `burst` is 0, or takes more than 100 years to refill.
-    pub fn try_burst(self, burst: u32) -> Result<Self, QuotaError> {
+    /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46. The error names the
+    /// largest burst for this limit and window.
+    pub fn try_burst(self, burst: u64) -> Result<Self, QuotaError> {
         self.with_burst(burst).map_err(QuotaError::from)
     }
 
     /// Returns the units per window.
     #[must_use]
-    pub const fn limit(&self) -> u32 {
+    pub const fn limit(&self) -> u64 {
         self.limit
     }
 
@@ -178,7 +201,7 @@ impl Quota {
 
     /// Returns the maximum number of units that may pass back to back.
     #[must_use]
-    pub const fn burst_size(&self) -> u32 {
+    pub const fn burst_size(&self) -> u64 {
         self.burst
     }
 
@@ -186,33 +209,47 @@ impl Quota {
         self.window_us
     }
 
-    /// Returns the largest overdraft that, together with the burst, refills within the longest
-    /// refill.
-    pub(crate) fn max_overdraft(&self) -> u32 {
-        let max = u128::from(LONGEST_REFILL) * u128::from(self.limit) / u128::from(self.window_us);
-        let max = max.min(u32::MAX.into()) as u32;
-        max.saturating_sub(self.burst)
+    /// Returns the largest burst for this limit and window: it refills within the longest refill.
+    const fn max_burst(&self) -> u64 {
+        let max = LONGEST_REFILL as u128 * self.limit as u128 / self.window_us as u128;
+        if max < MAX_UNITS as u128 { max as u64 } else { MAX_UNITS }
+    }
+
+    /// Returns the largest overdraft, which with the burst is at most the largest burst.
+    pub(crate) const fn max_overdraft(&self) -> u64 {
+        self.max_burst() - self.burst
     }
 
     /// Returns a fraction of the quota, rounded down. A fraction of less than one unit in a window
     /// is one unit in a longer window.
     pub(crate) fn scaled(self, fraction: f64) -> Self {
         // The binary fraction of a third must not round a product below an integer.
-        let part = |units: u32| f64::from(units) * fraction * (1.0 + 1e-12);
+        let part = |units: u64| {
+            let part = units as f64 * fraction;
+            part + (part * 1e-12).min(1e-3)
+        };
         let limit = part(self.limit);
         let window_us = match limit >= 1.0 {
             true => self.window_us,
             false => ((self.window_us as f64 / limit).ceil() as u64).min(LONGEST_WINDOW),
         };
-        let limit = (limit as u32).max(1);
+        let limit = (limit as u64).max(1);
         let quota = Self { limit, burst: limit, window_us };
         match self.burst == self.limit {
             true => quota,
-            false => quota.with_burst((part(self.burst) as u32).max(1)).unwrap_or(quota),
+            false => quota.with_burst((part(self.burst) as u64).max(1)).unwrap_or(quota),
         }
     }
 
-    const fn checked(limit: u32, window: Duration) -> Result<Self, Problem> {
+    /// Returns the quota that is nearest to these numbers.
+    #[cfg(feature = "redis")]
+    pub(crate) fn nearest(limit: u64, window: Duration) -> Self {
+        let longest = Duration::from_micros(LONGEST_WINDOW);
+        let window = window.clamp(Duration::from_micros(SHORTEST_WINDOW), longest);
+        Self::new(limit.clamp(1, Self::max_limit(window.as_micros() as u64)), window)
+    }
+
+    const fn checked(limit: u64, window: Duration) -> Result<Self, Problem> {
         if limit == 0 {
             return Err(Problem::ZeroLimit);
         }
@@ -220,22 +257,27 @@ impl Quota {
         if window_us < SHORTEST_WINDOW as u128 || window_us > LONGEST_WINDOW as u128 {
             return Err(Problem::Window(window));
         }
-        Ok(Self { limit, burst: limit, window_us: window_us as u64 })
+        let window_us = window_us as u64;
+        let max = Self::max_limit(window_us);
+        match limit > max {
+            true => Err(Problem::Limit { limit, max }),
+            false => Ok(Self { limit, burst: limit, window_us }),
+        }
     }
 
-    const fn with_burst(self, burst: u32) -> Result<Self, Problem> {
-        if burst == 0 {
-            return Err(Problem::ZeroBurst);
-        }
-        if self.refill_us(burst as u128) > LONGEST_REFILL as u128 {
-            return Err(Problem::Refill(burst));
-        }
-        Ok(Self { burst, ..self })
+    /// Returns the largest limit for a window.
+    const fn max_limit(window_us: u64) -> u64 {
+        let max = window_us.saturating_mul(MAX_PER_MICRO);
+        if max < MAX_UNITS { max } else { MAX_UNITS }
     }
 
-    /// Returns the time in which `units` are refilled, rounded up.
-    pub(crate) const fn refill_us(&self, units: u128) -> u128 {
-        (units * self.window_us as u128).div_ceil(self.limit as u128)
+    const fn with_burst(self, burst: u64) -> Result<Self, Problem> {
+        let max = self.max_burst();
+        match burst {
+            0 => Err(Problem::ZeroBurst),
+            _ if burst > max => Err(Problem::Burst { burst, max }),
+            _ => Ok(Self { burst, ..self }),
+        }
     }
 }
 
@@ -258,7 +300,16 @@ enum Problem {
     ZeroLimit,
     ZeroBurst,
     Window(Duration),
-    Refill(u32),
+    /// A limit above the largest one for its window.
+    Limit {
+        limit: u64,
+        max: u64,
+    },
+    /// A burst above the largest one for its limit and window.
+    Burst {
+        burst: u64,
+        max: u64,
+    },
 }
 
 impl From<Problem> for QuotaError {
@@ -284,9 +335,16 @@ impl fmt::Display for Problem {
             Self::Window(window) => {
                 write!(f, "the window is {window:?}, but must be 1 ms to 366 days")
             }
-            Self::Refill(burst) => {
-                write!(f, "a burst of {burst} would take more than 100 years to refill")
+            Self::Limit { limit, max } => {
+                write!(f, "the limit is {limit}, but must be at most {max} in this window")
             }
+            Self::Burst { burst, max: MAX_UNITS } => {
+                write!(f, "the burst is {burst}, but must be at most {MAX_UNITS}")
+            }
+            Self::Burst { burst, max } => write!(
+                f,
+                "a burst of {burst} would take more than 100 years to refill; use at most {max}"
+            ),
         }
     }
 }

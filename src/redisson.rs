@@ -495,7 +495,7 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// If the future is dropped before it is ready, the permits may or may not have been released.
-    pub async fn release(&self, permits: u32) -> Result<(), Error> {
+    pub async fn release(&self, permits: u64) -> Result<(), Error> {
         if permits == 0 {
             return Err(Error::ZeroCost);
         }
@@ -507,11 +507,11 @@ impl RateLimiter {
     async fn release_taken(
         &self,
         deadline: Deadline,
-        permits: u32,
-        taken: u32,
+        permits: u64,
+        taken: u64,
         id: &[u8],
     ) -> Result<(), Error> {
-        let (mut rest, taken) = (u64::from(permits), taken.to_string());
+        let (mut rest, taken) = (permits.min(MAX_RATE), taken.min(MAX_RATE).to_string());
         while rest > 0 {
             let permits = rest.to_string();
             let args = [permits.as_bytes(), id, taken.as_bytes()];

@@ -169,7 +169,7 @@ impl Load {
     /// Adds a store, with tasks of its own. It is to be a [`forgetful`] one.
     pub fn add(&mut self, store: &RedisStore) {
         let Settings { tasks, pause, group, keys, limit } = self.settings;
-        let quota = Quota::per_day(limit).burst(limit);
+        let quota = Quota::per_day(limit.into()).burst(limit.into());
         let limiter =
             |algorithm: Algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, quota);
         let limiters = [limiter(Algorithm::FixedWindow), limiter(Algorithm::token_bucket())];

@@ -73,7 +73,8 @@ local function commit(instant, units)
   if math.floor((instant - start) / length) > ahead() then
     count = 0
   end
-  count, last = count + units, math.max(last, instant)
+  count = math.min(count + units, 2 ^ 53) -- units spent may exceed the quota
+  last = math.max(last, instant)
 end
 
 local refund

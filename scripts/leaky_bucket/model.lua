@@ -79,10 +79,8 @@ local function commit(instant, units)
   if debt <= idle - tick then -- the request proceeds later than it could
     debt, excess = idle, 0
   end
-  debt = debt + units * unit
-  if not is_foreign() then
-    debt = math.min(debt, max_debt) -- units spent may exceed the quota
-  end
+  -- Units spent may exceed the quota.
+  debt = math.min(debt + units * unit, is_foreign() and 2 ^ 53 or max_debt)
   last = instant > at and instant or 0
 end
 

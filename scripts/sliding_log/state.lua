@@ -4,15 +4,19 @@
 --         sum, dead, gone, length, oldest_at, oldest_cost}: `length` entries, of which the first
 --         `gone` do not count any more; `sum` is that of the costs of the others, `dead` the number
 --         of those whose cost is 0, as they were released; and the oldest of the others
+--         Once a cost does not fit in four bytes: entries of 7 and 7 bytes, a foot of 7, 7, 7, 7, 7,
+--         6, 6, 7 and 7 bytes, and 'Z'
 -- params  'S', then doubles: {limit, window, exponent}; 2^exponent us is the power of two that is at
 --         most the window
 -- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
 -- that stepped back.
 local limit, new_window, exponent = struct.unpack('<ddd', params, 2)
-local MAX_SUM, MAX_COST, ENTRY, ENTRY_SIZE = 2 ^ 52, 2 ^ 32 - 1, '<I7I4', 11
-local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4I7I4B', 52
-local NEWEST = '<I7I4I7I7I7I7I4I4I4I7I4B' -- an entry and the foot
-local PAGE, TAIL_SIZE, tail_text = 20, 272, '-272' -- the last entries that are read with the foot
+local MAX_SUM, NARROW, WIDE = 2 ^ 52, 83, 90
+local NARROW_ENTRY, NARROW_SIZE = '<I7I4', 11
+local form, MAX_COST, ENTRY, ENTRY_SIZE, FOOT, FOOT_SIZE
+local NEWEST -- an entry and the foot
+local PAGE -- the number of entries that are read with the foot
+local TAIL_SIZE, tail_text = 272, '-272' -- the size of that; a multiple of both entries and a foot
 local at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost
 local last, last_cost
 -- `first`: the number of leading entries that do not count now; `live`: the sum of the others.
@@ -26,15 +30,30 @@ local stored_last, stored_skew, stored_window
 local cuts = {}
 local committed, merges
 
+local function use_form(letter)
+  form = letter
+  if letter == WIDE then
+    MAX_COST, ENTRY, ENTRY_SIZE, PAGE = MAX_SUM, '<I7I7', 14, 15
+    FOOT, FOOT_SIZE, NEWEST = '<I7I7I7I7I7I6I6I7I7B', 62, '<I7I7I7I7I7I7I7I6I6I7I7B'
+  else
+    MAX_COST, ENTRY, ENTRY_SIZE, PAGE = 2 ^ 32 - 1, NARROW_ENTRY, NARROW_SIZE, 20
+    FOOT, FOOT_SIZE, NEWEST = '<I7I7I7I7I4I4I4I7I4B', 52, '<I7I4I7I7I7I7I4I4I4I7I4B'
+  end
+end
+use_form(NARROW)
+
 -- Reads the foot from the end of a value. Returns false if it is none.
 local function read_foot(tail)
-  local form
-  if #tail > FOOT_SIZE then
-    at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, form =
-      struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
+  local letter = string.byte(tail, -1)
+  if letter ~= form then
+    use_form(letter)
   end
-  local size = form == 83 and gone < length and ENTRY_SIZE * length + FOOT_SIZE
-  return size and #tail == math.min(size, TAIL_SIZE)
+  if letter ~= NARROW and letter ~= WIDE or #tail <= FOOT_SIZE then
+    return false
+  end
+  at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost =
+    struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
+  return gone < length and #tail == math.min(ENTRY_SIZE * length + FOOT_SIZE, TAIL_SIZE)
 end
 
 -- Returns the entries from one to another, packed.
@@ -74,7 +93,17 @@ local function expiry_of(last, skew, window)
 end
 
 local function foot()
-  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, 83)
+  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, form)
+end
+
+-- Uses the form for larger costs. Returns these entries in it.
+local function widened(entries)
+  use_form(WIDE)
+  local all = {}
+  for position = 1, #entries, NARROW_SIZE do
+    all[#all + 1] = struct.pack(ENTRY, struct.unpack(NARROW_ENTRY, entries, position))
+  end
+  return table.concat(all)
 end
 
 -- Makes the bytes to store with the newest entry; from time to time without those that do not count.
@@ -84,18 +113,22 @@ end
 local function newest(cost, stale)
   sum, dead, gone = live, live_dead, first
   local expires, is_alone = expiry_of(last, skew, window), length - first == 1
-  if is_alone or first > PAGE and first > length - first then
+  if is_alone or cost > MAX_COST or first > PAGE and first > length - first then
     local rest = ''
     if is_alone then
       oldest_at, oldest_cost = last, cost
+      use_form(NARROW)
     else
       rest = packed_entries(first, length - 2)
+    end
+    if cost > MAX_COST then
+      rest = widened(rest)
     end
     gone, length = 0, length - first
     return nil, rest .. struct.pack(ENTRY, last, cost) .. foot(), expires
   end
   local is_later = stale or expires > expiry_of(stored_last, stored_skew, stored_window)
   local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
-    oldest_cost, 83)
+    oldest_cost, form)
   return string.format('%d', ENTRY_SIZE * (length - 1)), bytes, is_later and expires
 end

@@ -3,7 +3,7 @@
 local states = read_all()
 
 local function count_at(found, i)
-  return (struct.unpack('<I4', found, STATE_SIZE + 4 * i - 3))
+  return (struct.unpack(ONE_COUNT, found, STATE_SIZE + COUNT_SIZE * (i - 1) + 1))
 end
 
 -- Reads the state but for its counts. Returns the sum of the newest ones, the number of the current
@@ -11,8 +11,14 @@ end
 -- decide.
 local function read(found)
   if found == '' then
+    use_form(usual_form)
     return 0, 0, buckets + 1
-  elseif #found ~= size or string.byte(found) ~= 87 then
+  end
+  local letter = string.byte(found)
+  if letter ~= form then
+    use_form(letter)
+  end
+  if #found ~= STATE_SIZE + COUNT_SIZE * (buckets + 1) or letter ~= NARROW and letter ~= WIDE then
     return
   end
   local _, sum
@@ -36,28 +42,26 @@ local function window_of(found, sum, by)
   return sum, count_at(found, buckets - by + 1)
 end
 
-local grains = math.ceil(window / grain) -- of a sub-window
-
--- The part of the count of the oldest sub-window that its overlap weights.
+-- The part of the count of the oldest sub-window that its overlap weights, rounded up.
 local function weight(slot, oldest)
-  local overlap = (slot + 1) * window - (now - start) * buckets
-  return math.ceil(oldest * math.ceil(overlap / grain) / grains)
+  return oldest - mul_div(oldest, (now - start) * buckets - slot * window, window)
 end
 
 local function write(key, found, sum, slot, by, granted)
   local newest = by == 0 and count_at(found, 1) + granted or granted
   if newest > granted and slot < buckets then -- the expiry stays
-    return call('SETRANGE', key, '16', struct.pack('<I7i7I5I4', now, now, sum, newest))
+    return call('SETRANGE', key, '16', struct.pack(NEWEST, now, now, sum, newest))
   end
   local cycles = math.floor(slot / buckets) -- `start` moves by whole windows
   start, slot = start + cycles * window, slot - cycles * buckets
-  local head = struct.pack(STATE .. 'I4', 87, buckets, window, start, now, now, sum, newest)
+  local head = struct.pack(STATE .. COUNT, form, buckets, window, start, now, now, sum, newest)
   -- Behind the newest count stand those of sub-windows without requests, and the old ones.
   local zeros, kept = math.max(math.min(by, buckets + 1) - 1, 0), ''
   if by <= buckets then
-    kept = string.sub(found, STATE_SIZE + (by == 0 and 5 or 1), size - 4 * by)
+    local first = STATE_SIZE + (by == 0 and COUNT_SIZE or 0) + 1
+    kept = string.sub(found, first, #found - COUNT_SIZE * by)
   end
-  local state = head .. string.rep('\0', 4 * zeros) .. kept
+  local state = head .. string.rep('\0', COUNT_SIZE * zeros) .. kept
   return replace(key, found, state, opening(slot + buckets + 1))
 end
 
@@ -68,13 +72,11 @@ local function fast(_, i, runs)
     return
   end
   local inside, oldest = window_of(found, sum, by)
-  if oldest > limit then -- units spent may exceed the quota
-    return
-  elseif inside + oldest == 0 then -- no request counts
+  if inside + oldest == 0 then -- no request counts
     parts, length, start, slot, by = buckets, window, now, 0, buckets + 1
   end
   local used = use(inside, limit - weight(slot, oldest), 1, runs)
-  if used then
+  if used and (used <= MAX_NARROW or form == WIDE) then
     return found, used > inside and used, slot, by, used - inside
   end
 end

@@ -27,7 +27,7 @@ end
 
 -- The instant from which the weight of the oldest sub-window is at most `free`.
 local function light(slot, oldest, free)
-  local overlap = math.floor(free * math.ceil(length / grain) / oldest) * grain
+  local overlap = mul_div(length, free, oldest)
   return start + math.ceil(((slot + 1) * length - overlap) / parts)
 end
 
@@ -78,13 +78,14 @@ local function regrid()
     end
     local i = newest - math.floor((instant - start) * buckets / window) + 1
     if moved[i] then
-      moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)
+      moved[i] = math.min(moved[i] + count(slot), MAX_COUNT)
     end
   end
   index, counts, length, parts = newest, moved, window, buckets
 end
 
 local function initial()
+  use_form(usual_form)
   at, start, length, last = now, now, window, now
   index, parts, counts = 0, buckets, zeros(buckets + 1)
 end
@@ -92,29 +93,38 @@ end
 -- `is_head`: whether the state was read as the head of the value, of another size if it was counted
 -- with other buckets.
 local function decode(state, is_head)
-  parts = string.byte(state, 2) or 0
+  local letter, position, _
+  letter, parts = string.byte(state, 1, 2)
+  local stays_wide = not is_head and form == WIDE
+  use_form(letter)
   if is_head then
-    size = STATE_SIZE + 4 * parts + 4
-    if parts ~= buckets then
+    size = STATE_SIZE + COUNT_SIZE * ((parts or 0) + 1)
+    if size ~= usual_size then
       state = get('0', size)
     end
   end
-  local form, position, _
-  if #state >= size then
-    form, parts, length, start, at, last, _, position = struct.unpack(STATE, state)
+  if (letter == NARROW or letter == WIDE) and #state >= size then
+    _, parts, length, start, at, last, _, position = struct.unpack(STATE, state)
   end
-  if form ~= 87 or not is_sound() then
+  if not position or not is_sound() then
     fail(key)
   end
-  counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
+  counts = {struct.unpack('<' .. string.rep(COUNT, parts + 1), state, position)}
+  if stays_wide then
+    use_form(WIDE)
+  end
   counts[parts + 2] = nil -- the position behind them
   index = slot_of(last)
   return state
 end
 
-local function encode()
-  local head = struct.pack(STATE, 87, parts, length, start, at, last, count_inside(index))
-  return head .. struct.pack('<' .. string.rep('I4', parts + 1), unpack(counts, 1, parts + 1))
+-- `more`: the units that the next state has more. It stands before this one, in the same form.
+local function encode(_, more)
+  if form == NARROW and math.max(unpack(counts, 1, parts + 1)) + (more or 0) > MAX_NARROW then
+    use_form(WIDE)
+  end
+  local head = struct.pack(STATE, form, parts, length, start, at, last, count_inside(index))
+  return head .. struct.pack('<' .. string.rep(COUNT, parts + 1), unpack(counts, 1, parts + 1))
 end
 
 local function step_back()
@@ -150,7 +160,7 @@ local function commit(instant, units)
   for i = parts + 1, 1, -1 do
     counts[i] = i > by and counts[i - by] or 0
   end
-  counts[1] = math.min(counts[1] + units, 2 ^ 32 - 1) -- units spent may exceed the quota
+  counts[1] = math.min(counts[1] + units, MAX_COUNT) -- units spent may exceed the quota
   local cycles = math.floor(slot / parts) -- `start` moves by whole windows
   start, last, index = start + cycles * length, instant, slot - cycles * parts
 end

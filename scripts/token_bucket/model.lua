@@ -32,6 +32,9 @@ local function decode(state)
     period, last, excess = 1, 0, 0
   elseif form == 85 and #state >= size then
     form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
+  elseif form == 86 and #state >= size then
+    form, at, debt, period, lump, last, excess = struct.unpack(LARGE, state)
+    unit = 1
   else
     fail(key)
   end
@@ -44,7 +47,9 @@ end
 
 -- `waits`: whether requests wait, whose reservations follow.
 local function encode(waits)
-  if waits or not is_short() then
+  if lump > 2 ^ 32 - 1 then -- only lumps are: rates have at most four bytes
+    return struct.pack(LARGE, 86, at, debt, period, lump, last, excess)
+  elseif waits or not is_short() then
     return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
   end
   return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
@@ -104,10 +109,8 @@ local function commit(instant, units)
   if refilled >= debt then
     debt, excess = refilled, 0
   end
-  debt = debt + units * unit
-  if not is_foreign() then
-    debt = math.min(debt, max_debt) -- units spent may exceed the quota
-  end
+  -- Units spent may exceed the quota.
+  debt = math.min(debt + units * unit, is_foreign() and 2 ^ 53 or max_debt)
   last = instant > at and instant or 0
 end
 

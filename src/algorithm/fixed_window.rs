@@ -2,7 +2,7 @@
 //! twin is `scripts/fixed_window/model.lua`.
 
 use super::{
-    arithmetic::max,
+    arithmetic::{EXACT, max, min},
     model::{Earliest, Model, Report},
     packed::Packed,
     request::Release,
@@ -30,7 +30,7 @@ pub(crate) struct State {
 
 impl Params {
     pub(super) fn new(quota: Quota) -> Self {
-        Self { limit: quota.limit().into(), window: quota.window_us() as f64 }
+        Self { limit: quota.limit() as f64, window: quota.window_us() as f64 }
     }
 }
 
@@ -137,7 +137,7 @@ impl Model for State {
         if self.index_of(instant) > self.ahead() {
             self.count = 0.0;
         }
-        self.count += cost;
+        self.count = min(self.count + cost, EXACT); // units spent may exceed the quota
         self.last = max(self.last, instant);
     }
 

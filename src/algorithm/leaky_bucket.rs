@@ -38,9 +38,9 @@ pub(crate) struct State {
 
 impl Params {
     pub(super) fn new(quota: Quota) -> Self {
-        let Rate { unit, tick } = Rate::new(quota, quota.burst_size().into());
+        let Rate { unit, tick } = Rate::new(quota, quota.burst_size());
         let max_debt = max_debt(1.0, tick);
-        Self { burst: quota.burst_size().into(), unit, tick, max_debt }
+        Self { burst: quota.burst_size() as f64, unit, tick, max_debt }
     }
 
     fn rate(&self) -> [f64; 2] {
@@ -172,10 +172,9 @@ impl Model for State {
         if self.debt <= idle - self.tick {
             (self.debt, self.excess) = (idle, 0.0); // the request proceeds later than it could
         }
-        self.debt += cost * self.unit;
-        if self.rate() == params.rate() {
-            self.debt = min(self.debt, params.max_debt); // units spent may exceed the quota
-        }
+        // Units spent may exceed the quota.
+        let most = if self.rate() == params.rate() { params.max_debt } else { EXACT };
+        self.debt = min(self.debt + cost * self.unit, most);
         self.last = if instant > self.at { instant } else { 0.0 };
     }
 

@@ -33,6 +33,12 @@ impl Action {
     }
 }
 
+/// Converts units of the API into those of the engine, which counts up to 2^53: a quota is smaller.
+#[inline]
+pub(crate) fn units(units: u64) -> f64 {
+    units.min(1 << 53) as f64
+}
+
 /// A request to one limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineRequest {

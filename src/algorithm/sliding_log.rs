@@ -14,9 +14,6 @@ use crate::quota::{LONGEST_REFILL, Quota};
 /// The sum of all costs in a log is at most this.
 const MAX_SUM: f64 = (1_u64 << 52) as f64;
 
-/// An entry in Redis has four bytes for its cost.
-const MAX_COST: f64 = u32::MAX as f64;
-
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     limit: f64,
@@ -51,7 +48,7 @@ impl PartialEq for State {
 
 impl Params {
     pub(super) fn new(quota: Quota) -> Self {
-        Self { limit: quota.limit().into(), window: quota.window_us() as f64 }
+        Self { limit: quota.limit() as f64, window: quota.window_us() as f64 }
     }
 }
 
@@ -247,7 +244,7 @@ impl Model for State {
         self.drop_expired();
         let instant = instant + self.skew;
         match self.entries.back_mut() {
-            Some((last, cost)) if *last == instant && *cost + units <= MAX_COST => *cost += units,
+            Some((last, cost)) if *last == instant => *cost += units,
             _ => self.entries.push_back((instant, units)),
         }
         self.sum += units;

@@ -2,13 +2,13 @@
 //! the one before them, which is weighted by its overlap with the window. Its Lua twin is
 //! `scripts/sliding_window/model.lua`.
 //!
-//! Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts; overlaps are
-//! rounded up to `grain` parts.
+//! Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts.
 
 use std::mem;
 
 use super::{
-    arithmetic::max,
+    arithmetic::{max, mul_div},
+    counts::Counts,
     model::{Earliest, Model, Report},
     request::Release,
     state_bytes::Reader,
@@ -22,7 +22,6 @@ pub(crate) struct Params {
     limit: f64,
     window: f64,
     buckets: f64,
-    grain: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +29,7 @@ pub(crate) struct State {
     /// The position of the sub-windows.
     pub(super) grid: Grid,
     /// The counts of `parts + 1` sub-windows, newest first: the first one contains `last`.
-    pub(super) counts: Box<[u32]>,
+    pub(super) counts: Counts,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,13 +51,8 @@ impl Params {
         if !(1..=MAX_BUCKETS).contains(&buckets) {
             return Err(ConfigError::Buckets { buckets });
         }
-        let (limit, window) = (quota.limit().into(), quota.window_us() as f64);
-        // The finest grain for which the product of a count and an overlap is exact.
-        let mut grain = 1.0;
-        while limit * (window / grain) >= super::arithmetic::EXACT / 2.0 {
-            grain *= 2.0;
-        }
-        Ok(Self { limit, window, buckets: buckets.into(), grain })
+        let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
+        Ok(Self { limit, window, buckets: buckets.into() })
     }
 }
 
@@ -69,7 +63,7 @@ impl State {
 
     fn count(&self, slot: f64) -> f64 {
         let i = self.grid.index - slot;
-        if i < 0.0 { 0.0 } else { self.counts.get(i as usize).copied().unwrap_or(0).into() }
+        if i < 0.0 { 0.0 } else { self.counts.get(i as usize) }
     }
 
     fn slot_of(&self, instant: f64) -> f64 {
@@ -84,29 +78,29 @@ impl State {
         (0..self.grid.parts as u32).map(|i| self.count(slot - f64::from(i))).sum()
     }
 
-    /// The part of the count of the oldest sub-window that its overlap weights.
-    fn weight(&self, slot: f64, instant: f64, grain: f64) -> f64 {
+    /// The part of the count of the oldest sub-window that its overlap weights, rounded up.
+    fn weight(&self, slot: f64, instant: f64) -> f64 {
         let Grid { start, length, parts, .. } = self.grid;
-        let overlap = (slot + 1.0) * length - (instant - start) * parts;
+        let passed = (instant - start) * parts - slot * length;
         let count = self.count(slot - parts);
-        (count * (overlap / grain).ceil() / (length / grain).ceil()).ceil()
+        count - mul_div(count, passed, length)
     }
 
     /// The instant from which the weight of the oldest sub-window is at most `free`.
-    fn light(&self, slot: f64, oldest: f64, free: f64, grain: f64) -> f64 {
+    fn light(&self, slot: f64, oldest: f64, free: f64) -> f64 {
         let Grid { start, length, parts, .. } = self.grid;
-        let overlap = (free * (length / grain).ceil() / oldest).floor() * grain;
+        let overlap = mul_div(length, free, oldest);
         start + (((slot + 1.0) * length - overlap) / parts).ceil()
     }
 
     /// The newest sub-window with a count; none if it has left the window.
     fn newest(&self, now: f64) -> Option<f64> {
-        let i = self.counts.iter().position(|&count| count > 0)?;
+        let i = self.counts.iter().position(|count| count > 0.0)?;
         let slot = self.grid.index - i as f64;
         (self.slot_of(now) <= slot + self.grid.parts).then_some(slot)
     }
 
-    fn first_instant(&self, now: f64, needed: f64, Params { limit, grain, .. }: Params) -> f64 {
+    fn first_instant(&self, now: f64, needed: f64, Params { limit, .. }: Params) -> f64 {
         let mut instant = now.max(self.grid.last);
         let mut slot = self.slot_of(instant);
         let mut inside = self.count_inside(slot);
@@ -118,7 +112,7 @@ impl State {
                 return instant;
             }
             if free >= 0.0 {
-                let light = self.light(slot, oldest, free, grain);
+                let light = self.light(slot, oldest, free);
                 if light < self.opening(slot + 1.0) {
                     return instant.max(light);
                 }
@@ -133,21 +127,19 @@ impl State {
     /// Counts each old sub-window where its middle is, or if requests wait in it, at its end, and
     /// not after `last`. `start` stays, so that two alternating quotas do not move the counts ahead
     /// of the time.
-    fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) -> Box<[u32]> {
+    fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) -> Counts {
         let Grid { start, last, .. } = self.grid;
-        let mut moved = vec![0_u32; buckets as usize + 1].into_boxed_slice();
+        let mut moved = Counts::zeros(buckets as usize + 1);
         let newest = ((last - start) * buckets / window).floor();
-        for (i, &count) in self.counts.iter().enumerate() {
+        for (i, count) in self.counts.iter().enumerate() {
             let slot = self.grid.index - i as f64;
             let (opening, closing) = (self.opening(slot), self.opening(slot + 1.0));
             let end = last.min(closing - 1.0);
             let middle = ((opening + closing) / 2.0).floor();
             let instant = if end > now { end } else { opening.max(middle.min(last)) };
             let i = newest - ((instant - start) * buckets / window).floor();
-            if i >= 0.0
-                && let Some(sum) = moved.get_mut(i as usize)
-            {
-                *sum = sum.saturating_add(count);
+            if i >= 0.0 && (i as usize) < moved.len() {
+                moved.add(i as usize, count);
             }
         }
         self.grid = Grid { index: newest, length: window, parts: buckets, ..self.grid };
@@ -157,10 +149,10 @@ impl State {
 
 impl Model for State {
     type Params = Params;
-    type Saved = (Grid, Option<Box<[u32]>>);
+    type Saved = (Grid, Option<Counts>);
 
     fn args(params: &Params) -> Vec<f64> {
-        vec![params.limit, params.window, params.buckets, params.grain]
+        vec![params.limit, params.window, params.buckets]
     }
 
     fn max_cost(params: &Params) -> f64 {
@@ -169,21 +161,23 @@ impl Model for State {
 
     #[inline]
     fn initial(now: f64, &Params { window, buckets, .. }: &Params) -> Self {
-        let counts = vec![0; buckets as usize + 1].into_boxed_slice();
+        let counts = Counts::zeros(buckets as usize + 1);
         let grid =
             Grid { at: now, start: now, length: window, last: now, index: 0.0, parts: buckets };
         Self { grid, counts }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader::new(bytes, b'W')?;
+        let narrow = Reader::new(bytes, b'W').map(|reader| (reader, 5, 4));
+        let (mut reader, sum_size, size) =
+            narrow.or_else(|| Some((Reader::new(bytes, b'X')?, 7, 7)))?;
         let [parts, length] = reader.integers([1, 7])?;
         let start = reader.signed(7)?;
         let at = reader.integer(7)?;
         let last = reader.signed(7)?;
-        reader.integer(5)?; // the sum of the counts
+        reader.integer(sum_size)?; // of the counts
         let index = ((last - start) * parts / length).floor();
-        let counts = (0..=parts as usize).map(|_| Some(reader.integer(4)? as u32));
+        let counts = (0..=parts as usize).map(|_| reader.integer(size));
         let counts = counts.collect::<Option<_>>()?;
         Some(Self { grid: Grid { at, start, length, last, index, parts }, counts })
     }
@@ -240,10 +234,8 @@ impl Model for State {
     fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
         let slot = self.slot_of(instant);
         let by = (slot - self.grid.index).min(self.counts.len() as f64) as usize;
-        self.counts.rotate_right(by);
-        self.counts[..by].fill(0);
-        // Units spent may exceed the quota.
-        self.counts[0] = self.counts[0].saturating_add(cost as u32);
+        self.counts.shift(by);
+        self.counts.add(0, cost);
         let Grid { start, length, last, index, parts, .. } = &mut self.grid;
         let cycles = (slot / *parts).floor(); // `start` moves by whole windows
         *start += cycles * *length;
@@ -258,18 +250,14 @@ impl Model for State {
             }
             let i = self.grid.index - self.slot_of(instant);
             // An older sub-window does not count any more.
-            if i >= 0.0
-                && let Some(count) = self.counts.get_mut(i as usize)
-            {
-                *count = (f64::from(*count) - units).max(0.0) as u32;
+            if i >= 0.0 {
+                self.counts.remove(i as usize, units);
             }
             return;
         }
         let inside = (self.grid.index - self.slot_of(now)).min(0.0) + self.grid.parts + 1.0;
-        for count in self.counts[..inside as usize].iter_mut().rev() {
-            let back = f64::from(*count).min(units);
-            *count -= back as u32;
-            units -= back;
+        for i in (0..inside as usize).rev() {
+            units -= self.counts.remove(i, units);
         }
     }
 
@@ -281,7 +269,7 @@ impl Model for State {
 
     #[inline]
     fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
-        let Params { limit, grain, .. } = *params;
+        let Params { limit, .. } = *params;
         if reset == 0.0 {
             return Report { remaining: limit, replenish: 0.0 };
         }
@@ -289,7 +277,7 @@ impl Model for State {
         if self.grid.last <= now {
             let slot = self.slot_of(now);
             let inside = self.count_inside(slot);
-            remaining = max(limit - inside - self.weight(slot, now, grain), 0.0);
+            remaining = max(limit - inside - self.weight(slot, now), 0.0);
         }
         let replenish = self.first_instant(now, remaining + 1.0, *params) - now;
         Report { remaining, replenish }

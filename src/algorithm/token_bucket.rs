@@ -45,20 +45,20 @@ pub(crate) struct State {
 }
 
 impl Params {
-    pub(super) fn new(quota: Quota, refill: Refill, overdraft: u32) -> Result<Self, ConfigError> {
-        let size = u64::from(quota.burst_size()) + u64::from(overdraft);
-        if size > u32::MAX.into() || quota.refill_us(size.into()) > LONGEST_REFILL.into() {
+    pub(super) fn new(quota: Quota, refill: Refill, overdraft: u64) -> Result<Self, ConfigError> {
+        if overdraft > quota.max_overdraft() {
             return Err(ConfigError::Overdraft { overdraft, quota });
         }
+        let size = quota.burst_size() + overdraft;
         let (unit, period, lump) = match refill {
             Refill::Continuous => {
                 let Rate { unit, tick } = Rate::new(quota, size);
                 (unit, 1.0, tick)
             }
-            Refill::Interval => (1.0, quota.window_us() as f64, quota.limit().into()),
+            Refill::Interval => (1.0, quota.window_us() as f64, quota.limit() as f64),
         };
         let max_debt = max_debt(period, lump);
-        let (burst, overdraft) = (quota.burst_size().into(), overdraft.into());
+        let (burst, overdraft) = (quota.burst_size() as f64, overdraft as f64);
         Ok(Self { burst, overdraft, unit, period, lump, max_debt })
     }
 
@@ -196,6 +196,10 @@ impl Model for State {
             let [at, debt, unit, lump, _grain] = reader.integers([7, 7, 6, 4, 1])?;
             return Some(Self { at, debt, unit, period: 1.0, lump, last: 0.0, excess: 0.0 });
         }
+        if let Some(mut reader) = Reader::new(bytes, b'V') {
+            let [at, debt, period, lump, last, excess] = reader.integers([7, 7, 6, 7, 7, 6])?;
+            return Some(Self { at, debt, unit: 1.0, period, lump, last, excess });
+        }
         let mut reader = Reader::new(bytes, b'U')?;
         let [at, debt, unit, period, lump, last, excess] =
             reader.integers([7, 7, 6, 6, 4, 7, 3])?;
@@ -262,10 +266,9 @@ impl Model for State {
         if refilled >= self.debt {
             (self.debt, self.excess) = (refilled, 0.0);
         }
-        self.debt += cost * self.unit;
-        if self.rate() == params.rate() {
-            self.debt = min(self.debt, params.max_debt); // what is spent may be above the quota
-        }
+        // Units spent may exceed the quota.
+        let most = if self.rate() == params.rate() { params.max_debt } else { EXACT };
+        self.debt = min(self.debt + cost * self.unit, most);
         self.last = if instant > self.at { instant } else { 0.0 };
     }
 

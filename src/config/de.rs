@@ -147,7 +147,7 @@ impl<'de> DeserializeSeed<'de> for Value<'_> {
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         match self.field {
             Field::Algorithm | Field::Quota | Field::Refill => deserializer.deserialize_str(self),
-            Field::Buckets | Field::Overdraft => deserializer.deserialize_u32(self),
+            Field::Buckets | Field::Overdraft => deserializer.deserialize_u64(self),
         }
     }
 }
@@ -161,7 +161,7 @@ impl Visitor<'_> for Value<'_> {
             Field::Quota => "`quota` to be text, such as \"10/s\"",
             Field::Buckets => "`buckets` to be a number from 1 to 100",
             Field::Refill => "`refill` to be \"continuous\" or \"interval\"",
-            Field::Overdraft => "`overdraft` to be a number of tokens, below 2^32",
+            Field::Overdraft => "`overdraft` to be a number of tokens, up to 2^46",
         })
     }
 
@@ -181,11 +181,12 @@ impl Visitor<'_> for Value<'_> {
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<(), E> {
-        let invalid = || E::invalid_value(Unexpected::Unsigned(number), &self);
-        let value = u32::try_from(number).map_err(|_| invalid())?;
+        let invalid = |_| E::invalid_value(Unexpected::Unsigned(number), &self);
         match self.field {
-            Field::Buckets => self.settings.buckets = Some(value),
-            Field::Overdraft => self.settings.overdraft = Some(value),
+            Field::Buckets => {
+                self.settings.buckets = Some(number.try_into().map_err(invalid)?);
+            }
+            Field::Overdraft => self.settings.overdraft = Some(number),
             _ => return Err(E::invalid_type(Unexpected::Unsigned(number), &self)),
         }
         self.settings.check().map_err(E::custom)

@@ -45,7 +45,7 @@ pub(super) struct Settings {
     pub(super) quota: Option<Quota>,
     pub(super) buckets: Option<u32>,
     pub(super) refill: Option<Refill>,
-    pub(super) overdraft: Option<u32>,
+    pub(super) overdraft: Option<u64>,
 }
 
 impl Settings {

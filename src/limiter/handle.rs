@@ -272,7 +272,7 @@ impl Limiter {
         let quota = settings.quota.scaled(fraction);
         let algorithm = match settings.algorithm {
             Algorithm::TokenBucket { refill, overdraft } => {
-                let overdraft = (f64::from(overdraft) * fraction) as u32;
+                let overdraft = (overdraft as f64 * fraction) as u64;
                 // The limit can be rounded down further: then the overdraft takes too long to
                 // refill.
                 let overdraft = overdraft.min(quota.max_overdraft());

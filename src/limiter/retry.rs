@@ -338,10 +338,10 @@ mod tests {
     }
 
     /// Returns an empty bucket of 100 per second, and requests that it has denied.
-    async fn queue<const N: usize>(burst: u32, costs: [u64; N]) -> (Limiter, [Denied; N]) {
+    async fn queue<const N: usize>(burst: u64, costs: [u64; N]) -> (Limiter, [Denied; N]) {
         let quota = Quota::per_second(100).burst(burst);
         let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
-        assert!(limiter.check_n("key", burst.into()).await.unwrap().is_allowed());
+        assert!(limiter.check_n("key", burst).await.unwrap().is_allowed());
         let mut all = Vec::new();
         for cost in costs {
             all.push(Denied::new(Charge::new_n(&limiter, "key", cost)).await);

@@ -8,7 +8,7 @@ use std::{
 
 use super::max_wait::MaxWait;
 use crate::{
-    algorithm::{Action, Algorithm, Release},
+    algorithm::{Action, Algorithm, Release, units as count},
     decision::Receipt,
     error::{ConfigError, Error},
     keys::Key,
@@ -54,8 +54,8 @@ impl Version {
             Receipt::At(instant, algorithm)
                 if units > 0 && algorithm == self.settings.params.kind() =>
             {
-                let kept = spent.saturating_sub(units) as f64;
-                Some(Release { instant: Some(instant as f64), units: units as f64, kept })
+                let (units, kept) = (count(units), count(spent.saturating_sub(units)));
+                Some(Release { instant: Some(instant as f64), units, kept })
             }
             _ => None,
         }

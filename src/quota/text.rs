@@ -3,7 +3,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use super::{MICROS_PER_DAY, Problem, Quota, QuotaError};
+use super::{MAX_UNITS, MICROS_PER_DAY, Problem, Quota, QuotaError};
 
 /// The units of time as they are printed, longest first, with their length in microseconds and
 /// their other names, without the `s` of a plural.
@@ -110,7 +110,7 @@ fn unit_us(name: &str) -> Option<u64> {
 }
 
 /// Reads what stands behind the window.
-fn burst(text: &str) -> Result<Option<u32>, String> {
+fn burst(text: &str) -> Result<Option<u64>, String> {
     let mut words = text
         .split(|c: char| c.is_whitespace() || ",=:".contains(c))
         .filter(|word| !word.is_empty());
@@ -126,13 +126,13 @@ fn burst(text: &str) -> Result<Option<u32>, String> {
     }
 }
 
-fn number(name: &str, text: &str) -> Result<u32, String> {
+fn number(name: &str, text: &str) -> Result<u64, String> {
     let digits = digits(text).ok_or_else(|| {
         format!("the {name} {text:?} is not a whole number; use digits, such as 10 or 1_000")
     })?;
     digits
         .parse()
-        .map_err(|_| format!("the {name} {text} is too large; the maximum is {}", u32::MAX))
+        .map_err(|_| format!("the {name} {text} is too large; the maximum is {MAX_UNITS}"))
 }
 
 /// Returns the digits of a number, without the underscores between them.

@@ -64,7 +64,7 @@ impl RateLimiter {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time.
-    pub async fn try_acquire(&self, permits: u32, timeout: Duration) -> Result<Decision, Error> {
+    pub async fn try_acquire(&self, permits: u64, timeout: Duration) -> Result<Decision, Error> {
         let id = random();
         let attempt = || self.attempt(self.store.start_deadline(), permits, id);
         if timeout.is_zero() || permits == 0 {
@@ -77,7 +77,7 @@ impl RateLimiter {
     /// queue.
     async fn retry<F>(
         &self,
-        permits: u32,
+        permits: u64,
         timeout: Duration,
         attempt: impl Fn() -> F,
     ) -> Result<Decision, Error>
@@ -85,7 +85,7 @@ impl RateLimiter {
         F: Future<Output = Result<Decision, Error>>,
     {
         let deadline = Instant::now().checked_add(timeout);
-        let (charge, mut retry) = (Charge::new_n(self, "", permits.into()), Retry::default());
+        let (charge, mut retry) = (Charge::new_n(self, "", permits), Retry::default());
         let mut waiting = None;
         yield_to_queue(&charge).await;
         loop {
@@ -120,14 +120,14 @@ impl RateLimiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](RateLimiter::try_acquire).
-    pub async fn acquire(&self, permits: u32) -> Result<Decision, Error> {
+    pub async fn acquire(&self, permits: u64) -> Result<Decision, Error> {
         self.try_acquire(permits, Duration::MAX).await
     }
 
     pub(super) async fn attempt(
         &self,
         deadline: Deadline,
-        permits: u32,
+        permits: u64,
         id: u64,
     ) -> Result<Decision, Error> {
         if permits == 0 {
@@ -137,7 +137,7 @@ impl RateLimiter {
         let answer = StoreFuture::pending(self.clone().acquire_in_steps(deadline, permits, id));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
         let reply = poll_fn(|cx| attempt.poll(cx)).await;
-        let result = reply.and_then(|reply| self.decision(permits.into(), id, &reply));
+        let result = reply.and_then(|reply| self.decision(permits, id, &reply));
         match &result {
             Ok(decision) => {
                 let (key, duration) = (self.key(), Some(start.elapsed()));
@@ -157,7 +157,7 @@ impl RateLimiter {
     async fn acquire_in_steps(
         self,
         deadline: Deadline,
-        permits: u32,
+        permits: u64,
         id: u64,
     ) -> Result<AcquireReply, Error> {
         let (entry, rate) = (entry(&id_of(id), permits), self.template_rate(deadline).await?);
@@ -187,7 +187,7 @@ impl RateLimiter {
             }
             _ => {}
         }
-        let quota = quota(reply.rate as u64, reply.interval as u64);
+        let quota = Quota::nearest(reply.rate as u64, Duration::from_millis(reply.interval as u64));
         let admitted = reply.status == DONE;
         let reply = EngineReply {
             admitted,
@@ -204,7 +204,7 @@ impl RateLimiter {
     }
 
     /// Releases in the background the permits that `answer` grants.
-    fn release_answer_later(&self, permits: u32, id: u64, answer: StoreFuture<AcquireReply>) {
+    fn release_answer_later(&self, permits: u64, id: u64, answer: StoreFuture<AcquireReply>) {
         let limiter = self.clone();
         self.store.spawn_background(Box::pin(async move {
             let denied = matches!(answer.await, Ok(reply) if reply.status != DONE);
@@ -216,7 +216,7 @@ impl RateLimiter {
 
     /// Releases in the background `permits` of the permits that an acquire has `taken`, if Redis
     /// can be reached.
-    pub(super) fn release_later(&self, permits: u32, taken: u32, id: u64) {
+    pub(super) fn release_later(&self, permits: u64, taken: u64, id: u64) {
         let limiter = self.clone();
         self.store.release_by(self.name(), move || {
             let limiter = limiter.clone();
@@ -242,18 +242,11 @@ async fn wait(charge: &Charge, retry: &mut Retry, deadline: Option<Instant>) -> 
     }
 }
 
-/// Returns the quota that is nearest to a rate.
-fn quota(rate: u64, interval: u64) -> Quota {
-    let limit = u32::try_from(rate).unwrap_or(u32::MAX).max(1);
-    let max_window = Duration::from_secs(366 * 86_400);
-    Quota::new(limit, Duration::from_millis(interval.max(1)).min(max_window))
-}
-
 /// A call in flight. If it is dropped before the reply, it releases the permits that the reply
 /// grants.
 struct Attempt<'a> {
     limiter: &'a RateLimiter,
-    permits: u32,
+    permits: u64,
     id: u64,
     answer: Option<StoreFuture<AcquireReply>>,
 }

@@ -81,8 +81,10 @@ pub(super) fn common<'a>(template_rate: &'a str, tally: &'a [u8]) -> Vec<&'a [u8
 
 pub(super) const ENTRY: usize = 21;
 
-/// Returns the entry of an acquire in the log.
-pub(super) fn entry(id: &[u8; 16], permits: u32) -> [u8; ENTRY] {
+/// Returns the entry of an acquire in the log. It has four bytes for the permits: more are above
+/// every rate, so the script denies them, too.
+pub(super) fn entry(id: &[u8; 16], permits: u64) -> [u8; ENTRY] {
+    let permits = u32::try_from(permits).unwrap_or(u32::MAX);
     let mut entry = [0; ENTRY];
     entry[0] = id.len() as u8;
     entry[1..17].copy_from_slice(id);

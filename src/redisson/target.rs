@@ -30,9 +30,7 @@ impl ChargeTarget for RateLimiter {
             Ok(limiter) => (limiter, self.store.start_deadline()),
             Err(error) => return StoreFuture::ready(Err(error.into())),
         };
-        StoreFuture::pending(
-            async move { limiter.attempt(deadline, permits(cost), random()).await },
-        )
+        StoreFuture::pending(async move { limiter.attempt(deadline, cost, random()).await })
     }
 
     fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()> {
@@ -44,16 +42,14 @@ impl ChargeTarget for RateLimiter {
         let deadline = self.store.start_deadline();
         report_released(&self.observers, self.label, &limiter.key(), units);
         StoreFuture::pending(async move {
-            ok_without_rate(
-                limiter.release_taken(deadline, permits(units), permits(spent), &id).await,
-            )
+            ok_without_rate(limiter.release_taken(deadline, units, spent, &id).await)
         })
     }
 
     fn release_in_background(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) {
         if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
             report_released(&self.observers, self.label, &limiter.key(), units);
-            limiter.release_later(permits(units), permits(spent), id);
+            limiter.release_later(units, spent, id);
         }
     }
 
@@ -63,7 +59,7 @@ impl ChargeTarget for RateLimiter {
             Err(error) => return StoreFuture::ready(Err(error.into())),
         };
         StoreFuture::pending(async move {
-            ok_without_rate(limiter.release_taken(deadline, permits(units), 0, b"").await)
+            ok_without_rate(limiter.release_taken(deadline, units, 0, b"").await)
         })
     }
 
@@ -96,11 +92,6 @@ impl From<&RateLimiter> for AnyLimiter {
     fn from(limiter: &RateLimiter) -> Self {
         limiter.clone().into()
     }
-}
-
-/// Returns a number of permits. More than 32 bits are above every rate, and are never granted.
-fn permits(units: u64) -> u32 {
-    u32::try_from(units).unwrap_or(u32::MAX)
 }
 
 /// Ignores a missing rate: the permits were deleted together with it.

@@ -14,7 +14,7 @@ use std::task::ready;
 use tokio::task::coop;
 
 use crate::{
-    algorithm::{Action, Algorithm, EngineRequest, Params},
+    algorithm::{Action, Algorithm, EngineRequest, Params, units},
     decision::{Policy, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -79,17 +79,10 @@ impl LimitRequest<'_> {
         self.max_wait > 0.0
     }
 
-    /// Returns what the release of its units needs: settings, key and units.
+    /// Returns what the release of its units needs: settings, key and cost.
     #[cfg(feature = "redis")]
-    pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u32) {
-        (self.settings.clone(), self.key.clone().into_owned(), self.units())
-    }
-
-    /// Returns the cost as the states and the scripts count it, with 32 bits. A check costs less: no
-    /// quota grants more. What is spent above counts as the largest number.
-    #[inline]
-    pub(crate) fn units(&self) -> u32 {
-        u32::try_from(self.cost).unwrap_or(u32::MAX)
+    pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u64) {
+        (self.settings.clone(), self.key.clone().into_owned(), self.cost)
     }
 
     pub(crate) fn policy(&self) -> Policy {
@@ -101,7 +94,7 @@ impl StoreRequest<'_> {
     pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: f64) -> EngineRequest {
         EngineRequest {
             action: self.action,
-            cost: limit.units().into(),
+            cost: units(limit.cost),
             max_wait: limit.max_wait,
             now,
             admission: None,

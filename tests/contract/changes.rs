@@ -242,7 +242,7 @@ async fn a_waiting_request_that_is_dropped_after_a_change_returns_at_most_its_ow
             let mut waiting = Box::pin(limiter.acquire("key"));
             assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             limiter.set_quota(other).unwrap();
-            let used = other.limit() - limiter.peek("key").await.unwrap().remaining() as u32;
+            let used = other.limit() - limiter.peek("key").await.unwrap().remaining();
             let _ = limiter.check_within("key", HOUR).await.unwrap().keep();
             drop(waiting);
             let mut admitted = 0;

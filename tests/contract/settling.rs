@@ -105,7 +105,7 @@ enum Step {
 fn setups() -> impl Strategy<Value = Setup> {
     let window = prop_oneof![Just(1_000_000), 100_000_u64..10_000_000, Just(86_400_000_000)];
     let quota =
-        (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)));
+        (1_u64..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)));
     let limit = (prop::sample::select(&ALGORITHMS[..]), quota);
     let shape = prop_oneof![3 => Just(Shape::One), 1 => Just(Shape::Also), 1 => Just(Shape::And)];
     let full = prop_oneof![
@@ -721,7 +721,7 @@ impl Player {
 
 /// Returns true if the uses are within the guarantee of the algorithm.
 fn is_within(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
-    let (limit, window) = (f64::from(quota.limit()), quota.window().as_micros() as f64);
+    let (limit, window) = (quota.limit() as f64, quota.window().as_micros() as f64);
     let rate = limit / window;
     // With any grid, the sub-windows that lie entirely inside the window count at most the limit.
     let inside = |buckets: u32| window - (window / f64::from(buckets)).ceil();

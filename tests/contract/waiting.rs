@@ -332,7 +332,7 @@ async fn a_request_dropped_after_a_quota_change_releases_no_more_than_it_reserve
             assert!(!waiting.delay().is_zero(), "{algorithm}");
 
             let changed = limiter.with_quota(other).unwrap();
-            let used = other.limit() - changed.peek("key").await.unwrap().remaining() as u32;
+            let used = other.limit() - changed.peek("key").await.unwrap().remaining();
             let _ = changed.check_within("key", HOUR).await.unwrap().keep();
             changed.cancel("key", waiting).await.unwrap();
             let mut admitted = 0;
@@ -751,7 +751,7 @@ impl Queued {
 
 /// A quota for which a leaky bucket has room for all requests.
 fn roomy(algorithm: Algorithm) -> Quota {
-    let quota = Quota::per_second(PER_SECOND);
+    let quota = Quota::per_second(PER_SECOND.into());
     if algorithm == Algorithm::LeakyBucket { quota.burst(100) } else { quota }
 }
 
@@ -1088,13 +1088,13 @@ fn user_and_all() -> impl Fn(&str) -> Charge + Clone + Send + Sync {
         let quota = Quota::per_second(limit).burst(burst);
         Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
     };
-    let (own, all) = (limiter("own", 1_000, 1_000), limiter("all", PER_SECOND, 1));
+    let (own, all) = (limiter("own", 1_000, 1_000), limiter("all", PER_SECOND.into(), 1));
     move |user| Charge::new(&own, user).and(Charge::new(&all, "all"))
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_behind_others_that_are_dropped_uses_the_free_quota() {
-    let full = in_memory(Algorithm::LeakyBucket, Quota::per_second(PER_SECOND).burst(1));
+    let full = in_memory(Algorithm::LeakyBucket, Quota::per_second(PER_SECOND.into()).burst(1));
     let two_keys = user_and_all();
     type Make = Box<dyn Fn(&str) -> Charge>;
     let charges: [(&str, Make); 2] = [
@@ -1163,7 +1163,7 @@ async fn a_client_that_waits_for_its_own_limit_does_not_delay_other_clients() {
     let store = MemoryStore::new();
     let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_hour(10));
-    let all = limiter("all", Quota::per_second(PER_SECOND).burst(1));
+    let all = limiter("all", Quota::per_second(PER_SECOND.into()).burst(1));
     let charge = |user| Charge::new(&own, user).and(Charge::new(&all, "all"));
     let start = Instant::now();
     let greedy = Queued::new(100, || {
@@ -1221,7 +1221,7 @@ async fn requests_that_check_again_keep_their_order_at_any_cost() {
     let store = MemoryStore::new();
     let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let own = limiter("own", Quota::per_second(1_000));
-    let all = limiter("all", Quota::per_second(PER_SECOND));
+    let all = limiter("all", Quota::per_second(PER_SECOND.into()));
     let charge = move |number: u32| {
         let all = Charge::new_n(&all, "all", (1 + number * 7 % 5).into());
         Charge::new(&own, u64::from(number)).and(all)

@@ -146,9 +146,9 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
         r#"invalid type: string "4", expected `buckets` to be a number from 1 to 100"#,
     ),
     (
-        &[BUCKET, ("overdraft", "4294967296"), QUOTA],
+        &[BUCKET, ("overdraft", "-1"), QUOTA],
         "overdraft",
-        "invalid value: integer `4294967296`, expected `overdraft` to be a number of tokens",
+        "invalid value: integer `-1`, expected `overdraft` to be a number of tokens",
     ),
     (
         &[BUCKET, ("overdraft", "1.5"), QUOTA],
@@ -182,9 +182,9 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
      burst; omit the burst",
     ),
     (
-        &[BUCKET, ("overdraft", "4294967290"), QUOTA],
+        &[BUCKET, ("overdraft", "70368744177660"), QUOTA],
         "quota",
-        r#"an overdraft of 4294967290 is too large for the quota "10/s""#,
+        r#"an overdraft of 70368744177660 is too large for the quota "10/s""#,
     ),
     (
         &[BUCKET, ("bucket", "4"), QUOTA],
@@ -208,7 +208,7 @@ fn an_error_is_reported_with_its_line_and_field() {
 #[test]
 fn of_two_conflicting_fields_the_one_read_last_is_reported() {
     let burst = ("quota", r#""10/s burst 20""#);
-    let large = ("overdraft", "4294967290");
+    let large = ("overdraft", "70368744177660");
     for (fields, in_toml, in_json) in [
         ([burst, FIXED, ("buckets", "1")], "buckets", "algorithm"),
         ([large, QUOTA, BUCKET], "quota", "algorithm"),
@@ -348,8 +348,8 @@ fn quota() -> impl Strategy<Value = Quota> {
         Just(1_000 * MS),
         Just(60_000 * MS),
     ];
-    let burst = prop::option::of(any::<u32>());
-    (any::<u32>(), window, burst).prop_filter_map("out of range", |(limit, window, burst)| {
+    let burst = prop::option::of(0_u64..1 << 47);
+    (0_u64..1 << 47, window, burst).prop_filter_map("out of range", |(limit, window, burst)| {
         let quota = Quota::try_new(limit, Duration::from_micros(window)).ok()?;
         burst.map_or(Some(quota), |burst| quota.try_burst(burst).ok())
     })
@@ -357,7 +357,7 @@ fn quota() -> impl Strategy<Value = Quota> {
 
 fn algorithm() -> impl Strategy<Value = Algorithm> {
     let refill = prop_oneof![Just(Refill::Continuous), Just(Refill::Interval)];
-    let overdraft = prop_oneof![0_u32..10, any::<u32>()];
+    let overdraft = prop_oneof![0_u64..10, 0_u64..1 << 47];
     prop_oneof![
         prop::sample::select(&ALGORITHMS),
         (1_u32..=100).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),

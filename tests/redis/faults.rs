@@ -71,8 +71,12 @@ impl Load {
         let seen = Arc::<Seen>::default();
         let stores = [url, url].map(|url| lazy(url, deadline));
         let layers = stores.clone().map(|store| {
-            let limiter =
-                Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+            let limiter = Limiter::new(
+                "default",
+                store,
+                Algorithm::FixedWindow,
+                Quota::per_hour(LIMIT.into()),
+            );
             RateLimitLayer::new(limiter, key::Header::new("x-user"))
         });
         let mut tasks = JoinSet::new();
@@ -320,7 +324,8 @@ async fn a_reply_without_end_is_given_up() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = connect(&proxy.url(), MAX_TIME).await;
-    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter =
+        Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
     proxy.flood();
     assert!(limiter.check("key").await.is_err());
     until("the connection is closed", async || proxy.open() == 0).await;
@@ -333,7 +338,8 @@ async fn a_connection_without_replies_is_given_up_without_a_further_call() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = connect(&proxy.url(), DEADLINE).await;
-    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter =
+        Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(LIMIT.into()));
     proxy.hold_replies(true);
     assert!(limiter.check("key").await.is_err());
     until("the connection is closed", async || proxy.open() == 0).await;
@@ -422,8 +428,12 @@ async fn a_wrong_password_and_then_the_right_one() {
 async fn while_redis_is_down_no_request_waits_for_it() {
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let limiter =
-        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
         .extensions(true)
         .on_failure(FailurePolicy::Local { share: 0.1 });
@@ -459,8 +469,12 @@ fn a_runtime_that_runs_no_tasks_still_detects_that_redis_is_back() {
     let server = RedisServer::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let store = RedisStore::lazy(&server.url()).unwrap();
-    let limiter =
-        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     while runtime.block_on(limiter.check("key")).is_err() {}
     server.freeze();
     while store.health().is_available {
@@ -495,8 +509,12 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = connect(&proxy.url(), DEADLINE).await;
-    let limiter =
-        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     proxy.delay_replies(2 * DEADLINE);
     until_unavailable(&store, &limiter).await;
     let (before, read) = (store.health(), server.calls("mget"));
@@ -520,8 +538,12 @@ async fn while_redis_answers_later_than_the_deadline_it_stays_unavailable() {
 async fn while_redis_accepts_no_writes_it_stays_unavailable() {
     let server = RedisServer::start();
     let store = connect(&server.url(), DEADLINE).await;
-    let limiter =
-        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     run(&server, &["CLIENT", "PAUSE", "60000", "WRITE"]);
     until_unavailable(&store, &limiter).await;
     let Health { consecutive_failures: failed, timeouts, .. } = store.health();
@@ -596,8 +618,12 @@ async fn a_reply_that_arrived_while_the_process_was_stopped_is_a_decision() {
 async fn health_contains_the_last_error() {
     let mut server = RedisServer::start();
     let store = connect(&server.url(), MAX_TIME).await;
-    let limiter =
-        Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(LIMIT));
+    let limiter = Limiter::new(
+        "default",
+        store.clone(),
+        Algorithm::FixedWindow,
+        Quota::per_hour(LIMIT.into()),
+    );
     let health = store.health();
     assert_eq!((health.consecutive_failures, health.last_error), (0, None));
 

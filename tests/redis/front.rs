@@ -80,7 +80,7 @@ async fn many_requests_at_once_are_decided_within_the_default_deadline() {
     const REQUESTS: usize = 2_000;
     let server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let quota = Quota::per_day(REQUESTS as u32);
+    let quota = Quota::per_day(REQUESTS as u64);
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
     let _ = limiter.peek("key").await.unwrap(); // loads the script
     let rounds = AtomicUsize::new(0);
@@ -148,7 +148,8 @@ async fn checks_of_a_key_are_decided_in_the_order_of_their_arrival_whatever_happ
     for connections in [1, 4] {
         let config = support::config(&server.url()).connections(connections);
         let store = RedisStore::new(config.denial_ttl(Duration::ZERO)).unwrap();
-        let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_day(LIMIT));
+        let limiter =
+            Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_day(LIMIT.into()));
         for round in 0..60 {
             let key = |i: usize| format!("{connections}-{round}-{}", i * 7919 % 5);
             let keys: Vec<_> = (0..1_500).map(key).collect();

@@ -10,7 +10,7 @@ use std::{
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Charge, Decision, Error, RedisStore,
+    Charge, Error, RedisStore,
     config::ConfigError,
     redisson::{RateLimiter, RateType},
 };
@@ -50,7 +50,7 @@ async fn until(condition: impl AsyncFn() -> bool) {
     panic!("the condition stays false");
 }
 
-async fn take(limiter: &RateLimiter, permits: u32) -> bool {
+async fn take(limiter: &RateLimiter, permits: u64) -> bool {
     limiter.try_acquire(permits, Duration::ZERO).await.unwrap().is_allowed()
 }
 
@@ -142,7 +142,7 @@ async fn invalid_names_rates_and_permits_are_rejected_with_a_reason() {
     assert!(matches!(limiter.acquire(0).await, Err(Error::ZeroCost)));
     assert!(matches!(limiter.release(0).await, Err(Error::ZeroCost)));
     assert_eq!(server.calls("evalsha"), calls);
-    for permits in [6, u32::MAX] {
+    for permits in [6, u32::MAX.into(), 1 << 32, u64::MAX] {
         let rejected = limiter.acquire(permits).await;
         let Err(Error::CostAboveQuota { cost, max: 5, .. }) = rejected else {
             panic!("{rejected:?}");
@@ -157,11 +157,11 @@ async fn a_rate_may_exceed_the_maximum_of_an_acquire() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 1 << 53).await;
     assert_eq!(limiter.available_permits().await.unwrap(), 1 << 53);
-    assert!(take(&limiter, i32::MAX as u32).await);
+    assert!(take(&limiter, i32::MAX as u64).await);
     assert_eq!(limiter.available_permits().await.unwrap(), (1 << 53) - i32::MAX as u64);
     let rejected = limiter.acquire(1 << 31).await;
     assert!(matches!(rejected, Err(Error::CostAboveQuota { max: 0x7fff_ffff, .. })));
-    limiter.release(u32::MAX).await.unwrap();
+    limiter.release(u64::MAX).await.unwrap();
     assert_eq!(limiter.available_permits().await.unwrap(), 1 << 53);
 }
 
@@ -296,7 +296,7 @@ async fn waiting_acquires_get_the_permits_when_these_are_available() {
         let limiter = limiter.clone();
         tasks.spawn(async move {
             let taken = if i % 2 == 0 {
-                limiter.acquire(1).await.map(Decision::from)
+                limiter.acquire(1).await
             } else {
                 limiter.try_acquire(1, HOUR).await
             };

@@ -36,7 +36,7 @@ pub const LIMIT: u32 = 100;
 /// store is to be a [`forgetful`] one.
 pub fn limiter(store: &RedisStore) -> Limiter {
     let algorithm = tower_ratelimit::Algorithm::token_bucket();
-    Limiter::new("default", store.clone(), algorithm, Quota::per_day(LIMIT))
+    Limiter::new("default", store.clone(), algorithm, Quota::per_day(LIMIT.into()))
 }
 
 /// A store that remembers no denials, so that each request depends on the server.

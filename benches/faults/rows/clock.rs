@@ -90,7 +90,7 @@ fn shifted(direction: &str, offset: &str) -> Rows {
 /// Makes a limiter for each algorithm, once the store answers.
 fn limiters(store: &RedisStore) -> Result<[Limiter; ALGORITHMS.len()], Box<dyn Error>> {
     until("the store answers", || Handle::current().block_on(store.ping()).is_ok())?;
-    let quota = Quota::new(LIMIT, WINDOW).burst(LIMIT);
+    let quota = Quota::new(LIMIT.into(), WINDOW).burst(LIMIT.into());
     let named =
         |algorithm: Algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, quota);
     Ok(ALGORITHMS.map(named))

@@ -220,7 +220,7 @@ pub fn planned_waiting() -> Rows {
     const WAITING: u64 = 40;
     let deployment = Deployment::start(&Plan::default())?;
     let store = deployment.store()?;
-    let quota = Quota::per_second(RATE).burst(1);
+    let quota = Quota::per_second(RATE.into()).burst(1);
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
     let counts = Arc::new(Counts::default());
     let mut tasks = JoinSet::new();

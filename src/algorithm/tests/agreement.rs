@@ -13,7 +13,7 @@ use super::{
     backends::{Backend, RedisServer, Scripted, check, settled},
     contract::all_with,
 };
-use crate::quota::Quota;
+use crate::quota::{MAX_UNITS, Quota};
 
 #[derive(Clone, Debug)]
 pub(super) struct Step {
@@ -103,17 +103,38 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-fn quota(bucket: bool) -> impl Strategy<Value = Quota> {
-    let limit = prop_oneof![5 => 1_u32..20, 1 => 1_u32..1_000_000, 1 => Just(u32::MAX)];
-    let window = prop_oneof![
+/// Limits that do not fit in four bytes, up to the largest one.
+pub(super) fn large() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(15_000_000_000),
+        Just(50_000_000_000),
+        Just(1_000_000_000_000),
+        (32_u32..46, 0.0..1.0)
+            .prop_map(|(bits, part)| ((1.0 + part) * 2_f64.powi(bits as i32)) as u64),
+        Just(MAX_UNITS),
+    ]
+}
+
+/// In microseconds.
+fn window() -> impl Strategy<Value = u64> {
+    prop_oneof![
         2 => Just(1_000_000),
         2 => 1_000_u64..100_000,
         2 => 1_000_u64..100_000_000_000,
         1 => Just(366 * 86_400_000_000_u64),
+    ]
+}
+
+fn quota(bucket: bool) -> impl Strategy<Value = Quota> {
+    let limit = prop_oneof![
+        5 => 1_u64..20,
+        1 => 1_u64..1_000_000,
+        1 => Just(u32::MAX.into()),
+        2 => large(),
     ];
-    (limit, window, prop_oneof![1 => Just(None), 1 => (1_u32..30).prop_map(Some)]).prop_map(
+    (limit, window(), prop_oneof![1 => Just(None), 1 => (1_u64..30).prop_map(Some)]).prop_map(
         move |(limit, window, burst)| {
-            let quota = Quota::new(limit, std::time::Duration::from_micros(window));
+            let quota = Quota::nearest(limit, std::time::Duration::from_micros(window));
             burst.filter(|_| bucket).map_or(quota, |burst| quota.try_burst(burst).unwrap_or(quota))
         },
     )
@@ -121,19 +142,39 @@ fn quota(bucket: bool) -> impl Strategy<Value = Quota> {
 
 /// An algorithm and two quotas.
 pub(super) fn params() -> impl Strategy<Value = [Params; 2]> {
+    params_with(quota)
+}
+
+/// An algorithm, a quota of a few units, and a large one.
+fn small_and_large() -> impl Strategy<Value = [Params; 2]> {
+    params_with(|bucket| {
+        (1_u64..20, large(), window(), any::<bool>(), any::<bool>()).prop_map(
+            move |(small, large, window, is_large, has_burst)| {
+                let limit = if is_large { large } else { small };
+                let quota = Quota::nearest(limit, std::time::Duration::from_micros(window));
+                let burst = if has_burst && bucket { large } else { quota.limit() };
+                quota.try_burst(burst).unwrap_or(quota)
+            },
+        )
+    })
+}
+
+fn params_with<Q: Strategy<Value = Quota>>(
+    quota: impl Fn(bool) -> Q,
+) -> impl Strategy<Value = [Params; 2]> {
     let every = all_with(Quota::per_second(1)).into_iter().map(|(algorithm, _)| algorithm);
     let algorithm = prop_oneof![
         3 => prop::sample::select(every.collect::<Vec<_>>()),
         1 => (1_u32..8).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
         1 => Just(Algorithm::SlidingWindow { buckets: 100 }),
-        1 => (any::<bool>(), prop_oneof![4 => 0_u32..4, 1 => Just(1 << 30)]).prop_map(
+        1 => (any::<bool>(), prop_oneof![4 => 0_u64..4, 1 => Just(1 << 30), 1 => Just(1 << 40)]).prop_map(
             |(lumps, overdraft)| Algorithm::TokenBucket {
                 refill: if lumps { Refill::Interval } else { Refill::Continuous },
                 overdraft,
             }
         ),
     ];
-    algorithm.prop_flat_map(|algorithm| {
+    algorithm.prop_flat_map(move |algorithm| {
         let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
         (quota(bucket), quota(bucket)).prop_map(move |quotas| {
             <[Quota; 2]>::from(quotas).map(|quota| {
@@ -162,10 +203,19 @@ pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
 
 #[test]
 fn the_script_and_the_twin_agree() {
+    agree(params());
+}
+
+#[test]
+fn the_script_and_the_twin_agree_when_small_and_large_quotas_alternate() {
+    agree(small_and_large());
+}
+
+fn agree(params: impl Strategy<Value = [Params; 2]>) {
     let server = RedisServer::start();
     let scripted = RefCell::new(Scripted::new(&server, "{key}"));
     let config = ProptestConfig { cases: 1000, failure_persistence: None, ..Default::default() };
-    let histories = (params(), steps(), any::<bool>());
+    let histories = (params, steps(), any::<bool>());
     TestRunner::new(config)
         .run(&histories, |(params, steps, steady)| {
             let mut scripted = scripted.borrow_mut();

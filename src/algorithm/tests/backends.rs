@@ -133,7 +133,8 @@ fn state(text: &[u8], params: &Params) -> State {
         }
         Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 36))),
         Params::SlidingWindow(_) => {
-            let size = 4 * usize::from(text[1]) + 39;
+            let counts = usize::from(text[1]) + 1;
+            let size = if text[0] == b'W' { 35 + 4 * counts } else { 37 + 7 * counts };
             State::SlidingWindow(Some(reserved(text, size)))
         }
         Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(text)))),
@@ -141,15 +142,20 @@ fn state(text: &[u8], params: &Params) -> State {
 }
 
 fn log(bytes: &[u8]) -> sliding_log::State {
-    let (entries, foot) = bytes.split_at(bytes.len() - 52);
+    let is_wide = bytes.ends_with(b"Z");
+    let (entry_size, foot_sizes) = match is_wide {
+        true => (14, [7, 7, 7, 7, 7, 6, 6, 7, 7]),
+        false => (11, [7, 7, 7, 7, 4, 4, 4, 7, 4]),
+    };
+    let (entries, foot) = bytes.split_at(bytes.len() - foot_sizes.iter().sum::<usize>() - 1);
     let mut position = 0;
-    let foot = [7, 7, 7, 7, 4, 4, 4, 7, 4].map(|size| {
+    let foot = foot_sizes.map(|size| {
         position += size;
         integer(&foot[position - size..position])
     });
     let [at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost] = foot;
     let entry = |bytes: &[u8]| (integer(&bytes[..7]), integer(&bytes[7..]));
-    let entries: Vec<_> = entries.chunks(11).map(entry).collect();
+    let entries: Vec<_> = entries.chunks(entry_size).map(entry).collect();
     assert_eq!(entries.len() as f64, length);
     let stored = &entries[gone as usize..];
     assert_eq!(stored.iter().filter(|(_, cost)| *cost == 0.0).count() as f64, dead);
@@ -274,7 +280,7 @@ pub(super) fn eval(
     let limit = |(key, params): (&String, &Params)| Limit {
         key: key.clone(),
         params: *params,
-        cost: cost as u32,
+        cost: cost as u64,
         max_wait,
     };
     let limits: Vec<_> = keys.iter().zip(limits).map(limit).collect();
@@ -321,10 +327,27 @@ fn eval_at(
     eval.arg(now as u64).query(connection).unwrap()
 }
 
-pub(super) fn check(cost: impl Into<f64>, now: f64) -> EngineRequest {
+/// Units of a cost, as tests write them.
+pub(super) trait Units {
+    fn units(self) -> f64;
+}
+
+macro_rules! units {
+    ($($type:ty),*) => {
+        $(impl Units for $type {
+            fn units(self) -> f64 {
+                self as f64
+            }
+        })*
+    };
+}
+
+units!(i32, u32, u64, f64);
+
+pub(super) fn check(cost: impl Units, now: f64) -> EngineRequest {
     EngineRequest {
         action: Action::Check,
-        cost: cost.into(),
+        cost: cost.units(),
         max_wait: 0.0,
         now,
         admission: None,

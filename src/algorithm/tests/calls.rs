@@ -70,7 +70,7 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
                 let limits = checks.iter().map(|(key, request)| Limit {
                     key: scripted[*key].borrow().key().to_owned(),
                     params,
-                    cost: request.cost as u32,
+                    cost: request.cost as u64,
                     max_wait: request.max_wait,
                 });
                 let limits: Vec<_> = limits.collect();

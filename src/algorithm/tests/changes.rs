@@ -41,10 +41,10 @@ const FORMS: [Form; 6] = [
 /// A quota, and the settings that can change with it.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    limit: u32,
+    limit: u64,
     window_us: u64,
-    burst: u32,
-    overdraft: u32,
+    burst: u64,
+    overdraft: u64,
     buckets: u32,
 }
 
@@ -110,7 +110,7 @@ fn quotas() -> impl Strategy<Value = Vec<Limits>> {
             Just(3_600_000_000_u64)
         ]
     };
-    let limits = (1_u32..20, window(), 1_u32..20, prop_oneof![Just(0), 1_u32..4], 1_u32..5);
+    let limits = (1_u64..20, window(), 1_u64..20, prop_oneof![Just(0), 1_u64..4], 1_u32..5);
     let limits = limits.prop_map(|(limit, window_us, burst, overdraft, buckets)| Limits {
         limit,
         window_us,
@@ -207,7 +207,7 @@ struct Promise {
 
 impl Promise {
     fn of(quotas: &[Limits], form: Form) -> Self {
-        let max = |number: fn(&Limits) -> u32| quotas.iter().map(number).max().unwrap().into();
+        let max = |number: fn(&Limits) -> u64| quotas.iter().map(number).max().unwrap().into();
         let window = quotas.iter().map(|limits| limits.window_us).min().unwrap().into();
         let fastest = quotas.iter().max_by(|one, other| {
             let product =

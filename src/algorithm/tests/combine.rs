@@ -173,8 +173,8 @@ fn remaining(limits: &[Params], states: &[State], now: f64) -> f64 {
 #[test]
 fn limits_that_reserve_together_keep_their_guarantees() {
     let quota = |limit, micros| Quota::new(limit, Duration::from_micros(micros));
-    let quotas = (1_u32..10, 1_u32..30, 1_u32..30);
-    let requests = prop::collection::vec((0_u32..300, 1_u32..4, 0_u32..4_000), 1..100);
+    let quotas = (1_u64..10, 1_u64..30, 1_u64..30);
+    let requests = prop::collection::vec((0_u32..300, 1_u64..4, 0_u32..4_000), 1..100);
     TestRunner::default()
         .run(&(quotas, requests), |((rate, log, window), requests)| {
             let limits = [
@@ -193,7 +193,7 @@ fn limits_that_reserve_together_keep_their_guarantees() {
                 let (reply, _) =
                     decide(&limits, &mut states, EngineRequest { max_wait, ..check(cost, now) });
                 if reply.admitted {
-                    departures.push((now + reply.wait, cost.into()));
+                    departures.push((now + reply.wait, cost as f64));
                 }
             }
             prop_assert!(
@@ -210,11 +210,11 @@ fn limits_that_reserve_together_keep_their_guarantees() {
                     .sum()
             };
             for i in 0..departures.len() {
-                prop_assert!(within(i, 5e6) <= f64::from(log), "{:?}", departures);
+                prop_assert!(within(i, 5e6) <= log as f64, "{:?}", departures);
                 for j in i..departures.len() {
                     let time = departures[j].0 - departures[i].0;
                     let sum: f64 = departures[i..=j].iter().map(|departure| departure.1).sum();
-                    let max = f64::from(rate) + f64::from(rate) * time / 1e6;
+                    let max = rate as f64 + rate as f64 * time / 1e6;
                     prop_assert!(sum <= max, "{:?}", departures);
                 }
             }

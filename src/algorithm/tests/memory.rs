@@ -8,7 +8,7 @@ use tokio::{runtime, time::advance};
 
 use super::{
     super::{Action, Algorithm, EngineReply, EngineRequest, Params, State},
-    agreement::{Step, params, steps},
+    agreement::{Step, large, params, steps},
     backends::{Backend, check, reply_of},
     contract::{all_with, now_or_never},
 };
@@ -77,7 +77,7 @@ fn a_store_with_many_keys_decides_as_one_with_one_key_does() {
     let _context = runtime.enter();
     let config = ProptestConfig { cases: 500, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
-        .run(&(0_usize..7, 3_u32..6, 1_u64..100, visits()), |(which, limit, seconds, visits)| {
+        .run(&(0_usize..7, 3_u64..6, 1_u64..100, visits()), |(which, limit, seconds, visits)| {
             let window = Duration::from_secs(seconds);
             let (algorithm, quota) = all_with(Quota::new(limit, window)).swap_remove(which);
             let settings = settings(Params::new(algorithm, quota).unwrap());
@@ -104,15 +104,15 @@ fn a_store_with_many_keys_decides_as_one_with_one_key_does() {
 
 /// Buckets that take the fast path.
 fn plain() -> impl Strategy<Value = [Params; 2]> {
-    let params = |(limit, millis, burst): (u32, u64, u32)| {
-        let quota = Quota::new(limit, Duration::from_millis(millis));
+    let params = |(limit, millis, burst): (u64, u64, u64)| {
+        let quota = Quota::nearest(limit, Duration::from_millis(millis));
         let quota = quota.try_burst(burst).unwrap_or(quota);
         Params::new(Algorithm::token_bucket(), quota).unwrap()
     };
-    let limit = prop_oneof![1_u32..20, 1_u32..1_000_000];
+    let limit = prop_oneof![1_u64..20, 1_u64..1_000_000, large()];
     let millis = prop_oneof![1_u64..5_000, 1_u64..=366 * 86_400_000];
     // Up to the largest possible bursts.
-    let burst = prop_oneof![2 => 1_u32..20, 1 => 1_u32..300_000];
+    let burst = prop_oneof![2 => 1_u64..20, 1 => 1_u64..300_000, 1 => large()];
     let params = (limit, millis, burst).prop_map(params);
     [params.clone(), params]
 }

@@ -6,9 +6,10 @@ use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
     super::{Action, Algorithm, EngineRequest, Params, Refill, Release, State},
+    agreement::large,
     backends::{Backend, RedisServer, Scripted, check},
 };
-use crate::quota::Quota;
+use crate::quota::{MAX_UNITS, Quota};
 
 /// An admitted request: the instants at which it arrived and proceeds, and its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +32,17 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 
 fn quotas() -> impl Strategy<Value = Quota> {
     let window = prop_oneof![Just(1_000_000), 1_000_u64..10_000_000, Just(86_400_000_000)];
-    (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
+    let limit = prop_oneof![2 => 1_u64..30, 1 => large()];
+    // Some tests add an overdraft.
+    let limit = limit.prop_map(|limit| limit.min(MAX_UNITS - 3));
+    (limit, window).prop_map(|(limit, us)| Quota::nearest(limit, Duration::from_micros(us)))
+}
+
+/// A cost of 1 to 4, or of large quotas as many sixteenths.
+fn cost_of(cost: u32, quota: Quota) -> u64 {
+    let part = quota.limit() / 16;
+    let cost = u64::from(cost);
+    if part > 1_000 { cost * part + cost } else { cost.min(quota.limit()) }
 }
 
 /// The requests that proceeded, and all events: requests that were admitted (`Ok`) or dropped.
@@ -61,7 +72,7 @@ fn admitted(
             backend.release(&params, now, &[release]);
             history.push(Err(request));
         }
-        let cost = cost.min(quota.limit());
+        let cost = cost_of(cost, quota);
         let max_wait = max_wait.map_or(params.default_wait(), part);
         let request = EngineRequest { max_wait, ..check(cost, now) };
         let reply = backend.decide(&params, request);
@@ -116,13 +127,13 @@ fn reservations_that_are_released_leave_no_trace() {
                 let params = Params::new(algorithm, quota).unwrap();
                 let mut now = 1.7e15;
                 let mut state = State::Initial;
-                while state.decide(&params, check(1, now)).admitted {}
-                now += (quota.window_us() as f64 / f64::from(quota.limit()) / 2.0).floor();
+                while state.decide(&params, check(cost_of(1, quota), now)).admitted {}
+                now += (quota.window_us() as f64 / quota.limit() as f64 / 2.0).floor();
                 let before = state.clone();
 
                 let mut reserved = vec![];
                 for cost in &costs {
-                    let cost = f64::from(*cost.min(&quota.limit()));
+                    let cost = cost_of(*cost, quota) as f64;
                     let max_wait = params.max_reservable();
                     let reply =
                         state.decide(&params, EngineRequest { max_wait, ..check(cost, now) });
@@ -270,7 +281,7 @@ fn a_leaky_bucket_releases_requests_at_its_rate() {
 
 /// Runs a client that always retries exactly after `retry_after`. Returns the units that it got,
 /// and the units that the quota allows in that time.
-fn long_run(algorithm: Algorithm, quota: Quota, cost: u32, denials: u32) -> (f64, f64) {
+fn long_run(algorithm: Algorithm, quota: Quota, cost: u64, denials: u32) -> (f64, f64) {
     let params = Params::new(algorithm, quota).unwrap();
     let mut state = State::Initial;
     let start = 1.7e15;
@@ -282,10 +293,10 @@ fn long_run(algorithm: Algorithm, quota: Quota, cost: u32, denials: u32) -> (f64
                 now += reply.wait;
                 break;
             }
-            spent += f64::from(cost);
+            spent += cost as f64;
         }
     }
-    (spent, f64::from(quota.limit()) * (now - start) / quota.window_us() as f64)
+    (spent, quota.limit() as f64 * (now - start) / quota.window_us() as f64)
 }
 
 #[test]
@@ -305,14 +316,14 @@ fn the_quota_is_met_in_the_long_run() {
                 continue;
             }
             let (spent, allowed) = long_run(algorithm, quota, cost, 20_000);
-            let limit = f64::from(quota.limit());
+            let limit = quota.limit() as f64;
             assert!(spent <= allowed + limit, "{algorithm} {quota}: {spent} of {allowed}");
             // A window loses fewer units than a request costs; the estimate of a sliding window
             // loses up to two requests more.
-            let requests = f64::from(quota.limit() / cost);
+            let requests = (quota.limit() / cost) as f64;
             let sliding = matches!(algorithm, Algorithm::SlidingWindow { .. });
             let estimated = if sliding { requests / (requests + 2.0) } else { 1.0 };
-            let usable = f64::from(cost) * requests / limit * estimated;
+            let usable = cost as f64 * requests / limit * estimated;
             let min = allowed * usable * (1.0 - 1e-6) - limit;
             assert!(spent >= min, "{algorithm} {quota}: {spent} of {allowed}");
         }
@@ -330,7 +341,7 @@ fn a_bucket_does_not_drift() {
         Quota::per_day(86_413).burst(3),
     ] {
         let (spent, allowed) = long_run(Algorithm::token_bucket(), quota, 1, 1_000_000);
-        let share = (spent - f64::from(quota.burst_size())) / allowed;
+        let share = (spent - quota.burst_size() as f64) / allowed;
         assert!((1.0 - 3e-6..=1.0).contains(&share), "{quota}: {share}");
     }
 }
@@ -353,7 +364,7 @@ fn a_shaper_does_not_drift() {
             let reply = state.decide(&params, EngineRequest { max_wait, ..check(1.0, now) });
             now += if reply.admitted { reply.wait } else { panic!("{quota}: {reply:?}") };
         }
-        let allowed = f64::from(quota.limit()) * (now - start) / quota.window_us() as f64;
+        let allowed = quota.limit() as f64 * (now - start) / quota.window_us() as f64;
         let share = f64::from(departures - 1) / allowed;
         assert!((1.0 - 1.5e-6..=1.0).contains(&share), "{quota}: {share}");
     }
@@ -365,7 +376,7 @@ fn a_burst_at_one_instant_admits_exactly_the_burst() {
         Quota::per_second(1).burst(1),
         Quota::per_second(999_983).burst(100_000),
         Quota::per_day(86_413).burst(77),
-        Quota::new(u32::MAX, Duration::from_millis(1)).burst(1_000),
+        Quota::new(u32::MAX.into(), Duration::from_millis(1)).burst(1_000),
         Quota::per_second(3).burst(1_000_000),
     ] {
         for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
@@ -430,7 +441,9 @@ fn replicas_with_different_quotas_still_admit_requests() {
 fn the_largest_reduction_of_a_quota_keeps_the_wait_within_bounds() {
     let century = 36_525.0 * 86_400e6;
     let lowest = Quota::new(1, Duration::from_secs(366 * 86_400));
-    for highest in [Quota::per_second(1_000_000), Quota::new(u32::MAX, Duration::from_millis(1))] {
+    for highest in
+        [Quota::per_second(1_000_000), Quota::new(u32::MAX.into(), Duration::from_millis(1))]
+    {
         let pairs = super::contract::all_with(highest).into_iter();
         for ((algorithm, high), (_, low)) in pairs.zip(super::contract::all_with(lowest)) {
             let high = Params::new(algorithm, high).unwrap();

@@ -12,7 +12,7 @@ const LIMIT: u32 = 1_000;
 /// The maximum admitted in any window, as a multiple of the limit, of requests at the given times.
 fn overshoot(buckets: u32, times: impl Iterator<Item = f64>) -> f64 {
     let params =
-        Params::new(Algorithm::SlidingWindow { buckets }, Quota::per_second(LIMIT)).unwrap();
+        Params::new(Algorithm::SlidingWindow { buckets }, Quota::per_second(LIMIT.into())).unwrap();
     let mut state = State::Initial;
     let mut inside = std::collections::VecDeque::new();
     let mut max = 0;

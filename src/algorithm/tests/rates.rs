@@ -25,7 +25,7 @@ fn peek(backend: &mut impl Backend, params: &Params, now: f64) -> EngineReply {
 /// Uses the whole quota at one instant, and asserts that it is restored exactly one window later.
 fn assert_restored_after_a_window(backend: &mut impl Backend, algorithm: Algorithm, quota: Quota) {
     let params = Params::new(algorithm, quota).unwrap();
-    let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
+    let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
     let max_wait = params.default_wait();
     let start = 1.7e15;
     let all = backend.decide(&params, EngineRequest { max_wait, ..check(limit, start) });
@@ -89,11 +89,11 @@ fn the_departures_of_a_busy_period_are_the_exact_fractions_rounded_up() {
 
 #[test]
 fn a_rate_is_exact_or_slower_by_less_than_one_part_in_a_billion() {
-    let rate = |quota: Quota| Rate::new(quota, quota.burst_size().into());
+    let rate = |quota: Quota| Rate::new(quota, quota.burst_size());
     assert_eq!(rate(Quota::per_second(3)), Rate { unit: 1e6, tick: 3.0 });
     assert_eq!(rate(Quota::per_minute(60)), Rate { unit: 1e6, tick: 1.0 });
     assert_eq!(rate(Quota::per_second(4_000_000)), Rate { unit: 1.0, tick: 4.0 });
-    let fastest = Quota::new(u32::MAX, Duration::from_millis(1));
+    let fastest = Quota::new(u32::MAX.into(), Duration::from_millis(1));
     assert_eq!(rate(fastest), Rate { unit: 200.0, tick: 858_993_459.0 });
 
     let mut rounded = 0;
@@ -107,7 +107,7 @@ fn a_rate_is_exact_or_slower_by_less_than_one_part_in_a_billion() {
             let error = (counted - exact) as f64 / exact as f64;
             assert!(error < 1e-9, "{quota}: {error}");
             rounded += u32::from(counted > exact);
-            assert!(unit * f64::from(limit) <= (1_u64 << 52) as f64, "{quota}");
+            assert!(unit * limit as f64 <= (1_u64 << 52) as f64, "{quota}");
         }
     }
     assert!(rounded > 5, "{rounded} of these rates are not exact");

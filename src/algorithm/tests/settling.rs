@@ -47,7 +47,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn quotas() -> impl Strategy<Value = Quota> {
     let window = prop_oneof![Just(1_000_000), 1_000_u64..10_000_000, Just(86_400_000_000)];
-    (1_u32..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
+    (1_u64..30, window).prop_map(|(limit, us)| Quota::new(limit, Duration::from_micros(us)))
 }
 
 /// Units that were used, in the order in which they were admitted.
@@ -155,7 +155,7 @@ impl<B: Lossy> History<'_, B> {
             true => self.part_of_window(max_wait).max(params.default_wait()),
             false => 0.0,
         };
-        let request = EngineRequest { max_wait, ..check(cost.min(max_cost), self.now) };
+        let request = EngineRequest { max_wait, ..check(max_cost.min(cost.into()), self.now) };
         if self.admit(request) {
             self.open.push((self.uses.len() - 1, self.current));
         }
@@ -290,7 +290,7 @@ fn histories(algorithm: Algorithm, quotas: impl Strategy<Value = [Quota; 2]>, or
 /// Compares the sum of each stretch with `max` of the burst and its length. A stretch ends with a
 /// check and begins after the last loss. Granted units may have been used at any time before.
 fn stretches(quota: Quota, uses: &[Use], max: impl Fn(f64, f64) -> f64, last_counts: bool) -> bool {
-    let burst = f64::from(quota.burst_size());
+    let burst = quota.burst_size() as f64;
     let checks = (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0);
     checks.into_iter().all(|last| {
         let Use { instant: end, losses, used, .. } = uses[last];
@@ -320,7 +320,7 @@ fn a_token_bucket_is_never_over() {
 fn a_token_bucket_that_refills_at_once_is_never_over() {
     let algorithm = Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 };
     never_exceeds(algorithm, |[quota, _], uses| {
-        let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
+        let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
         stretches(quota, uses, |burst, time| burst + limit * (time / window).ceil(), true)
     });
 }
@@ -334,7 +334,7 @@ fn a_leaky_bucket_is_never_over() {
 }
 
 fn rate(quota: Quota) -> f64 {
-    f64::from(quota.limit()) / quota.window_us() as f64
+    quota.limit() as f64 / quota.window_us() as f64
 }
 
 fn larger([one, other]: [Quota; 2]) -> Quota {
@@ -454,7 +454,7 @@ fn a_leaky_bucket_is_never_over_after_a_change_of_its_quota() {
 #[test]
 fn a_sliding_log_is_never_over() {
     never_exceeds(Algorithm::SlidingLog, |[quota, _], uses| {
-        let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
+        let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
         (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
             let Use { instant: end, losses, .. } = uses[last];
             let counts =
@@ -475,7 +475,7 @@ fn a_fixed_window_is_never_over() {
                 |u: &Use| u.window == window || u.used < 0.0 && (u.window - window).abs() < length;
             let counts = |u: &&Use| u.losses == losses && is_same(u);
             let sum: f64 = uses[..=last].iter().filter(counts).map(|u| u.used).sum();
-            sum <= f64::from(quota.limit())
+            sum <= quota.limit() as f64
         })
     });
 }
@@ -483,7 +483,7 @@ fn a_fixed_window_is_never_over() {
 #[test]
 fn a_sliding_window_is_never_over() {
     fn oracle<const BUCKETS: u32>([quota, _]: [Quota; 2], uses: &[Use]) -> bool {
-        let (limit, window) = (f64::from(quota.limit()), quota.window_us() as f64);
+        let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
         let buckets = f64::from(BUCKETS);
         // With any grid, the sub-windows that lie entirely inside the window count at most the
         // limit.
@@ -502,7 +502,7 @@ fn a_sliding_window_is_never_over() {
 #[test]
 fn requests_of_one_instant_that_need_several_entries_of_a_log_are_all_released() {
     let server = RedisServer::start();
-    let quota = Quota::new(u32::MAX, Duration::from_secs(1));
+    let quota = Quota::new(u32::MAX.into(), Duration::from_secs(1));
     let params = Params::new(Algorithm::SlidingLog, quota).unwrap();
     let (now, all) = (1.7e15, f64::from(u32::MAX));
     let mut scripted = Scripted::new(&server, "{key}");

@@ -53,7 +53,7 @@ impl Stream {
 }
 
 fn limit(key: &str, params: &Params, request: &EngineRequest) -> Limit {
-    let cost = request.cost.min(params.max_cost()) as u32;
+    let cost = request.cost.min(params.max_cost()) as u64;
     let max_wait = request.max_wait.min(params.max_reservable());
     Limit { key: key.to_owned(), params: *params, cost, max_wait }
 }

@@ -342,7 +342,7 @@ impl Harness {
     }
 
     pub(super) fn acquire(&mut self, permits: u32, id: Id) -> Reply {
-        let (entry, rate) = (entry(&id, permits), self.template_rate.clone());
+        let (entry, rate) = (entry(&id, permits.into()), self.template_rate.clone());
         let mut keys = self.keys.overall().map(str::to_owned).to_vec();
         let mut tally = vec![];
         self.steps = 0;

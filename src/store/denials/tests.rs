@@ -969,7 +969,7 @@ impl Several {
             Algorithm::FixedWindow,
         ];
         let settings = [0, 1, 2].map(|i| {
-            let quota = Quota::new(4 + 2 * i as u32, WINDOW * (1 + i as u32));
+            let quota = Quota::new(4 + 2 * i as u64, WINDOW * (1 + i as u32));
             let Settings { algorithm, quota, params, source, .. } = *settings(algorithms[i], quota);
             Arc::new(Settings { name: NAMES[i], algorithm, quota, params, source })
         });

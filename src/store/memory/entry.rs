@@ -272,7 +272,7 @@ fn peek(now: f64) -> EngineRequest {
 
 /// Returns the part of the quota that is left.
 fn left(remaining: f64, settings: &Settings) -> f64 {
-    remaining / f64::from(settings.quota.burst_size())
+    remaining / settings.quota.burst_size() as f64
 }
 
 /// Returns the second in which an instant lies, from 1 on.

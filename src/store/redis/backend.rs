@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{monitor::Monitor, release, transport::Client};
 use crate::{
-    algorithm::Release,
+    algorithm::{Release, units as count},
     decision::Receipt,
     keys::Key,
     observe::{BatchSent, Observers, Released},
@@ -36,20 +36,20 @@ impl Backend {
         &self,
         settings: &Settings,
         key: &Key<'_>,
-        units: u32,
+        units: u64,
         of: Receipt,
     ) -> bool {
         let Receipt::At(instant, _) = of else { return false };
         let change = self.denials.release(settings, key);
         let key = self.key(settings, key);
-        let release = Release { instant: Some(instant as f64), units: units.into(), kept: 0.0 };
+        let release = Release { instant: Some(instant as f64), units: count(units), kept: 0.0 };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
     }
 }
 
 /// Reports that units of a request are returned whose caller is gone.
-pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u32) {
+pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
     observers.each(|observer| observer.released(&Released { limiter, key, units: units.into() }));
 }
 

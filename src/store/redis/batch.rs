@@ -60,7 +60,7 @@ struct Contents {
 struct Caller {
     /// The index of the key.
     key: usize,
-    cost: u32,
+    cost: u64,
     max_wait: f64,
     deadline: Deadline,
     end: End,
@@ -114,8 +114,7 @@ impl CheckBatch {
         hash: u64,
         deadline: Deadline,
     ) -> Option<Queued> {
-        let LimitRequest { settings, key, max_wait, .. } = *request;
-        let cost = request.units();
+        let LimitRequest { settings, key, cost, max_wait, .. } = *request;
         let Contents { keys, index_of, callers } = &mut *self.contents();
         let is_fast = max_wait == 0.0 || reserves_fast(&settings.params);
         let max = if is_fast { MAX_CHECKS } else { MAX_KEYS };

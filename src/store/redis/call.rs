@@ -21,8 +21,8 @@ pub(super) struct ScriptCall {
 impl ScriptCall {
     pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
-            let LimitRequest { settings, key, max_wait, .. } = *limit;
-            let (key, cost) = (backend.key(settings, key), limit.units());
+            let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
+            let key = backend.key(settings, key);
             Limit { key, params: settings.params, cost, max_wait }
         };
         Self {

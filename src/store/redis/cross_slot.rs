@@ -22,7 +22,7 @@ pub(super) struct CrossSlot {
     /// For each limit the index of its call, and its index in the call.
     call_of: Vec<(usize, usize)>,
     /// For each limit its settings, its key and its cost.
-    limits: Vec<(Arc<Settings>, Key<'static>, u32)>,
+    limits: Vec<(Arc<Settings>, Key<'static>, u64)>,
     backend: Backend,
 }
 

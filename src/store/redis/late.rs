@@ -57,7 +57,7 @@ impl Drop for LateCall {
 /// A call for one request that may wait: the limits with their keys and costs.
 pub(super) struct WaitingCall {
     call: ScriptCall,
-    limits: Vec<(Arc<Settings>, Key<'static>, u32)>,
+    limits: Vec<(Arc<Settings>, Key<'static>, u64)>,
     /// Those of each limit.
     observers: Vec<Observers>,
     backend: Backend,

@@ -7,7 +7,7 @@ use redis::{Cmd, ErrorKind, RedisError};
 
 use super::script_text::ScriptText;
 use crate::algorithm::{
-    Action, EngineReply, EngineRequest, Params, Release, SOURCES, Source, State, combine,
+    Action, EngineReply, EngineRequest, Params, Release, SOURCES, Source, State, combine, units,
 };
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
@@ -58,7 +58,7 @@ fn compose(text: &str, source: &Source) -> String {
 pub(crate) struct Limit {
     pub(crate) key: String,
     pub(crate) params: Params,
-    pub(crate) cost: u32,
+    pub(crate) cost: u64,
     /// In microseconds.
     pub(crate) max_wait: f64,
 }
@@ -69,8 +69,8 @@ impl Limit {
     }
 }
 
-fn request(action: Action, cost: u32, max_wait: f64, now: f64) -> EngineRequest {
-    EngineRequest { action, cost: cost.into(), max_wait, now, admission: None, blocked: 0.0 }
+fn request(action: Action, cost: u64, max_wait: f64, now: f64) -> EngineRequest {
+    EngineRequest { action, cost: units(cost), max_wait, now, admission: None, blocked: 0.0 }
 }
 
 /// Makes the command that decides about these limits of one request, and the script that it runs.
@@ -105,7 +105,7 @@ pub(crate) struct CheckEach {
 struct CheckOfKey {
     /// The index of its state in the reply.
     state: usize,
-    cost: u32,
+    cost: u64,
     max_wait: f64,
 }
 
@@ -118,7 +118,7 @@ impl CheckEach {
 
     /// Adds a key, and all checks of it in their order, each with its cost and its longest wait. A
     /// key must be added only once.
-    pub(crate) fn add(&mut self, key: String, checks: impl Iterator<Item = (u32, f64)>) {
+    pub(crate) fn add(&mut self, key: String, checks: impl Iterator<Item = (u64, f64)>) {
         let state = self.keys.len();
         self.keys.push(key);
         self.items.begin_key();
@@ -170,7 +170,7 @@ struct Items {
     runs: u16,
     /// The last run.
     count: u32,
-    cost: u32,
+    cost: u64,
     max_wait: f64,
 }
 
@@ -182,7 +182,7 @@ impl Items {
     }
 
     /// Adds a request to the last key.
-    fn push(&mut self, cost: u32, max_wait: f64) {
+    fn push(&mut self, cost: u64, max_wait: f64) {
         let is_same = self.cost == cost && self.max_wait == max_wait;
         if self.count > 0 && is_same {
             self.count += 1;
@@ -195,7 +195,7 @@ impl Items {
         let key = self.keys[self.keys.len() - 1];
         self.bytes[key..key + 2].copy_from_slice(&self.runs.to_le_bytes());
         self.bytes.extend(self.count.to_le_bytes());
-        self.bytes.extend(cost.to_le_bytes());
+        self.bytes.extend(units(cost).to_le_bytes());
         self.bytes.extend(max_wait.to_le_bytes());
     }
 
@@ -209,7 +209,7 @@ impl Items {
     }
 
     /// The size of a run.
-    const SIZE: usize = 16;
+    const SIZE: usize = 20;
 }
 
 /// Returns true if the fast path of the script decides about requests that wait, too.
@@ -219,7 +219,7 @@ pub(crate) fn reserves_fast(params: &Params) -> bool {
 
 fn item(limit: &Limit) -> [u8; 16] {
     let mut item = [0; 16];
-    item[..8].copy_from_slice(&f64::from(limit.cost).to_le_bytes());
+    item[..8].copy_from_slice(&units(limit.cost).to_le_bytes());
     item[8..].copy_from_slice(&limit.max_wait.to_le_bytes());
     item
 }

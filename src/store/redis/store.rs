@@ -28,8 +28,8 @@ use crate::{
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        BackgroundTask, Health, LimitRequest, MemoryStore, Names, Ping, Released, Sealed,
-        Settings, Store, StoreFuture, StoreRequest,
+        BackgroundTask, Health, LimitRequest, MemoryStore, Names, Ping, Released, Sealed, Settings,
+        Store, StoreFuture, StoreRequest,
         denials::{Denials, Lookup},
     },
 };
