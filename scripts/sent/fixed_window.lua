@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 1526f12581c3b7ba4687967b7e9b967ac7f300ad
+-- EVALSHA names the text below this line 5eff4f0e6d59acdcea6e09fa8b220786326205f3
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -210,7 +210,8 @@ local function commit(instant, units)
   if math.floor((instant - start) / length) > ahead() then
     count = 0
   end
-  count, last = count + units, math.max(last, instant)
+  count = math.min(count + units, 2 ^ 53)
+  last = math.max(last, instant)
 end
 
 local refund
@@ -312,7 +313,6 @@ local function reserving()
   local tails = tails()
 
   local function insert(head, instant, cost, more, reset)
-    local size = #head
     local tail = get(size, -1)
     local first, behind = tails.fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
@@ -331,7 +331,7 @@ local function reserving()
   end
 
   local function reserve(head, before, instant, cost, more, reset)
-    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local entry = struct.pack('<dd', instant, cost)
     local length = block and #block.state or call('STRLEN', key)
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
@@ -343,7 +343,8 @@ local function reserving()
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', get(middle, middle + 7))
-    if oldest <= now or instant < newest then
+    local has_grown = #head ~= size
+    if oldest <= now or instant < newest or has_grown then
       insert(head, instant, cost, more, reset)
       return
     end
@@ -487,7 +488,7 @@ else
   function finish(admitted, wait)
     local before
     if commits and admitted then
-      before = wait > 0 and encode(true)
+      before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = found_state()
@@ -560,7 +561,7 @@ local function read_runs(position)
   count, position = struct.unpack('<I2', items, position)
   for i = 1, count do
     local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
     runs[i] = run
   end
   return runs, position

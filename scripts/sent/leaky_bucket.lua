@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, block.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line e238e50f80da58a069dcc569bb3a39844a0df66e
+-- EVALSHA names the text below this line fa07e45c049ce27d035bfed7a30cba14ebb03020
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -220,10 +220,7 @@ local function commit(instant, units)
   if debt <= idle - tick then
     debt, excess = idle, 0
   end
-  debt = debt + units * unit
-  if not is_foreign() then
-    debt = math.min(debt, max_debt)
-  end
+  debt = math.min(debt + units * unit, is_foreign() and 2 ^ 53 or max_debt)
   last = instant > at and instant or 0
 end
 
@@ -339,7 +336,6 @@ local function reserving()
   local tails = tails()
 
   local function insert(head, instant, cost, more, reset)
-    local size = #head
     local tail = get(size, -1)
     local first, behind = tails.fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
@@ -358,7 +354,7 @@ local function reserving()
   end
 
   local function reserve(head, before, instant, cost, more, reset)
-    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local entry = struct.pack('<dd', instant, cost)
     local length = block and #block.state or call('STRLEN', key)
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
@@ -370,7 +366,8 @@ local function reserving()
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', get(middle, middle + 7))
-    if oldest <= now or instant < newest then
+    local has_grown = #head ~= size
+    if oldest <= now or instant < newest or has_grown then
       insert(head, instant, cost, more, reset)
       return
     end
@@ -514,7 +511,7 @@ else
   function finish(admitted, wait)
     local before
     if commits and admitted then
-      before = wait > 0 and encode(true)
+      before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = found_state()
@@ -587,7 +584,7 @@ local function read_runs(position)
   count, position = struct.unpack('<I2', items, position)
   for i = 1, count do
     local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
     runs[i] = run
   end
   return runs, position

@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line 39b29206a56358971d3a34e68cb16f2b9ad1a3e2
+-- EVALSHA names the text below this line e51a34f7e34238a6c6695ea994e91e4d6187f618
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -60,6 +60,7 @@ end
 local function token_bucket(key, params, cost, max_wait, is_plain)
   local block
 local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
+local LARGE = '<BI7I7I6I7I7I6'
 local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
@@ -226,6 +227,9 @@ local function decode(state)
     period, last, excess = 1, 0, 0
   elseif form == 85 and #state >= size then
     form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
+  elseif form == 86 and #state >= size then
+    form, at, debt, period, lump, last, excess = struct.unpack(LARGE, state)
+    unit = 1
   else
     fail(key)
   end
@@ -237,7 +241,9 @@ local function is_short()
 end
 
 local function encode(waits)
-  if waits or not is_short() then
+  if lump > 2 ^ 32 - 1 then
+    return struct.pack(LARGE, 86, at, debt, period, lump, last, excess)
+  elseif waits or not is_short() then
     return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
   end
   return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
@@ -295,10 +301,7 @@ local function commit(instant, units)
   if refilled >= debt then
     debt, excess = refilled, 0
   end
-  debt = debt + units * unit
-  if not is_foreign() then
-    debt = math.min(debt, max_debt)
-  end
+  debt = math.min(debt + units * unit, is_foreign() and 2 ^ 53 or max_debt)
   last = instant > at and instant or 0
 end
 
@@ -415,7 +418,6 @@ local function reserving()
   local tails = tails()
 
   local function insert(head, instant, cost, more, reset)
-    local size = #head
     local tail = get(size, -1)
     local first, behind = tails.fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
@@ -434,7 +436,7 @@ local function reserving()
   end
 
   local function reserve(head, before, instant, cost, more, reset)
-    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local entry = struct.pack('<dd', instant, cost)
     local length = block and #block.state or call('STRLEN', key)
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
@@ -446,7 +448,8 @@ local function reserving()
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', get(middle, middle + 7))
-    if oldest <= now or instant < newest then
+    local has_grown = #head ~= size
+    if oldest <= now or instant < newest or has_grown then
       insert(head, instant, cost, more, reset)
       return
     end
@@ -590,7 +593,7 @@ else
   function finish(admitted, wait)
     local before
     if commits and admitted then
-      before = wait > 0 and encode(true)
+      before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = found_state()

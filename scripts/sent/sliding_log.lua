@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line c0ead27d86dc71c56024120c9d9eebb5856caaeb
+-- EVALSHA names the text below this line e5e1dd488881139d9816036d5b30d9e540c08bd8
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -59,10 +59,12 @@ end
 local params = ARGV[2]
 local key, block
 local limit, new_window, exponent = struct.unpack('<ddd', params, 2)
-local MAX_SUM, MAX_COST, ENTRY, ENTRY_SIZE = 2 ^ 52, 2 ^ 32 - 1, '<I7I4', 11
-local FOOT, FOOT_SIZE = '<I7I7I7I7I4I4I4I7I4B', 52
-local NEWEST = '<I7I4I7I7I7I7I4I4I4I7I4B'
-local PAGE, TAIL_SIZE, tail_text = 20, 272, '-272'
+local MAX_SUM, NARROW, WIDE = 2 ^ 52, 83, 90
+local NARROW_ENTRY, NARROW_SIZE = '<I7I4', 11
+local form, MAX_COST, ENTRY, ENTRY_SIZE, FOOT, FOOT_SIZE
+local NEWEST
+local PAGE
+local TAIL_SIZE, tail_text = 272, '-272'
 local at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost
 local last, last_cost
 local first, live, live_dead
@@ -72,14 +74,29 @@ local stored_last, stored_skew, stored_window
 local cuts = {}
 local committed, merges
 
-local function read_foot(tail)
-  local form
-  if #tail > FOOT_SIZE then
-    at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, form =
-      struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
+local function use_form(letter)
+  form = letter
+  if letter == WIDE then
+    MAX_COST, ENTRY, ENTRY_SIZE, PAGE = MAX_SUM, '<I7I7', 14, 15
+    FOOT, FOOT_SIZE, NEWEST = '<I7I7I7I7I7I6I6I7I7B', 62, '<I7I7I7I7I7I7I7I6I6I7I7B'
+  else
+    MAX_COST, ENTRY, ENTRY_SIZE, PAGE = 2 ^ 32 - 1, NARROW_ENTRY, NARROW_SIZE, 20
+    FOOT, FOOT_SIZE, NEWEST = '<I7I7I7I7I4I4I4I7I4B', 52, '<I7I4I7I7I7I7I4I4I4I7I4B'
   end
-  local size = form == 83 and gone < length and ENTRY_SIZE * length + FOOT_SIZE
-  return size and #tail == math.min(size, TAIL_SIZE)
+end
+use_form(NARROW)
+
+local function read_foot(tail)
+  local letter = string.byte(tail, -1)
+  if letter ~= form then
+    use_form(letter)
+  end
+  if letter ~= NARROW and letter ~= WIDE or #tail <= FOOT_SIZE then
+    return false
+  end
+  at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost =
+    struct.unpack(FOOT, tail, #tail - FOOT_SIZE + 1)
+  return gone < length and #tail == math.min(ENTRY_SIZE * length + FOOT_SIZE, TAIL_SIZE)
 end
 
 local function packed_entries(from, to)
@@ -112,25 +129,38 @@ local function expiry_of(last, skew, window)
 end
 
 local function foot()
-  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, 83)
+  return struct.pack(FOOT, at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost, form)
+end
+
+local function widened(entries)
+  use_form(WIDE)
+  local all = {}
+  for position = 1, #entries, NARROW_SIZE do
+    all[#all + 1] = struct.pack(ENTRY, struct.unpack(NARROW_ENTRY, entries, position))
+  end
+  return table.concat(all)
 end
 
 local function newest(cost, stale)
   sum, dead, gone = live, live_dead, first
   local expires, is_alone = expiry_of(last, skew, window), length - first == 1
-  if is_alone or first > PAGE and first > length - first then
+  if is_alone or cost > MAX_COST or first > PAGE and first > length - first then
     local rest = ''
     if is_alone then
       oldest_at, oldest_cost = last, cost
+      use_form(NARROW)
     else
       rest = packed_entries(first, length - 2)
+    end
+    if cost > MAX_COST then
+      rest = widened(rest)
     end
     gone, length = 0, length - first
     return nil, rest .. struct.pack(ENTRY, last, cost) .. foot(), expires
   end
   local is_later = stale or expires > expiry_of(stored_last, stored_skew, stored_window)
-  local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
-    oldest_cost, 83)
+  local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length,
+    oldest_at, oldest_cost, form)
   return string.format('%d', ENTRY_SIZE * (length - 1)), bytes, is_later and expires
 end
 
@@ -588,7 +618,7 @@ else
   function finish(admitted, wait)
     local before
     if commits and admitted then
-      before = wait > 0 and encode(true)
+      before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = found_state()
@@ -661,7 +691,7 @@ local function read_runs(position)
   count, position = struct.unpack('<I2', items, position)
   for i = 1, count do
     local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
     runs[i] = run
   end
   return runs, position

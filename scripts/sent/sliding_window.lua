@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line e7dd38b7df4ddd76fc730b2233f16c8c81c51803
+-- EVALSHA names the text below this line a094b2d68470a7a0db5f364d81bb8d158abed027
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -58,12 +58,45 @@ local function replace(key, found, state, expires)
 end
 local params = ARGV[2]
 local key, block
-local limit, window, buckets, grain = struct.unpack('<dddd', params, 2)
-local STATE, STATE_SIZE = '<BBI7i7I7i7I5', 35
-local size = STATE_SIZE + 4 * buckets + 4
-local size_text = string.format('%d', size)
+local limit, window, buckets = struct.unpack('<ddd', params, 2)
+local MAX_COUNT, MAX_NARROW = 2 ^ 46, 2 ^ 32 - 1
+local NARROW, WIDE = 87, 88
+local form, STATE, STATE_SIZE, COUNT, COUNT_SIZE, ONE_COUNT, NEWEST
+local size
 local at, start, length, last
 local index, parts, counts
+
+local function use_form(letter)
+  form = letter
+  if letter == WIDE then
+    STATE, STATE_SIZE, NEWEST = '<BBI7i7I7i7I7', 37, '<I7i7I7I7'
+    COUNT, COUNT_SIZE, ONE_COUNT = 'I7', 7, '<I7'
+  else
+    STATE, STATE_SIZE, NEWEST = '<BBI7i7I7i7I5', 35, '<I7i7I5I4'
+    COUNT, COUNT_SIZE, ONE_COUNT = 'I4', 4, '<I4'
+  end
+end
+
+local usual_form = limit > MAX_NARROW and WIDE or NARROW
+use_form(usual_form)
+size = STATE_SIZE + COUNT_SIZE * (buckets + 1)
+local usual_size, size_text = size, string.format('%d', size)
+
+local function mul_div(a, b, c)
+  if a * b < 2 ^ 53 then
+    return math.floor(a * b / c)
+  end
+  local quotient, rest, unit = 0, 0, 2 ^ 42
+  while unit >= 1 do
+    local digit = math.floor(a / unit)
+    a = a - digit * unit
+    local part = rest * 64 + digit * b
+    local whole = math.floor(part / c)
+    quotient, rest = quotient * 64 + whole, part - whole * c
+    unit = unit / 64
+  end
+  return quotient
+end
 
 local function slot_of(instant)
   return math.floor((instant - start) * parts / length)
@@ -184,7 +217,7 @@ local function count_inside(slot)
 end
 
 local function light(slot, oldest, free)
-  local overlap = math.floor(free * math.ceil(length / grain) / oldest) * grain
+  local overlap = mul_div(length, free, oldest)
   return start + math.ceil(((slot + 1) * length - overlap) / parts)
 end
 
@@ -231,41 +264,50 @@ local function regrid()
     end
     local i = newest - math.floor((instant - start) * buckets / window) + 1
     if moved[i] then
-      moved[i] = math.min(moved[i] + count(slot), 2 ^ 32 - 1)
+      moved[i] = math.min(moved[i] + count(slot), MAX_COUNT)
     end
   end
   index, counts, length, parts = newest, moved, window, buckets
 end
 
 local function initial()
+  use_form(usual_form)
   at, start, length, last = now, now, window, now
   index, parts, counts = 0, buckets, zeros(buckets + 1)
 end
 
 local function decode(state, is_head)
-  parts = string.byte(state, 2) or 0
+  local letter, position, _
+  letter, parts = string.byte(state, 1, 2)
+  local stays_wide = not is_head and form == WIDE
+  use_form(letter)
   if is_head then
-    size = STATE_SIZE + 4 * parts + 4
-    if parts ~= buckets then
+    size = STATE_SIZE + COUNT_SIZE * ((parts or 0) + 1)
+    if size ~= usual_size then
       state = get('0', size)
     end
   end
-  local form, position, _
-  if #state >= size then
-    form, parts, length, start, at, last, _, position = struct.unpack(STATE, state)
+  if (letter == NARROW or letter == WIDE) and #state >= size then
+    _, parts, length, start, at, last, _, position = struct.unpack(STATE, state)
   end
-  if form ~= 87 or not is_sound() then
+  if not position or not is_sound() then
     fail(key)
   end
-  counts = {struct.unpack('<' .. string.rep('I4', parts + 1), state, position)}
+  counts = {struct.unpack('<' .. string.rep(COUNT, parts + 1), state, position)}
+  if stays_wide then
+    use_form(WIDE)
+  end
   counts[parts + 2] = nil
   index = slot_of(last)
   return state
 end
 
-local function encode()
-  local head = struct.pack(STATE, 87, parts, length, start, at, last, count_inside(index))
-  return head .. struct.pack('<' .. string.rep('I4', parts + 1), unpack(counts, 1, parts + 1))
+local function encode(_, more)
+  if form == NARROW and math.max(unpack(counts, 1, parts + 1)) + (more or 0) > MAX_NARROW then
+    use_form(WIDE)
+  end
+  local head = struct.pack(STATE, form, parts, length, start, at, last, count_inside(index))
+  return head .. struct.pack('<' .. string.rep(COUNT, parts + 1), unpack(counts, 1, parts + 1))
 end
 
 local function step_back()
@@ -301,7 +343,7 @@ local function commit(instant, units)
   for i = parts + 1, 1, -1 do
     counts[i] = i > by and counts[i - by] or 0
   end
-  counts[1] = math.min(counts[1] + units, 2 ^ 32 - 1)
+  counts[1] = math.min(counts[1] + units, MAX_COUNT)
   local cycles = math.floor(slot / parts)
   start, last, index = start + cycles * length, instant, slot - cycles * parts
 end
@@ -417,7 +459,6 @@ local function reserving()
   local tails = tails()
 
   local function insert(head, instant, cost, more, reset)
-    local size = #head
     local tail = get(size, -1)
     local first, behind = tails.fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
@@ -436,7 +477,7 @@ local function reserving()
   end
 
   local function reserve(head, before, instant, cost, more, reset)
-    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local entry = struct.pack('<dd', instant, cost)
     local length = block and #block.state or call('STRLEN', key)
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
@@ -448,7 +489,8 @@ local function reserving()
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', get(middle, middle + 7))
-    if oldest <= now or instant < newest then
+    local has_grown = #head ~= size
+    if oldest <= now or instant < newest or has_grown then
       insert(head, instant, cost, more, reset)
       return
     end
@@ -592,7 +634,7 @@ else
   function finish(admitted, wait)
     local before
     if commits and admitted then
-      before = wait > 0 and encode(true)
+      before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = found_state()
@@ -665,7 +707,7 @@ local function read_runs(position)
   count, position = struct.unpack('<I2', items, position)
   for i = 1, count do
     local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
     runs[i] = run
   end
   return runs, position
@@ -674,13 +716,19 @@ end
 local states = read_all()
 
 local function count_at(found, i)
-  return (struct.unpack('<I4', found, STATE_SIZE + 4 * i - 3))
+  return (struct.unpack(ONE_COUNT, found, STATE_SIZE + COUNT_SIZE * (i - 1) + 1))
 end
 
 local function read(found)
   if found == '' then
+    use_form(usual_form)
     return 0, 0, buckets + 1
-  elseif #found ~= size or string.byte(found) ~= 87 then
+  end
+  local letter = string.byte(found)
+  if letter ~= form then
+    use_form(letter)
+  end
+  if #found ~= STATE_SIZE + COUNT_SIZE * (buckets + 1) or letter ~= NARROW and letter ~= WIDE then
     return
   end
   local _, sum
@@ -702,26 +750,24 @@ local function window_of(found, sum, by)
   return sum, count_at(found, buckets - by + 1)
 end
 
-local grains = math.ceil(window / grain)
-
 local function weight(slot, oldest)
-  local overlap = (slot + 1) * window - (now - start) * buckets
-  return math.ceil(oldest * math.ceil(overlap / grain) / grains)
+  return oldest - mul_div(oldest, (now - start) * buckets - slot * window, window)
 end
 
 local function write(key, found, sum, slot, by, granted)
   local newest = by == 0 and count_at(found, 1) + granted or granted
   if newest > granted and slot < buckets then
-    return call('SETRANGE', key, '16', struct.pack('<I7i7I5I4', now, now, sum, newest))
+    return call('SETRANGE', key, '16', struct.pack(NEWEST, now, now, sum, newest))
   end
   local cycles = math.floor(slot / buckets)
   start, slot = start + cycles * window, slot - cycles * buckets
-  local head = struct.pack(STATE .. 'I4', 87, buckets, window, start, now, now, sum, newest)
+  local head = struct.pack(STATE .. COUNT, form, buckets, window, start, now, now, sum, newest)
   local zeros, kept = math.max(math.min(by, buckets + 1) - 1, 0), ''
   if by <= buckets then
-    kept = string.sub(found, STATE_SIZE + (by == 0 and 5 or 1), size - 4 * by)
+    local first = STATE_SIZE + (by == 0 and COUNT_SIZE or 0) + 1
+    kept = string.sub(found, first, #found - COUNT_SIZE * by)
   end
-  local state = head .. string.rep('\0', 4 * zeros) .. kept
+  local state = head .. string.rep('\0', COUNT_SIZE * zeros) .. kept
   return replace(key, found, state, opening(slot + buckets + 1))
 end
 
@@ -732,13 +778,11 @@ local function fast(_, i, runs)
     return
   end
   local inside, oldest = window_of(found, sum, by)
-  if oldest > limit then
-    return
-  elseif inside + oldest == 0 then
+  if inside + oldest == 0 then
     parts, length, start, slot, by = buckets, window, now, 0, buckets + 1
   end
   local used = use(inside, limit - weight(slot, oldest), 1, runs)
-  if used then
+  if used and (used <= MAX_NARROW or form == WIDE) then
     return found, used > inside and used, slot, by, used - inside
   end
 end

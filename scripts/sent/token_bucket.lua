@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 8fd5c3691642d3d03069d118181389154262f7bf
+-- EVALSHA names the text below this line da609aae5ff9579208108f550745f657132875bd
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -59,6 +59,7 @@ end
 local params = ARGV[2]
 local key, block
 local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
+local LARGE = '<BI7I7I6I7I7I6'
 local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
@@ -173,6 +174,9 @@ local function decode(state)
     period, last, excess = 1, 0, 0
   elseif form == 85 and #state >= size then
     form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
+  elseif form == 86 and #state >= size then
+    form, at, debt, period, lump, last, excess = struct.unpack(LARGE, state)
+    unit = 1
   else
     fail(key)
   end
@@ -184,7 +188,9 @@ local function is_short()
 end
 
 local function encode(waits)
-  if waits or not is_short() then
+  if lump > 2 ^ 32 - 1 then
+    return struct.pack(LARGE, 86, at, debt, period, lump, last, excess)
+  elseif waits or not is_short() then
     return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
   end
   return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
@@ -242,10 +248,7 @@ local function commit(instant, units)
   if refilled >= debt then
     debt, excess = refilled, 0
   end
-  debt = debt + units * unit
-  if not is_foreign() then
-    debt = math.min(debt, max_debt)
-  end
+  debt = math.min(debt + units * unit, is_foreign() and 2 ^ 53 or max_debt)
   last = instant > at and instant or 0
 end
 
@@ -362,7 +365,6 @@ local function reserving()
   local tails = tails()
 
   local function insert(head, instant, cost, more, reset)
-    local size = #head
     local tail = get(size, -1)
     local first, behind = tails.fold(tail, size), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
@@ -381,7 +383,7 @@ local function reserving()
   end
 
   local function reserve(head, before, instant, cost, more, reset)
-    local size, entry = #head, struct.pack('<dd', instant, cost)
+    local entry = struct.pack('<dd', instant, cost)
     local length = block and #block.state or call('STRLEN', key)
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
@@ -393,7 +395,8 @@ local function reserving()
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', get(middle, middle + 7))
-    if oldest <= now or instant < newest then
+    local has_grown = #head ~= size
+    if oldest <= now or instant < newest or has_grown then
       insert(head, instant, cost, more, reset)
       return
     end
@@ -537,7 +540,7 @@ else
   function finish(admitted, wait)
     local before
     if commits and admitted then
-      before = wait > 0 and encode(true)
+      before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = found_state()
@@ -610,7 +613,7 @@ local function read_runs(position)
   count, position = struct.unpack('<I2', items, position)
   for i = 1, count do
     local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4I4d', items, position)
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
     runs[i] = run
   end
   return runs, position
