@@ -42,9 +42,9 @@ lint: msrv long-lines
 	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
 
 # At most 100 columns: rustfmt does not break comments and strings, and does not format Lua. Nobody
-# can break URLs and the rows of tables.
+# can break URLs and the rows of tables, and a test writes those of scripts/sent.
 long-lines:
-	@git ls-files '*.rs' '*.lua' | xargs awk 'length > 100 && !/https?:\/\// && !/^ *\/\/[\/!] \|/ { \
+	@git ls-files '*.rs' '*.lua' ':!scripts/sent' | xargs awk 'length > 100 && !/https?:\/\// && !/^ *\/\/[\/!] \|/ { \
 	  print FILENAME ":" FNR ": " length " columns, more than 100"; found = 1 } END { exit found }'
 
 MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)

@@ -1,10 +1,10 @@
 -- Each: decides about requests to keys of one limiter, each by itself, in their order. Texts of the
 -- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path.
--- items  for each key the number of its runs, an integer of two bytes; then for each run {count}, an
---        integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last runs
---        are those of all further keys, too.
--- A key that the script cannot decide about, or for which the server rejects the write, has an error
--- instead of a state; the other keys are decided.
+-- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
+--        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last
+--        runs are those of all further keys, too.
+-- A key that the script cannot decide about, or for which the server rejects the write, has an
+-- error instead of a state; the other keys are decided.
 local params = ARGV[2]
 local key, block -- about which the engine decides; see block.lua
 -- STATE

@@ -123,10 +123,10 @@ pub enum Source {
     /// The limiter's store.
     Store,
     /// A denial by the limiter's store that the process remembers: see
-    /// [`RedisConfig::denial_ttl`](crate::store::RedisConfig::denial_ttl). Its times are reduced by the time
-    /// since the denial, and [`remaining`](Decision::remaining) is that of the last denial of the
-    /// key. [`retry_after`](Decision::retry_after) is exact for a check of the same cost, wait and
-    /// limits as one that was denied; for others it is a lower bound.
+    /// [`RedisConfig::denial_ttl`](crate::store::RedisConfig::denial_ttl). Its times are reduced by
+    /// the time since the denial, and [`remaining`](Decision::remaining) is that of the last denial
+    /// of the key. [`retry_after`](Decision::retry_after) is exact for a check of the same cost,
+    /// wait and limits as one that was denied; for others it is a lower bound.
     Cached,
     /// A store in memory with a fraction of the quota, because the limiter's store failed:
     /// [`FailurePolicy::Local`](crate::FailurePolicy::Local).
@@ -179,8 +179,8 @@ impl Decision {
         Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
     }
 
-    /// Returns a denial of a request of this cost and wait, which describes its key as this decision
-    /// does, after `age`. The times are in microseconds.
+    /// Returns a denial of a request of this cost and wait, which describes its key as this
+    /// decision does, after `age`. The times are in microseconds.
     #[cfg(feature = "redis")]
     pub(crate) fn remembered(&self, age: u64, cost: u64, wait: u64) -> Self {
         Self {
@@ -237,8 +237,8 @@ impl Decision {
     }
 
     /// Returns the time after which the same request is allowed, if no other request spends units
-    /// before. Exact to the microsecond. If a key is [blocked](crate::Limiter::block), it is a lower
-    /// bound: the decision then describes the block, and not the count.
+    /// before. Exact to the microsecond. If a key is [blocked](crate::Limiter::block), it is a
+    /// lower bound: the decision then describes the block, and not the count.
     ///
     /// It is `None` if the request is allowed, or if the time is unknown. Limits of this version
     /// know the time of each denial; so ask [`is_allowed`](Decision::is_allowed), not this method,

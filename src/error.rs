@@ -113,8 +113,8 @@ impl fmt::Display for Error {
             ),
             Self::NotImmediate { limiter } => write!(
                 f,
-                "cannot check the limiter {limiter:?} without waiting: its store answers later; await \
-                 `check`"
+                "cannot check the limiter {limiter:?} without waiting: its store answers later; \
+                 await `check`"
             ),
             Self::Config(_) => f.write_str("the settings of the rate limiter are invalid"),
             Self::Store(error) => f.write_str(store_failure(error)),

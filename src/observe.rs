@@ -90,8 +90,8 @@ use crate::{
 /// with the answer. If the future is dropped before that answer:
 ///
 /// * [`check`](crate::Limiter::check) and `check_n` have no event
-/// * `check_within` has no event of its decision; if Redis has spent units or reserved an instant for
-///   it, these are [`released`](Observer::released)
+/// * `check_within` has no event of its decision; if Redis has spent units or reserved an instant
+///   for it, these are [`released`](Observer::released)
 /// * [`try_acquire`](crate::Limiter::try_acquire), `acquire` and layers await the answer in the
 ///   background, which is [`decided`](Observer::decided), and then [`released`](Observer::released)
 ///   if units were spent

@@ -130,9 +130,9 @@
 //! * **Expired entries** are dropped in steps of at most 1,000, or all in one step if few entries
 //!   remain, so that Redis does not stall. A log is read once; later, only its changes are read. If
 //!   Java changed more than 1,000 entries of a long log, a call takes one round trip for each
-//!   1,000. The store's [deadline](crate::store::RedisConfig::deadline) applies to all of them together. If it
-//!   passes, the next call continues where this one stopped. Only `available_permits` starts again,
-//!   because it writes nothing.
+//!   1,000. The store's [deadline](crate::store::RedisConfig::deadline) applies to all of them
+//!   together. If it passes, the next call continues where this one stopped. Only
+//!   `available_permits` starts again, because it writes nothing.
 //! * **The retry delay is exact.** Java instead reports when the oldest entry expires, plus 3 ms,
 //!   even if that frees too few permits. If more than 1,000 entries must expire first, the delay
 //!   ends when 1,000 have.
@@ -145,8 +145,8 @@
 //!
 //! For [`RateType::PerClient`], `:` and the id of the client follow the last two. A name that
 //! contains a `{` gets no braces: `api:{42}:value`. So `x` and `{x}` are two hashes that share
-//! their other keys: do not use both. The store's [`prefix`](crate::store::RedisConfig::prefix) has no effect
-//! here.
+//! their other keys: do not use both. The store's [`prefix`](crate::store::RedisConfig::prefix) has
+//! no effect here.
 //!
 //! This crate adds a key and a field:
 //!

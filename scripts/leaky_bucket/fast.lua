@@ -59,8 +59,8 @@ local function behind(value, newest, entries)
   end
 end
 
--- Stores the content of the bucket, its newest request, and what stands behind the state, if that changes. The rest of
--- the state stays.
+-- Stores the content of the bucket, its newest request, and what stands behind the state, if that
+-- changes. The rest of the state stays.
 local function put(key, value, tail, expires, old_grain)
   local head = struct.pack('<I7I7I7', now, debt, last)
   if tail then

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line d2d8e3c60ddb585449e785838df144e2db629c86
+-- EVALSHA names the text below this line e5e1dd488881139d9816036d5b30d9e540c08bd8
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -159,8 +159,8 @@ local function newest(cost, stale)
     return nil, rest .. struct.pack(ENTRY, last, cost) .. foot(), expires
   end
   local is_later = stale or expires > expiry_of(stored_last, stored_skew, stored_window)
-  local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
-    oldest_cost, form)
+  local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length,
+    oldest_at, oldest_cost, form)
   return string.format('%d', ENTRY_SIZE * (length - 1)), bytes, is_later and expires
 end
 

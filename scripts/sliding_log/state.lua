@@ -4,10 +4,10 @@
 --         sum, dead, gone, length, oldest_at, oldest_cost}: `length` entries, of which the first
 --         `gone` do not count any more; `sum` is that of the costs of the others, `dead` the number
 --         of those whose cost is 0, as they were released; and the oldest of the others
---         Once a cost does not fit in four bytes: entries of 7 and 7 bytes, a foot of 7, 7, 7, 7, 7,
---         6, 6, 7 and 7 bytes, and 'Z'
--- params  'S', then doubles: {limit, window, exponent}; 2^exponent us is the power of two that is at
---         most the window
+--         Once a cost does not fit in four bytes: entries of 7 and 7 bytes, a foot of 7, 7, 7, 7,
+--         7, 6, 6, 7 and 7 bytes, and 'Z'
+-- params  'S', then doubles: {limit, window, exponent}; 2^exponent us is the power of two that is
+--         at most the window
 -- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
 -- that stepped back.
 local limit, new_window, exponent = struct.unpack('<ddd', params, 2)
@@ -106,10 +106,10 @@ local function widened(entries)
   return table.concat(all)
 end
 
--- Makes the bytes to store with the newest entry; from time to time without those that do not count.
--- The oldest one is known unless they are the same. `stale`: whether another clock or window has
--- counted the log. Returns the index from which the bytes replace others, if they are not the whole
--- log; the bytes; and the instant at which the key expires, if that is a new one.
+-- Makes the bytes to store with the newest entry; from time to time without those that do not
+-- count. The oldest one is known unless they are the same. `stale`: whether another clock or
+-- window has counted the log. Returns the index from which the bytes replace others, if they are
+-- not the whole log; the bytes; and the instant at which the key expires, if that is a new one.
 local function newest(cost, stale)
   sum, dead, gone = live, live_dead, first
   local expires, is_alone = expiry_of(last, skew, window), length - first == 1
@@ -128,7 +128,7 @@ local function newest(cost, stale)
     return nil, rest .. struct.pack(ENTRY, last, cost) .. foot(), expires
   end
   local is_later = stale or expires > expiry_of(stored_last, stored_skew, stored_window)
-  local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length, oldest_at,
-    oldest_cost, form)
+  local bytes = struct.pack(NEWEST, last, cost, at, skew, window, sum, dead, gone, length,
+    oldest_at, oldest_cost, form)
   return string.format('%d', ENTRY_SIZE * (length - 1)), bytes, is_later and expires
 end

@@ -6,8 +6,8 @@
 --         after `at` (else 0), by how many 2^-24 parts the debt was rounded up when the quota was
 --         changed
 --         'U', then integers of 7, 7, 6, 6, 4, 7 and 3 bytes
---         'V', then integers of 7, 7, 6, 7, 7 and 6 bytes: {at, debt, period, lump, last, excess}, if
---         the lump does not fit in four bytes; the unit is 1
+--         'V', then integers of 7, 7, 6, 7, 7 and 6 bytes: {at, debt, period, lump, last, excess},
+--         if the lump does not fit in four bytes; the unit is 1
 --         'T', then integers of 7, 7, 6, 4 and 1 bytes: {at, debt, unit, lump, grain}, if the
 --         period is 1, the other parts are 0, and no request waits. It expires when the debt has
 --         flowed in, rounded up to a multiple of 2^grain us.

@@ -10,8 +10,8 @@ pub(super) const EXACT: f64 = (1_u64 << 53) as f64;
 /// microsecond.
 ///
 /// It is exact if a full bucket then counts at most 2^52 parts, which leaves as many for requests
-/// that wait, and if `tick` fits in four bytes. Otherwise it is the closest slower rate with at most
-/// as many parts.
+/// that wait, and if `tick` fits in four bytes. Otherwise it is the closest slower rate with at
+/// most as many parts.
 #[derive(Debug, PartialEq)]
 pub(super) struct Rate {
     pub(super) unit: f64,
@@ -58,9 +58,9 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
     of(0).min(of(1))
 }
 
-/// `math.floor(a * b / c)` of integers with `a` below 2^48 and `b` up to `c`, which is at most 2^46.
-/// If the product is not exact, by a long division with digits of base 64: the numbers in it are
-/// below 127 x 2^46.
+/// `math.floor(a * b / c)` of integers with `a` below 2^48 and `b` up to `c`, which is at most
+/// 2^46. If the product is not exact, by a long division with digits of base 64: the numbers in it
+/// are below 127 x 2^46.
 #[inline]
 pub(super) fn mul_div(a: f64, b: f64, c: f64) -> f64 {
     if a * b < EXACT { (a * b / c).floor() } else { long_mul_div(a, b, c) }

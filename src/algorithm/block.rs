@@ -32,8 +32,8 @@ pub(super) fn decode(bytes: &[u8]) -> Option<(f64, &[u8])> {
     Some((ends, &bytes[8..]))
 }
 
-/// Decides about a key whose block ends at `known`, or is to begin. `inside` decides about the state
-/// inside of it. Returns the end of the block, too, if the key has one afterwards.
+/// Decides about a key whose block ends at `known`, or is to begin. `inside` decides about the
+/// state inside of it. Returns the end of the block, too, if the key has one afterwards.
 pub(super) fn step(
     known: f64,
     request: &EngineRequest,

@@ -7,8 +7,8 @@ use crate::quota::MAX_UNITS;
 /// The largest count. Units spent may exceed the quota; the sum of all counts stays exact.
 const MAX_COUNT: f64 = MAX_UNITS as f64;
 
-/// Counts, newest first. Not smaller again until the key is counted anew: in Redis, too, a key stays
-/// in one form.
+/// Counts, newest first. Not smaller again until the key is counted anew: in Redis, too, a key
+/// stays in one form.
 #[derive(Clone, Debug)]
 pub(crate) enum Counts {
     Narrow(Box<[u32]>),

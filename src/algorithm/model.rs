@@ -1,6 +1,6 @@
 //! The model of an algorithm: its state, and how time, requests and releases change it. Does not
-//! decide. Its Lua twin is the text of `scripts/NAME/model.lua`, which has the same functions in the same
-//! order.
+//! decide. Its Lua twin is the text of `scripts/NAME/model.lua`, which has the same functions in
+//! the same order.
 
 use std::fmt;
 

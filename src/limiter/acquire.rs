@@ -33,9 +33,10 @@ use crate::{
 /// The default lateness up to which a waiting request proceeds without a second check.
 pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 
-/// How long a late request waits until its reservation is released: while Redis does not answer, the
-/// release is repeated in the background for longer. If the request checks before, it can find its own
-/// reservation before it; it is then denied or waits longer, but no extra request is admitted.
+/// How long a late request waits until its reservation is released: while Redis does not answer,
+/// the release is repeated in the background for longer. If the request checks before, it can find
+/// its own reservation before it; it is then denied or waits longer, but no extra request is
+/// admitted.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Limiter {
@@ -108,7 +109,8 @@ impl Limiter {
         self.try_acquire_n(key, 1, timeout).await
     }
 
-    /// Spends `n` units of the quota of `key`, and waits like [`try_acquire`](Limiter::try_acquire).
+    /// Spends `n` units of the quota of `key`, and waits like
+    /// [`try_acquire`](Limiter::try_acquire).
     ///
     /// # Errors
     ///

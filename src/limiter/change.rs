@@ -127,9 +127,9 @@ impl Limiter {
         self.decide(action, key, n, MaxWait::DEFAULT).await.map(KeyState::changed)
     }
 
-    /// Denies the requests of `key` for `duration`, whatever is left of its quota: for a client that
-    /// misbehaves, or an upstream that answers 429 with `Retry-After`. Requests that a layer exempts,
-    /// or that cost 0, proceed.
+    /// Denies the requests of `key` for `duration`, whatever is left of its quota: for a client
+    /// that misbehaves, or an upstream that answers 429 with `Retry-After`. Requests that a layer
+    /// exempts, or that cost 0, proceed.
     ///
     /// The block begins now, by the clock of the store, and holds for all processes that share the
     /// store, in one call. Until it ends,
@@ -137,16 +137,17 @@ impl Limiter {
     /// - [`check`](Limiter::check) is denied, and [`is_blocked`](Decision::is_blocked) is true
     /// - a request that may wait as long proceeds after the end of the block: with
     ///   [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire), a layer with a
-    ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait up
-    ///   to the time in which it drains
+    ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait
+    ///   up to the time in which it drains
     /// - a request of this process that is waiting already checks again when its time has come; one
     ///   of another process does so if a decision there has found the block
     ///
-    /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend) and
-    /// [`refund`](Limiter::refund) change it. A block of a key that is blocked never shortens the
-    /// block. It is at most 100 years long, and the end is an instant of the clock of the store: if
-    /// the clock is set back, the block is longer. [`unblock`](Limiter::unblock) ends it, and so does
-    /// [`reset`](Limiter::reset), which also deletes the count. So does another algorithm.
+    /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend)
+    /// and [`refund`](Limiter::refund) change it. A block of a key that is blocked never shortens
+    /// the block. It is at most 100 years long, and the end is an instant of the clock of the
+    /// store: if the clock is set back, the block is longer. [`unblock`](Limiter::unblock) ends it,
+    /// and so does [`reset`](Limiter::reset), which also deletes the count. So does another
+    /// algorithm.
     ///
     /// If the key is counted by a layer, pass the key that its extractor makes: see
     /// [`reset`](Limiter::reset). Returns the state of the key afterwards.
@@ -195,9 +196,9 @@ impl Limiter {
     /// Ends the [block](Limiter::block) of `key`, if there is one. Its count stays.
     ///
     /// Other processes may deny the key for up to
-    /// [`denial_ttl`](crate::store::RedisConfig::denial_ttl) more. Requests that wait for the end of the block
-    /// keep their instants and their units, so the key can stay denied because of them:
-    /// [`reset`](Limiter::reset) frees it.
+    /// [`denial_ttl`](crate::store::RedisConfig::denial_ttl) more. Requests that wait for the end
+    /// of the block keep their instants and their units, so the key can stay denied because of
+    /// them: [`reset`](Limiter::reset) frees it.
     ///
     /// # Errors
     ///
@@ -231,8 +232,8 @@ impl Limiter {
     /// Deletes the state of `key`: its next request counts as its first.
     ///
     /// Requests that are waiting keep their instants. Other processes may deny the key for up to
-    /// [`denial_ttl`](crate::store::RedisConfig::denial_ttl) more. For a key that a layer counts, pass the
-    /// key that its extractor makes: each has a method `key`.
+    /// [`denial_ttl`](crate::store::RedisConfig::denial_ttl) more. For a key that a layer counts,
+    /// pass the key that its extractor makes: each has a method `key`.
     ///
     /// # Examples
     ///

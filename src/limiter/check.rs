@@ -147,8 +147,8 @@ impl Limiter {
         self.decide(Action::Peek, &key.into(), n, MaxWait::DEFAULT).await.map(KeyState::peeked)
     }
 
-    /// Waits for the answer to a check that is not there yet, or is an error. The checks look at the
-    /// answer before they wait, as a nested future costs 5 % of a check in memory.
+    /// Waits for the answer to a check that is not there yet, or is an error. The checks look at
+    /// the answer before they wait, as a nested future costs 5 % of a check in memory.
     async fn checked_later(
         &self,
         later: StoreFuture<Decision>,

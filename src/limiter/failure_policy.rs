@@ -13,8 +13,8 @@
 /// | `Local` | `share` of the quota in each process | the excess, if the number of processes times `share` is above 1; and the units that were spent before |
 ///
 /// A [`MemoryStore`](crate::MemoryStore) does not decide about a new key if all its keys are in
-/// use: see [`WhenFull`](crate::store::WhenFull). `Open` then admits requests with new keys uncounted, and
-/// `Local` rejects them, as `Closed` does.
+/// use: see [`WhenFull`](crate::store::WhenFull). `Open` then admits requests with new keys
+/// uncounted, and `Local` rejects them, as `Closed` does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum FailurePolicy {

@@ -1,5 +1,5 @@
-//! `Reservation`: a decision whose delay the caller sleeps, and that releases what it has reserved if
-//! it is dropped. The waiting itself is in `acquire.rs`.
+//! `Reservation`: a decision whose delay the caller sleeps, and that releases what it has reserved
+//! if it is dropped. The waiting itself is in `acquire.rs`.
 
 use std::{future::poll_fn, time::Duration};
 
@@ -109,7 +109,7 @@ impl Limiter {
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-/// # async fn enqueue(_job: &str, _delay: Duration) -> Result<(), tower_ratelimit::Error> { Ok(()) }
+/// # async fn enqueue(_: &str, _: Duration) -> Result<(), tower_ratelimit::Error> { Ok(()) }
 /// let quota = Quota::per_minute(6).burst(1);
 /// let vendor = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
 /// for job in ["one", "two"] {
@@ -171,8 +171,8 @@ impl Reservation {
     ///
     /// If the reserved instant was missed by more than 50 ms, because the process was stopped, or
     /// because this was called late, the reservation is released, and the request checks once more
-    /// with the rest of `max_wait`, as [`try_acquire`](Limiter::try_acquire) does. It then proceeds,
-    /// waits again behind the others, or is denied. The decision is the last one.
+    /// with the rest of `max_wait`, as [`try_acquire`](Limiter::try_acquire) does. It then
+    /// proceeds, waits again behind the others, or is denied. The decision is the last one.
     ///
     /// # Errors
     ///

@@ -44,8 +44,8 @@ impl RateLimiter {
     /// Poll the future until it is ready, or drop it. A waiting call that is not polled delays the
     /// calls behind it for up to two seconds.
     ///
-    /// Each attempt has one [deadline](crate::store::RedisConfig::deadline) for all its commands; the sleep
-    /// between two attempts has none.
+    /// Each attempt has one [deadline](crate::store::RedisConfig::deadline) for all its commands;
+    /// the sleep between two attempts has none.
     ///
     /// # Errors
     ///

@@ -69,8 +69,8 @@ pub enum Status {
     Rejecting,
     /// Redis does not answer, for another reason than those below.
     Unavailable,
-    /// Redis answers simple commands, but makes no decision in time: it is slow, or paused for writes
-    /// (`CLIENT PAUSE WRITE`).
+    /// Redis answers simple commands, but makes no decision in time: it is slow, or paused for
+    /// writes (`CLIENT PAUSE WRITE`).
     Slow,
     /// Redis rejects the user or the password.
     LoginRejected,

@@ -570,8 +570,8 @@ impl Player {
         let wait = peek.retry_after().unwrap_or(peek.delay());
         let at = match harness.setup.shape {
             Shape::One => harness.at(harness.now(), wait),
-            // Not known: its return may be a grant. Over Redis, too, it can pass within milliseconds,
-            // if a bucket is almost full.
+            // Not known: its return may be a grant. Over Redis, too, it can pass within
+            // milliseconds, if a bucket is almost full.
             _ => f64::NEG_INFINITY,
         };
         let mut request = Request::new(Body::empty());

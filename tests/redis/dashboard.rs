@@ -1,4 +1,5 @@
-//! The dashboard, the alerts and the table of the metrics name what an exporter renders after a run.
+//! The dashboard, the alerts and the table of the metrics name what an exporter renders after a
+//! run.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

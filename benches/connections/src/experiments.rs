@@ -313,7 +313,7 @@ fn node() -> Result<Row> {
         format!("{failed} of {calls} fail, the longest takes {longest} ms")
     };
     Ok(Row {
-        property: "while a node of a cluster does not answer, calls of other nodes' keys do not wait",
+        property: "while a node of a cluster does not answer, calls of other nodes do not wait",
         redis: text(peer),
         ours: text(ours),
         is_kept: ours[1] == 0 && ours[2] < 50,

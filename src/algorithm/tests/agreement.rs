@@ -163,11 +163,12 @@ fn params_with<Q: Strategy<Value = Quota>>(
     quota: impl Fn(bool) -> Q,
 ) -> impl Strategy<Value = [Params; 2]> {
     let every = all_with(Quota::per_second(1)).into_iter().map(|(algorithm, _)| algorithm);
+    let overdraft = prop_oneof![4 => 0_u64..4, 1 => Just(1 << 30), 1 => Just(1 << 40)];
     let algorithm = prop_oneof![
         3 => prop::sample::select(every.collect::<Vec<_>>()),
         1 => (1_u32..8).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
         1 => Just(Algorithm::SlidingWindow { buckets: 100 }),
-        1 => (any::<bool>(), prop_oneof![4 => 0_u64..4, 1 => Just(1 << 30), 1 => Just(1 << 40)]).prop_map(
+        1 => (any::<bool>(), overdraft).prop_map(
             |(lumps, overdraft)| Algorithm::TokenBucket {
                 refill: if lumps { Refill::Interval } else { Refill::Continuous },
                 overdraft,

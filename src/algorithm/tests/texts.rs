@@ -1,5 +1,5 @@
-//! Texts about the code: paths that comments name, and functions that scripts must not use. Does not
-//! run anything.
+//! Texts about the code: paths that comments name, and functions that scripts must not use. Does
+//! not run anything.
 
 use std::{
     fs,

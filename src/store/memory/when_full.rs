@@ -72,8 +72,9 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// Returns [`StoreError::is_full`](crate::store::StoreError::is_full) for the new key. The layer then
-    /// applies its [`FailurePolicy`](crate::FailurePolicy): by default it responds with 503.
+    /// Returns [`StoreError::is_full`](crate::store::StoreError::is_full) for the new key. The
+    /// layer then applies its [`FailurePolicy`](crate::FailurePolicy): by default it responds with
+    /// 503.
     ///
     /// With [`FailurePolicy::Open`](crate::FailurePolicy::Open), requests with new keys are not
     /// counted while the store is full. `EvictSoonest` admits fewer requests.

@@ -410,9 +410,9 @@ impl RedisConfig {
     /// After a denial, the process denies checks of the key without a command, as long as Redis
     /// would deny them: until [`retry_after`](crate::Decision::retry_after), but at most for this
     /// time. Their [`source`](crate::Decision::source) is
-    /// [`Source::Cached`](crate::store::Source::Cached). No request is allowed without Redis. A remembered
-    /// denial applies to a check against the limit that has denied, alone or together with other
-    /// limits:
+    /// [`Source::Cached`](crate::store::Source::Cached). No request is allowed without Redis. A
+    /// remembered denial applies to a check against the limit that has denied, alone or together
+    /// with other limits:
     ///
     /// - with the same quota
     /// - with at least the cost of the denied check

@@ -361,8 +361,8 @@ mod tests {
     #[test]
     fn the_script_of_several_limits_is_in_the_repo_as_it_is_sent() {
         let index = SOURCES.iter().position(|source| source.name == "token_bucket").unwrap();
-        let purpose = "Decides about several limits of one request, here of token buckets: the text \
-                       has a\n-- function for each algorithm among the limits.";
+        let purpose = "Decides about several limits of one request, here of token buckets: the \
+                       text has a\n-- function for each algorithm among the limits.";
         let files = files(&SOURCES[index]).join(", ");
         let files = format!("prelude.lua, fast.lua, algorithm.lua with {files}, combine.lua");
         let script = script([index, index].into_iter());

@@ -20,8 +20,8 @@ impl ScriptText {
     }
 }
 
-/// Drops the comments, and of blank lines all but one. The scripts have no long comments and no long
-/// strings.
+/// Drops the comments, and of blank lines all but one. The scripts have no long comments and no
+/// long strings.
 fn without_comments(commented: &str) -> String {
     let mut text = String::with_capacity(commented.len());
     for line in commented.lines() {
@@ -61,8 +61,8 @@ pub(crate) fn is_written(name: &str, purpose: &str, files: &str, script: &Script
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/sent");
     let path = folder.join(name).with_extension("lua");
     let text = format!(
-        "-- {purpose}\n-- Written by a test: edit the files that it consists of, whose comments are \
-         not sent:\n-- {files}\n-- EVALSHA names the text below this line {}\n{}",
+        "-- {purpose}\n-- Written by a test: edit the files that it consists of, whose comments \
+         are not sent:\n-- {files}\n-- EVALSHA names the text below this line {}\n{}",
         script.hash, script.text
     );
     let is_written = std::fs::read_to_string(&path).ok().as_ref() == Some(&text);

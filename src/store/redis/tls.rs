@@ -3,8 +3,8 @@
 use super::transport::TlsSettings;
 use crate::error::StoreError;
 
-/// TLS settings of a [`RedisConfig`](crate::store::RedisConfig): the trusted servers, and the client
-/// certificate.
+/// TLS settings of a [`RedisConfig`](crate::store::RedisConfig): the trusted servers, and the
+/// client certificate.
 ///
 /// By default, the root certificates of the system are trusted, and with the feature
 /// `tls-rustls-webpki-roots` also those of the crate `webpki-roots`.

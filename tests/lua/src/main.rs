@@ -1,6 +1,6 @@
-//! Runs a stream of calls to the scripts under the version of Lua that it was built with, and prints
-//! each reply and the stored values. `make test-lua54` compares what the versions print. The stream
-//! is that of `src/algorithm/tests/stream.rs`; the server is replaced by a map.
+//! Runs a stream of calls to the scripts under the version of Lua that it was built with, and
+//! prints each reply and the stored values. `make test-lua54` compares what the versions print. The
+//! stream is that of `src/algorithm/tests/stream.rs`; the server is replaced by a map.
 
 mod pack;
 mod server;
@@ -59,7 +59,8 @@ fn print(value: &Value, out: &mut impl Write) -> Result<()> {
 }
 
 fn strings<'a>(lua: &Lua, fields: impl Iterator<Item = &'a [u8]>) -> Result<mlua::Table> {
-    lua.create_sequence_from(fields.map(|field| lua.create_string(field)).collect::<Result<Vec<_>>>()?)
+    let fields: Result<Vec<_>> = fields.map(|field| lua.create_string(field)).collect();
+    lua.create_sequence_from(fields?)
 }
 
 fn main() -> Result<()> {

@@ -196,8 +196,8 @@ const OTHERS: &[Subject] = &[
         program: Program::Node,
         variant: "blocking",
         algorithm: "fixed window",
-        lacks: "denied requests count; whole seconds; a refund or reset by another process does not \
-                end a block",
+        lacks: "denied requests count; whole seconds; a refund or reset by another process does \
+                not end a block",
     },
 ];
 
