@@ -140,11 +140,12 @@ fn app(limiter: Limiter, flags: &Flags) -> Router {
     let key = flags.key.clone();
     let layer = match flags.cost_header.clone() {
         None => RateLimitLayer::new(limiter, key),
+        // A rule, because it can reject a request.
         Some(header) => RateLimitLayer::by_rule(move |head: &Parts| {
-            let cost = cost_of(head, &header)?;
-            Ok(Charge::new_n(&limiter, key.extract(head)?, cost))
+            Ok(Charge::new_n(&limiter, key.extract(head)?, cost_of(head, &header)?))
         }),
     };
+    // The log reads the decisions.
     let layer = layer.extensions(true);
     Router::new().fallback(async || "Hello! This request was within the quota.\n").layer(layer)
 }

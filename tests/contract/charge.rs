@@ -787,7 +787,7 @@ async fn once_in_any_order(store: impl Store + Clone) {
         ] {
             // In a leaky bucket, other requests keep their instants, and the gap takes room.
             let others = if algorithm == Algorithm::LeakyBucket { 0 } else { 10 };
-            let left = left + u64::from(10 - others) * steps.len() as u64;
+            let left = left + (10 - others) * steps.len() as u64;
             assert_left(&limiter, steps, others, left).await;
         }
     }

@@ -10,7 +10,7 @@ use std::{
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Charge, Decision, Error, RedisStore,
+    Charge, Error, RedisStore,
     config::ConfigError,
     redisson::{RateLimiter, RateType},
 };
@@ -296,7 +296,7 @@ async fn waiting_acquires_get_the_permits_when_these_are_available() {
         let limiter = limiter.clone();
         tasks.spawn(async move {
             let taken = if i % 2 == 0 {
-                limiter.acquire(1).await.map(Decision::from)
+                limiter.acquire(1).await
             } else {
                 limiter.try_acquire(1, HOUR).await
             };
