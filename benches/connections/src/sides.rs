@@ -50,7 +50,7 @@ impl Ours {
 
     pub fn with(config: RedisConfig) -> Result<Self> {
         let store = RedisStore::new(config)?;
-        let limiter = Limiter::new(store.clone(), Algorithm::FixedWindow, Quota::per_day(LIMIT));
+        let limiter = Limiter::new("api", store.clone(), Algorithm::FixedWindow, Quota::per_day(LIMIT));
         Ok(Self { store, limiter })
     }
 
