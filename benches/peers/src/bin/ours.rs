@@ -48,7 +48,7 @@ impl Subject for Ours {
         let store = self.store.clone();
         Ok(match self.algorithm {
             Some(algorithm) => {
-                let per_day = tower_ratelimit::Quota::per_day(quota.limit);
+                let per_day = tower_ratelimit::Quota::per_day(quota.limit.into());
                 OurLimiter::Keyed(tower_ratelimit::Limiter::try_new(
                     quota.name, store, algorithm, per_day,
                 )?)
