@@ -60,16 +60,19 @@ use crate::error::ConfigError;
 /// which is enough for all rates of 1 to 1,000 per second, minute, hour and day.
 ///
 /// Let `size` be the burst plus the overdraft. If `size` x `window` in microseconds / the greatest
-/// common divisor of `window` and `limit` is above 2^52, the bucket uses the closest slower rate
-/// that it can count:
+/// common divisor of `window` and `limit` is above 2^52, or `limit` divided by that divisor is 2^32
+/// or more, the bucket uses the closest slower rate that it can count:
 ///
 /// | `size` | rate |
 /// |---|---|
 /// | `limit` of up to 1,000 per second, minute, hour or day | exact |
-/// | up to 140, with any `limit` and `window` | exact |
+/// | up to 140, with any `window` and a `limit` below 2^32 | exact |
 /// | up to 50,000 with a day, 1.2 million with an hour, 4.5 billion with a second | exact |
 /// | up to 4.5 million | exact, or slower by less than 10^-9 |
-/// | more | exact, or slower by less than `size` x 2.3 x 10^-16, so by 10^-6 at most |
+/// | more | exact, or slower by less than `size` x 2.3 x 10^-16: 10^-6 for 2^32, 0.0023 for 10^13 |
+///
+/// [Large quotas](crate::guide::algorithms#large-quotas) has more. The other algorithms, and
+/// [`Refill::Interval`], are exact for all quotas.
 ///
 /// # Changing a quota
 ///
@@ -106,9 +109,9 @@ pub enum Algorithm {
     /// The instant of each admitted request: exact in any interval of length `window`. The interval
     /// is open at its old end: a request that was admitted exactly one window ago does not count.
     ///
-    /// Each entry takes 16 to 32 bytes in memory, and 13 in Redis. A key has up to `limit` entries,
-    /// and one for each waiting request; requests that are admitted in the same microsecond share
-    /// an entry.
+    /// Each entry takes 16 to 32 bytes in memory, and 13 in Redis; 16 there if a cost of the key is
+    /// 2^32 or more. A key has up to `limit` entries, and one for each waiting request; requests
+    /// that are admitted in the same microsecond share an entry.
     ///
     /// A check reads up to as many entries as its cost. A peek reads the entries that have left the
     /// window since the last admitted request. So for limits above some thousands, use a sliding

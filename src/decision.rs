@@ -407,3 +407,14 @@ pub(crate) const fn whole_seconds(time: Duration) -> u64 {
     let seconds = time.as_secs() + (time.subsec_nanos() > 0) as u64;
     if seconds == 0 { 1 } else { seconds }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decision_stays_small() {
+        // The largest part is the quota. A decision in memory is copied several times.
+        assert!(size_of::<Decision>() <= 96 + size_of::<Quota>(), "{}", size_of::<Decision>());
+    }
+}

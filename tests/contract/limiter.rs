@@ -154,7 +154,39 @@ fn conflicting_settings_are_rejected() {
     let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: u64::MAX };
     assert!(matches!(make("a", overdraft, quota), Err(ConfigError::Overdraft { .. })));
     let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 40_000 };
-    assert!(matches!(make("a", overdraft, Quota::per_day(1)), Err(ConfigError::Overdraft { .. })));
+    let error = make("a", overdraft, Quota::per_day(1)).unwrap_err();
+    assert!(matches!(error, ConfigError::Overdraft { .. }));
+    assert!(error.to_string().ends_with("use at most 36524"), "{error}");
+}
+
+/// Tokens per day, bytes per hour, and billionths of a dollar per month.
+#[tokio::test(start_paused = true)]
+async fn large_quotas_are_spent_settled_and_refilled_in_all_algorithms() {
+    let month = Duration::from_secs(30 * 86_400);
+    for text in ["15_000_000_000/day", "50_000_000_000/h", "1_000_000_000_000/30day"] {
+        for algorithm in ALGORITHMS {
+            let quota: Quota = text.parse().unwrap();
+            let limiter = Limiter::new("large", MemoryStore::new(), algorithm, quota);
+            let limit = quota.limit();
+            let context = format!("{algorithm} {quota}");
+            let error = limiter.check_n("key", limit + 1).await.unwrap_err();
+            let is_named = matches!(error, Error::CostAboveQuota { max, .. } if max == limit);
+            assert!(is_named, "{context}: {error}");
+            assert!(limiter.check_n("key", limit / 3).await.unwrap().is_allowed(), "{context}");
+            let spent = limiter.spend("key", limit / 3).await.unwrap();
+            assert_eq!(spent.remaining(), limit - limit / 3 * 2, "{context}");
+            // In a leaky bucket, units that were spent leave like a request that waits.
+            if algorithm != Algorithm::leaky_bucket() {
+                let refunded = limiter.refund("key", limit / 3).await.unwrap();
+                assert_eq!(refunded.remaining(), limit - limit / 3, "{context}");
+            }
+            assert_eq!(limiter.spend("key", u64::MAX).await.unwrap().remaining(), 0, "{context}");
+            limiter.reset("key").await.unwrap();
+            tokio::time::advance(month).await;
+            assert!(limiter.check_n("key", limit).await.unwrap().is_allowed(), "{context}");
+            assert!(!limiter.check("key").await.unwrap().is_allowed(), "{context}");
+        }
+    }
 }
 
 #[test]
@@ -256,14 +288,32 @@ fn invalid_text_is_no_quota() {
         ("5/-1s", "the window \"-1\" is not a whole number"),
         ("0/s", "the limit is 0"),
         ("10/s burst 0", "the burst is 0"),
-        ("4294967296/s", "the limit 4294967296 is too large; the maximum is 4294967295"),
-        ("10/s burst 4294967296", "the burst 4294967296 is too large"),
+        (
+            "70368744177665/s",
+            "the limit is 70368744177665, but must be at most 70368744177664 in this window",
+        ),
+        (
+            "4294967295001/ms",
+            "the limit is 4294967295001, but must be at most 4294967295000 in this window",
+        ),
+        (
+            "99999999999999999999/s",
+            "the limit 99999999999999999999 is too large; the maximum is 70368744177664",
+        ),
+        (
+            "1000000/s burst 70368744177665",
+            "the burst is 70368744177665, but must be at most 70368744177664",
+        ),
+        ("1/s burst 99999999999999999999", "the burst 99999999999999999999 is too large"),
         ("10/99999999999999999999s", "too large; it must be 1 ms to 366 days"),
         ("10/9999999999999999d", "too large; it must be 1 ms to 366 days"),
         ("10/0s", "1 ms to 366 days"),
         ("10/999us", "1 ms to 366 days"),
         ("10/367d", "1 ms to 366 days"),
-        ("1/day burst 40000", "100 years"),
+        (
+            "1/day burst 40000",
+            "a burst of 40000 would take more than 100 years to refill; use at most 36525",
+        ),
     ] {
         let error = text.parse::<Quota>().unwrap_err().to_string();
         assert!(error.contains(complaint) && error.contains(&format!("{text:?}")), "{error}");

@@ -9,5 +9,6 @@ mod changes;
 mod charge;
 mod limiter;
 mod memory;
+mod reservation;
 mod settling;
 mod waiting;

@@ -146,9 +146,9 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
         r#"invalid type: string "4", expected `buckets` to be a number from 1 to 100"#,
     ),
     (
-        &[BUCKET, ("overdraft", "4294967296"), QUOTA],
+        &[BUCKET, ("overdraft", "-1"), QUOTA],
         "overdraft",
-        "invalid value: integer `4294967296`, expected `overdraft` to be a number of tokens",
+        "invalid value: integer `-1`, expected `overdraft` to be a number of tokens",
     ),
     (
         &[BUCKET, ("overdraft", "1.5"), QUOTA],
@@ -182,9 +182,9 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
      burst; omit the burst",
     ),
     (
-        &[BUCKET, ("overdraft", "4294967290"), QUOTA],
+        &[BUCKET, ("overdraft", "70368744177660"), QUOTA],
         "quota",
-        r#"an overdraft of 4294967290 is too large for the quota "10/s""#,
+        r#"an overdraft of 70368744177660 is too large for the quota "10/s""#,
     ),
     (
         &[BUCKET, ("bucket", "4"), QUOTA],
@@ -208,7 +208,7 @@ fn an_error_is_reported_with_its_line_and_field() {
 #[test]
 fn of_two_conflicting_fields_the_one_read_last_is_reported() {
     let burst = ("quota", r#""10/s burst 20""#);
-    let large = ("overdraft", "4294967290");
+    let large = ("overdraft", "70368744177660");
     for (fields, in_toml, in_json) in [
         ([burst, FIXED, ("buckets", "1")], "buckets", "algorithm"),
         ([large, QUOTA, BUCKET], "quota", "algorithm"),

@@ -228,7 +228,7 @@ async fn a_server_that_rejects_writes_still_denies() {
         for i in (0..50).step_by(2) {
             let check = async || {
                 let check = limiter.check_within(format!("key-{i}"), Duration::ZERO);
-                check.await.unwrap().decision().is_allowed()
+                check.await.unwrap().keep().is_allowed()
             };
             while check().await {}
         }

@@ -111,7 +111,7 @@ use crate::{
 ///
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = RedisStore::connect("redis://127.0.0.1/").await?;
-/// let limiter = Limiter::new(store, Algorithm::token_bucket(), Quota::per_second(10));
+/// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 ///
 /// if limiter.check("alice").await?.is_allowed() {
 ///     println!("hello, alice");

@@ -84,7 +84,7 @@ fn the_local_fallback_limits_while_redis_is_down() {
     server.until("/", "allowed by this process, because Redis gave no answer: ");
     server.until("/", "429 Too Many Requests");
     let denied = server.get("/");
-    assert!(denied.contains("ratelimit-policy: \"default\";q=50;w=3600"), "{denied}");
+    assert!(denied.contains("ratelimit-policy: \"api\";q=50;w=3600"), "{denied}");
     assert!(denied.contains("denied by this process, because Redis gave no answer: "), "{denied}");
     server
         .until("/health", "available: false, no decision calls Redis until a probe gets an answer");
