@@ -44,7 +44,9 @@ pub fn key(url: &Url) -> String {
 
 /// Makes the response to a request that is not sent. Its extensions contain the `Rejection`.
 fn reject(rejection: &Rejection, _: &Request) -> Response {
-    rejection.to_response().map(|body| body.into_bytes()).into()
+    let mut response = rejection.to_response().map(|body| body.into_bytes());
+    response.extensions_mut().insert(rejection.clone());
+    response.into()
 }
 
 /// A `429` of a vendor whose host is blocked, so that the request can be sent again.

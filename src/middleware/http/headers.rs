@@ -293,7 +293,7 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
     }
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     let quota = decision.quota();
-    headers.insert(limit_name, own.max(quota.limit().max(quota.burst_size()).into()).into());
+    headers.insert(limit_name, own.max(quota.limit().max(quota.burst_size())).into());
     headers.insert(remaining_name, own.into());
     headers.insert(reset_name, seconds.into());
 }

@@ -50,7 +50,7 @@ impl Backend {
 
 /// Reports that units of a request are returned whose caller is gone.
 pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
-    observers.each(|observer| observer.released(&Released { limiter, key, units: units.into() }));
+    observers.each(|observer| observer.released(&Released { limiter, key, units }));
 }
 
 /// Reports that a call is sent.

@@ -234,7 +234,7 @@ impl CheckBatch {
         let mut contents = self.contents();
         for (&index, found) in call.callers.iter().zip(&reply.replies) {
             let caller = &mut contents.callers[index];
-            let policy = self.settings.policy(caller.cost.into());
+            let policy = self.settings.policy(caller.cost);
             let result = match found {
                 Ok(found) => Ok(reply.decision(policy, *found)),
                 Err(error) => Err(client.at_server(slot, error.clone())),
