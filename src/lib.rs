@@ -103,26 +103,28 @@ pub mod store;
 mod sync;
 mod time;
 
-/// The HTTP side of a layer: headers, rejections and their responses.
-///
-/// | to | use |
-/// |---|---|
-/// | report the state of the quota to clients | [`Headers`] |
-/// | reject requests, in a rule or a key extractor | [`RequestError`] |
-/// | handle requests without a key | [`MissingKey`] |
-/// | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
-/// | name the body of a limited service | [`ResponseBody`] |
-///
-/// The page on [responses](crate::guide::http) shows them.
 pub mod http {
+    //! The HTTP side of a layer: headers, rejections and their responses.
+    //!
+    //! | to | use |
+    //! |---|---|
+    //! | report the state of the quota to clients | [`Headers`] |
+    //! | reject requests, in a rule or a key extractor | [`RequestError`] |
+    //! | handle requests without a key | [`MissingKey`] |
+    //! | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
+    //! | name the body of a limited service | [`ResponseBody`] |
+    //!
+    //! The page on [responses](crate::guide::http) shows them.
+
     pub use crate::middleware::{
         Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody,
     };
 }
 
-/// The types behind [`RateLimitLayer`](crate::RateLimitLayer): its service, its future, its rules,
-/// and the kinds of requests that it limits.
 pub mod layer {
+    //! The types behind [`RateLimitLayer`](crate::RateLimitLayer): its service, its future, its
+    //! rules, and the kinds of requests that it limits.
+
     pub use crate::middleware::{Custom, Http, RateLimit, ResponseFuture, Rule};
 }
 

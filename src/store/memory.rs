@@ -77,7 +77,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 ///    forgotten, so it gets its quota once more.
 /// 3. With [`WhenFull::EvictSoonest`], the key whose quota is restored soonest.
 ///
-/// If there is none, the new key gets [`StoreError::is_full`], and the layer responds with 503.
+/// If there is none, the new key gets [`ErrorKind::Full`](crate::store::ErrorKind::Full), and the
+/// layer responds with 503.
 ///
 /// A key is in use while nothing is left of its quota, while it is
 /// [blocked](crate::Limiter::block), or until the `retry_after` of a denied request has passed. A

@@ -72,7 +72,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// Returns [`StoreError::is_full`](crate::store::StoreError::is_full) for the new key. The
+    /// Returns [`ErrorKind::Full`](crate::store::ErrorKind::Full) for the new key. The
     /// layer then applies its [`FailurePolicy`](crate::FailurePolicy): by default it responds with
     /// 503.
     ///
@@ -85,7 +85,7 @@ pub enum WhenFull {
     /// when its block has ended, too; evicting it ends the block.
     ///
     /// A key is never evicted while a request waits for it. If requests wait for all keys that are
-    /// looked at, the new key gets [`StoreError::is_full`](crate::store::StoreError::is_full).
+    /// looked at, the new key gets [`ErrorKind::Full`](crate::store::ErrorKind::Full).
     /// [`max_waiting`](crate::RateLimitLayer::max_waiting) bounds how many keys waiting requests
     /// hold.
     EvictSoonest,
