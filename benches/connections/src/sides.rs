@@ -50,7 +50,8 @@ impl Ours {
 
     pub fn with(config: RedisConfig) -> Result<Self> {
         let store = RedisStore::new(config)?;
-        let limiter = Limiter::new("api", store.clone(), Algorithm::FixedWindow, Quota::per_day(LIMIT));
+        let quota = Quota::per_day(LIMIT);
+        let limiter = Limiter::new("api", store.clone(), Algorithm::FixedWindow, quota);
         Ok(Self { store, limiter })
     }
 
