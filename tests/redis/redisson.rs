@@ -147,7 +147,7 @@ async fn invalid_names_rates_and_permits_are_rejected_with_a_reason() {
         let Err(Error::CostAboveQuota { cost, max: 5, .. }) = rejected else {
             panic!("{rejected:?}");
         };
-        assert_eq!(cost, u64::from(permits));
+        assert_eq!(cost, permits);
     }
     assert_eq!(redis::<u64>(&server, &["DBSIZE"]), 1);
 }
