@@ -430,7 +430,7 @@ impl Bench {
         println!("per second, median of {CPU_ROUNDS} rounds; ratio, and its middle half");
         let log = self.limiter("beside-redisson", Algorithm::SlidingLog, PLENTY);
         let shared = RateLimiter::new(self.store.clone(), "shared-with-java");
-        let rate = PLENTY.limit().into();
+        let rate = PLENTY.limit();
         let set = shared.set_rate(RateType::Overall, rate, PLENTY.window());
         self.runtime.block_on(set).expect("the server answers");
         let mut admitted = [0; 2];
