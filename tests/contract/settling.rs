@@ -520,8 +520,7 @@ impl Player {
     }
 
     fn open(&self, costs: [u64; 2]) -> (usize, [u64; 2]) {
-        let fit =
-            |limit: usize| costs[limit].min(self.harness.setup.limits[limit].1.limit().into());
+        let fit = |limit: usize| costs[limit].min(self.harness.setup.limits[limit].1.limit());
         let (costs, arrival) = ([fit(0), fit(1)], self.harness.now());
         let entries = &mut self.harness.ledger().entries;
         entries.push(Entry { costs, arrival, ..Entry::default() });

@@ -77,7 +77,7 @@ fn the_departures_of_a_busy_period_are_the_exact_fractions_rounded_up() {
     for quota in quotas(13) {
         let params = Params::new(Algorithm::LeakyBucket, quota.burst(20)).unwrap();
         let mut state = State::Initial;
-        let (limit, window) = (u64::from(quota.limit()), quota.window_us());
+        let (limit, window) = (quota.limit(), quota.window_us());
         for n in 0..20_u64 {
             let request = EngineRequest { max_wait: params.default_wait(), ..check(1, 1.7e15) };
             let reply = state.decide(&params, request);
