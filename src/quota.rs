@@ -242,7 +242,7 @@ impl Quota {
     }
 
     /// Returns the quota that is nearest to these numbers.
-    #[cfg(feature = "redis")]
+    #[cfg(any(test, feature = "redisson"))]
     pub(crate) fn nearest(limit: u64, window: Duration) -> Self {
         let longest = Duration::from_micros(LONGEST_WINDOW);
         let window = window.clamp(Duration::from_micros(SHORTEST_WINDOW), longest);

@@ -47,6 +47,7 @@ impl Probe {
 
 /// An event of the connections. `server` is its address, or the name of the master; empty for a
 /// connection of the application.
+#[cfg_attr(not(feature = "tracing"), allow(dead_code, reason = "only the log reads all fields"))]
 pub(crate) enum Event<'a> {
     /// A server has replied, perhaps with an error.
     Replied,
