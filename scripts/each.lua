@@ -2,7 +2,7 @@
 -- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
 --        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last
---        runs are those of all further keys, too.
+--        runs are those of all further keys, too. To block, see prelude.lua.
 -- A key that the script cannot decide about, or for which the server rejects the write, has an
 -- error instead of a state; the other keys are decided.
 local params = ARGV[2]
@@ -90,13 +90,14 @@ local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
-local reply, runs, position, index = {now}, nil, 1, 0
+-- A block has one request, of no cost; its items are read where it begins.
+local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 -- Decides about the keys behind `index`, which is the key at work.
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 5eff4f0e6d59acdcea6e09fa8b220786326205f3
+-- EVALSHA names the text below this line 53d3c7529ebe998afa8f2878788c9398422ab381
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -477,7 +477,7 @@ if returns then
       release(step_back(), releases())
     end
     if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()
@@ -602,12 +602,12 @@ local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
-local reply, runs, position, index = {now}, nil, 1, 0
+local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil

@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line da609aae5ff9579208108f550745f657132875bd
+-- EVALSHA names the text below this line bbb7572a870bb102ca1520eb576eaa219a097b37
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -529,7 +529,7 @@ if returns then
       release(step_back(), releases())
     end
     if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()
@@ -662,12 +662,12 @@ local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
-local reply, runs, position, index = {now}, nil, 1, 0
+local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil

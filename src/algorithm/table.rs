@@ -278,6 +278,11 @@ impl Params {
             State::Blocked(block) => (block.ends, block.state),
             state => (0.0, state),
         };
+        if request.action.blocks() {
+            // The script computes the expiry of the value again, so it lets time pass in the state
+            // and drops what has expired: it returns no units.
+            self.release(&mut inside, request.now, &[Release::grant(0.0)]);
+        }
         let decide = |request: &_| self.step_inside(&mut inside, request);
         let (reply, ends) = block::step(known, request, decide);
         *state = match ends {

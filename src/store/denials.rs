@@ -155,16 +155,16 @@ impl Denials {
             _ => {}
         }
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
-            Action::Refund | Action::Block | Action::Unblock => true,
+            Action::Refund | Action::Block { .. } | Action::Unblock => true,
             Action::Spend => memory.has_other_quota(limit),
-            Action::Check | Action::Peek => false,
+            Action::Check | Action::Peek | Action::Observe => false,
         };
         let changes = request.limits.iter().filter(is_change);
         let ends_block = request.action == Action::Unblock;
         let change =
             |limit: &LimitRequest<'_>| memory.change(limit.settings, limit.key, ends_block);
         let changes = changes.map(change).collect();
-        let block_sent = (request.action == Action::Block).then(now);
+        let block_sent = matches!(request.action, Action::Block { .. }).then(now);
         Lookup::Undecided(Undecided { check: None, changes, block_sent })
     }
 

@@ -164,9 +164,8 @@ fn admitted(
                 continue;
             }
             Event::Block(duration) => {
-                let max_wait = part(*duration);
-                let block = EngineRequest { action: Action::Block, max_wait, ..check(1, now) };
-                backend.decide(&params, block);
+                let action = Action::Block { duration: part(*duration) as u64 };
+                backend.decide(&params, EngineRequest { action, ..check(1, now) });
                 continue;
             }
             Event::Unblock => {

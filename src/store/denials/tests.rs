@@ -693,7 +693,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let action = prop_oneof![
         6 => Just(Action::Check),
         2 => Just(Action::Spend),
-        1 => Just(Action::Block),
+        1 => (0..MAX_WAITS.len() - 1).prop_map(block),
     ];
     let step = prop_oneof![
         5 => (0..4_000_u64).prop_map(Step::Pass),
@@ -714,6 +714,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// In microseconds.
 const MAX_WAITS: [f64; 6] = [0.0, 1e3, 3e3, 8e3, 3e4, 1e6];
+
+fn block(duration: usize) -> Action {
+    Action::Block { duration: MAX_WAITS[duration] as u64 }
+}
 
 /// A process and its store, with one key. Times are in microseconds.
 struct World {
@@ -830,7 +834,7 @@ impl World {
                 None
             }
             Changing::Block(rest) => {
-                look_up(Action::Block, 1, rest);
+                look_up(block(rest), 1, 0);
                 None
             }
             Changing::Unblock => {
@@ -852,8 +856,7 @@ impl World {
                 let _ = settings.params.step(&mut self.state, &request);
             }
             Changing::Block(rest) => {
-                let max_wait = MAX_WAITS[rest].min(settings.params.max_reservable());
-                let request = self.engine_request(Action::Block, 1, max_wait);
+                let request = self.engine_request(block(rest), 1, 0.0);
                 let _ = settings.params.step(&mut self.state, &request);
             }
             Changing::Unblock => {
@@ -882,7 +885,8 @@ impl World {
             }
             Step::Other { action, cost, max_wait } => {
                 let settings = self.settings();
-                if action == Action::Block && settings.algorithm == Algorithm::LeakyBucket {
+                let blocks = matches!(action, Action::Block { .. });
+                if blocks && settings.algorithm == Algorithm::LeakyBucket {
                     return; // a request may wait for the end of a block in a bucket that was full
                 }
                 let Request { cost, max_wait, .. } = Self::request(&settings, cost, max_wait);

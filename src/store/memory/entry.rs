@@ -212,7 +212,8 @@ impl Counts {
         state.forget_reservations(now);
         // A denial by a block describes the block alone. The state inside of it may last longer.
         let reply = reply.filter(|reply| reply.blocked == 0.0);
-        let reply = reply.unwrap_or_else(|| counted.params.step(&mut state, &peek(now)));
+        let reply =
+            reply.unwrap_or_else(|| counted.params.step(&mut state, &EngineRequest::observe(now)));
         match self {
             Self::Boxed { boxed, .. } => boxed.state = state,
             Self::Packed { .. } => {
@@ -243,7 +244,7 @@ impl Counts {
             Self::Packed { denied_until, packed } => {
                 let mut state = settings.params.unpack(*packed);
                 let EngineReply { remaining, reset, .. } =
-                    settings.params.step(&mut state, &peek(now));
+                    settings.params.step(&mut state, &EngineRequest::observe(now));
                 let in_use = remaining == 0.0 || *denied_until >= second(now);
                 let (left, reset) = (left(remaining, settings), now + reset);
                 // States in which a request waits are not packed.
@@ -255,18 +256,6 @@ impl Counts {
                 Usage { left: boxed.left, reset: boxed.reset, in_use, waited_for }
             }
         }
-    }
-}
-
-/// A peek that is not denied by a block, so that the reply tells the state inside of it, too.
-fn peek(now: f64) -> EngineRequest {
-    EngineRequest {
-        action: Action::Peek,
-        cost: 1.0,
-        max_wait: f64::INFINITY,
-        now,
-        admission: None,
-        blocked: 0.0,
     }
 }
 

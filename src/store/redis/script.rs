@@ -80,8 +80,14 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptT
     for limit in limits {
         command.arg(packed(&limit.params));
     }
-    match limits {
-        [limit] => {
+    match (action, limits) {
+        (Action::Block { duration }, _) => {
+            command.arg(&(duration as f64).to_le_bytes());
+        }
+        (Action::Unblock, _) => {
+            command.arg("");
+        }
+        (_, [limit]) => {
             let mut items = Items::default();
             items.begin_key();
             items.push(limit.cost, limit.max_wait);
@@ -259,8 +265,9 @@ fn name(action: Action) -> &'static str {
         Action::Peek => "peek",
         Action::Refund => "refund",
         Action::Spend => "spend",
-        Action::Block => "block",
+        Action::Block { .. } => "block",
         Action::Unblock => "unblock",
+        Action::Observe => "peek", // of a change that a script has made
     }
 }
 
@@ -294,10 +301,8 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
         let request = limit.request(action, now);
         // The script has made the change already.
         match action {
-            Action::Refund | Action::Block | Action::Unblock => {
-                EngineRequest { action: Action::Refund, cost: 0.0, ..request }
-            }
-            Action::Check | Action::Peek | Action::Spend => request,
+            Action::Refund | Action::Block { .. } | Action::Unblock => EngineRequest::observe(now),
+            Action::Check | Action::Peek | Action::Spend | Action::Observe => request,
         }
     };
     let mut step = |limit: usize, request: &EngineRequest| {
