@@ -2,7 +2,7 @@
 //! twin is `scripts/fixed_window/model.lua`.
 
 use super::{
-    arithmetic::{EXACT, max, min},
+    arithmetic::{EXACT, ceil, floor, max, min},
     model::{Earliest, Model, Report},
     packed::Packed,
     request::Release,
@@ -36,7 +36,7 @@ impl Params {
 
 impl State {
     fn index_of(&self, instant: f64) -> f64 {
-        ((instant - self.start) / self.length).floor()
+        floor((instant - self.start) / self.length)
     }
 
     /// The windows between the current one and the newest one that a request has reserved.
@@ -48,7 +48,7 @@ impl State {
     /// them proceeds, so that they count in it.
     fn set_length(&mut self, now: f64, length: f64) {
         if self.last > now {
-            self.start = self.last - ((self.last - now) / length).ceil() * length;
+            self.start = self.last - ceil((self.last - now) / length) * length;
         } else {
             self.last = self.start; // the count is that of the current window
         }

@@ -7,7 +7,7 @@
 use std::mem;
 
 use super::{
-    arithmetic::{max, mul_div},
+    arithmetic::{ceil, floor, max, mul_div},
     counts::Counts,
     model::{Earliest, Model, Report},
     request::Release,
@@ -67,11 +67,11 @@ impl State {
     }
 
     fn slot_of(&self, instant: f64) -> f64 {
-        ((instant - self.grid.start) * self.grid.parts / self.grid.length).floor()
+        floor((instant - self.grid.start) * self.grid.parts / self.grid.length)
     }
 
     fn opening(&self, slot: f64) -> f64 {
-        self.grid.start + (slot * self.grid.length / self.grid.parts).ceil()
+        self.grid.start + ceil(slot * self.grid.length / self.grid.parts)
     }
 
     fn count_inside(&self, slot: f64) -> f64 {
@@ -90,7 +90,7 @@ impl State {
     fn light(&self, slot: f64, oldest: f64, free: f64) -> f64 {
         let Grid { start, length, parts, .. } = self.grid;
         let overlap = mul_div(length, free, oldest);
-        start + (((slot + 1.0) * length - overlap) / parts).ceil()
+        start + ceil(((slot + 1.0) * length - overlap) / parts)
     }
 
     /// The newest sub-window with a count; none if it has left the window.
@@ -237,7 +237,7 @@ impl Model for State {
         self.counts.shift(by);
         self.counts.add(0, cost);
         let Grid { start, length, last, index, parts, .. } = &mut self.grid;
-        let cycles = (slot / *parts).floor(); // `start` moves by whole windows
+        let cycles = floor(slot / *parts); // `start` moves by whole windows
         *start += cycles * *length;
         (*last, *index) = (instant, slot - cycles * *parts);
     }

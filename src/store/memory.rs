@@ -216,21 +216,21 @@ impl MemoryStore {
         let mut shard = self.shard(hash);
         let found = shard.find(hash, settings, key);
         let engine_request = request.at(limit, self.now());
-        let reply = match found {
+        let decision = |reply| Decision::new(limit.policy(), reply, request.action, 0.0);
+        match found {
             Some(entry) => match entry.check_fast(settings, &engine_request) {
                 Some(checked) => {
                     drop(shard);
-                    checked.reply()
+                    Ok(decision(checked.reply()))
                 }
-                None => entry.check(settings, &engine_request),
+                None => Ok(decision(entry.check(settings, &engine_request))),
             },
             None => {
                 let reply = self.decide_new(request, limit, hash, shard, &engine_request);
                 self.report_keys();
-                reply?
+                Ok(decision(reply?))
             }
-        };
-        Ok(Decision::new(limit.policy(), reply, request.action, 0.0))
+        }
     }
 
     /// Returns units to a key.
