@@ -1,5 +1,5 @@
 //! The layout of the sources, as CONTRIBUTING.md describes it: which file imports from which, by
-//! the `use` lines. Paths that the code spells out elsewhere do not count.
+//! the `use` lines and by the paths that the code spells out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,7 +55,7 @@ struct Import {
     is_reexport: bool,
 }
 
-/// The `use` lines of each file, without tests.
+/// What each file imports, without tests.
 struct Sources(BTreeMap<Module, Vec<Import>>);
 
 impl Sources {
@@ -65,10 +65,22 @@ impl Sources {
         for path in rust_files(&root) {
             let module = module_of(path.strip_prefix(&root).unwrap());
             if module.split("::").all(|part| part != "tests") {
-                sources.insert(module, imports_in(&fs::read_to_string(&path).unwrap()));
+                let text = fs::read_to_string(&path).unwrap();
+                sources.insert(module, (imports_in(&text), paths_in(&text)));
             }
         }
-        Self(sources)
+        let modules: BTreeSet<_> = sources.keys().cloned().collect();
+        let all = sources.into_iter().map(|(module, (mut imports, paths))| {
+            let is_child = |name: &str| modules.contains(&child(&module, name));
+            for mut path in paths {
+                if is_child(&path[0]) {
+                    path.insert(0, "self".to_owned());
+                }
+                imports.push(Import { name: String::new(), path, is_reexport: false });
+            }
+            (module, imports)
+        });
+        Self(all.collect())
     }
 
     /// Returns the files that define what a file imports.
@@ -87,7 +99,7 @@ impl Sources {
             _ => return None, // another crate
         };
         for (index, part) in path.iter().enumerate().skip(1) {
-            let child = if module == "lib" { part.clone() } else { format!("{module}::{part}") };
+            let child = child(&module, part);
             if part == "super" {
                 module = parent(&module);
             } else if self.0.contains_key(&child) {
@@ -121,6 +133,33 @@ fn module_of(path: &Path) -> Module {
 
 fn parent(module: &str) -> Module {
     module.rsplit_once("::").map_or("lib", |(parent, _)| parent).to_owned()
+}
+
+fn child(module: &str, name: &str) -> Module {
+    if module == "lib" { name.to_owned() } else { format!("{module}::{name}") }
+}
+
+/// Returns the paths of modules outside of comments, of the `use` lines of the file, and of its
+/// unit tests.
+fn paths_in(text: &str) -> Vec<ItemPath> {
+    let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
+    let (mut paths, mut in_use) = (vec![], false);
+    for line in code.lines() {
+        let line = line.split("//").next().unwrap();
+        in_use |= line.starts_with("use ") || line.starts_with("pub") && line.contains(" use ");
+        if !in_use {
+            let words = line.split(|it: char| !it.is_alphanumeric() && it != '_' && it != ':');
+            let words = words.filter(|word| word.contains("::") && !word.starts_with(':'));
+            let parts = words.map(|word| word.split("::").map(String::from).collect::<Vec<_>>());
+            paths.extend(parts.map(|mut parts| {
+                parts.retain(|part| !part.is_empty());
+                parts
+            }));
+        }
+        in_use &= !line.contains(';');
+    }
+    paths.retain(|path| path.len() > 1);
+    paths
 }
 
 fn imports_in(text: &str) -> Vec<Import> {
@@ -175,6 +214,14 @@ fn the_root_has_thirteen_items_and_public_modules() {
         _ => None,
     });
     assert_eq!(modules.collect::<BTreeSet<_>>(), PUBLIC_MODULES.map(String::from).into());
+}
+
+#[test]
+fn paths_count_outside_of_use_lines_comments_and_tests() {
+    let code = "use super::{\n    a::B,\n};\n/// `super::c`\nfn f() -> super::d::E { self.g() }\n";
+    let tests = "\n#[cfg(test)]\nmod tests {\n    use super::h;\n}";
+    let path = ["super", "d", "E"].map(String::from).to_vec();
+    assert_eq!(paths_in(&[code, tests].concat()), [path]);
 }
 
 #[test]

@@ -86,6 +86,8 @@ impl Model for State {
     type Params = Params;
     type Saved = Self;
 
+    const SHAPES: bool = true;
+
     fn args(params: &Params) -> Vec<f64> {
         let Params { burst, unit, tick, max_debt } = *params;
         vec![burst, unit, tick, max_debt, grain_exponent(burst * unit / tick)]
@@ -93,6 +95,10 @@ impl Model for State {
 
     fn max_cost(params: &Params) -> f64 {
         params.burst
+    }
+
+    fn restores_evenly(_: &Params) -> bool {
+        true
     }
 
     /// The time in which a full bucket drains.

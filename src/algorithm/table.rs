@@ -161,6 +161,22 @@ macro_rules! algorithms {
                 }
             }
 
+            /// True for a shaper: requests wait without asking to, in a bounded room.
+            pub(crate) fn shapes(&self) -> bool {
+                match self {
+                    $(Self::$variant(_) => <$module::State as Model>::SHAPES,)*
+                }
+            }
+
+            /// True if units are restored one by one.
+            pub(crate) fn restores_evenly(&self) -> bool {
+                match self {
+                    $(Self::$variant(params) => {
+                        <$module::State as Model>::restores_evenly(params)
+                    })*
+                }
+            }
+
             /// The longest wait, in microseconds, of a check that does not specify one.
             pub(crate) fn default_wait(&self) -> f64 {
                 match self {

@@ -179,6 +179,10 @@ impl Model for State {
         params.burst + params.overdraft
     }
 
+    fn restores_evenly(params: &Params) -> bool {
+        params.period == 1.0
+    }
+
     /// The longest wait for which `debt` stays exact.
     fn max_reservable(params: &Params) -> f64 {
         let full = (params.burst + params.overdraft) * params.unit;

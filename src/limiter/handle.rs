@@ -270,16 +270,7 @@ impl Limiter {
 
     fn fallback_settings(settings: &Settings, fraction: f64) -> Option<Settings> {
         let quota = settings.quota.scaled(fraction);
-        let algorithm = match settings.algorithm {
-            Algorithm::TokenBucket { refill, overdraft } => {
-                let overdraft = (overdraft as f64 * fraction) as u64;
-                // The limit can be rounded down further: then the overdraft takes too long to
-                // refill.
-                let overdraft = overdraft.min(quota.max_overdraft());
-                Algorithm::TokenBucket { refill, overdraft }
-            }
-            algorithm => algorithm,
-        };
+        let algorithm = settings.algorithm.scaled(fraction, quota);
         let params = Params::new(algorithm, quota).ok()?;
         Some(Settings { name: settings.name, algorithm, quota, params, source: Source::Local })
     }
@@ -321,10 +312,9 @@ impl Limiter {
     /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
         let settings = &self.current().settings;
-        match settings.algorithm {
-            // The bucket itself bounds it.
-            Algorithm::LeakyBucket => settings.quota.burst_size() as usize,
-            _ => DEFAULT_MAX_PER_KEY,
+        match settings.params.shapes() {
+            true => settings.quota.burst_size() as usize, // a shaper bounds it itself
+            false => DEFAULT_MAX_PER_KEY,
         }
     }
 
@@ -334,6 +324,10 @@ impl Limiter {
 
     pub(super) fn failure_policy(&self) -> FailurePolicy {
         self.0.on_failure
+    }
+
+    pub(super) fn params(&self) -> Params {
+        self.current().settings.params
     }
 
     pub(super) fn policy(&self, cost: u64) -> Policy {

@@ -21,7 +21,6 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::{Algorithm, Refill},
     decision::Decision,
     quota::Quota,
     store::{Entry, Forecast, RetryQueues, Store, Ticket, after},
@@ -73,10 +72,7 @@ impl LimiterPart {
         let max_units = max_requests.min().map_or(u64::MAX, |max| max.saturating_mul(cost));
         let (queue, group) = (queue.finish(), group.finish());
         let entry = Entry { queue, group, cost, max_units, gap: gap(quota, cost) };
-        let is_smooth = matches!(
-            limiter.algorithm(),
-            Algorithm::LeakyBucket | Algorithm::TokenBucket { refill: Refill::Continuous, .. }
-        );
+        let is_smooth = limiter.params().restores_evenly();
         let is_single = parts().nth(1).is_none();
         Some(Self { queues, entry, quota, is_smooth, is_single })
     }
@@ -173,10 +169,9 @@ impl Retry {
         (self.timer, self.has_slept) = (None, false);
         let Some(ticket) = self.ticket.take() else { return };
         ticket.record_competition(false);
-        let is_leaky =
-            |(limiter, ..): (&Limiter, _, _)| matches!(limiter.algorithm(), Algorithm::LeakyBucket);
-        if charge.retry_deadline(MaxWait::LONGEST).is_some() && charge.own_parts().any(is_leaky) {
-            // The bucket can deny even with units available, as no instant is reserved.
+        let shapes = |(limiter, ..): (&Limiter, _, _)| limiter.params().shapes();
+        if charge.retry_deadline(MaxWait::LONGEST).is_some() && charge.own_parts().any(shapes) {
+            // A shaper can deny even with units available, as no instant is reserved.
             return ticket.leave(Forecast::unknown());
         }
         let mut forecast = Forecast { available: decision.remaining(), ..Forecast::unknown() };
@@ -240,7 +235,11 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::{MemoryStore, Quota, store::MAX_STALL};
+    use crate::{
+        MemoryStore, Quota,
+        algorithm::{Algorithm, Refill},
+        store::MAX_STALL,
+    };
 
     const MINUTE: Duration = Duration::from_secs(60);
 

@@ -108,6 +108,8 @@ struct CheckedLimit {
     hash: u64,
     key: Key<'static>,
     algorithm: Algorithm,
+    /// Whether the limit can be full of requests that wait.
+    shapes: bool,
     max_wait: f64,
     /// The number of changes in the shard when it was sent.
     changes: u64,
@@ -240,9 +242,19 @@ impl Memory {
         let block = shard.blocks.find(hash, settings.name, key).map(|block| block.found);
         let changes = shard.changes;
         drop(shard);
-        let (limiter, algorithm) = (settings.name, settings.algorithm);
+        let (limiter, algorithm, shapes) =
+            (settings.name, settings.algorithm, settings.params.shapes());
         let key = key.clone().into_owned();
-        Found::None(CheckedLimit { limiter, hash, key, algorithm, max_wait, changes, block })
+        Found::None(CheckedLimit {
+            limiter,
+            hash,
+            key,
+            algorithm,
+            shapes,
+            max_wait,
+            changes,
+            block,
+        })
     }
 
     fn change(self: &Arc<Self>, settings: &Settings, key: &Key<'_>, ends_block: bool) -> Change {
@@ -355,7 +367,7 @@ impl CheckedLimit {
 
     /// Remembers a denial, and a block, by this limit.
     fn remember(&self, check: &Check, decision: &Decision, received: Instant) {
-        let Self { hash, algorithm, max_wait, changes, .. } = *self;
+        let Self { hash, algorithm, shapes, max_wait, changes, .. } = *self;
         let Check { memory, ttl, sent, .. } = check;
         let mut shard = memory.shard(hash);
         if shard.changes != changes {
@@ -365,7 +377,7 @@ impl CheckedLimit {
             shard.blocks.insert(hash, self.limiter, &self.key, block_end(*sent, decision));
         }
         let times = [*sent, received];
-        let denial = Denial::new(algorithm, decision, max_wait, times, *ttl);
+        let denial = Denial::new(shapes, decision, max_wait, times, *ttl);
         if let Some(denial) = denial.filter(|it| it.denies(decision.cost(), max_wait, received)) {
             let decision = decision.clone().without_counts();
             let mut entry = KeyDenials::new(self.key.clone(), algorithm, decision, denial);

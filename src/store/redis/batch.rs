@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use super::{
     backend::{Backend, report_released, report_sent},
     call::{EachReply, execute_each},
-    script::{CheckEach, reserves_fast},
+    script::CheckEach,
     transport::{Client, Deadline, TransportError},
 };
 use crate::{
@@ -116,7 +116,8 @@ impl CheckBatch {
     ) -> Option<Queued> {
         let LimitRequest { settings, key, cost, max_wait, .. } = *request;
         let Contents { keys, index_of, callers } = &mut *self.contents();
-        let is_fast = max_wait == 0.0 || reserves_fast(&settings.params);
+        // The fast path of the script makes a request wait only if the algorithm does that always.
+        let is_fast = max_wait == 0.0 || settings.params.shapes();
         let max = if is_fast { MAX_CHECKS } else { MAX_KEYS };
         let known = index_of.find(hash, |index| keys[*index].1 == *key).copied();
         if callers.len() >= max || known.is_none() && keys.len() == MAX_KEYS {

@@ -218,11 +218,6 @@ impl Items {
     const SIZE: usize = 20;
 }
 
-/// Returns true if the fast path of the script decides about requests that wait, too.
-pub(crate) fn reserves_fast(params: &Params) -> bool {
-    matches!(params, Params::LeakyBucket(_))
-}
-
 fn item(limit: &Limit) -> [u8; 16] {
     let mut item = [0; 16];
     item[..8].copy_from_slice(&units(limit.cost).to_le_bytes());
