@@ -25,7 +25,7 @@ mod token_bucket;
 use std::{fmt, str::FromStr, time::Duration};
 
 #[cfg(feature = "redis")]
-pub(crate) use self::table::{SOURCES, Source};
+pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,

@@ -42,7 +42,7 @@ pub use self::{
 pub(crate) use self::{
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
-    retry_queue::{Entry, Forecast, RetryQueues, Ticket, after},
+    retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
 };
 use crate::{

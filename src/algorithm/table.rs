@@ -18,7 +18,7 @@ use crate::{error::ConfigError, quota::Quota};
 
 /// The Lua text that decides by one algorithm.
 #[cfg(feature = "redis")]
-pub(crate) struct Source {
+pub(crate) struct ScriptSource {
     pub(crate) name: &'static str,
     /// The letter that the parameters and the states of the algorithm begin with.
     pub(crate) form: u8,
@@ -31,7 +31,7 @@ pub(crate) struct Source {
 }
 
 macro_rules! algorithms {
-    ($($variant:ident $module:ident $form:literal $storage:literal),* $(,)?) => {
+    ($($variant:ident $module:ident::$state:ident $form:literal $storage:literal),* $(,)?) => {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub(crate) enum State {
@@ -39,17 +39,17 @@ macro_rules! algorithms {
             #[default]
             Initial,
             Blocked(Box<Block<State, Kind>>),
-            $($variant(Option<Reserved<$module::State>>),)*
+            $($variant(Option<Reserved<$module::$state>>),)*
         }
 
         /// An algorithm with a quota, ready to decide.
         #[derive(Clone, Copy, Debug)]
         pub(crate) enum Params {
-            $($variant($module::Params),)*
+            $($variant(<$module::$state as Model>::Params),)*
         }
 
         #[cfg(feature = "redis")]
-        pub(crate) const SOURCES: &[Source] = &[$(Source {
+        pub(crate) const SOURCES: &[ScriptSource] = &[$(ScriptSource {
             name: stringify!($module),
             form: $form,
             state: include_str!(concat!("../../scripts/", stringify!($module), "/state.lua")),
@@ -125,7 +125,7 @@ macro_rules! algorithms {
             /// The parameters of the script.
             pub(crate) fn args(&self) -> Vec<f64> {
                 match self {
-                    $(Self::$variant(params) => <$module::State as Model>::args(params),)*
+                    $(Self::$variant(params) => <$module::$state as Model>::args(params),)*
                 }
             }
 
@@ -140,7 +140,7 @@ macro_rules! algorithms {
                 }
                 Some(match self {
                     $(Self::$variant(_) => {
-                        let state = <$module::State as Model>::decode(bytes)?;
+                        let state = <$module::$state as Model>::decode(bytes)?;
                         State::$variant(Some(Reserved::new(state)))
                     })*
                 })
@@ -157,14 +157,14 @@ macro_rules! algorithms {
             /// The largest cost that a check can be granted.
             pub(crate) fn max_cost(&self) -> f64 {
                 match self {
-                    $(Self::$variant(params) => <$module::State as Model>::max_cost(params),)*
+                    $(Self::$variant(params) => <$module::$state as Model>::max_cost(params),)*
                 }
             }
 
             /// True for a shaper: requests wait without asking to, in a bounded room.
             pub(crate) fn shapes(&self) -> bool {
                 match self {
-                    $(Self::$variant(_) => <$module::State as Model>::SHAPES,)*
+                    $(Self::$variant(_) => <$module::$state as Model>::SHAPES,)*
                 }
             }
 
@@ -172,7 +172,7 @@ macro_rules! algorithms {
             pub(crate) fn restores_evenly(&self) -> bool {
                 match self {
                     $(Self::$variant(params) => {
-                        <$module::State as Model>::restores_evenly(params)
+                        <$module::$state as Model>::restores_evenly(params)
                     })*
                 }
             }
@@ -180,14 +180,14 @@ macro_rules! algorithms {
             /// The longest wait, in microseconds, of a check that does not specify one.
             pub(crate) fn default_wait(&self) -> f64 {
                 match self {
-                    $(Self::$variant(params) => <$module::State as Model>::default_wait(params),)*
+                    $(Self::$variant(params) => <$module::$state as Model>::default_wait(params),)*
                 }
             }
 
             /// The longest wait, in microseconds, that can be reserved.
             pub(crate) fn max_reservable(&self) -> f64 {
                 match self {
-                    $(Self::$variant(params) => <$module::State as Model>::max_reservable(params),)*
+                    $(Self::$variant(params) => <$module::$state as Model>::max_reservable(params),)*
                 }
             }
 
@@ -222,7 +222,7 @@ macro_rules! algorithms {
                     $(Self::$variant(params) => {
                         if !matches!(state, State::$variant(_)) {
                             if !request.action.commits() {
-                                return engine::step::<$module::State>(&mut None, request, params);
+                                return engine::step::<$module::$state>(&mut None, request, params);
                             }
                             *state = State::$variant(None);
                         }
@@ -264,7 +264,7 @@ macro_rules! algorithms {
                 }
                 match self {
                     $(Self::$variant(params) => {
-                        let state = <$module::State as Model>::unpack(packed, params);
+                        let state = <$module::$state as Model>::unpack(packed, params);
                         State::$variant(state.map(Reserved::new))
                     })*
                 }
@@ -274,11 +274,11 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    FixedWindow fixed_window b'F' "reservations",
-    SlidingLog sliding_log b'S' "sliding_log/log",
-    SlidingWindow sliding_window b'W' "reservations",
-    TokenBucket token_bucket b'T' "reservations",
-    LeakyBucket leaky_bucket b'L' "reservations",
+    FixedWindow fixed_window::FixedWindowState b'F' "reservations",
+    SlidingLog sliding_log::SlidingLogState b'S' "sliding_log/log",
+    SlidingWindow sliding_window::SlidingWindowState b'W' "reservations",
+    TokenBucket token_bucket::TokenBucketState b'T' "reservations",
+    LeakyBucket leaky_bucket::LeakyBucketState b'L' "reservations",
 }
 
 impl Params {
@@ -314,15 +314,19 @@ impl Params {
             return Err(ConfigError::BurstWithoutBucket { algorithm: algorithm.name(), quota });
         }
         Ok(match algorithm {
-            Algorithm::FixedWindow => Self::FixedWindow(fixed_window::Params::new(quota)),
-            Algorithm::SlidingLog => Self::SlidingLog(sliding_log::Params::new(quota)),
+            Algorithm::FixedWindow => {
+                Self::FixedWindow(fixed_window::FixedWindowParams::new(quota))
+            }
+            Algorithm::SlidingLog => Self::SlidingLog(sliding_log::SlidingLogParams::new(quota)),
             Algorithm::SlidingWindow { buckets } => {
-                Self::SlidingWindow(sliding_window::Params::new(quota, buckets)?)
+                Self::SlidingWindow(sliding_window::SlidingWindowParams::new(quota, buckets)?)
             }
             Algorithm::TokenBucket { refill, overdraft } => {
-                Self::TokenBucket(token_bucket::Params::new(quota, refill, overdraft)?)
+                Self::TokenBucket(token_bucket::TokenBucketParams::new(quota, refill, overdraft)?)
             }
-            Algorithm::LeakyBucket => Self::LeakyBucket(leaky_bucket::Params::new(quota)),
+            Algorithm::LeakyBucket => {
+                Self::LeakyBucket(leaky_bucket::LeakyBucketParams::new(quota))
+            }
         })
     }
 

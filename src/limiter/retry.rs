@@ -23,7 +23,7 @@ use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
     decision::Decision,
     quota::Quota,
-    store::{Entry, Forecast, RetryQueues, Store, Ticket, after},
+    store::{Forecast, QueueEntry, RetryQueues, Store, Ticket, after},
 };
 
 /// The precision of sleeps.
@@ -34,7 +34,7 @@ const MAX_GAP: Duration = Duration::from_secs(1);
 /// The parts of a charge that one limiter counts.
 struct LimiterPart {
     queues: Arc<RetryQueues>,
-    entry: Entry,
+    entry: QueueEntry,
     quota: Quota,
     /// True if the quota restores its units one by one.
     is_smooth: bool,
@@ -53,7 +53,7 @@ impl LimiterPart {
         let (queues, queue) = foreign_queue(charge)?;
         let (quota, cost) = (decision.quota(), decision.cost());
         let gap = gap(quota, cost);
-        let entry = Entry { queue, group: queue, cost, max_units: u64::MAX, gap };
+        let entry = QueueEntry { queue, group: queue, cost, max_units: u64::MAX, gap };
         Some(Self { queues, entry, quota, is_smooth: false, is_single: true })
     }
 
@@ -71,7 +71,7 @@ impl LimiterPart {
         let max_requests = others.map(|(limiter, _, cost)| limiter.max_cost() / cost.max(1));
         let max_units = max_requests.min().map_or(u64::MAX, |max| max.saturating_mul(cost));
         let (queue, group) = (queue.finish(), group.finish());
-        let entry = Entry { queue, group, cost, max_units, gap: gap(quota, cost) };
+        let entry = QueueEntry { queue, group, cost, max_units, gap: gap(quota, cost) };
         let is_smooth = limiter.params().restores_evenly();
         let is_single = parts().nth(1).is_none();
         Some(Self { queues, entry, quota, is_smooth, is_single })

@@ -58,14 +58,14 @@ pub(crate) struct Denials {
 }
 
 struct Memory {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<DenialShard>]>,
     hasher: RandomState,
 }
 
 /// Entries in two generations. When the young one is full, or older than the TTL, it becomes the
 /// old one, and the old one is dropped. So no entry is looked at to make room.
 #[derive(Default)]
-struct Shard {
+struct DenialShard {
     young: HashTable<KeyDenials>,
     old: HashTable<KeyDenials>,
     /// Set by the first entry, so that a shard without denials is never rotated.
@@ -221,7 +221,7 @@ impl Memory {
         self.hasher.hash_one((limiter.as_ptr(), key.as_bytes()))
     }
 
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+    fn shard(&self, hash: u64) -> MutexGuard<'_, DenialShard> {
         // The table takes the lowest and the highest bits; the same ones here would put all keys of
         // a shard into few of its buckets.
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
@@ -274,7 +274,7 @@ impl Memory {
     }
 }
 
-impl Shard {
+impl DenialShard {
     fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&KeyDenials> {
         let is_it = |entry: &KeyDenials| entry.is(limiter, key);
         self.young.find(hash, is_it).or_else(|| self.old.find(hash, is_it))

@@ -46,7 +46,7 @@ pub struct RetryQueues {
 
 /// A request, as a queue needs it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct QueueEntry {
     /// The hash of the limiter and the key that the queue is for.
     pub(crate) queue: u64,
     /// The hash of all limiters and keys of the request.
@@ -126,7 +126,7 @@ struct Waiting {
 }
 
 impl RetryQueues {
-    /// Returns the hasher for the hashes of an [`Entry`].
+    /// Returns the hasher for the hashes of an [`QueueEntry`].
     pub(crate) fn hasher(&self) -> impl Hasher + use<> {
         self.hasher.build_hasher()
     }
@@ -136,8 +136,13 @@ impl RetryQueues {
         self.arrivals.fetch_add(1, Relaxed)
     }
 
-    pub(crate) fn join(self: &Arc<Self>, entry: Entry, arrival: u64, forecast: Forecast) -> Ticket {
-        let Entry { queue: id, group, cost, max_units, .. } = entry;
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        entry: QueueEntry,
+        arrival: u64,
+        forecast: Forecast,
+    ) -> Ticket {
+        let QueueEntry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
         let queue = queues.entry(id).or_default().clone();
         // The map stays locked: otherwise the queue could be removed in the meantime. Whoever needs
@@ -168,7 +173,7 @@ impl RetryQueues {
 
     /// Returns the units that are spent before a request that would join its queue now, as far as
     /// that is known.
-    pub(crate) fn units_before(&self, entry: &Entry, arrival: u64) -> u64 {
+    pub(crate) fn units_before(&self, entry: &QueueEntry, arrival: u64) -> u64 {
         let Some(queue) = lock(&self.queues).get(&entry.queue).cloned() else { return 0 };
         let queue = lock(&queue);
         let last = queue.checking.keys().next_back().max(queue.waiting.keys().next_back());
@@ -257,12 +262,12 @@ pub(crate) struct Ticket {
     queues: Arc<RetryQueues>,
     queue: Arc<Mutex<Queue>>,
     arrival: u64,
-    entry: Entry,
+    entry: QueueEntry,
     forecast: Option<Forecast>,
 }
 
 impl Ticket {
-    pub(crate) fn entry(&self) -> &Entry {
+    pub(crate) fn entry(&self) -> &QueueEntry {
         &self.entry
     }
 
@@ -313,7 +318,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let Entry { queue: id, group, cost, .. } = self.entry;
+        let QueueEntry { queue: id, group, cost, .. } = self.entry;
         let (wakers, _waiting, is_empty) = {
             let queue = &mut *lock(&self.queue);
             let max = queue.groups.get(&group).map_or(0, |group| group.max);

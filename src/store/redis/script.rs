@@ -7,7 +7,8 @@ use redis::{Cmd, ErrorKind, RedisError};
 
 use super::script_text::ScriptText;
 use crate::algorithm::{
-    Action, EngineReply, EngineRequest, Params, Release, SOURCES, Source, State, combine, units,
+    Action, EngineReply, EngineRequest, Params, Release, SOURCES, ScriptSource, State, combine,
+    units,
 };
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
@@ -48,7 +49,7 @@ fn combined(set: usize) -> String {
     [PRELUDE, FAST, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
 }
 
-fn compose(text: &str, source: &Source) -> String {
+fn compose(text: &str, source: &ScriptSource) -> String {
     let text = text.replace("-- STATE\n", source.state).replace("-- MODEL\n", source.model);
     text.replace("-- FAST\n", source.fast)
 }
@@ -336,7 +337,7 @@ mod tests {
     use super::{super::script_text::is_written, *};
 
     /// The files of an algorithm in the order of their texts.
-    fn files(source: &Source) -> Vec<String> {
+    fn files(source: &ScriptSource) -> Vec<String> {
         let is_log = source.model.contains(include_str!("../../../scripts/sliding_log/log.lua"));
         let own = |file: &str| format!("{}/{file}.lua", source.name);
         let storage = if is_log { own("log") } else { "reservations.lua".into() };
