@@ -32,7 +32,7 @@ pub(crate) use self::{
     packed::{INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
-    token_bucket::FastCheck,
+    token_bucket::FastStep,
 };
 use crate::{error::ConfigError, quota::Quota};
 

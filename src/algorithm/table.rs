@@ -12,7 +12,7 @@ use super::{
     request::{Action, EngineReply, EngineRequest, Release},
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
-    token_bucket::FastCheck,
+    token_bucket::FastStep,
 };
 use crate::{error::ConfigError, quota::Quota};
 
@@ -216,7 +216,7 @@ macro_rules! algorithms {
                 request: &EngineRequest,
             ) -> EngineReply {
                 if request.action == Action::Refund {
-                    self.release(state, request.now, &[Release::grant(request.cost)]);
+                    self.return_units(state, request.now, &[Release::grant(request.cost)]);
                 }
                 match self {
                     $(Self::$variant(params) => {
@@ -233,11 +233,11 @@ macro_rules! algorithms {
             }
 
             /// Returns units to the state, as the algorithm counted them.
-            pub(crate) fn release(&self, state: &mut State, now: f64, releases: &[Release]) {
+            pub(crate) fn return_units(&self, state: &mut State, now: f64, releases: &[Release]) {
                 match (self, state) {
-                    (_, State::Blocked(block)) => self.release(&mut block.state, now, releases),
+                    (_, State::Blocked(block)) => self.return_units(&mut block.state, now, releases),
                     $((Self::$variant(params), State::$variant(stored)) => {
-                        engine::release(stored, now, releases, params);
+                        engine::return_units(stored, now, releases, params);
                     })*
                     _ => {} // the state of another algorithm, or the initial one
                 }
@@ -297,7 +297,7 @@ impl Params {
         if request.action.blocks() {
             // The script computes the expiry of the value again, so it lets time pass in the state
             // and drops what has expired: it returns no units.
-            self.release(&mut inside, request.now, &[Release::grant(0.0)]);
+            self.return_units(&mut inside, request.now, &[Release::grant(0.0)]);
         }
         let decide = |request: &_| self.step_inside(&mut inside, request);
         let (reply, ends) = block::step(known, request, decide);
@@ -332,13 +332,13 @@ impl Params {
 
     /// Decides as [`step`](Params::step) does, in the most common case; `None` in other cases.
     #[inline]
-    pub(crate) fn check_fast(
+    pub(crate) fn step_fast(
         &self,
         packed: &mut Packed,
         request: &EngineRequest,
-    ) -> Option<FastCheck<'_>> {
+    ) -> Option<FastStep<'_>> {
         match self {
-            Self::TokenBucket(params) => params.check_fast(packed, request),
+            Self::TokenBucket(params) => params.step_fast(packed, request),
             _ => None,
         }
     }

@@ -78,11 +78,11 @@ impl TokenBucketParams {
     /// Decides as the engine does in the most common case: a check that does not wait, of a bucket
     /// that refills continuously and has no overdraft. `None` in other cases.
     #[inline]
-    pub(super) fn check_fast(
+    pub(super) fn step_fast(
         &self,
         packed: &mut Packed,
         request: &EngineRequest,
-    ) -> Option<FastCheck<'_>> {
+    ) -> Option<FastStep<'_>> {
         let Self { burst, overdraft, unit, period, lump, max_debt } = *self;
         let EngineRequest { action, cost, max_wait, now, admission, .. } = *request;
         let [at, debt] = *packed;
@@ -103,20 +103,20 @@ impl TokenBucketParams {
         } else {
             admission.wait = ceil_div(missing, lump);
         }
-        Some(FastCheck { params: self, admission, debt, now })
+        Some(FastStep { params: self, admission, debt, now })
     }
 }
 
 /// The result of a check on the fast path. The rest of the reply is computed after the key is
 /// unlocked.
-pub(crate) struct FastCheck<'a> {
+pub(crate) struct FastStep<'a> {
     params: &'a TokenBucketParams,
     pub(crate) admission: Admission,
     debt: f64,
     now: f64,
 }
 
-impl FastCheck<'_> {
+impl FastStep<'_> {
     #[inline]
     pub(crate) fn reply(&self) -> EngineReply {
         let Self { params: TokenBucketParams { burst, unit, lump, .. }, admission, debt, now } =

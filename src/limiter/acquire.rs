@@ -335,7 +335,7 @@ impl Acquire {
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
                     self.phase = Phase::Done;
-                    if let Some(denied) = self.decided(answer?) {
+                    if let Some(denied) = self.advance(answer?) {
                         return Poll::Ready(Ok(denied));
                     }
                 }
@@ -346,7 +346,7 @@ impl Acquire {
                 Phase::Admitted(_, timer @ Some(_)) => {
                     let lateness = ready!(poll_timer(timer, cx));
                     if self.checks_again(lateness) {
-                        self.release();
+                        self.begin_release();
                     }
                 }
                 Phase::Releasing(released, limit) => {
@@ -370,7 +370,7 @@ impl Acquire {
     }
 
     /// Moves on to the phase after a decision, or returns a final denial.
-    fn decided(&mut self, decision: Decision) -> Option<Decision> {
+    fn advance(&mut self, decision: Decision) -> Option<Decision> {
         if !decision.is_allowed() {
             return self.denied(decision);
         }
@@ -381,7 +381,7 @@ impl Acquire {
         // Creating a timer panics without a runtime: the drop then releases the reservation.
         self.phase = Phase::Admitted(decision.clone(), None);
         if self.is_too_late(lateness) {
-            self.release();
+            self.begin_release();
         } else {
             let timer = timer(&decision);
             if timer.is_some() {
@@ -416,10 +416,9 @@ impl Acquire {
         if decision.delay().is_zero() {
             return Duration::ZERO; // there is no reservation
         }
-        let (now, age) = (Instant::now(), decision.age());
         let wait = Duration::from_micros(self.charge.resolve(self.max_wait) as u64);
-        self.deadline.get_or_insert_with(|| (now + wait).checked_sub(age).unwrap_or(now));
-        age.saturating_sub(decision.delay())
+        self.deadline.get_or_insert_with(|| after_decision(decision, wait));
+        decision.age().saturating_sub(decision.delay())
     }
 
     /// Returns whether the request, whose time has come, has to check again.
@@ -447,7 +446,7 @@ impl Acquire {
     /// Releases the reservation, and pauses until that is done: otherwise the next check would find
     /// the reservation of the same request before it. After a stop many requests are late, some of
     /// which may have been dropped, and the store releases all of their reservations together.
-    fn release(&mut self) {
+    fn begin_release(&mut self) {
         let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Done) else {
             panic!("only an admitted request has a reservation");
         };
@@ -505,7 +504,7 @@ impl Acquire {
                     Self::new(charge, answer, rest).wait().await
                 }
             },
-            decided => decided,
+            answer => answer,
         }
     }
 
@@ -516,6 +515,13 @@ impl Acquire {
         self.retry = None;
         mem::replace(&mut self.charge, Charge::exempt())
     }
+}
+
+/// Returns the instant that is `time` after the store decided.
+pub(super) fn after_decision(decision: &Decision, time: Duration) -> Instant {
+    let now = Instant::now();
+    // Waits are below 100 years, which an instant holds.
+    (now + time).checked_sub(decision.age()).unwrap_or(now)
 }
 
 fn timer(decision: &Decision) -> Option<Pin<Box<Sleep>>> {

@@ -402,7 +402,7 @@ impl Charge {
         let bound = self.record.as_ref().is_some_and(|record| record.is_about(&decision));
         let charge = if bound { self.clone() } else { self.clone().decided(&decision) };
         let returns = charge.take_returns();
-        all(returns.iter().map(|(part, unused)| part.release(unused)).collect()).await
+        all(returns.iter().map(|(part, unused)| part.return_unused(unused)).collect()).await
     }
 
     /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
@@ -619,19 +619,19 @@ impl Part {
     /// Returns or spends the difference between the record of this limit and `used`.
     async fn settle(&self, record: &Record, limit: usize, used: u64) -> Result<(), Error> {
         let (returns, missing) = record.adjust(limit, used);
-        all(returns.iter().map(|unused| self.release(unused)).collect()).await?;
+        all(returns.iter().map(|unused| self.return_unused(unused)).collect()).await?;
         if missing == 0 {
             return Ok(());
         }
         let answer = self.limiter.decide(Action::Spend, &self.key, missing, MaxWait::NONE);
         let receipt = answer.await?.receipt(0);
         match record.add(limit, Spent { receipt, units: missing }) {
-            Some(unused) => self.release(&unused).await,
+            Some(unused) => self.return_unused(&unused).await,
             None => Ok(()),
         }
     }
 
-    fn release(&self, Return { spent, units }: &Return) -> StoreFuture<()> {
+    fn return_unused(&self, Return { spent, units }: &Return) -> StoreFuture<()> {
         self.limiter.release(&self.key, spent.receipt, spent.units, *units)
     }
 }

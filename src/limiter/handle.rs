@@ -403,7 +403,7 @@ impl Limiter {
         units: u64,
     ) -> StoreFuture<()> {
         let version = self.current();
-        let Some(release) = version.release(receipt, spent, units) else {
+        let Some(release) = version.release_of(receipt, spent, units) else {
             return StoreFuture::ready(Ok(()));
         };
         report_released(&self.0.observers, self.0.taken.text, key, units);
@@ -420,7 +420,7 @@ impl Limiter {
         units: u64,
     ) -> Option<Released> {
         let version = self.current();
-        let release = version.release(receipt, spent, units)?;
+        let release = version.release_of(receipt, spent, units)?;
         report_released(&self.0.observers, self.0.taken.text, key, units);
         self.0.store.as_dyn().release_in_background(&version.settings, key, release)
     }

@@ -199,12 +199,12 @@ impl Denials {
     }
 
     /// Begins a return of units of the key.
-    pub(crate) fn release(&self, settings: &Settings, key: &Key<'_>) -> Change {
+    pub(crate) fn begin_return(&self, settings: &Settings, key: &Key<'_>) -> Change {
         self.memory.change(settings, key, false)
     }
 
     /// Begins a reset of the key.
-    pub(crate) fn reset(&self, settings: &Settings, key: &Key<'_>) -> Change {
+    pub(crate) fn begin_reset(&self, settings: &Settings, key: &Key<'_>) -> Change {
         self.memory.change(settings, key, true)
     }
 
@@ -304,14 +304,14 @@ impl DenialShard {
 
 impl Undecided {
     /// Remembers the decision if it is a denial, and returns it.
-    pub(crate) fn decided(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
+    pub(crate) fn resolve(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
         let Self { check, changes, block_sent } = self;
         if let (Some(sent), [change]) = (block_sent, &*changes) {
             change.note_block(sent, &decision);
         }
         drop(changes);
         if let Some(check) = check {
-            check.decided(&decision, now);
+            check.learn(&decision, now);
         }
         decision
     }
@@ -319,7 +319,7 @@ impl Undecided {
 
 impl Check {
     /// Remembers a denial, and a block, and forgets the blocks that are over.
-    fn decided(self, decision: &Decision, received: impl FnOnce() -> Instant) {
+    fn learn(self, decision: &Decision, received: impl FnOnce() -> Instant) {
         let all = || iter::once(&self.first).chain(&self.rest);
         let knows_block = all().any(|limit| limit.block.is_some());
         if decision.is_allowed() && !decision.is_blocked() && !knows_block {

@@ -218,12 +218,12 @@ impl MemoryStore {
         let engine_request = request.at(limit, self.now());
         let decision = |reply| Decision::new(limit.policy(), reply, request.action, 0.0);
         match found {
-            Some(entry) => match entry.check_fast(settings, &engine_request) {
+            Some(entry) => match entry.decide_fast(settings, &engine_request) {
                 Some(checked) => {
                     drop(shard);
                     Ok(decision(checked.reply()))
                 }
-                None => Ok(decision(entry.check(settings, &engine_request))),
+                None => Ok(decision(entry.decide(settings, &engine_request))),
             },
             None => {
                 let reply = self.decide_new(request, limit, hash, shard, &engine_request);
@@ -234,7 +234,7 @@ impl MemoryStore {
     }
 
     /// Returns units to a key.
-    pub(crate) fn release_now(
+    pub(crate) fn return_units(
         &self,
         settings: &Arc<Settings>,
         key: &Key<'_>,
@@ -244,7 +244,7 @@ impl MemoryStore {
         let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
         if let Some(entry) = shard.find(hash, settings, key) {
-            entry.release(settings, self.now(), releases);
+            entry.return_units(settings, self.now(), releases);
         }
     }
 
@@ -262,7 +262,7 @@ impl MemoryStore {
         let (settings, key) = (limit.settings, limit.key.as_bytes());
         let fresh = |request: &EngineRequest| {
             let mut entry = Entry::new(settings, key);
-            let reply = entry.check(settings, request);
+            let reply = entry.decide(settings, request);
             (entry, reply)
         };
         let (entry, reply) = fresh(engine_request);
@@ -286,7 +286,7 @@ impl MemoryStore {
         let engine_request = request.at(limit, self.now());
         if let Some(entry) = shard.find(hash, settings, key) {
             // Another request inserted the key while the shard was not locked.
-            return Ok(entry.check(settings, &engine_request));
+            return Ok(entry.decide(settings, &engine_request));
         }
         let (entry, reply) = fresh(&engine_request);
         shard.insert(hash, entry, hasher, slot);
@@ -382,7 +382,7 @@ impl Store for MemoryStore {
         key: &Key<'_>,
         release: Release,
     ) -> StoreFuture<()> {
-        self.release_now(settings, key, &[release]);
+        self.return_units(settings, key, &[release]);
         StoreFuture::ready(Ok(()))
     }
 
@@ -392,7 +392,7 @@ impl Store for MemoryStore {
         key: &Key<'_>,
         release: Release,
     ) -> Option<Released> {
-        self.release_now(settings, key, &[release]);
+        self.return_units(settings, key, &[release]);
         None
     }
 

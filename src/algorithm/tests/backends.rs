@@ -36,7 +36,7 @@ impl Backend for State {
     }
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
-        params.release(self, now, releases);
+        params.return_units(self, now, releases);
     }
 }
 
@@ -261,7 +261,7 @@ impl Backend for Scripted {
     }
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
-        let (mut command, script) = script::release(&self.key, params);
+        let (mut command, script) = script::release_command(&self.key, params);
         command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
         let reply = eval_at(&mut self.connection, command, script, now);
         assert_eq!(reply.len(), 1);

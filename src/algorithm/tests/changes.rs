@@ -311,7 +311,7 @@ impl Backend for Stored {
             Release { instant, ..*release }
         };
         let releases: Vec<_> = releases.iter().map(by_store).collect();
-        self.store.release_now(&settings, &Key::from("key"), &releases);
+        self.store.return_units(&settings, &Key::from("key"), &releases);
     }
 }
 

@@ -134,7 +134,7 @@ fn history(params: [Params; 2], steps: &[Step]) {
         let releases = step.releases(&mut admitted);
         if !releases.is_empty() {
             both.twin.release(params, now, &releases);
-            both.store.release_now(&settings, &Key::from("key"), &releases);
+            both.store.return_units(&settings, &Key::from("key"), &releases);
             continue;
         }
         let request = step.decide(params, now);

@@ -6,7 +6,7 @@ use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, FastCheck, INITIAL, Packed, Release, State},
+    algorithm::{Action, EngineReply, EngineRequest, FastStep, INITIAL, Packed, Release, State},
     keys::Text,
     store::Settings,
 };
@@ -78,16 +78,16 @@ impl Entry {
         matches!(self.counts, Counts::Packed { packed: INITIAL, .. })
     }
 
-    /// Decides as [`check`](Entry::check) does, in the most common case; `None` in others.
+    /// Decides as [`decide`](Entry::decide) does, in the most common case; `None` in others.
     #[inline]
-    pub(super) fn check_fast<'a>(
+    pub(super) fn decide_fast<'a>(
         &mut self,
         settings: &'a Arc<Settings>,
         request: &EngineRequest,
-    ) -> Option<FastCheck<'a>> {
+    ) -> Option<FastStep<'a>> {
         match &mut self.counts {
             Counts::Packed { packed, .. } if Arc::ptr_eq(&self.settings, settings) => {
-                let checked = settings.params.check_fast(packed, request)?;
+                let checked = settings.params.step_fast(packed, request)?;
                 if !checked.admission.admitted {
                     self.note_denial(request.now + checked.admission.wait);
                 }
@@ -98,7 +98,7 @@ impl Entry {
     }
 
     /// Decides about a single limit.
-    pub(super) fn check(
+    pub(super) fn decide(
         &mut self,
         settings: &Arc<Settings>,
         request: &EngineRequest,
@@ -124,9 +124,9 @@ impl Entry {
     }
 
     /// Returns units to the state, in the parameters that it was counted with.
-    pub(super) fn release(&mut self, settings: &Settings, now: f64, releases: &[Release]) {
+    pub(super) fn return_units(&mut self, settings: &Settings, now: f64, releases: &[Release]) {
         let mut state = self.counts.take(&self.settings);
-        settings.params.release(&mut state, now, releases);
+        settings.params.return_units(&mut state, now, releases);
         self.counts.put(state, &self.settings, now, None);
     }
 

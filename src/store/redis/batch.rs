@@ -250,11 +250,11 @@ impl CheckBatch {
         }
         drop(contents);
         wakers.into_iter().for_each(Waker::wake);
-        late.into_iter().for_each(|(index, decision)| self.release(index, &decision));
+        late.into_iter().for_each(|(index, decision)| self.release_refused(index, &decision));
     }
 
     /// Releases what a decision has spent whose caller is gone.
-    fn release(&self, index: usize, decision: &Decision) {
+    fn release_refused(&self, index: usize, decision: &Decision) {
         let (key, cost) = {
             let Contents { keys, callers, .. } = &*self.contents();
             let Caller { key, cost, .. } = callers[index];
@@ -430,7 +430,7 @@ impl Drop for Queued {
         let old = mem::replace(&mut caller.state, CallerState::Dropped);
         drop(contents);
         if let (true, CallerState::Done(Some(Ok(decision)))) = (may_wait, &old) {
-            self.batch.release(self.index, decision);
+            self.batch.release_refused(self.index, decision);
         }
     }
 }

@@ -90,7 +90,7 @@ impl WaitingCall {
             }
             let result = task.call.execute(&task.backend.client, call_deadline).await;
             if let Err(Ok(decision)) = sender.send(result) {
-                task.release(&decision);
+                task.release_all(&decision);
             }
         });
         let answer = LateAnswer { receiver, call };
@@ -103,7 +103,8 @@ impl WaitingCall {
         Err(client.record_failure(slot, deadline, error))
     }
 
-    fn release(&self, decision: &Decision) {
+    /// Releases what the decision has spent or reserved in all limits.
+    fn release_all(&self, decision: &Decision) {
         let limits = self.limits.iter().zip(&self.observers).enumerate();
         for (index, ((settings, key, units), observers)) in limits {
             if self.backend.release_late(settings, key, *units, decision.receipt(index)) {
@@ -133,7 +134,7 @@ impl Drop for LateAnswer {
     fn drop(&mut self) {
         self.receiver.close();
         if let Ok(Ok(decision)) = self.receiver.try_recv() {
-            self.call.release(&decision);
+            self.call.release_all(&decision);
         }
     }
 }

@@ -228,7 +228,7 @@ fn item(limit: &Limit) -> [u8; 16] {
 
 /// Makes the command that returns units to a key, without its last argument, a list of
 /// [items](release_item).
-pub(crate) fn release(key: &str, params: &Params) -> (Cmd, &'static ScriptText) {
+pub(crate) fn release_command(key: &str, params: &Params) -> (Cmd, &'static ScriptText) {
     let script = script([params.index()].into_iter());
     let mut command = command(script, [key].into_iter(), "release");
     command.arg(packed(params));

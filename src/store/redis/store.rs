@@ -311,7 +311,7 @@ impl Store for RedisStore {
                     return StoreFuture::pending(async move {
                         let decision =
                             queued.await.map_err(|it| monitor.failed(&client, limiter, it))?;
-                        Ok(undecided.decided(decision, Instant::now))
+                        Ok(undecided.resolve(decision, Instant::now))
                     });
                 }
             },
@@ -328,7 +328,7 @@ impl Store for RedisStore {
                     let decision = call.execute(deadline).await;
                     let decision =
                         decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-                    Ok(undecided.decided(decision, Instant::now))
+                    Ok(undecided.resolve(decision, Instant::now))
                 });
             }
             let call = ScriptCall::new(&self.backend, request);
@@ -343,7 +343,7 @@ impl Store for RedisStore {
                     None => call.execute(&client, deadline).await,
                 };
                 let decision = decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-                Ok(undecided.decided(decision, Instant::now))
+                Ok(undecided.resolve(decision, Instant::now))
             });
         }
         let calls = CrossSlot::new(&self.backend, request);
@@ -354,7 +354,7 @@ impl Store for RedisStore {
                 false => calls.execute_all(deadline).await,
             };
             let decision = decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-            Ok(undecided.decided(decision, Instant::now))
+            Ok(undecided.resolve(decision, Instant::now))
         })
     }
 
@@ -364,7 +364,7 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> StoreFuture<()> {
-        let change = self.backend.denials.release(settings, key);
+        let change = self.backend.denials.begin_return(settings, key);
         let (params, key) = (settings.params, self.backend.key(settings, key));
         let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
@@ -380,7 +380,7 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> Option<Released> {
-        let change = self.backend.denials.release(settings, key);
+        let change = self.backend.denials.begin_return(settings, key);
         let key = self.backend.key(settings, key);
         // Dropped with the job.
         let (held, dropped) = oneshot::channel::<()>();
@@ -390,7 +390,7 @@ impl Store for RedisStore {
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
-        let change = self.backend.denials.reset(settings, key);
+        let change = self.backend.denials.begin_reset(settings, key);
         let mut del = redis::cmd("DEL");
         let key = self.backend.key(settings, key);
         del.arg(&key);
