@@ -30,7 +30,9 @@ use crate::{
     store::{Released, StoreFuture},
 };
 
-/// The default lateness up to which a waiting request proceeds without a second check.
+/// The default lateness up to which a waiting request proceeds without a second check. A timer of
+/// tokio is up to 1 ms late, and a busy runtime some milliseconds more: far above, the process was
+/// stopped, and the requests that were late together would exceed the quota together (law 2).
 pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 
 /// How long a late request waits until its reservation is released: while Redis does not answer,
@@ -340,6 +342,7 @@ impl Acquire {
                     }
                 }
                 Phase::Admitted(decision, None) => {
+                    // Others may wait now. The phase stays: until `disarm`, a drop releases.
                     (self.slot, self.wait) = (None, None);
                     return Poll::Ready(Ok(decision.clone()));
                 }
@@ -354,6 +357,8 @@ impl Acquire {
                     if !released.is_empty() {
                         ready!(poll_timer(limit, cx));
                     }
+                    // The deadline of the first decision holds: a request that is late does not get
+                    // its wait twice.
                     let max_wait = self.max_wait.at_most(self.remaining_wait());
                     self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
                 }
@@ -416,6 +421,7 @@ impl Acquire {
         if decision.delay().is_zero() {
             return Duration::ZERO; // there is no reservation
         }
+        // From the decision, not from its arrival: the store compared with the same wait.
         let wait = Duration::from_micros(self.charge.resolve(self.max_wait) as u64);
         self.deadline.get_or_insert_with(|| after_decision(decision, wait));
         decision.age().saturating_sub(decision.delay())
@@ -541,6 +547,8 @@ fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll
 impl Drop for Acquire {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
+        // Law 12: a drop releases once. `Releasing` has begun it already, and a denial spent
+        // nothing.
         match mem::replace(&mut self.phase, Phase::Done) {
             Phase::Deciding(answer) => {
                 charge.release_answer_in_background(answer, self.slot.take());

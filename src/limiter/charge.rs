@@ -543,6 +543,7 @@ impl Charge {
         let limiter = first.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().as_dyn().names();
+        // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
         let versions = self.parts().map(|part| Ok(part.limiter.own()?.current()));
         let versions = versions.collect::<Result<Vec<_>, Error>>()?;
         let mut limits: Vec<LimitRequest<'_>> = Vec::with_capacity(versions.len());
@@ -552,6 +553,8 @@ impl Charge {
                 return Err(Error::DifferentStores);
             }
             let limit = limiter.request(version, action, &part.key, part.cost(), max_wait)?;
+            // All limits are looked at before one is charged: a limit that is there twice would
+            // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
                 return Err(Error::SameLimitTwice { limiter: limit.settings.name });
             }

@@ -26,9 +26,10 @@ use crate::{
     store::{Forecast, QueueEntry, RetryQueues, Store, Ticket, after},
 };
 
-/// The precision of sleeps.
+/// The resolution of the timers of tokio: a shorter sleep takes as long.
 const TIMER_TICK: Duration = Duration::from_millis(1);
-/// The longest pause between requests that move from one queue to another.
+/// The longest pause between requests that move from one queue to another. The instant is a guess,
+/// and a request that sleeps through a wrong one delays those behind it by as much.
 const MAX_GAP: Duration = Duration::from_secs(1);
 
 /// The parts of a charge that one limiter counts.
@@ -125,6 +126,7 @@ impl Retry {
         denied: &Decision,
         deadline: Option<Instant>,
     ) -> bool {
+        // Without a time there is nothing to sleep for, and a loop of checks would load the store.
         let Some(retry_after) = denied.retry_after() else { return false };
         let now = Instant::now();
         let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
@@ -137,6 +139,7 @@ impl Retry {
         };
         let is_in_queue = |ticket: &Ticket| ticket.entry().queue == part.entry.queue;
         if retry_after > left {
+            // It leaves now, and not at its deadline: those behind may have more time.
             if let Some(ticket) = self.ticket.take_if(|ticket| is_in_queue(ticket)) {
                 ticket.leave(forecast(retry_after));
             }
@@ -146,11 +149,13 @@ impl Retry {
             if has_slept {
                 ticket.record_competition(true);
             }
+            // At most until its deadline: with the jitter it would miss units that it can have.
             ticket.denied(forecast(retry_after.saturating_add(ticket.jitter()).min(left)));
             return true;
         }
         let queues = &part.queues;
         let arrival = *self.arrival.get_or_insert_with(|| queues.next_arrival());
+        // Denied now rather than at its deadline: nobody sleeps in vain.
         if part.time_behind(queues.units_before(&part.entry, arrival), retry_after) > left {
             return false;
         }
@@ -195,6 +200,7 @@ impl Retry {
         };
         if instant > Instant::now() {
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(instant)));
+            // Moved, not made anew: a retry allocates nothing.
             if timer.deadline() != instant {
                 timer.as_mut().reset(instant);
             }

@@ -152,6 +152,7 @@ impl Denials {
         let Self { memory, ttl } = self;
         let undecided = |changes| Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         match (request.action, request.limits) {
+            // No denial is remembered that they could change, and they end no block.
             (Action::Spend | Action::Peek, _) if ttl.is_zero() => return undecided(vec![]),
             (Action::Check, limits) => return self.look_up_check(limits, now()),
             _ => {}
@@ -309,7 +310,7 @@ impl Undecided {
         if let (Some(sent), [change]) = (block_sent, &*changes) {
             change.note_block(sent, &decision);
         }
-        drop(changes);
+        drop(changes); // before the denial is remembered, which they would drop
         if let Some(check) = check {
             check.learn(&decision, now);
         }
@@ -370,6 +371,8 @@ impl CheckedLimit {
         let Self { hash, algorithm, shapes, max_wait, changes, .. } = *self;
         let Check { memory, ttl, sent, .. } = check;
         let mut shard = memory.shard(hash);
+        // The store may have decided before the change. Denied for longer than the quota says, the
+        // client would wait in vain (law 3); not remembered costs one call.
         if shard.changes != changes {
             return;
         }

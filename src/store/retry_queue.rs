@@ -177,6 +177,8 @@ impl RetryQueues {
         let Some(queue) = lock(&self.queues).get(&entry.queue).cloned() else { return 0 };
         let queue = lock(&queue);
         let last = queue.checking.keys().next_back().max(queue.waiting.keys().next_back());
+        // It arrived before some of the queue: how much is before it would take a scan, and the
+        // answer is a lower bound anyway.
         if last.is_some_and(|last| *last > arrival) {
             return 0;
         }
@@ -214,6 +216,7 @@ impl Queue {
             if !fits && self.checking.values().any(|checking| checking.is_polled(now)) {
                 break;
             }
+            // The time of a forecast is that of its cost. Another cost may fit earlier, so it asks.
             let sleeps = !fits && forecast.cost.is_none_or(|expected| expected == cost);
             let at = if sleeps { forecast.next_at } else { now };
             let (arrival, Waiting { waker, .. }) = first.remove_entry();
@@ -296,6 +299,7 @@ impl Ticket {
     /// Returns the instant at which the request checks, once it is known.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Instant> {
         let mut queue = lock(&self.queue);
+        // Stays there until the check has ended, so that a poll in between finds the same instant.
         if let Some(checking) = queue.checking.get(&self.arrival) {
             return Poll::Ready(checking.at);
         }
@@ -327,6 +331,8 @@ impl Drop for Ticket {
             (wakers, waiting, queue.checking.is_empty())
         };
         wakers.into_iter().for_each(Waker::wake);
+        // The lock of the map is taken only for the last request of a queue, and before that of the
+        // queue, as `join` does: the other order could deadlock.
         if is_empty {
             let queues = &mut *lock(&self.queues.queues);
             // Another request may have joined in the meantime.

@@ -159,6 +159,7 @@ impl CheckBatch {
                 self.execute_by_key(client, slot, call).await;
             }
             Err(error) if error.is_timeout() && !error.may_have_run() => {
+                // Nothing ran, so a second call cannot spend twice (law 2).
                 let mut contents = self.contents();
                 for &index in &call.callers {
                     let caller = &mut contents.callers[index];
@@ -208,9 +209,11 @@ impl CheckBatch {
             }
         }
         let lingers = may_wait && may_linger;
+        // A call that lingers ends up to 30 s late: too late for any caller.
         if lingers {
             indexes.iter().for_each(|index| callers[*index].end = End::Deadline);
         }
+        // Stable: the checks of a key stay in the order of their arrival.
         indexes.sort_by_key(|index| callers[*index].key);
         let mut checks = CheckEach::new(self.settings.params, indexes.len());
         let mut of_keys = 0;
@@ -248,7 +251,7 @@ impl CheckBatch {
                 Delivery::Refused(_) => {} // counted, as documented
             }
         }
-        drop(contents);
+        drop(contents); // a waker can run foreign code, and the releases lock the contents again
         wakers.into_iter().for_each(Waker::wake);
         late.into_iter().for_each(|(index, decision)| self.release_refused(index, &decision));
     }
