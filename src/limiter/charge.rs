@@ -512,6 +512,7 @@ impl Charge {
     /// Returns the instant until which a denied request retries; `None` if it makes a reservation
     /// instead.
     pub(super) fn retry_deadline(&self, max_wait: MaxWait) -> Option<Instant> {
+        // A reservation needs no retries: the first answer says whether there is an instant.
         let wait = if self.reserves() { 0.0 } else { self.resolve(max_wait) };
         (wait > 0.0).then(|| Instant::now() + Duration::from_micros(wait as u64))
     }
