@@ -235,6 +235,23 @@ fn a_file_imports_from_no_storey_above_it() {
     }
 }
 
+/// What is true of one algorithm is a method of its model. Only the formats of settings name them.
+#[test]
+fn no_code_outside_of_the_algorithms_and_the_settings_names_an_algorithm() {
+    let sources = Sources::read();
+    let is_free = |module: &str| {
+        ["algorithm", "config"].iter().all(|it| module.split("::").next() != Some(it))
+    };
+    for module in sources.0.keys().filter(|module| is_free(module)) {
+        for path in paths_in(&source(module)) {
+            let [kind, name] = path.last_chunk().unwrap();
+            let is_variant = name.starts_with(char::is_uppercase);
+            let names = ["Algorithm", "Params"].contains(&&**kind) && is_variant;
+            assert!(!names, "{module} names {kind}::{name}: make it a method of `Model`");
+        }
+    }
+}
+
 #[test]
 fn no_files_import_each_other_in_a_circle() {
     let sources = Sources::read();
