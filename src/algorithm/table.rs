@@ -222,7 +222,8 @@ macro_rules! algorithms {
                     $(Self::$variant(params) => {
                         if !matches!(state, State::$variant(_)) {
                             if !request.action.commits() {
-                                return engine::step::<$module::$state>(&mut None, request, params);
+                                let initial: &mut Option<Reserved<$module::$state>> = &mut None;
+                                return engine::step(initial, request, params);
                             }
                             *state = State::$variant(None);
                         }

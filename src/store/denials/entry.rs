@@ -2,9 +2,9 @@
 //! that the entry is in, nor the blocks of keys.
 //!
 //! The engine denies a request that may wait `w` until `max(E - w, R)`: it conforms at `E`, and
-//! there is room for it to wait from `R` on. Only the room of a shaper can be full. So a denial of one
-//! wait proves until when requests of other waits are denied, if their cost is at least the same. A
-//! block denies every cost.
+//! there is room for it to wait from `R` on. Only the room of a shaper can be full. So a denial of
+//! one wait proves until when requests of other waits are denied, if their cost is at least the
+//! same. A block denies every cost.
 
 use std::{iter, mem, ptr, time::Duration};
 
