@@ -187,7 +187,9 @@ macro_rules! algorithms {
             /// The longest wait, in microseconds, that can be reserved.
             pub(crate) fn max_reservable(&self) -> f64 {
                 match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::max_reservable(params),)*
+                    $(Self::$variant(params) => {
+                        <$module::$state as Model>::max_reservable(params)
+                    })*
                 }
             }
 
@@ -222,8 +224,7 @@ macro_rules! algorithms {
                     $(Self::$variant(params) => {
                         if !matches!(state, State::$variant(_)) {
                             if !request.action.commits() {
-                                let initial: &mut Option<Reserved<$module::$state>> = &mut None;
-                                return engine::step(initial, request, params);
+                                return engine::step::<$module::$state>(&mut None, request, params);
                             }
                             *state = State::$variant(None);
                         }
@@ -236,7 +237,9 @@ macro_rules! algorithms {
             /// Returns units to the state, as the algorithm counted them.
             pub(crate) fn return_units(&self, state: &mut State, now: f64, releases: &[Release]) {
                 match (self, state) {
-                    (_, State::Blocked(block)) => self.return_units(&mut block.state, now, releases),
+                    (_, State::Blocked(block)) => {
+                        self.return_units(&mut block.state, now, releases);
+                    }
                     $((Self::$variant(params), State::$variant(stored)) => {
                         engine::return_units(stored, now, releases, params);
                     })*
