@@ -142,7 +142,7 @@ impl RedisStore {
             ));
         }
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
-        let monitor = Arc::new(Monitor::new(prefix.clone()));
+        let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
         Ok(Self {
             front: Front::new(client.clone()),
@@ -216,7 +216,7 @@ impl RedisStore {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
         let Backend { client, monitor, .. } = &self.backend;
         let pinged = client.ping(deadline).await;
-        pinged.map_err(|error| monitor.explain_ping(error).into_store_error())
+        pinged.map_err(|error| monitor.explain(error).into_store_error())
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
