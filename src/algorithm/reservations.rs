@@ -47,7 +47,7 @@ impl<S: Model> Reservations<S> {
         }
     }
 
-    /// Lowers the cost of the entry at the instant of the release, if it is there; returns units of
+    /// Lowers the cost of the entry at the instant of the release, if there is one; returns units of
     /// the past to the base.
     pub(super) fn release(&mut self, now: f64, release: &Release, params: &S::Params) {
         let Release { instant, units, .. } = *release;

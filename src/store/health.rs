@@ -133,9 +133,16 @@ impl fmt::Display for Status {
 /// ```
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.status.fmt(f)?;
+        let is_ready = self.status == Status::Ready;
+        match self.consecutive_failures {
+            calls @ 1.. if is_ready => {
+                write!(f, "Redis has not answered the last calls ({calls})")?
+            }
+            _ => self.status.fmt(f)?,
+        }
         if self.recent_failures > 0 {
-            let but = if self.status == Status::Ready { ", but" } else { ":" };
+            let decides = is_ready && self.consecutive_failures == 0;
+            let but = if decides { ", but" } else { ":" };
             let calls = if self.recent_failures == 1 { "call" } else { "calls" };
             write!(f, "{but} {} {calls} failed in the last minute", self.recent_failures)?;
         }
@@ -186,6 +193,11 @@ mod tests {
         assert_eq!(health.to_string(), format!("the store decides; {error}"));
         health.recent_failures = 2;
         let text = format!("the store decides, but 2 calls failed in the last minute; {error}");
+        assert_eq!(health.to_string(), text);
+        health.consecutive_failures = 2;
+        let text = format!(
+            "Redis has not answered the last calls (2): 2 calls failed in the last minute; {error}"
+        );
         assert_eq!(health.to_string(), text);
         (health.status, health.recent_failures) = (Status::Refused, 1);
         let text = format!("Redis refuses connections: 1 call failed in the last minute; {error}");

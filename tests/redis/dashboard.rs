@@ -283,6 +283,7 @@ fn the_texts_of_the_diagnosis_are_in_the_events_and_errors() {
         "can't run this command",
         "can't access at least one of the keys",
         "No permissions to access a key",
+        "no permissions to access one of the keys",
     ];
     let table = PAGE.split("| text | meaning | confirm | repair |\n").nth(1).unwrap();
     let rows: Vec<_> = table.lines().skip(1).take_while(|line| line.starts_with('|')).collect();

@@ -252,7 +252,7 @@ impl CheckBatch {
         late.into_iter().for_each(|(index, decision)| self.release(index, &decision));
     }
 
-    /// Releases what a decision has spent whose caller is gone.
+    /// Releases what a decision has spent, because its caller has gone.
     fn release(&self, index: usize, decision: &Decision) {
         let (key, cost) = {
             let Contents { keys, callers, .. } = &*self.contents();

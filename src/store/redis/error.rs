@@ -34,7 +34,9 @@ impl ExplainedError {
     pub(super) fn new(error: TransportError, login: &Login) -> Self {
         let hint = error.redis().and_then(|error| hint(error, login));
         let cause = error.source().zip(hint);
-        let cause = cause.map(|(cause, hint)| HintedCause(format!("{cause}; {hint}")));
+        let cause = cause.map(|(cause, hint)| {
+            HintedCause(format!("{}; {hint}", cause.to_string().trim_end_matches('.')))
+        });
         Self { error, cause }
     }
 
@@ -139,11 +141,15 @@ fn hint(error: &RedisError, login: &Login) -> Option<String> {
             None => "check the user and the password of the connection".to_owned(),
         },
         _ if !lacks_permission(error) => return None,
-        _ if text.contains(" access ") && text.contains("key") => format!(
-            "allow these keys, by `ACL SETUSER {user} ~{}:*`, or set the prefix that the user may \
-             use, by `?prefix=` in the URL",
-            login.prefix.as_deref().unwrap_or("PREFIX")
-        ),
+        _ if text.contains(" access ") && text.contains("key") => match &login.prefix {
+            Some(prefix) => format!(
+                "allow these keys, by `ACL SETUSER {user} ~{prefix}:*`, or set the prefix that the \
+                 user may use, by `?prefix=` in the URL"
+            ),
+            None => {
+                "allow the keys of the limiter, as docs/operation.md says in Permissions".into()
+            }
+        },
         _ => match missing_command(error) {
             Some(command) => format!("allow the command, by `ACL SETUSER {user} +{command}`"),
             None => "`redis-cli ACL LOG` names the missing permission".to_owned(),

@@ -115,10 +115,31 @@ impl Monitor {
         limiter: &str,
         error: TransportError,
     ) -> StoreError {
+        self.failed_with(client, limiter, error, &self.login)
+    }
+
+    /// The same for a limiter whose keys do not have the prefix.
+    pub(super) fn failed_without_prefix(
+        self: &Arc<Self>,
+        client: &Client,
+        limiter: &str,
+        error: TransportError,
+    ) -> StoreError {
+        let login = Login { prefix: None, user: self.login.user.clone() };
+        self.failed_with(client, limiter, error, &login)
+    }
+
+    fn failed_with(
+        self: &Arc<Self>,
+        client: &Client,
+        limiter: &str,
+        error: TransportError,
+        login: &Login,
+    ) -> StoreError {
         self.recent_failures.add(Instant::now());
         let lacks_permission = error.redis().is_some_and(lacks_permission);
         let is_circuit_open = error.is_circuit_open();
-        let error = self.explain(error);
+        let error = ExplainedError::new(error, login);
         if cfg!(feature = "tracing") {
             if !is_circuit_open && let Some(requests) = self.failed_decisions.next(FAILED_AFTER) {
                 events::decisions_failed(limiter, requests, &error);

@@ -269,7 +269,8 @@ impl RedisStore {
         let Backend { client, monitor, .. } = self.backend.clone();
         StoreFuture::Pending(Box::pin(async move {
             let reply = client.execute(deadline, Command::script(&command, text)).await;
-            let (reply, _) = reply.map_err(|error| monitor.failed(&client, limiter, error))?;
+            let failed = |error| monitor.failed_without_prefix(&client, limiter, error);
+            let (reply, _) = reply.map_err(failed)?;
             Ok(reply)
         }))
     }

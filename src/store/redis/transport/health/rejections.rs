@@ -76,7 +76,8 @@ impl Rejections {
         is_due
     }
 
-    /// Adds a successful proof. Returns the time for which the server has rejected, if that is over.
+    /// Adds a successful proof. Returns the time for which the server has rejected scripts, if it
+    /// executes them again.
     pub(super) fn prove(&mut self, now: Instant) -> Option<Duration> {
         let is_over = self.is_rejecting() && now - self.last >= QUIET;
         is_over.then(|| {
