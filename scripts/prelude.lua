@@ -31,8 +31,8 @@ local function fail(key)
 end
 
 -- Returns the reply for a key. This error of Lua, or of a command, has ended the decision about it.
--- Redis 6.2 reports the error of a command as text behind a position, with `-` before the code if it
--- has one; the position of an error of Lua has no blank.
+-- Redis 6.2 reports the error of a command as text behind a position, with `-` before the code if
+-- it has one; the position of an error of Lua has no blank.
 local function failure(key, err)
   local text = type(err) == 'table' and err.err or err
   local of_command = string.match(text, '^@user_script: %d+: (.*)$')

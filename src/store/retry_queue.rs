@@ -3,8 +3,8 @@
 //!
 //! Only the first request of a queue sleeps until the quota has units for it, and checks. When it
 //! leaves, the next request checks: immediately, or when units are known to be available. If a
-//! decision shows units for several requests, these check side by side. The requests behind the first
-//! one have no timer, so a request that is dropped delays no other.
+//! decision shows units for several requests, these check side by side. The requests behind the
+//! first one have no timer, so a request that is dropped delays no other.
 
 use std::{
     collections::{BTreeMap, HashMap},

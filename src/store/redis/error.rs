@@ -109,8 +109,8 @@ impl From<TransportError> for StoreError {
     }
 }
 
-/// The text of an error for one line of a log: no control characters, and of bounded length. A key in
-/// it has at most 128 bytes, but its prefix and the name of its limiter have no bound.
+/// The text of an error for one line of a log: no control characters, and of bounded length. A key
+/// in it has at most 128 bytes, but its prefix and the name of its limiter have no bound.
 struct Escaped<'a>(&'a str);
 
 /// The number of characters of a text in a log.

@@ -1,6 +1,6 @@
 //! What a store counts and reports about its connections: the counters of its health, the events
-//! for its observers, and those of the log. The only command that it sends is the ping that explains
-//! an error.
+//! for its observers, and those of the log. The only command that it sends is the ping that
+//! explains an error.
 
 use std::{
     sync::{

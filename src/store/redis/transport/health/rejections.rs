@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 /// begun, whose first `READONLY` moves the connections.
 const MAX_REJECTED: u32 = 5;
 
-/// The time without a rejected script after which a proof is due that a server executes all again. It
-/// can reject some scripts and not others, for example those that need one command, or those that
-/// write: with the end at the first executed script, a server with full memory began and ended to
-/// reject with each request. Without the proof, a missing permission seemed to be granted as soon as
-/// no request needed it for a while.
+/// The time without a rejected script after which a proof is due that a server executes all again.
+/// It can reject some scripts and not others, for example those that need one command, or those
+/// that write: with the end at the first executed script, a server with full memory began and ended
+/// to reject with each request. Without the proof, a missing permission seemed to be granted as
+/// soon as no request needed it for a while.
 const QUIET: Duration = Duration::from_secs(5);
 
 /// The time between two reminders.
