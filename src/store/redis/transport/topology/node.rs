@@ -190,8 +190,12 @@ impl Node {
         Ok(())
     }
 
-    /// Finds out whether the server executes all scripts again, which has executed one with `key`.
-    fn prove_in_background(self: &Arc<Self>, key: &[u8]) {
+    /// Records that the server executed a script with `key`. If it rejected others before, finds
+    /// out in the background whether it executes all again.
+    fn record_execution(self: &Arc<Self>, key: &[u8]) {
+        if !self.breaker.record_execution() {
+            return;
+        }
         let (node, proof) = (self.clone(), self.common.owner.proof(key));
         tokio::spawn(async move {
             let deadline = Deadline::new(ANSWER_TIMEOUT);
@@ -328,11 +332,7 @@ impl Node {
             self.breaker.record_reply(replied.latency, !error.is_some_and(is_write_rejection));
         }
         match error {
-            None if command.is_script() => {
-                if self.breaker.record_execution() {
-                    self.prove_in_background(command.key());
-                }
-            }
+            None if command.is_script() => self.record_execution(command.key()),
             Some(error) if !is_routine(error) => {
                 let is_of_one_key = self.common.owner.is_of_one_key(error);
                 let error = TransportError::of_redis(error.clone());
