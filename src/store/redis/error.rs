@@ -25,14 +25,14 @@ struct HintedCause(String);
 /// The user of the connections and the prefix of the keys, if they are known, for the commands in
 /// hints.
 #[derive(Debug, Default)]
-pub(super) struct Login {
+pub(super) struct Account {
     pub(super) user: Option<Arc<str>>,
     pub(super) prefix: Option<Arc<str>>,
 }
 
 impl ExplainedError {
-    pub(super) fn new(error: TransportError, login: &Login) -> Self {
-        let hint = error.redis().and_then(|error| hint(error, login));
+    pub(super) fn new(error: TransportError, account: &Account) -> Self {
+        let hint = error.redis().and_then(|error| hint(error, account));
         let cause = error.source().zip(hint);
         let cause = cause.map(|(cause, hint)| {
             HintedCause(format!("{}; {hint}", cause.to_string().trim_end_matches('.')))
@@ -105,7 +105,7 @@ impl Error for HintedCause {}
 
 impl From<TransportError> for StoreError {
     fn from(error: TransportError) -> Self {
-        ExplainedError::new(error, &Login::default()).into_store_error()
+        ExplainedError::new(error, &Account::default()).into_store_error()
     }
 }
 
@@ -130,18 +130,18 @@ impl fmt::Display for Escaped<'_> {
 }
 
 /// Returns the remedy for an error, as a command if possible.
-fn hint(error: &RedisError, login: &Login) -> Option<String> {
+fn hint(error: &RedisError, account: &Account) -> Option<String> {
     let text = error.detail().unwrap_or_default();
-    let user = login.user.as_deref().unwrap_or("USER");
+    let user = account.user.as_deref().unwrap_or("USER");
     Some(match error.code() {
-        Some("WRONGPASS" | "NOAUTH") => match &login.user {
+        Some("WRONGPASS" | "NOAUTH") => match &account.user {
             Some(user) => {
                 format!("check the user `{user}` and its password, in the URL or in `RedisConfig`")
             }
             None => "check the user and the password of the connection".to_owned(),
         },
         _ if !lacks_permission(error) => return None,
-        _ if text.contains(" access ") && text.contains("key") => match &login.prefix {
+        _ if text.contains(" access ") && text.contains("key") => match &account.prefix {
             Some(prefix) => format!(
                 "allow these keys, by `ACL SETUSER {user} ~{prefix}:*`, or set the prefix that the \
                  user may use, by `?prefix=` in the URL"
@@ -209,8 +209,8 @@ mod tests {
     /// Returns the explained error of this reply.
     fn explained(code: &'static str, text: &str) -> ExplainedError {
         let error = redis::make_extension_error(code.to_owned(), Some(text.to_owned()));
-        let login = Login { user: Some("limiter".into()), prefix: Some("shop".into()) };
-        ExplainedError::new(TransportError::of_redis(error), &login)
+        let account = Account { user: Some("limiter".into()), prefix: Some("shop".into()) };
+        ExplainedError::new(TransportError::of_redis(error), &account)
     }
 
     #[test]

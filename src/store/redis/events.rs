@@ -5,7 +5,7 @@
 #[cfg(feature = "tracing")]
 use super::error::status_of;
 use super::{
-    error::{ExplainedError, Login},
+    error::{Account, ExplainedError},
     transport::Event,
 };
 #[cfg(feature = "tracing")]
@@ -41,7 +41,7 @@ pub(super) fn permission_missing(error: &ExplainedError) {
 }
 
 /// Reports an event of the connections.
-pub(super) fn log(event: &Event<'_>, login: &Login) {
+pub(super) fn log(event: &Event<'_>, account: &Account) {
     #[cfg(feature = "tracing")]
     match *event {
         // These are counted.
@@ -49,9 +49,9 @@ pub(super) fn log(event: &Event<'_>, login: &Login) {
         Event::Unavailable { .. }
         | Event::Explained { .. }
         | Event::StillUnavailable { .. }
-        | Event::Available { .. } => log_availability(event, login),
+        | Event::Available { .. } => log_availability(event, account),
         Event::Rejects { .. } | Event::StillRejects { .. } | Event::Executes { .. } => {
-            log_rejections(event, login);
+            log_rejections(event, account);
         }
         Event::Retired { server, changes } => tracing::info!(
             target: TARGET,
@@ -91,11 +91,11 @@ pub(super) fn log(event: &Event<'_>, login: &Login) {
 }
 
 #[cfg(feature = "tracing")]
-fn log_availability(event: &Event<'_>, login: &Login) {
+fn log_availability(event: &Event<'_>, account: &Account) {
     match *event {
         Event::Unavailable { server, cause, changes, error } => {
             let (server, cause) = (named(server), status_of(cause));
-            let error = ExplainedError::new(error.clone(), login).reason();
+            let error = ExplainedError::new(error.clone(), account).reason();
             let until = match cause {
                 Status::LoginRejected => "accepts it",
                 _ => "answers again",
@@ -114,7 +114,7 @@ fn log_availability(event: &Event<'_>, login: &Login) {
         }
         Event::StillUnavailable { server, cause, outage, error } => {
             let server = named(server);
-            let error = ExplainedError::new(error.clone(), login).reason();
+            let error = ExplainedError::new(error.clone(), account).reason();
             let cause = status_of(cause).to_string().replacen("Redis", "Redis still", 1);
             tracing::warn!(target: TARGET, server, ?outage, error, "{cause}");
         }
@@ -139,11 +139,11 @@ fn remedy(cause: Status) -> &'static str {
 }
 
 #[cfg(feature = "tracing")]
-fn log_rejections(event: &Event<'_>, login: &Login) {
+fn log_rejections(event: &Event<'_>, account: &Account) {
     match *event {
         Event::Rejects { server, changes, error } => {
             let server = named(server);
-            let reason = ExplainedError::new(error.clone(), login).summary();
+            let reason = ExplainedError::new(error.clone(), account).summary();
             tracing::error!(
                 target: TARGET,
                 server,
@@ -153,7 +153,7 @@ fn log_rejections(event: &Event<'_>, login: &Login) {
         }
         Event::StillRejects { server, outage, error } => {
             let server = named(server);
-            let reason = ExplainedError::new(error.clone(), login).summary();
+            let reason = ExplainedError::new(error.clone(), account).summary();
             tracing::error!(
                 target: TARGET,
                 server,

@@ -14,7 +14,7 @@ use redis::RedisError;
 use tokio::runtime::Handle;
 
 use super::{
-    error::{ExplainedError, Login, is_of_one_key, lacks_permission, status_of},
+    error::{Account, ExplainedError, is_of_one_key, lacks_permission, status_of},
     events, probe,
     recent::RecentFailures,
     transport::{
@@ -38,7 +38,7 @@ const PING_AFTER: Duration = Duration::from_secs(60);
 pub(super) struct Monitor {
     /// The prefix of all keys.
     prefix: Arc<str>,
-    login: Login,
+    account: Account,
     counters: Counters,
     recent_failures: RecentFailures,
     last_error: Mutex<Option<(TransportError, SystemTime)>>,
@@ -62,7 +62,7 @@ impl Monitor {
     /// `user` is that of the connections, if it is known.
     pub(super) fn new(prefix: Arc<str>, user: Option<Arc<str>>) -> Self {
         Self {
-            login: Login { user, prefix: Some(prefix.clone()) },
+            account: Account { user, prefix: Some(prefix.clone()) },
             prefix,
             counters: Counters::default(),
             recent_failures: RecentFailures::new(Instant::now()),
@@ -115,7 +115,7 @@ impl Monitor {
         limiter: &str,
         error: TransportError,
     ) -> StoreError {
-        self.failed_with(client, limiter, error, &self.login)
+        self.failed_with(client, limiter, error, &self.account)
     }
 
     /// The same for a limiter whose keys do not have the prefix.
@@ -125,8 +125,8 @@ impl Monitor {
         limiter: &str,
         error: TransportError,
     ) -> StoreError {
-        let login = Login { prefix: None, user: self.login.user.clone() };
-        self.failed_with(client, limiter, error, &login)
+        let account = Account { prefix: None, user: self.account.user.clone() };
+        self.failed_with(client, limiter, error, &account)
     }
 
     fn failed_with(
@@ -134,12 +134,12 @@ impl Monitor {
         client: &Client,
         limiter: &str,
         error: TransportError,
-        login: &Login,
+        account: &Account,
     ) -> StoreError {
         self.recent_failures.add(Instant::now());
         let lacks_permission = error.redis().is_some_and(lacks_permission);
         let is_circuit_open = error.is_circuit_open();
-        let error = ExplainedError::new(error, login);
+        let error = ExplainedError::new(error, account);
         if cfg!(feature = "tracing") {
             if !is_circuit_open && let Some(requests) = self.failed_decisions.next(FAILED_AFTER) {
                 events::decisions_failed(limiter, requests, &error);
@@ -165,7 +165,7 @@ impl Monitor {
 
     /// Explains an error, with the user and the prefix of the keys.
     pub(super) fn explain(&self, error: TransportError) -> ExplainedError {
-        ExplainedError::new(error, &self.login)
+        ExplainedError::new(error, &self.account)
     }
 
     fn count(&self, error: &TransportError) {
@@ -192,7 +192,7 @@ impl Owner for Monitor {
                 let event = BreakerChanged { server, is_open };
                 self.observers().each(|observer| observer.breaker_changed(&event));
             }
-            _ => events::log(event, &self.login),
+            _ => events::log(event, &self.account),
         }
     }
 
