@@ -50,24 +50,6 @@ if action == 'release' then
   return {now}
 end
 
--- Returns the reply for the key whose decision this error of Lua, or of a command, has ended. Redis
--- 6.2 reports that of a command as text behind a position, with `-` before the code if it has one;
--- the position of an error of Lua has no blank.
-local function failure(err)
-  local text = type(err) == 'table' and err.err or err
-  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
-  if string.find(text, FOREIGN, 1, true) then
-    text = 'ERR ' .. text
-  elseif string.find(text, 'WRONGTYPE', 1, true) then
-    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
-  elseif of_command then
-    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
-  elseif not string.find(text, '^%u+ ') then
-    text = 'ERR the key ' .. key .. UNDECIDED .. text
-  end
-  return {err = text}
-end
-
 -- Returns the states of all keys; `false` for a key without one.
 local function read_all()
   return action == 'check' and call('MGET', unpack(KEYS))
@@ -110,7 +92,7 @@ end
 while index < #KEYS do
   local ok, err = pcall(decide_keys)
   if not ok then
-    reply[index + 1] = failure(err)
+    reply[index + 1] = failure(key, err)
   end
 end
 return #KEYS == 1 and reply[2].err and reply[2] or reply

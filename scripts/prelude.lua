@@ -30,6 +30,24 @@ local function fail(key)
   error('the key ' .. key .. FOREIGN .. ': delete it', 0)
 end
 
+-- Returns the reply for a key. This error of Lua, or of a command, has ended the decision about it.
+-- Redis 6.2 reports the error of a command as text behind a position, with `-` before the code if
+-- it has one; the position of an error of Lua has no blank.
+local function failure(key, err)
+  local text = type(err) == 'table' and err.err or err
+  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif of_command then
+    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
+end
+
 -- Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and
 -- what it was rounded up by. So quotas that alternate on one key do not raise the debt with each
 -- conversion.

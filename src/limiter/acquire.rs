@@ -439,8 +439,7 @@ impl Acquire {
         is_late
     }
 
-    /// Returns true once for each block of a key, as far as it is known, that has begun while the
-    /// request waited.
+    /// Returns true once for each known block of a key that has begun while the request waited.
     fn is_blocked(&mut self) -> bool {
         let own = self.charge.own_parts();
         let ends = own.filter_map(|(limiter, key, _)| limiter.blocked_until(key)).max();

@@ -37,7 +37,7 @@ use crate::{
 /// - It checks again when the limit that denied it has units left, and after the requests of this
 ///   process that wait for the same limit and key. So service is in order within a process, and
 ///   each request checks two or three times. Between processes, the order is not defined.
-/// - It is denied immediately if its wait would be too long, as far as that is known.
+/// - It is denied immediately if its wait is known to be too long.
 /// - A new request checks immediately, and can be served before waiting ones.
 /// - A leaky bucket among the limits denies requests that it would delay on its own.
 ///
@@ -427,7 +427,7 @@ impl Charge {
         Some(Decision::uncounted(part.limiter.own().ok()?.policy(part.cost())))
     }
 
-    /// Returns the units that the charge has spent, in the background, as far as that is possible.
+    /// Returns the units that the charge has spent, in the background, if possible.
     pub(crate) fn release_in_background(&self) {
         drop(self.begin_release());
     }

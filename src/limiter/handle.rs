@@ -411,7 +411,7 @@ impl Limiter {
         reported_failure(&self.0.observers, self.0.taken.text, Operation::Release, answer)
     }
 
-    /// Releases units in the background, as far as that is possible.
+    /// Releases units in the background, if possible.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,

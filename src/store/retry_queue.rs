@@ -2,9 +2,9 @@
 //! and instants, and know no limiters and no charges: `limiter/retry.rs` translates.
 //!
 //! Only the first request of a queue sleeps until the quota has units for it, and checks. When it
-//! leaves, the next request checks: immediately, or when units are available, as far as that is
-//! known. If a decision shows units for several requests, these check side by side. Requests that
-//! wait behind have no timer, so a request that is dropped delays no other.
+//! leaves, the next request checks: immediately, or when units are known to be available. If a
+//! decision shows units for several requests, these check side by side. The requests behind the
+//! first one have no timer, so a request that is dropped delays no other.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -145,8 +145,8 @@ impl RetryQueues {
         let QueueEntry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
         let queue = queues.entry(id).or_default().clone();
-        // The map stays locked: otherwise the queue could be removed in the meantime. Whoever needs
-        // both locks takes that of the map first.
+        // The map stays locked: otherwise the queue could be removed in the meantime. Lock order:
+        // the map, then the queue.
         let wakers = {
             let mut queue = lock(&queue);
             queue.update_group(group, max_units, |units| units + cost);
@@ -171,8 +171,7 @@ impl RetryQueues {
         lock(&self.queues).is_empty()
     }
 
-    /// Returns the units that are spent before a request that would join its queue now, as far as
-    /// that is known.
+    /// Returns the known units that are spent before a request that would join its queue now.
     pub(crate) fn units_before(&self, entry: &QueueEntry, arrival: u64) -> u64 {
         let Some(queue) = lock(&self.queues).get(&entry.queue).cloned() else { return 0 };
         let queue = lock(&queue);

@@ -256,7 +256,7 @@ impl CheckBatch {
         late.into_iter().for_each(|(index, decision)| self.release_refused(index, &decision));
     }
 
-    /// Releases what a decision has spent whose caller is gone.
+    /// Releases what a decision has spent, because its caller has gone.
     fn release_refused(&self, index: usize, decision: &Decision) {
         let (key, cost) = {
             let Contents { keys, callers, .. } = &*self.contents();

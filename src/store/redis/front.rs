@@ -42,9 +42,9 @@ use crate::{
 /// for the call before. With 32, and two threads, calls go with one check each: one hot key has
 /// 0.47 M decisions per second, with four 1.33 M.
 const MAX_CALLS: usize = 4;
-/// The same while batches are full: so many checks wait that the connection can take more, and each
-/// call has all the keys that it can. With four, a Redis that is 1 ms away would decide about 256
-/// keys per millisecond at most.
+/// The same while batches are full: the connection has room for more calls, and each call has as
+/// many keys as it can. With four, a Redis that is 1 ms away would decide about 256 keys per
+/// millisecond at most.
 const MAX_FULL_CALLS: usize = 64;
 
 /// The lanes of a store and its clones.

@@ -1,6 +1,5 @@
-//! Late decisions: those about requests that may wait whose callers are gone. What such a decision
-//! has spent or reserved is released, because nobody else can. The calls themselves are in
-//! `batch.rs` and `call.rs`.
+//! Late decisions about requests that may wait: their callers have gone, so this module releases
+//! what the decisions have spent or reserved. The calls themselves are in `batch.rs` and `call.rs`.
 
 use std::{
     pin::Pin,
@@ -72,7 +71,7 @@ impl WaitingCall {
         Self { call, limits, observers, backend: backend.clone(), late }
     }
 
-    /// Executes the call in a task, which awaits the reply even if the caller is gone.
+    /// Executes the call in a task, which awaits the reply even if the caller has gone.
     pub(super) async fn execute(self, deadline: Deadline) -> Result<Decision, TransportError> {
         let client = self.backend.client.clone();
         let slot = client.slot_of(&self.call.limits()[0].key);

@@ -142,7 +142,7 @@ impl RedisStore {
             ));
         }
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
-        let monitor = Arc::new(Monitor::new(prefix.clone()));
+        let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
         Ok(Self {
             front: Front::new(client.clone()),
@@ -216,7 +216,7 @@ impl RedisStore {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
         let Backend { client, monitor, .. } = &self.backend;
         let pinged = client.ping(deadline).await;
-        pinged.map_err(|error| monitor.explain_ping(error).into_store_error())
+        pinged.map_err(|error| monitor.explain(error).into_store_error())
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
@@ -269,7 +269,8 @@ impl RedisStore {
         let Backend { client, monitor, .. } = self.backend.clone();
         StoreFuture::Pending(Box::pin(async move {
             let reply = client.execute(deadline, Command::script(&command, text)).await;
-            let (reply, _) = reply.map_err(|error| monitor.failed(&client, limiter, error))?;
+            let failed = |error| monitor.failed_without_prefix(&client, limiter, error);
+            let (reply, _) = reply.map_err(failed)?;
             Ok(reply)
         }))
     }
