@@ -15,11 +15,11 @@ const PART: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct RecentFailures {
     made: Instant,
-    counts: Mutex<Counts>,
+    counts: Mutex<RecentCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct RecentCounts {
     /// The number of the latest part, since the start.
     part: u64,
     of_parts: [u64; PARTS],
@@ -47,7 +47,7 @@ impl RecentFailures {
     }
 }
 
-impl Counts {
+impl RecentCounts {
     /// Empties the parts that begin between the latest one and `part`.
     fn move_to(&mut self, part: u64) {
         let first = self.part + 1;

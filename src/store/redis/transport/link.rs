@@ -14,27 +14,27 @@ pub(super) mod fake;
 mod header;
 mod line;
 mod login;
+mod queue;
 mod server_state;
 mod session;
 #[cfg(feature = "tls-rustls-no-provider")]
 mod tls;
 mod traffic;
-mod unsent;
 
 #[cfg(feature = "tls-rustls-no-provider")]
 pub(crate) use self::tls::TlsSettings;
 pub(crate) use self::{
     command::Command,
-    connection::{Connection, DynConnection, Link, Replied},
+    connection::{Connection, DynConnection, Opened, Replied},
     deadline::Deadline,
     endpoint::{
         ANSWER_TIMEOUT, Address, CONNECT_TIMEOUT, Connector, Endpoint, Mapping, Place, race,
     },
     error::{TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection},
     header::Header,
-    line::{Line, MAX_SILENCE},
+    line::MAX_SILENCE,
     login::Credentials,
+    queue::{CommandQueue, Position},
     server_state::ServerState,
     session::Session,
-    unsent::{LineTicket, Unsent},
 };

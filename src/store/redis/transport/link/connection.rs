@@ -21,15 +21,14 @@ use super::{
     deadline::Deadline,
     endpoint::ANSWER_TIMEOUT,
     error::is_reply,
-    line::{IDLE, Line, Outcome},
-    unsent::LineTicket,
+    line::{IDLE, Line},
+    queue::{CommandQueue, Outcome, Position},
+    session::Session,
 };
 use crate::sync::lock;
 
 pub(crate) struct Connection {
     link: Link,
-    /// True if the connection ended before a byte of the last command was written.
-    is_unsent: bool,
     /// The runtime in which the connection was made.
     runtime: Handle,
     state: Arc<Mutex<ConnectionState>>,
@@ -75,21 +74,36 @@ impl Clone for Link {
     }
 }
 
-impl Link {
-    /// Sends a command that no caller waits for.
+/// A new connection, before the commands of a channel.
+pub(crate) enum Opened {
+    Session(Session),
+    Given(Box<dyn DynConnection>),
+}
+
+impl Opened {
+    /// Sends a command of the connection's own, before those of a channel.
     pub(crate) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
         match self {
-            Self::Line(line) => {
-                let command = Command::new(command);
-                match line.push(command, Deadline::in_background(), 0).await {
-                    Outcome::Reply(reply) => reply,
-                    Outcome::Late | Outcome::Ended { .. } => {
-                        Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
-                    }
-                }
+            Self::Session(session) => {
+                session.traffic.bound();
+                session.req_packed_command(command).await
             }
             Self::Given(connection) => connection.req_packed_command(command).await,
         }
+    }
+
+    /// Reads the clock of the server. No other command delays the reply, so the first estimate of
+    /// the offset is good. A connection without a reply is found unusable later.
+    pub(crate) async fn read_clock(&mut self) -> Result<ClockOffset, RedisError> {
+        let (mut offset, called) = (ClockOffset::new(), Instant::now());
+        let time = redis::cmd("TIME");
+        let time = timeout(ANSWER_TIMEOUT, self.send(&time)).await;
+        let has_ended = matches!(self, Self::Session(session) if session.traffic.has_ended());
+        if !has_ended && let Ok(time) = time {
+            let (seconds, micros): (f64, f64) = read(time.and_then(without_error)?)?;
+            offset.age(called, seconds * 1e6 + micros);
+        }
+        Ok(offset)
     }
 }
 
@@ -158,46 +172,37 @@ fn read<T: FromRedisValue>(reply: Value) -> Result<T, RedisError> {
 }
 
 impl Connection {
-    /// `has_one_clock` is true if all replies come from one server.
-    pub(crate) fn new(link: Link, has_one_clock: bool) -> Self {
+    /// Opens a connection for the commands of a queue. `clock_offset` is `None` if replies may come
+    /// from several clocks.
+    pub(crate) fn new(
+        opened: Opened,
+        clock_offset: Option<ClockOffset>,
+        queue: &Arc<CommandQueue>,
+    ) -> Self {
+        let link = match opened {
+            Opened::Session(session) => Link::Line(Line::new(session, queue)),
+            Opened::Given(connection) => Link::Given(connection),
+        };
         Self {
             link,
-            is_unsent: false,
             runtime: Handle::current(),
-            state: Arc::new(Mutex::new(ConnectionState::new())),
-            has_one_clock,
+            has_one_clock: clock_offset.is_some(),
+            state: Arc::new(Mutex::new(ConnectionState::new(clock_offset))),
             called: Instant::now(),
         }
-    }
-
-    /// Reads the clock of the server over a new connection. No other command delays the reply, so
-    /// the first estimate of the offset is good.
-    pub(crate) async fn read_clock(&mut self) -> Result<(), RedisError> {
-        if !self.has_one_clock {
-            return Ok(());
-        }
-        let time = redis::cmd("TIME");
-        let deadline = Deadline::new(ANSWER_TIMEOUT);
-        let time = timeout(ANSWER_TIMEOUT, self.send(Command::new(&time), deadline, 0)).await;
-        // If the connection has ended, no command was sent over it, and its callers take another
-        // one.
-        if !self.has_ended()
-            && let Ok(Some(time)) = time
-        {
-            let (seconds, micros): (f64, f64) = read(time.and_then(without_error)?)?;
-            self.age(seconds * 1e6 + micros);
-        }
-        Ok(())
     }
 
     /// Executes a command; returns nothing if its deadline passed before it could be written. If it
     /// is an `EVALSHA` of an unknown script, sends the text: the server has executed nothing then,
     /// and knows the script from now on.
+    ///
+    /// `position` is that of a command that another connection has not written. If this one ends
+    /// before it writes the command, it sets `position` again, and returns an error.
     pub(crate) async fn execute<T: FromRedisValue>(
         &mut self,
         command: Command<'_>,
         deadline: Deadline,
-        ticket: &LineTicket,
+        position: &mut Option<Position>,
     ) -> Option<Replied<T>> {
         self.called = Instant::now();
         if !command.is_ready() {
@@ -205,7 +210,7 @@ impl Connection {
         }
         let sent = Instant::now();
         lock(&self.state).unanswered_since.get_or_insert(sent);
-        let reply = self.send(command, deadline, ticket.number()).await?.and_then(without_error);
+        let reply = self.send(command, deadline, position).await?.and_then(without_error);
         let partial_error = reply.as_ref().ok().and_then(partial_error);
         let result = reply.and_then(read);
         let replied = Replied { result, partial_error, latency: sent.elapsed() };
@@ -233,36 +238,30 @@ impl Connection {
         &mut self,
         command: Command<'_>,
         deadline: Deadline,
-        number: u64,
+        position: &mut Option<Position>,
     ) -> Option<Result<Value, RedisError>> {
-        self.is_unsent = false;
-        let outcome = match &mut self.link {
-            Link::Line(line) => {
-                let outcome = line.push(command, deadline, number);
-                command.hand_over();
-                outcome.await
-            }
-            Link::Given(connection) => {
-                return Some(send_over(&mut **connection, command).await);
-            }
+        let line = match &mut self.link {
+            Link::Line(line) => line,
+            Link::Given(connection) => return Some(send_over(&mut **connection, command).await),
         };
+        let begin = || {
+            let position = line.push(command, deadline);
+            command.hand_over();
+            position
+        };
+        let outcome = position.get_or_insert_with(begin).outcome().await;
+        *position = None;
         match outcome {
-            Outcome::Reply(reply) => Some(reply),
-            Outcome::Late => None,
-            Outcome::Ended { was_written } => {
-                self.is_unsent = !was_written;
-                Some(Err(io::Error::from(io::ErrorKind::BrokenPipe).into()))
-            }
+            Outcome::Reply(reply) => return Some(reply),
+            Outcome::Late => return None,
+            Outcome::Interrupted => {}
+            Outcome::Unsent(kept) => *position = Some(kept),
         }
-    }
-
-    /// Returns whether the connection ended before a byte of the last command was written.
-    pub(crate) fn is_unsent(&self) -> bool {
-        self.is_unsent
+        Some(Err(io::Error::from(io::ErrorKind::BrokenPipe).into()))
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(&self.link, Link::Line(line) if line.traffic().has_ended())
+        matches!(&self.link, Link::Line(line) if line.has_ended())
     }
 
     /// Returns the time since `instant` of the server's clock, in microseconds, for the last
@@ -297,7 +296,6 @@ impl Clone for Connection {
     fn clone(&self) -> Self {
         Self {
             link: self.link.clone(),
-            is_unsent: self.is_unsent,
             runtime: self.runtime.clone(),
             state: self.state.clone(),
             has_one_clock: self.has_one_clock,
@@ -307,8 +305,9 @@ impl Clone for Connection {
 }
 
 impl ConnectionState {
-    fn new() -> Self {
+    fn new(clock_offset: Option<ClockOffset>) -> Self {
         let now = Instant::now();
-        Self { made: now, used: now, unanswered_since: None, clock_offset: ClockOffset::new() }
+        let clock_offset = clock_offset.unwrap_or_else(ClockOffset::new);
+        Self { made: now, used: now, unanswered_since: None, clock_offset }
     }
 }

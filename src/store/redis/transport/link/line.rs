@@ -1,20 +1,22 @@
-//! The line of a connection: commands wait in it until they are written, in the order of their
-//! arrival. It writes none after its deadline, and keeps the order if the server does not know a
-//! script. What replies prove about the server is in `connection.rs`.
+//! The line of a connection: it writes the commands of a channel's queue, in the order of their
+//! arrival, and passes the replies on. It writes none after its deadline, and keeps the order if
+//! the server does not know a script. What replies prove about the server is in `connection.rs`.
 
 use std::{
     collections::VecDeque,
     future::poll_fn,
     mem,
     pin::{Pin, pin},
-    sync::{Arc, Mutex},
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Acquire},
+    },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection};
 use tokio::{
-    sync::oneshot,
     task::{AbortHandle, unconstrained, yield_now},
     time::{Instant, Sleep, sleep},
 };
@@ -22,11 +24,10 @@ use tokio::{
 use super::{
     command::{Command, by_text},
     deadline::Deadline,
+    queue::{CommandQueue, Outcome, Position, Request},
     session::{DriverFuture, Session},
     traffic::Traffic,
-    unsent::Unsent,
 };
-use crate::sync::lock;
 
 /// The number of commands that are handed to the crate `redis` before they are written. Its queue
 /// has room for 50; if it were full, the handover would not be finished by one poll, and the next
@@ -40,27 +41,19 @@ pub(crate) const MAX_SILENCE: Duration = Duration::from_secs(1);
 /// One turn of the runtime then reads the end (`idle` in docs/connections.md: 50 of 50 commands
 /// fail without it). A connection in use reads all the time, and needs no turn.
 pub(crate) const IDLE: Duration = Duration::from_millis(10);
-/// The time in which commands whose connection ended before they were written enter the next line.
-/// Their callers run within microseconds; a caller that does not run, because its runtime is
-/// blocked, must not stop the others. It is a fifth of the default deadline.
-const MAX_REENTRY: Duration = Duration::from_millis(20);
-
 /// The commands of a connection. The connection ends when all clones are dropped.
 #[derive(Clone)]
 pub(crate) struct Line(Arc<LineInner>);
 
 struct LineInner {
-    session: Session,
-    queue: Arc<Mutex<LineQueue>>,
-    unsent: Arc<Unsent>,
+    number: u64,
+    queue: Arc<CommandQueue>,
+    /// Set after the commands that were not written are back in the queue. Whatever the next line
+    /// takes then includes them.
+    has_ended: Arc<AtomicBool>,
+    // The drop of the task ends the line; that of the session then closes the connection.
     _task: WriterTask,
-}
-
-#[derive(Default)]
-struct LineQueue {
-    requests: VecDeque<Request>,
-    waker: Option<Waker>,
-    has_ended: bool,
+    _session: Session,
 }
 
 struct WriterTask(AbortHandle);
@@ -71,111 +64,42 @@ impl Drop for WriterTask {
     }
 }
 
-/// The end of a command.
-pub(crate) enum Outcome {
-    Reply(RedisResult<Value>),
-    /// It was not written before its deadline.
-    Late,
-    /// The connection ended.
-    Ended {
-        was_written: bool,
-    },
-}
-
-/// A command in the line.
-struct Request {
-    cmd: Arc<Cmd>,
-    text: Option<&'static str>,
-    is_asking: bool,
-    deadline: Deadline,
-    /// That of its ticket; 0 for a command that waits for no other one.
-    number: u64,
-    outcome: oneshot::Sender<Outcome>,
-}
-
 impl Line {
-    /// Begins a line over a session. A task owns the session from now on.
-    pub(crate) fn new(session: Session, unsent: &Arc<Unsent>) -> Self {
-        let queue = Arc::<Mutex<LineQueue>>::default();
+    /// Begins a line over a session, which takes the commands of the queue from now on. A task owns
+    /// the session.
+    pub(crate) fn new(session: Session, queue: &Arc<CommandQueue>) -> Self {
         let driver = session.take_driver();
         session.traffic.bound();
+        let (number, has_ended) = (queue.begin_line(), Arc::<AtomicBool>::default());
         let mut writer = Writer {
             commands: session.commands.clone(),
             driver,
             traffic: session.traffic.clone(),
+            number,
             queue: queue.clone(),
-            unsent: unsent.clone(),
-            reentry: Reentry::Ahead,
+            has_ended: has_ended.clone(),
             under_way: VecDeque::new(),
             rejected: VecDeque::new(),
             repeated: VecDeque::new(),
+            broken: vec![],
             watch: None,
             was_answered: false,
-            is_broken: false,
             used: Instant::now(),
         };
         // Unconstrained: the budget of a task must not delay a command behind a later one.
         let task = tokio::spawn(unconstrained(poll_fn(move |cx| writer.poll(cx))));
-        let (unsent, task) = (unsent.clone(), WriterTask(task.abort_handle()));
-        Self(Arc::new(LineInner { session, queue, unsent, _task: task }))
+        let (queue, task) = (queue.clone(), WriterTask(task.abort_handle()));
+        Self(Arc::new(LineInner { number, queue, has_ended, _task: task, _session: session }))
     }
 
-    pub(crate) fn traffic(&self) -> &Arc<Traffic> {
-        &self.0.session.traffic
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.has_ended.load(Acquire)
     }
 
     /// Adds a command, whose position is fixed when this returns.
-    pub(crate) fn push(
-        &self,
-        command: Command<'_>,
-        deadline: Deadline,
-        number: u64,
-    ) -> impl Future<Output = Outcome> + use<> {
-        let LineInner { queue, unsent, .. } = &*self.0;
-        let (outcome, receiver) = oneshot::channel();
-        let (cmd, text) = (Arc::new(command.cmd().clone()), command.text());
-        let is_asking = command.is_asking();
-        let request = Request { cmd, text, is_asking, deadline, number, outcome };
-        let mut queue = lock(queue);
-        if queue.has_ended {
-            unsent.add(number);
-            request.end(false);
-        } else {
-            let requests = &mut queue.requests;
-            let position = requests.iter().rev().take_while(|it| it.number > number).count();
-            requests.insert(requests.len() - position, request);
-            let waker = queue.waker.take();
-            drop(queue);
-            unsent.remove(number);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
-        async { receiver.await.unwrap_or(Outcome::Ended { was_written: true }) }
-    }
-}
-
-impl Request {
-    fn end(self, was_written: bool) {
-        let _ = self.outcome.send(Outcome::Ended { was_written });
-    }
-}
-
-impl Reentry {
-    /// Returns the number of the first command that must be sent before later ones, and is not in
-    /// the line yet. `has_ticket` is true if a command with a ticket is in the line.
-    fn first_unsent(&mut self, unsent: &Unsent, has_ticket: bool, cx: &mut Context<'_>) -> u64 {
-        if matches!(self, Self::Ahead) && has_ticket {
-            *self = Self::Until(Box::pin(sleep(MAX_REENTRY)));
-        }
-        let Self::Until(end) = self else { return u64::MAX };
-        if end.as_mut().poll(cx).is_ready() {
-            // The others are in tasks that do not run.
-            *self = Self::Over;
-            unsent.clear();
-            return u64::MAX;
-        }
-        unsent.first(cx.waker()).unwrap_or(u64::MAX)
+    pub(crate) fn push(&self, command: Command<'_>, deadline: Deadline) -> Position {
+        let LineInner { number, queue, .. } = &*self.0;
+        queue.push(*number, command, deadline)
     }
 }
 
@@ -185,9 +109,10 @@ struct Writer {
     commands: MultiplexedConnection,
     driver: DriverFuture,
     traffic: Arc<Traffic>,
-    queue: Arc<Mutex<LineQueue>>,
-    unsent: Arc<Unsent>,
-    reentry: Reentry,
+    /// The number of the line.
+    number: u64,
+    queue: Arc<CommandQueue>,
+    has_ended: Arc<AtomicBool>,
     /// In the order in which they were written, which is that of their replies.
     under_way: VecDeque<Exchange>,
     /// The commands whose scripts the server does not know. No further command is written until all
@@ -197,22 +122,15 @@ struct Writer {
     rejected: VecDeque<Request>,
     /// Those that are to be written again now.
     repeated: VecDeque<Repeated>,
+    /// Those that had an error of the connection, whose driver ends then; true if bytes of the
+    /// command were written. The line ends in the same turn.
+    broken: Vec<(Request, bool)>,
     /// Set while commands are under way.
     watch: Option<Pin<Box<Sleep>>>,
     /// True if a reply has come since the watch was set.
     was_answered: bool,
-    /// True if a command had an error of the connection, whose driver ends then.
-    is_broken: bool,
     /// The time of the last command.
     used: Instant,
-}
-
-/// The time in which the commands of the connection before enter the line.
-enum Reentry {
-    /// No command with a ticket has come: the callers have no connection yet.
-    Ahead,
-    Until(Pin<Box<Sleep>>),
-    Over,
 }
 
 struct Exchange {
@@ -235,7 +153,7 @@ impl Writer {
             // writes what the last turn has handed over.
             let has_ended = self.driver.as_mut().poll(cx).is_ready();
             self.read(cx);
-            if has_ended || self.is_broken || self.is_abandoned(cx) {
+            if has_ended || !self.broken.is_empty() || self.is_abandoned(cx) {
                 self.end();
                 return Poll::Ready(());
             }
@@ -270,15 +188,9 @@ impl Writer {
         if request.text.is_some() && !has_text && reply.as_ref().is_err_and(is_unknown) {
             self.rejected.push_back(request);
         } else if reply.as_ref().is_err_and(RedisError::is_io_error) {
-            self.is_broken = true;
-            if self.traffic.written() == written_before {
-                // It ends with the others that were not written, which are to stay behind it.
-                self.repeated.push_back(Repeated { request, has_text });
-            } else {
-                request.end(true);
-            }
+            self.broken.push((request, self.traffic.written() != written_before));
         } else {
-            let _ = request.outcome.send(Outcome::Reply(reply));
+            request.end(Outcome::Reply(reply));
         }
     }
 
@@ -311,7 +223,7 @@ impl Writer {
     /// After an idle time, lets the runtime read that the server has closed the connection, before
     /// a command is written. It could not while a task blocked it, or the process was stopped.
     fn notices_end(&mut self, cx: &mut Context<'_>) -> bool {
-        let is_idle = self.used.elapsed() >= IDLE && !lock(&self.queue).requests.is_empty();
+        let is_idle = self.used.elapsed() >= IDLE && self.queue.has_commands_for(self.number);
         if is_idle {
             self.used = Instant::now();
             // Wakes this task when the runtime has read.
@@ -328,24 +240,16 @@ impl Writer {
         if !self.rejected.is_empty() {
             return vec![];
         }
-        let queue = &mut *lock(&self.queue);
-        let has_ticket = queue.requests.back().is_some_and(|it| it.number > 0);
-        let first = self.reentry.first_unsent(&self.unsent, has_ticket, cx);
-        let count = queue.requests.partition_point(|it| it.number < first).min(MAX_AT_ONCE);
-        let next = queue.requests.drain(..count);
-        let next = next.map(|request| Repeated { request, has_text: false }).collect();
-        if count == 0 {
-            queue.waker = Some(cx.waker().clone());
-        }
-        next
+        let next = self.queue.take(self.number, MAX_AT_ONCE, cx.waker()).into_iter();
+        next.map(|request| Repeated { request, has_text: false }).collect()
     }
 
     fn hand_over(&mut self, cx: &mut Context<'_>, request: Request, has_text: bool) {
-        if request.outcome.is_closed() {
+        if request.is_closed() {
             return; // its caller is gone
         }
         if request.deadline.is_too_late() {
-            let _ = request.outcome.send(Outcome::Late);
+            request.end(Outcome::Late);
             return;
         }
         let mut commands = self.commands.clone();
@@ -389,7 +293,7 @@ impl Writer {
                 self.watch = None;
                 return false;
             }
-            let is_gone = |exchange: &Exchange| exchange.request.outcome.is_closed();
+            let is_gone = |exchange: &Exchange| exchange.request.is_closed();
             if !mem::take(&mut self.was_answered) && self.under_way.iter().all(is_gone) {
                 return true;
             }
@@ -398,28 +302,20 @@ impl Writer {
         false
     }
 
-    /// Ends all commands.
+    /// Ends the line. Commands of which no byte was written go back to the queue.
     fn end(&mut self) {
-        let waiting = {
-            let queue = &mut *lock(&self.queue);
-            queue.has_ended = true;
-            mem::take(&mut queue.requests)
-        };
         let written = self.traffic.written();
         let under_way = self.under_way.drain(..);
-        let mut ended: Vec<_> =
-            under_way.map(|it| (it.request, written != it.written_before)).collect();
+        let mut ended = mem::take(&mut self.broken);
+        ended.extend(under_way.map(|it| (it.request, written != it.written_before)));
         let repeated = self.repeated.drain(..).map(|it| it.request);
-        let unsent = self.rejected.drain(..).chain(repeated).chain(waiting);
-        ended.extend(unsent.map(|request| (request, false)));
-        // All of them, before the first one is sent again.
-        for (request, was_written) in &ended {
-            if !was_written && !request.outcome.is_closed() {
-                self.unsent.add(request.number);
-            }
-        }
-        for (request, was_written) in ended {
-            request.end(was_written);
+        ended.extend(self.rejected.drain(..).chain(repeated).map(|request| (request, false)));
+        let (interrupted, unsent): (Vec<_>, Vec<_>) =
+            ended.into_iter().partition(|(_, was_written)| *was_written);
+        let unsent = unsent.into_iter().map(|(request, _)| request).collect();
+        self.queue.end_line(self.number, unsent, &self.has_ended);
+        for (request, _) in interrupted {
+            request.end(Outcome::Interrupted);
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    super::link::{Connection, LineTicket, MAX_SILENCE, Unsent},
+    super::link::{CommandQueue, Connection, MAX_SILENCE, Position},
     server::{Connected, Server},
 };
 use crate::sync::lock;
@@ -34,7 +34,8 @@ pub(crate) struct Channel {
     /// The number of connections to the server so far, of all its channels.
     connections_made: Arc<AtomicUsize>,
     current: Arc<Mutex<Option<Current>>>,
-    unsent: Arc<Unsent>,
+    /// Its commands that are not written yet.
+    queue: Arc<CommandQueue>,
     /// Held while connecting, so that one attempt serves all callers.
     attempts: tokio::sync::Mutex<Attempts>,
 }
@@ -71,7 +72,7 @@ impl FailedAttempt {
 impl Channel {
     pub(crate) fn new(server: Arc<Server>, connections_made: Arc<AtomicUsize>) -> Self {
         let (current, attempts) = (Arc::default(), tokio::sync::Mutex::default());
-        Self { server, connections_made, current, unsent: Arc::default(), attempts }
+        Self { server, connections_made, current, queue: Arc::default(), attempts }
     }
 
     /// Returns the connection as it is, usable or not.
@@ -117,10 +118,10 @@ impl Channel {
     }
 
     fn attempt(&self) -> Attempt {
-        let (server, unsent) = (self.server.clone(), self.unsent.clone());
+        let (server, queue) = (self.server.clone(), self.queue.clone());
         let (current, made) = (self.current.clone(), self.connections_made.clone());
         let attempt = async move {
-            let made_now = connect(&server, &unsent).await.map_err(FailedAttempt::new)?;
+            let made_now = connect(&server, &queue).await.map_err(FailedAttempt::new)?;
             let connection = made_now.connection.clone();
             *lock(&current) = Some(made_now);
             made.fetch_add(1, Relaxed);
@@ -141,9 +142,9 @@ impl Channel {
         has_replies && !self.server.is_outdated(*generation)
     }
 
-    /// Returns the place of a command behind those that were sent before.
-    pub(crate) fn ticket(&self) -> LineTicket {
-        self.unsent.ticket()
+    /// Takes a command back that has kept its place. Returns false if it may have been written.
+    pub(crate) fn withdraw(&self, position: Position) -> bool {
+        self.queue.withdraw(position)
     }
 
     pub(crate) fn give_up(&self, connection: &Connection) {
@@ -152,14 +153,17 @@ impl Channel {
 }
 
 /// Makes a connection to the server, again if another server took its place meanwhile.
-async fn connect(server: &Server, unsent: &Arc<Unsent>) -> Result<Current, RedisError> {
+async fn connect(server: &Server, queue: &Arc<CommandQueue>) -> Result<Current, RedisError> {
     loop {
-        let attempt = timeout(MAX_ATTEMPT, server.connect(unsent)).await;
-        let Connected { link, generation } =
+        let attempt = timeout(MAX_ATTEMPT, server.connect()).await;
+        let Connected { mut opened, generation } =
             attempt.map_err(|_| (ErrorKind::Io, "the attempt to connect took too long"))??;
-        let mut connection = Connection::new(link, server.has_one_clock());
-        connection.read_clock().await?;
+        let clock_offset = match server.has_one_clock() {
+            true => Some(opened.read_clock().await?),
+            false => None,
+        };
         if !server.is_outdated(generation) {
+            let connection = Connection::new(opened, clock_offset, queue);
             return Ok(Current { connection, generation });
         }
     }

@@ -379,13 +379,13 @@ impl Node {
     /// command there. It takes up to 1.4 s.
     async fn examine(&self) -> ServerState {
         // A connection of its own: no other command has a place on it.
-        let mut link = match timeout(ANSWER_TIMEOUT, self.server.connect(&Arc::default())).await {
+        let mut opened = match timeout(ANSWER_TIMEOUT, self.server.connect()).await {
             Err(_) => return ServerState::Unavailable,
             Ok(Err(error)) => return TransportError::of_redis(error).server_state(),
-            Ok(Ok(connected)) => connected.link,
+            Ok(Ok(connected)) => connected.opened,
         };
         let time = redis::cmd("TIME"); // needs no key, and a user of scripts may read the clock
-        match timeout(TIME_TIMEOUT, link.send(&time)).await {
+        match timeout(TIME_TIMEOUT, opened.send(&time)).await {
             Ok(Err(error)) if !is_reply(&error) => ServerState::Unavailable,
             Ok(_) => ServerState::Slow,
             Err(_) => ServerState::Silent,
@@ -432,26 +432,27 @@ impl Sending {
         command: Command<'_>,
     ) -> Option<Result<(T, Option<RedisError>), RedisError>> {
         let mut was_resent = false;
-        let mut ticket = None;
+        // That of a command which a connection has not written.
+        let mut position = None;
         loop {
-            let connection = timeout(deadline.left_to_send(), channel.connection());
-            let connection = match connection.await.ok()? {
-                Ok(connection) => self.connection.insert(connection),
-                Err(error) => return Some(Err(error)),
+            let connection = timeout(deadline.left_to_send(), channel.connection()).await;
+            let connection = match connection {
+                Ok(Ok(connection)) if !deadline.is_too_late() => self.connection.insert(connection),
+                ended => {
+                    // Another caller may have made a connection that has written it.
+                    self.was_sent = position.is_some_and(|position| !channel.withdraw(position));
+                    return ended.ok()?.err().map(Err);
+                }
             };
-            if deadline.is_too_late() {
-                return None;
-            }
             self.was_sent = true;
-            let ticket = ticket.get_or_insert_with(|| channel.ticket());
-            let replied = deadline.wait_for(connection.execute(command, deadline, ticket)).await?;
-            let Some(replied) = replied else {
+            let replied = connection.execute(command, deadline, &mut position);
+            let Some(replied) = deadline.wait_for(replied).await? else {
                 self.was_sent = false;
                 return None;
             };
             node.record_reply(&replied, command);
             let Replied { result, partial_error, .. } = replied;
-            if result.is_ok() || !connection.is_unsent() {
+            if result.is_ok() || position.is_none() {
                 return Some(result.map(|reply| (reply, partial_error)));
             }
             self.was_sent = false;

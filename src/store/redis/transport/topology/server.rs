@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::RedisError;
 
 use super::{
-    super::link::{CONNECT_TIMEOUT, DynConnection, Endpoint, Line, Link, Unsent},
+    super::link::{CONNECT_TIMEOUT, DynConnection, Endpoint, Opened},
     sentinel::Sentinels,
 };
 
@@ -21,23 +21,22 @@ pub(crate) enum Server {
 
 /// A new connection.
 pub(crate) struct Connected {
-    pub(crate) link: Link,
+    pub(crate) opened: Opened,
     /// The argument for [`is_outdated`](Server::is_outdated).
     pub(crate) generation: u64,
 }
 
 impl Server {
-    /// Connects, for a channel whose commands that were not sent are `unsent`.
-    pub(crate) async fn connect(&self, unsent: &Arc<Unsent>) -> Result<Connected, RedisError> {
+    pub(crate) async fn connect(&self) -> Result<Connected, RedisError> {
         let (session, generation) = match self {
             Self::One(endpoint) => (endpoint.open(CONNECT_TIMEOUT, None, None).await?, 0),
             Self::Sentinel(sentinels) => sentinels.connect().await?,
             Self::Given(connection) => {
-                let link = Link::Given(connection.boxed());
-                return Ok(Connected { link, generation: 0 });
+                let opened = Opened::Given(connection.boxed());
+                return Ok(Connected { opened, generation: 0 });
             }
         };
-        Ok(Connected { link: Link::Line(Line::new(session, unsent)), generation })
+        Ok(Connected { opened: Opened::Session(session), generation })
     }
 
     /// Returns the address, or the name of the master, for errors.

@@ -1,6 +1,9 @@
 //! The order and the deadlines of commands, over a server whose replies are scripted.
 
-use std::sync::{Mutex, atomic::AtomicBool, atomic::Ordering::SeqCst};
+use std::{
+    sync::{Mutex, atomic::Ordering::SeqCst},
+    time::Duration,
+};
 
 use redis::{ErrorKind, RedisConnectionInfo};
 
@@ -11,19 +14,28 @@ use super::{
     },
     *,
 };
+use crate::sync::lock;
 
 const LONG: Duration = Duration::from_secs(60);
 
 /// A server that writes down the words of commands, and a line to it.
 struct Setup {
     line: Line,
-    unsent: Arc<Unsent>,
+    queue: Arc<CommandQueue>,
     seen: Arc<Mutex<Vec<String>>>,
     _server: Fake,
 }
 
 impl Setup {
     async fn new(answer: impl Fn(&[&str]) -> String + Send + Sync + 'static) -> Self {
+        Self::over(Arc::default(), answer).await
+    }
+
+    /// A line that takes the commands of this queue.
+    async fn over(
+        queue: Arc<CommandQueue>,
+        answer: impl Fn(&[&str]) -> String + Send + Sync + 'static,
+    ) -> Self {
         let seen = Arc::<Mutex<Vec<String>>>::default();
         let seen_by_server = seen.clone();
         let server = Fake::start(move |_, words| {
@@ -34,9 +46,8 @@ impl Setup {
         let login = RedisConnectionInfo::default().set_skip_set_lib_name();
         let endpoint = Endpoint::new(place, login, None);
         let session = endpoint.open(CONNECT_TIMEOUT, None, None);
-        let unsent = Arc::<Unsent>::default();
-        let line = Line::new(session.await.unwrap(), &unsent);
-        Self { line, unsent, seen, _server: server }
+        let line = Line::new(session.await.unwrap(), &queue);
+        Self { line, queue, seen, _server: server }
     }
 
     async fn of_echo() -> Self {
@@ -44,24 +55,23 @@ impl Setup {
     }
 
     /// Adds a command, which the server sees as this word.
-    fn push(
-        &self,
-        word: &str,
-        number: u64,
-        within: Duration,
-    ) -> impl Future<Output = Outcome> + use<> {
-        self.line.push(Command::new(&redis::cmd(word)), Deadline::new(within), number)
+    fn push(&self, word: &str, within: Duration) -> Position {
+        self.line.push(Command::new(&redis::cmd(word)), Deadline::new(within))
     }
 
-    fn push_script(&self, argument: &str) -> impl Future<Output = Outcome> + use<> {
+    fn push_script(&self, argument: &str) -> Position {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg("hash").arg(0).arg(argument);
-        self.line.push(Command::script(&cmd, "text"), Deadline::new(LONG), 0)
+        self.line.push(Command::script(&cmd, "text"), Deadline::new(LONG))
     }
 
     fn seen(&self) -> Vec<String> {
         lock(&self.seen).clone()
     }
+}
+
+async fn outcome(mut position: Position) -> Outcome {
+    position.outcome().await
 }
 
 fn is_reply(outcome: Outcome) -> bool {
@@ -72,9 +82,9 @@ fn is_reply(outcome: Outcome) -> bool {
 async fn commands_are_written_in_the_order_of_their_arrival() {
     let setup = Setup::of_echo().await;
     let words: Vec<_> = (0..100).map(|number| format!("C{number}")).collect();
-    let outcomes: Vec<_> = words.iter().map(|word| setup.push(word, 0, LONG)).collect();
-    for outcome in outcomes {
-        assert!(is_reply(outcome.await));
+    let outcomes: Vec<_> = words.iter().map(|word| setup.push(word, LONG)).collect();
+    for position in outcomes {
+        assert!(is_reply(outcome(position).await));
     }
     assert_eq!(setup.seen(), words);
 }
@@ -82,41 +92,53 @@ async fn commands_are_written_in_the_order_of_their_arrival() {
 #[tokio::test]
 async fn a_command_is_not_written_after_its_deadline_nor_if_its_caller_is_gone() {
     let setup = Setup::of_echo().await;
-    let late = setup.push("LATE", 0, Duration::ZERO);
-    drop(setup.push("GONE", 0, LONG));
-    let last = setup.push("LAST", 0, LONG);
-    assert!(matches!(late.await, Outcome::Late));
-    assert!(is_reply(last.await));
+    let late = setup.push("LATE", Duration::ZERO);
+    drop(setup.push("GONE", LONG));
+    let last = setup.push("LAST", LONG);
+    assert!(matches!(outcome(late).await, Outcome::Late));
+    assert!(is_reply(outcome(last).await));
     assert_eq!(setup.seen(), ["LAST"]);
 }
 
 #[tokio::test]
-async fn commands_that_another_line_has_not_written_come_before_later_ones() {
-    let setup = Setup::of_echo().await;
-    for number in [1, 2] {
-        setup.unsent.add(number);
+async fn commands_that_a_line_has_not_written_are_written_first_by_the_next_one() {
+    let first = Setup::of_echo().await;
+    let kept: Vec<_> = ["A", "B"].map(|word| first.push(word, LONG)).into();
+    let Setup { line, queue, .. } = first;
+    drop(line); // before its task has run
+    let next = Setup::over(queue, |_| "+OK\r\n".to_owned()).await;
+    let last = next.push("LAST", LONG);
+    // Their callers do not run meanwhile.
+    assert!(is_reply(outcome(last).await));
+    assert_eq!(next.seen(), ["A", "B", "LAST"]);
+    for position in kept {
+        let Outcome::Unsent(again) = outcome(position).await else { panic!("it was written") };
+        assert!(is_reply(outcome(again).await));
     }
-    // In the order in which their callers run.
-    let outcomes = [3, 2, 1].map(|number| setup.push(&format!("C{number}"), number, LONG));
-    for outcome in outcomes {
-        assert!(is_reply(outcome.await));
-    }
-    assert_eq!(setup.seen(), ["C1", "C2", "C3"]);
 }
 
 #[tokio::test]
-async fn later_commands_wait_for_one_that_is_not_sent_again_but_not_for_ever() {
-    let setup = Setup::of_echo().await;
-    let gone = setup.unsent.ticket(); // its drop gives the place up
-    let stuck = setup.unsent.ticket();
-    for ticket in [&gone, &stuck] {
-        setup.unsent.add(ticket.number());
-    }
-    let last = setup.push("LAST", 3, LONG);
-    drop(gone);
-    assert!(is_reply(last.await), "the time for the other one is over");
-    assert_eq!(setup.seen(), ["LAST"]);
-    assert_eq!(setup.unsent.first(Waker::noop()), None);
+async fn a_command_that_has_no_line_is_withdrawn_and_one_that_was_taken_is_not() {
+    let setup = Setup::new(|_| String::new()).await; // closes the connection
+    assert!(matches!(outcome(setup.push("WRITTEN", LONG)).await, Outcome::Interrupted));
+    let [one, other] = ["ONE", "OTHER"].map(|word| setup.push(word, LONG));
+    let Outcome::Unsent(one) = outcome(one).await else { panic!("it was written") };
+    assert!(setup.queue.withdraw(one));
+    let Setup { queue, .. } = setup;
+    let next = Setup::over(queue, |_| "+OK\r\n".to_owned()).await;
+    let Outcome::Unsent(mut other) = outcome(other).await else { panic!("it was written") };
+    assert!(is_reply(other.outcome().await));
+    assert!(!next.queue.withdraw(other));
+    assert_eq!(next.seen(), ["OTHER"]);
+}
+
+#[tokio::test]
+async fn a_line_that_another_one_has_replaced_takes_no_command() {
+    let old = Setup::of_echo().await;
+    let next = Setup::over(old.queue.clone(), |_| "+OK\r\n".to_owned()).await;
+    let Outcome::Unsent(again) = outcome(old.push("WORD", LONG)).await else { panic!("written") };
+    assert!(is_reply(outcome(again).await));
+    assert_eq!((old.seen(), next.seen()), (vec![], vec!["WORD".to_owned()]));
 }
 
 #[tokio::test]
@@ -132,24 +154,15 @@ async fn scripts_that_the_server_does_not_know_are_written_again_in_order() {
     })
     .await;
     let outcomes: Vec<_> = ["a", "b", "c"].map(|word| setup.push_script(word)).into();
-    for (outcome, word) in outcomes.into_iter().zip(["a", "b", "c"]) {
-        let Outcome::Reply(Ok(reply)) = outcome.await else { panic!("{word} has no reply") };
+    for (position, word) in outcomes.into_iter().zip(["a", "b", "c"]) {
+        let Outcome::Reply(Ok(reply)) = outcome(position).await else {
+            panic!("{word} has no reply")
+        };
         assert_eq!(reply, Value::SimpleString(word.to_owned()));
     }
     let by_hash = ["a", "b", "c"].map(|word| format!("EVALSHA hash 0 {word}"));
     let again = ["EVAL text 0 a", "EVALSHA hash 0 b", "EVALSHA hash 0 c"];
     assert_eq!(setup.seen(), [&by_hash[..], &again.map(str::to_owned)].concat());
-}
-
-#[tokio::test]
-async fn a_command_that_was_written_is_not_repeated_and_one_that_was_not_keeps_its_place() {
-    let setup = Setup::new(|_| String::new()).await; // closes the connection
-    let written = setup.push("WRITTEN", 1, LONG);
-    assert!(matches!(written.await, Outcome::Ended { was_written: true }));
-    let unsent = setup.push("UNSENT", 2, LONG);
-    assert_eq!(setup.unsent.first(Waker::noop()), Some(2));
-    assert!(matches!(unsent.await, Outcome::Ended { was_written: false }));
-    assert_eq!(setup.seen(), ["WRITTEN"]);
 }
 
 #[tokio::test]
@@ -159,10 +172,10 @@ async fn an_error_of_one_command_fails_no_other_one() {
         _ => "+OK\r\n".to_owned(),
     })
     .await;
-    let outcomes = ["GOOD", "BAD", "ALSO"].map(|word| setup.push(word, 0, LONG));
+    let outcomes = ["GOOD", "BAD", "ALSO"].map(|word| setup.push(word, LONG));
     let [good, bad, also] = outcomes;
-    assert!(is_reply(good.await));
-    let Outcome::Reply(Err(error)) = bad.await else { panic!("no error") };
+    assert!(is_reply(outcome(good).await));
+    let Outcome::Reply(Err(error)) = outcome(bad).await else { panic!("no error") };
     assert_eq!(error.kind(), ErrorKind::Server(ServerErrorKind::ResponseError));
-    assert!(is_reply(also.await));
+    assert!(is_reply(outcome(also).await));
 }
