@@ -27,7 +27,7 @@ pub(crate) use self::redis::ScriptText;
 #[cfg(feature = "tls-rustls-no-provider")]
 pub use self::redis::Tls;
 #[cfg(all(test, feature = "redisson"))]
-pub(crate) use self::redis::is_written;
+pub(crate) use self::redis::assert_written;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]

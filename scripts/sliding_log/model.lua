@@ -1,4 +1,17 @@
 -- Model of the sliding log: the functions of the engine. state.lua stands before this text.
+--
+-- The twin is src/algorithm/sliding_log.rs. It keeps the whole log; here, a page is read at a time.
+--
+--   in Lua                                         | in Rust
+--   initial, step_back, advance, adopt, earliest,  | the same names
+--     commit, reset_after, find_live, leaving,     |
+--     first_instant                                |
+--   lower, refund_at, refund_any                   | the same names
+--   release, with move_dead and put_living         | refund, which removes entries of no units
+--   scan, read_entries, instant_of, leading        | the iterators of `VecDeque`
+--   read_foot, foot                                | decode, save, restore
+--   merges, cuts, condensed, widened, newest       | none: they decide nothing, only how the value
+--                                                  | is stored
 local tail, first_read -- the end of the value, and the index of the first entry in it
 
 -- Returns nothing: a log contains its reservations.

@@ -132,7 +132,7 @@ impl FromRedisValue for AcquireReply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::is_written;
+    use crate::store::assert_written;
 
     #[test]
     fn the_scripts_are_in_the_repo_as_they_are_sent() {
@@ -144,14 +144,11 @@ mod tests {
             ("expire", &EXPIRE),
             ("config", &CONFIG),
         ];
-        let changed = scripts.into_iter().filter(|(name, script)| {
+        for (name, script) in scripts {
             let purpose = format!("{name} of a limiter in Redisson's format.");
             let files = script.files.iter().map(|file| format!("redisson/{file}.lua"));
-            let files = files.collect::<Vec<_>>().join(", ");
-            let name = format!("redisson_{name}");
-            !is_written(&name, &purpose, &format!("ARGS, {files}"), script.sent())
-        });
-        let remedy = "`scripts/sent` was not what is sent: commit it as it is written now";
-        assert_eq!(changed.count(), 0, "{remedy}");
+            let files = format!("ARGS, {}", files.collect::<Vec<_>>().join(", "));
+            assert_written(&format!("redisson_{name}"), &purpose, &files, script.sent());
+        }
     }
 }

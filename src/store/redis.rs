@@ -24,7 +24,7 @@ mod transport;
 #[cfg(feature = "redisson")]
 pub(crate) use self::script_text::ScriptText;
 #[cfg(all(test, feature = "redisson"))]
-pub(crate) use self::script_text::is_written;
+pub(crate) use self::script_text::assert_written;
 #[cfg(feature = "tls-rustls-no-provider")]
 pub use self::tls::Tls;
 #[cfg(feature = "redisson")]

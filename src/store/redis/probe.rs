@@ -3,12 +3,10 @@
 
 use std::sync::LazyLock;
 
-use redis::Script;
+use super::{script_text::ScriptText, transport::Probe};
 
-use super::transport::Probe;
-
-const TEXT: &str = include_str!("../../../scripts/probe.lua");
-static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
+static SCRIPT: LazyLock<ScriptText> =
+    LazyLock::new(|| ScriptText::new(include_str!("../../../scripts/probe.lua")));
 
 /// Makes the probe of a ping, which uses every command of the scripts that decide. The key has this
 /// prefix and hash tag.
@@ -40,13 +38,20 @@ pub(super) fn proof(prefix: &str, key: &[u8]) -> Probe {
 
 fn of_key(key: &[u8]) -> Probe {
     let mut cmd = redis::cmd("EVALSHA");
-    cmd.arg(SCRIPT.get_hash()).arg(1).arg(key);
-    Probe { cmd, text: TEXT }
+    cmd.arg(&*SCRIPT.hash).arg(1).arg(key);
+    Probe { cmd, text: &SCRIPT.text }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::script_text::assert_written, *};
+
+    #[test]
+    fn the_script_of_the_probe_is_in_the_repo_as_it_is_sent() {
+        let purpose =
+            "Finds out whether a server decides: changes nothing, and needs all commands.";
+        assert_written("probe", purpose, "probe.lua", &SCRIPT);
+    }
 
     #[test]
     fn its_key_is_in_the_slot_of_the_other_key() {

@@ -54,10 +54,10 @@ fn comment_start(line: &str) -> usize {
     line.len()
 }
 
-/// Writes the text that is sent to a file of `scripts/sent`: what a server runs can be read in one
-/// piece, and a review sees each change of it. Returns false if the file had another text.
+/// Writes the text that is sent to a file of `scripts/sent`, and fails if the file had another one:
+/// what a server runs can be read in one piece, and a review sees each change of it.
 #[cfg(test)]
-pub(crate) fn is_written(name: &str, purpose: &str, files: &str, script: &ScriptText) -> bool {
+pub(crate) fn assert_written(name: &str, purpose: &str, files: &str, script: &ScriptText) {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/sent");
     let path = folder.join(name).with_extension("lua");
     let text = format!(
@@ -65,12 +65,11 @@ pub(crate) fn is_written(name: &str, purpose: &str, files: &str, script: &Script
          are not sent:\n-- {files}\n-- EVALSHA names the text below this line {}\n{}",
         script.hash, script.text
     );
-    let is_written = std::fs::read_to_string(&path).ok().as_ref() == Some(&text);
-    if !is_written {
+    if std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
         std::fs::create_dir_all(folder).unwrap();
         std::fs::write(path, text).unwrap();
+        panic!("scripts/sent/{name}.lua was not what is sent: commit it as it is written now");
     }
-    is_written
 }
 
 #[cfg(test)]
