@@ -296,11 +296,9 @@ impl AnyStore {
         self.as_dyn().health()
     }
 
-    /// Adds an observer: see [`MemoryStore::observe`].
-    #[must_use]
-    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
-        self.add_observer(observer);
-        self
+    /// Adds an observer to the store and its clones: see [`MemoryStore::add_observer`].
+    pub fn add_observer(&self, observer: Arc<dyn Observer>) {
+        self.as_dyn().add_observer(observer);
     }
 
     /// Returns the store, for calls other than decisions.

@@ -12,7 +12,7 @@ use crate::{
     decision::{Decision, KeyState},
     error::Error,
     keys::Key,
-    observe::{KeyChange, KeyChanged, Operation},
+    observe::{KeyChange, Operation},
     store::{LimitRequest, Store, StoreRequest},
 };
 
@@ -271,7 +271,6 @@ impl Limiter {
     }
 
     fn report_change(&self, key: &Key<'_>, change: KeyChange) {
-        let event = KeyChanged { limiter: self.name(), key, change };
-        report_key_changed(self.observers(), &event);
+        report_key_changed(self.observers(), self.name(), key, change);
     }
 }

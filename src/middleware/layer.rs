@@ -653,7 +653,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///
     /// # let quota = Quota::per_second(10);
     /// let metrics = Arc::new(Metrics::new());
-    /// let store = MemoryStore::new().observe(metrics.clone());
+    /// let store = MemoryStore::new();
+    /// store.add_observer(metrics.clone());
     /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::by_rule(move |_: &Parts| Ok(Charge::new(&limiter, "all")))
     ///     .observe(metrics);

@@ -542,7 +542,7 @@ async fn a_late_release_is_one_event_for_each_limit() {
     let proxy = Proxy::start(&server);
     let quick = connect(&proxy.url(), Duration::from_millis(50)).await;
     let recorder = Recorder::new();
-    let quick = quick.observe(recorder.clone());
+    quick.add_observer(recorder.clone());
     let named =
         |name| Limiter::new(name, quick.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (one, other) = (named("one"), named("other"));
