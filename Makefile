@@ -41,8 +41,8 @@ lint: msrv long-lines
 	done
 	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
 
-# At most 100 columns: rustfmt does not break comments and strings, and does not format Lua. Nobody
-# can break URLs and the rows of tables, and a test writes those of scripts/sent.
+# At most 100 columns: rustfmt does not break comments and strings, and does not format Lua. URLs
+# and the rows of tables cannot be broken, and a test writes the lines of scripts/sent.
 long-lines:
 	@git ls-files '*.rs' '*.lua' ':!scripts/sent' | xargs awk 'length > 100 && !/https?:\/\// && !/^ *\/\/[\/!] \|/ { \
 	  print FILENAME ":" FNR ": " length " columns, more than 100"; found = 1 } END { exit found }'

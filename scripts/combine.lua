@@ -8,19 +8,26 @@ for i = 1, #KEYS do
   limits[i] = {cost = cost, max_wait = max_wait}
   is_plain = is_plain and max_wait == 0
 end
-for i, limit in ipairs(limits) do
-  local params, over = ARGV[i + 1], nil
-  local decide = algorithms[string.byte(params)]
-  limit.wait, over, limit.finish = decide(KEYS[i], params, limit.cost, limit.max_wait, is_plain)
-  wait, too_long = math.max(wait, limit.wait), math.max(too_long, over)
-end
 
+local key -- of the limit at work, for an error
 local reply = {now}
-for i, limit in ipairs(limits) do
-  if can_be_denied then
-    reply[i + 1] = limit.finish(too_long == 0, wait)
-  else -- units that are spent for one limit do not wait for another
-    reply[i + 1] = limit.finish(true, limit.wait)
+local function decide_all()
+  for i, limit in ipairs(limits) do
+    local params, over = ARGV[i + 1], nil
+    local decide = algorithms[string.byte(params)]
+    key = KEYS[i]
+    limit.wait, over, limit.finish = decide(key, params, limit.cost, limit.max_wait, is_plain)
+    wait, too_long = math.max(wait, limit.wait), math.max(too_long, over)
+  end
+  for i, limit in ipairs(limits) do
+    key = KEYS[i]
+    if can_be_denied then
+      reply[i + 1] = limit.finish(too_long == 0, wait)
+    else -- units that are spent for one limit do not wait for another
+      reply[i + 1] = limit.finish(true, limit.wait)
+    end
   end
 end
-return reply
+
+local ok, err = pcall(decide_all)
+return ok and reply or failure(key, err)

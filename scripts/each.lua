@@ -2,7 +2,7 @@
 -- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
 --        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last
---        runs are those of all further keys, too.
+--        runs are those of all further keys, too. To block, see prelude.lua.
 -- A key that the script cannot decide about, or for which the server rejects the write, has an
 -- error instead of a state; the other keys are decided.
 local params = ARGV[2]
@@ -50,24 +50,6 @@ if action == 'release' then
   return {now}
 end
 
--- Returns the reply for the key whose decision this error of Lua, or of a command, has ended. Redis
--- 6.2 reports that of a command as text behind a position, with `-` before the code if it has one;
--- the position of an error of Lua has no blank.
-local function failure(err)
-  local text = type(err) == 'table' and err.err or err
-  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
-  if string.find(text, FOREIGN, 1, true) then
-    text = 'ERR ' .. text
-  elseif string.find(text, 'WRONGTYPE', 1, true) then
-    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
-  elseif of_command then
-    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
-  elseif not string.find(text, '^%u+ ') then
-    text = 'ERR the key ' .. key .. UNDECIDED .. text
-  end
-  return {err = text}
-end
-
 -- Returns the states of all keys; `false` for a key without one.
 local function read_all()
   return action == 'check' and call('MGET', unpack(KEYS))
@@ -90,13 +72,14 @@ local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
-local reply, runs, position, index = {now}, nil, 1, 0
+-- A block has one request, of no cost; its items are read where it begins.
+local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 -- Decides about the keys behind `index`, which is the key at work.
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil
@@ -109,7 +92,7 @@ end
 while index < #KEYS do
   local ok, err = pcall(decide_keys)
   if not ok then
-    reply[index + 1] = failure(err)
+    reply[index + 1] = failure(key, err)
   end
 end
 return #KEYS == 1 and reply[2].err and reply[2] or reply

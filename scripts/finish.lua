@@ -34,7 +34,7 @@ if returns then
       release(step_back(), releases())
     end
     if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()

@@ -7,7 +7,7 @@
 --          parameters: the letter of the algorithm, then doubles
 --          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
 --          release, for each request of the one key {instant, units, kept}, doubles: the units to
---          return, and those that it has used. To block, `max_wait` is for how long
+--          return, and those that it has used; to block, for how long, a double
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
 --          a refund or a block the state that it has left, and none to release; see each.lua for
 --          an error in place of a state
@@ -28,6 +28,24 @@ local FOREIGN = ' holds no state of this limiter'
 local UNDECIDED = ' cannot be decided about; delete it: ' -- another error of this script
 local function fail(key)
   error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+end
+
+-- Returns the reply for a key. This error of Lua, or of a command, has ended the decision about it.
+-- Redis 6.2 reports the error of a command as text behind a position, with `-` before the code if
+-- it has one; the position of an error of Lua has no blank.
+local function failure(key, err)
+  local text = type(err) == 'table' and err.err or err
+  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif of_command then
+    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
 end
 
 -- Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and

@@ -1,6 +1,6 @@
 -- Probe: shows that Redis can decide, as it runs scripts and accepts writes. Nothing is written.
 -- KEYS     a key that does not exist
--- ARGV     'ping' to use every command of a decision, and to name the key in errors
+-- ARGV     'all' to use every command of a decision; 'ping' to do so, and to name the key in errors
 local is_ping = ARGV[1] == 'ping'
 
 local function call(command, ...)
@@ -22,4 +22,4 @@ local function call_others(key)
 end
 
 return call('TIME') or call('SET', KEYS[1], '', 'XX', 'PX', '1')
-  or is_ping and call_others(KEYS[1]) or 1
+  or ARGV[1] and call_others(KEYS[1]) or 1

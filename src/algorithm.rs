@@ -25,16 +25,16 @@ mod token_bucket;
 use std::{fmt, str::FromStr, time::Duration};
 
 #[cfg(feature = "redis")]
-pub(crate) use self::table::{SOURCES, Source};
+pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     packed::{INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
-    token_bucket::FastCheck,
+    token_bucket::FastStep,
 };
-use crate::error::ConfigError;
+use crate::{error::ConfigError, quota::Quota};
 
 /// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good default.
 ///
@@ -216,6 +216,19 @@ impl Algorithm {
             Self::SlidingWindow { .. } => "sliding-window",
             Self::TokenBucket { .. } => "token-bucket",
             Self::LeakyBucket => "leaky-bucket",
+        }
+    }
+
+    /// Returns the algorithm for a quota that was reduced to a fraction.
+    pub(crate) fn scaled(self, fraction: f64, quota: Quota) -> Self {
+        match self {
+            Self::TokenBucket { refill, overdraft } => {
+                let overdraft = (overdraft as f64 * fraction) as u64;
+                // The limit can be rounded down further: then the overdraft takes too long to
+                // refill.
+                Self::TokenBucket { refill, overdraft: overdraft.min(quota.max_overdraft()) }
+            }
+            other => other,
         }
     }
 }

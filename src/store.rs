@@ -42,7 +42,7 @@ pub use self::{
 pub(crate) use self::{
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
-    retry_queue::{Entry, Forecast, RetryQueues, Ticket, after},
+    retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
 };
 use crate::{
@@ -85,8 +85,8 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     fn release(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release)
     -> StoreFuture<()>;
 
-    /// Returns units in the background, as far as that is possible. Returns what is left to wait
-    /// for until they are back; the release does not depend on whether anybody does.
+    /// Returns units in the background, if possible. The result completes when they are back; the
+    /// release continues if it is dropped.
     #[doc(hidden)]
     fn release_in_background(
         &self,

@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 #[cfg(any(test, feature = "redis"))]
 use std::time::Duration;
 
+/// Enough to keep tasks apart, and too little to make a long pause much longer.
 #[cfg(any(test, feature = "redis"))]
 const MAX_JITTER: Duration = Duration::from_millis(100);
 

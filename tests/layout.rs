@@ -1,5 +1,5 @@
 //! The layout of the sources, as CONTRIBUTING.md describes it: which file imports from which, by
-//! the `use` lines. Paths that the code spells out elsewhere do not count.
+//! the `use` lines and by the paths that the code spells out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,7 +55,7 @@ struct Import {
     is_reexport: bool,
 }
 
-/// The `use` lines of each file, without tests.
+/// What each file imports, without tests.
 struct Sources(BTreeMap<Module, Vec<Import>>);
 
 impl Sources {
@@ -65,10 +65,22 @@ impl Sources {
         for path in rust_files(&root) {
             let module = module_of(path.strip_prefix(&root).unwrap());
             if module.split("::").all(|part| part != "tests") {
-                sources.insert(module, imports_in(&fs::read_to_string(&path).unwrap()));
+                let text = fs::read_to_string(&path).unwrap();
+                sources.insert(module, (imports_in(&text), paths_in(&text)));
             }
         }
-        Self(sources)
+        let modules: BTreeSet<_> = sources.keys().cloned().collect();
+        let all = sources.into_iter().map(|(module, (mut imports, paths))| {
+            let is_child = |name: &str| modules.contains(&child(&module, name));
+            for mut path in paths {
+                if is_child(&path[0]) {
+                    path.insert(0, "self".to_owned());
+                }
+                imports.push(Import { name: String::new(), path, is_reexport: false });
+            }
+            (module, imports)
+        });
+        Self(all.collect())
     }
 
     /// Returns the files that define what a file imports.
@@ -87,7 +99,7 @@ impl Sources {
             _ => return None, // another crate
         };
         for (index, part) in path.iter().enumerate().skip(1) {
-            let child = if module == "lib" { part.clone() } else { format!("{module}::{part}") };
+            let child = child(&module, part);
             if part == "super" {
                 module = parent(&module);
             } else if self.0.contains_key(&child) {
@@ -121,6 +133,33 @@ fn module_of(path: &Path) -> Module {
 
 fn parent(module: &str) -> Module {
     module.rsplit_once("::").map_or("lib", |(parent, _)| parent).to_owned()
+}
+
+fn child(module: &str, name: &str) -> Module {
+    if module == "lib" { name.to_owned() } else { format!("{module}::{name}") }
+}
+
+/// Returns the paths of modules outside of comments, of the `use` lines of the file, and of its
+/// unit tests.
+fn paths_in(text: &str) -> Vec<ItemPath> {
+    let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
+    let (mut paths, mut in_use) = (vec![], false);
+    for line in code.lines() {
+        let line = line.split("//").next().unwrap();
+        in_use |= line.starts_with("use ") || line.starts_with("pub") && line.contains(" use ");
+        if !in_use {
+            let words = line.split(|it: char| !it.is_alphanumeric() && it != '_' && it != ':');
+            let words = words.filter(|word| word.contains("::") && !word.starts_with(':'));
+            let parts = words.map(|word| word.split("::").map(String::from).collect::<Vec<_>>());
+            paths.extend(parts.map(|mut parts| {
+                parts.retain(|part| !part.is_empty());
+                parts
+            }));
+        }
+        in_use &= !line.contains(';');
+    }
+    paths.retain(|path| path.len() > 1);
+    paths
 }
 
 fn imports_in(text: &str) -> Vec<Import> {
@@ -178,12 +217,37 @@ fn the_root_has_thirteen_items_and_public_modules() {
 }
 
 #[test]
+fn paths_count_outside_of_use_lines_comments_and_tests() {
+    let code = "use super::{\n    a::B,\n};\n/// `super::c`\nfn f() -> super::d::E { self.g() }\n";
+    let tests = "\n#[cfg(test)]\nmod tests {\n    use super::h;\n}";
+    let path = ["super", "d", "E"].map(String::from).to_vec();
+    assert_eq!(paths_in(&[code, tests].concat()), [path]);
+}
+
+#[test]
 fn a_file_imports_from_no_storey_above_it() {
     let sources = Sources::read();
     for module in sources.0.keys() {
         for import in sources.imports(module) {
             let is_below = storey(&import) >= storey(module);
             assert!(is_below, "{module} imports from {import}, which is in a storey above");
+        }
+    }
+}
+
+/// What is true of one algorithm is a method of its model. Only the formats of settings name them.
+#[test]
+fn no_code_outside_of_the_algorithms_and_the_settings_names_an_algorithm() {
+    let sources = Sources::read();
+    let is_free = |module: &str| {
+        ["algorithm", "config"].iter().all(|it| module.split("::").next() != Some(it))
+    };
+    for module in sources.0.keys().filter(|module| is_free(module)) {
+        for path in paths_in(&source(module)) {
+            let [kind, name] = path.last_chunk().unwrap();
+            let is_variant = name.starts_with(char::is_uppercase);
+            let names = ["Algorithm", "Params"].contains(&&**kind) && is_variant;
+            assert!(!names, "{module} names {kind}::{name}: make it a method of `Model`");
         }
     }
 }
@@ -303,10 +367,10 @@ fn the_hubs_of_the_store_in_redis_only_re_export() {
 }
 
 #[test]
-fn no_two_types_of_the_store_in_redis_have_one_name() {
+fn no_two_types_of_a_storey_have_one_name() {
     let sources = Sources::read();
-    let mut known: BTreeMap<String, Module> = BTreeMap::new();
-    for module in sources.0.keys().filter(|module| module.starts_with("store::redis")) {
+    let mut known: BTreeMap<(usize, String), Module> = BTreeMap::new();
+    for module in sources.0.keys() {
         for item in syn::parse_file(&source(module)).unwrap().items {
             let (name, attributes) = match item {
                 Item::Struct(item) => (item.ident, item.attrs),
@@ -319,7 +383,7 @@ fn no_two_types_of_the_store_in_redis_have_one_name() {
             if attributes.iter().any(|it| it.path().is_ident("cfg")) {
                 continue;
             }
-            let other = known.insert(name.to_string(), module.clone());
+            let other = known.insert((storey(module), name.to_string()), module.clone());
             assert!(other.is_none(), "{module} and {other:?} have a type {name}");
         }
     }

@@ -52,7 +52,7 @@ impl Admin {
             }
         });
         let metrics = get(async move || exporter.render());
-        let health = get(async move || format!("{}\n", store.health().status));
+        let health = get(async move || format!("{}\n", store.health()));
         let cleared = denied.clone();
         let top = get(async move || table(&denied)).delete(async move || {
             cleared.clear();

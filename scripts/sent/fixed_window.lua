@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 5eff4f0e6d59acdcea6e09fa8b220786326205f3
+-- EVALSHA names the text below this line 3765e750a1e66b933900aa1f4259f3180e53c756
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -17,6 +17,21 @@ local FOREIGN = ' holds no state of this limiter'
 local UNDECIDED = ' cannot be decided about; delete it: '
 local function fail(key)
   error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+end
+
+local function failure(key, err)
+  local text = type(err) == 'table' and err.err or err
+  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif of_command then
+    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
 end
 
 local function convert(debt, excess, unit, new_unit, max_debt)
@@ -477,7 +492,7 @@ if returns then
       release(step_back(), releases())
     end
     if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()
@@ -537,21 +552,6 @@ if action == 'release' then
   return {now}
 end
 
-local function failure(err)
-  local text = type(err) == 'table' and err.err or err
-  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
-  if string.find(text, FOREIGN, 1, true) then
-    text = 'ERR ' .. text
-  elseif string.find(text, 'WRONGTYPE', 1, true) then
-    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
-  elseif of_command then
-    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
-  elseif not string.find(text, '^%u+ ') then
-    text = 'ERR the key ' .. key .. UNDECIDED .. text
-  end
-  return {err = text}
-end
-
 local function read_all()
   return action == 'check' and call('MGET', unpack(KEYS))
 end
@@ -602,12 +602,12 @@ local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
-local reply, runs, position, index = {now}, nil, 1, 0
+local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil
@@ -619,7 +619,7 @@ end
 while index < #KEYS do
   local ok, err = pcall(decide_keys)
   if not ok then
-    reply[index + 1] = failure(err)
+    reply[index + 1] = failure(key, err)
   end
 end
 return #KEYS == 1 and reply[2].err and reply[2] or reply

@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line e51a34f7e34238a6c6695ea994e91e4d6187f618
+-- EVALSHA names the text below this line 30a4139b6fabb09b46d2dc8a7d2a1e362cb024ee
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek'
 local commits = action == 'check' or action == 'spend'
@@ -18,6 +18,21 @@ local FOREIGN = ' holds no state of this limiter'
 local UNDECIDED = ' cannot be decided about; delete it: '
 local function fail(key)
   error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+end
+
+local function failure(key, err)
+  local text = type(err) == 'table' and err.err or err
+  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif of_command then
+    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
 end
 
 local function convert(debt, excess, unit, new_unit, max_debt)
@@ -582,7 +597,7 @@ if returns then
       release(step_back(), releases())
     end
     if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + max_wait) or 0
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()
@@ -618,19 +633,26 @@ for i = 1, #KEYS do
   limits[i] = {cost = cost, max_wait = max_wait}
   is_plain = is_plain and max_wait == 0
 end
-for i, limit in ipairs(limits) do
-  local params, over = ARGV[i + 1], nil
-  local decide = algorithms[string.byte(params)]
-  limit.wait, over, limit.finish = decide(KEYS[i], params, limit.cost, limit.max_wait, is_plain)
-  wait, too_long = math.max(wait, limit.wait), math.max(too_long, over)
-end
 
+local key
 local reply = {now}
-for i, limit in ipairs(limits) do
-  if can_be_denied then
-    reply[i + 1] = limit.finish(too_long == 0, wait)
-  else
-    reply[i + 1] = limit.finish(true, limit.wait)
+local function decide_all()
+  for i, limit in ipairs(limits) do
+    local params, over = ARGV[i + 1], nil
+    local decide = algorithms[string.byte(params)]
+    key = KEYS[i]
+    limit.wait, over, limit.finish = decide(key, params, limit.cost, limit.max_wait, is_plain)
+    wait, too_long = math.max(wait, limit.wait), math.max(too_long, over)
+  end
+  for i, limit in ipairs(limits) do
+    key = KEYS[i]
+    if can_be_denied then
+      reply[i + 1] = limit.finish(too_long == 0, wait)
+    else
+      reply[i + 1] = limit.finish(true, limit.wait)
+    end
   end
 end
-return reply
+
+local ok, err = pcall(decide_all)
+return ok and reply or failure(key, err)

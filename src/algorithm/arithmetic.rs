@@ -63,7 +63,7 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
 /// are below 127 x 2^46.
 #[inline]
 pub(super) fn mul_div(a: f64, b: f64, c: f64) -> f64 {
-    if a * b < EXACT { (a * b / c).floor() } else { long_mul_div(a, b, c) }
+    if a * b < EXACT { floor(a * b / c) } else { long_mul_div(a, b, c) }
 }
 
 #[cold]

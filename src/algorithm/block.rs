@@ -41,7 +41,7 @@ pub(super) fn step(
 ) -> (EngineReply, Option<f64>) {
     let EngineRequest { action, max_wait, now, .. } = *request;
     let ends = match action {
-        Action::Block => max(known, now + max_wait),
+        Action::Block { duration } => max(known, now + duration as f64),
         Action::Unblock => 0.0,
         _ => known,
     };
@@ -51,7 +51,7 @@ pub(super) fn step(
     }
     let blocked = if action.can_be_denied() { rest } else { 0.0 };
     let reply = inside(&match action.blocks() {
-        true => EngineRequest { action: Action::Refund, cost: 0.0, ..*request },
+        true => EngineRequest::observe(now),
         false => EngineRequest { blocked, ..*request },
     });
     if rest > 0.0 { (reply.blocked(rest), Some(ends)) } else { (reply, None) }

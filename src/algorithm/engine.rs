@@ -61,7 +61,7 @@ fn follow<M: Model>(state: &mut M, now: f64, params: &M::Params, saved: &mut M::
 /// Returns units to the state. Units of an instant to come are only returned if their reservation
 /// is found: the state may have been lost, and other requests may have spent since. Reservations
 /// that stay keep their instants.
-pub(super) fn release<M: Model>(
+pub(super) fn return_units<M: Model>(
     stored: &mut Option<Reserved<M>>,
     now: f64,
     releases: &[Release],
@@ -77,7 +77,7 @@ pub(super) fn release<M: Model>(
             reservations.fold(now, usize::MAX, params);
             reservations.base.advance(now);
             for release in releases {
-                reservations.release(now, release, params);
+                reservations.lower(now, release, params);
             }
             *state = reservations.base.clone();
             for &Reservation { instant, cost } in &reservations.entries {

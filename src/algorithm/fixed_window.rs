@@ -2,7 +2,7 @@
 //! twin is `scripts/fixed_window/model.lua`.
 
 use super::{
-    arithmetic::{EXACT, max, min},
+    arithmetic::{EXACT, ceil, floor, max, min},
     model::{Earliest, Model, Report},
     packed::Packed,
     request::Release,
@@ -11,13 +11,13 @@ use super::{
 use crate::quota::Quota;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Params {
+pub(crate) struct FixedWindowParams {
     limit: f64,
     window: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct State {
+pub(crate) struct FixedWindowState {
     /// The opening of the current window.
     pub(super) start: f64,
     /// The instant of the newest admitted request, which can be in a later window.
@@ -28,15 +28,15 @@ pub(crate) struct State {
     pub(super) length: f64,
 }
 
-impl Params {
+impl FixedWindowParams {
     pub(super) fn new(quota: Quota) -> Self {
         Self { limit: quota.limit() as f64, window: quota.window_us() as f64 }
     }
 }
 
-impl State {
+impl FixedWindowState {
     fn index_of(&self, instant: f64) -> f64 {
-        ((instant - self.start) / self.length).floor()
+        floor((instant - self.start) / self.length)
     }
 
     /// The windows between the current one and the newest one that a request has reserved.
@@ -48,7 +48,7 @@ impl State {
     /// them proceeds, so that they count in it.
     fn set_length(&mut self, now: f64, length: f64) {
         if self.last > now {
-            self.start = self.last - ((self.last - now) / length).ceil() * length;
+            self.start = self.last - ceil((self.last - now) / length) * length;
         } else {
             self.last = self.start; // the count is that of the current window
         }
@@ -61,20 +61,20 @@ impl State {
     }
 }
 
-impl Model for State {
-    type Params = Params;
+impl Model for FixedWindowState {
+    type Params = FixedWindowParams;
     type Saved = Self;
 
-    fn args(params: &Params) -> Vec<f64> {
+    fn args(params: &FixedWindowParams) -> Vec<f64> {
         vec![params.limit, params.window]
     }
 
-    fn max_cost(params: &Params) -> f64 {
+    fn max_cost(params: &FixedWindowParams) -> f64 {
         params.limit
     }
 
     #[inline]
-    fn initial(now: f64, params: &Params) -> Self {
+    fn initial(now: f64, params: &FixedWindowParams) -> Self {
         Self { start: now, last: now, count: 0.0, length: params.window }
     }
 
@@ -114,7 +114,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
+    fn adopt(&mut self, now: f64, params: &FixedWindowParams, _: &mut Self::Saved) -> bool {
         let changed = self.length != params.window;
         if changed {
             self.set_length(now, params.window);
@@ -126,14 +126,14 @@ impl Model for State {
     }
 
     #[inline]
-    fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
+    fn earliest(&self, now: f64, needed: f64, params: &FixedWindowParams) -> Earliest {
         let full = self.count + needed > params.limit;
         let index = if full { self.ahead() + 1.0 } else { self.ahead() };
         max(self.start + index * self.length - now, 0.0).into()
     }
 
     #[inline]
-    fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
+    fn commit(&mut self, instant: f64, cost: f64, _: &FixedWindowParams) {
         if self.index_of(instant) > self.ahead() {
             self.count = 0.0;
         }
@@ -141,7 +141,7 @@ impl Model for State {
         self.last = max(self.last, instant);
     }
 
-    fn refund(&mut self, _: f64, release: &Release, _: &Params) {
+    fn refund(&mut self, _: f64, release: &Release, _: &FixedWindowParams) {
         let Release { instant, units, .. } = *release;
         // An older window does not count any more.
         if instant.is_none_or(|instant| self.index_of(instant) == self.ahead()) {
@@ -158,7 +158,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
+    fn report(&self, now: f64, reset: f64, params: &FixedWindowParams) -> Report {
         let Self { start, count, length, .. } = *self;
         let ahead = self.ahead();
         if reset == 0.0 {
@@ -170,13 +170,13 @@ impl Model for State {
     }
 
     #[inline]
-    fn pack(&self, now: f64, params: &Params) -> Option<Packed> {
+    fn pack(&self, now: f64, params: &FixedWindowParams) -> Option<Packed> {
         let fits = self.length == params.window && self.last <= now && self.ahead() == 0.0;
         fits.then_some([self.start, self.count])
     }
 
     #[inline]
-    fn unpack([start, count]: Packed, params: &Params) -> Option<Self> {
+    fn unpack([start, count]: Packed, params: &FixedWindowParams) -> Option<Self> {
         Some(Self { start, last: start, count, length: params.window })
     }
 }

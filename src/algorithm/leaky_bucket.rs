@@ -15,7 +15,7 @@ use super::{
 use crate::quota::{LONGEST_REFILL, Quota};
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Params {
+pub(crate) struct LeakyBucketParams {
     burst: f64,
     unit: f64,
     tick: f64,
@@ -23,7 +23,7 @@ pub(crate) struct Params {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct State {
+pub(crate) struct LeakyBucketState {
     pub(super) at: f64,
     /// The content of the bucket at `at`.
     pub(super) debt: f64,
@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub(super) tick: f64,
 }
 
-impl Params {
+impl LeakyBucketParams {
     pub(super) fn new(quota: Quota) -> Self {
         let Rate { unit, tick } = Rate::new(quota, quota.burst_size());
         let max_debt = max_debt(1.0, tick);
@@ -52,7 +52,7 @@ impl Params {
     }
 }
 
-impl State {
+impl LeakyBucketState {
     fn rate(&self) -> [f64; 2] {
         [self.unit, self.tick]
     }
@@ -67,7 +67,7 @@ impl State {
     /// Lets later requests leave at the new rate when the last request that waits has left. Those
     /// that wait take the room of that time, whatever their units: so quotas that alternate on one
     /// key do not raise the debt with each conversion.
-    fn flow_from_last(&mut self, now: f64, params: &Params) {
+    fn flow_from_last(&mut self, now: f64, params: &LeakyBucketParams) {
         self.debt = min(self.debt + (self.last - now) * self.tick, params.max_debt);
         self.bound_last();
     }
@@ -82,32 +82,38 @@ impl State {
     }
 }
 
-impl Model for State {
-    type Params = Params;
+impl Model for LeakyBucketState {
+    type Params = LeakyBucketParams;
     type Saved = Self;
 
-    fn args(params: &Params) -> Vec<f64> {
-        let Params { burst, unit, tick, max_debt } = *params;
+    const SHAPES: bool = true;
+
+    fn args(params: &LeakyBucketParams) -> Vec<f64> {
+        let LeakyBucketParams { burst, unit, tick, max_debt } = *params;
         vec![burst, unit, tick, max_debt, grain_exponent(burst * unit / tick)]
     }
 
-    fn max_cost(params: &Params) -> f64 {
+    fn max_cost(params: &LeakyBucketParams) -> f64 {
         params.burst
     }
 
+    fn restores_evenly(_: &LeakyBucketParams) -> bool {
+        true
+    }
+
     /// The time in which a full bucket drains.
-    fn default_wait(params: &Params) -> f64 {
+    fn default_wait(params: &LeakyBucketParams) -> f64 {
         ceil_div(params.full(), params.tick)
     }
 
     /// The longest wait, for another limit too, for which `debt` stays exact.
-    fn max_reservable(params: &Params) -> f64 {
+    fn max_reservable(params: &LeakyBucketParams) -> f64 {
         let exact = floor_div(EXACT - params.full(), params.tick);
         min(LONGEST_REFILL as f64, max(exact, Self::default_wait(params)))
     }
 
     #[inline]
-    fn initial(now: f64, params: &Params) -> Self {
+    fn initial(now: f64, params: &LeakyBucketParams) -> Self {
         Self { at: now, debt: 0.0, last: 0.0, excess: 0.0, unit: params.unit, tick: params.tick }
     }
 
@@ -144,7 +150,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
+    fn adopt(&mut self, now: f64, params: &LeakyBucketParams, _: &mut Self::Saved) -> bool {
         let changed = self.rate() != params.rate();
         if changed {
             self.advance(max(self.last, now));
@@ -160,14 +166,14 @@ impl Model for State {
     }
 
     #[inline]
-    fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
+    fn earliest(&self, now: f64, needed: f64, params: &LeakyBucketParams) -> Earliest {
         let room = params.full() - needed * self.unit;
         let wait = self.time_until(self.debt, now);
         Earliest { wait, full: self.time_until(self.debt - room, now) }
     }
 
     #[inline]
-    fn commit(&mut self, instant: f64, cost: f64, params: &Params) {
+    fn commit(&mut self, instant: f64, cost: f64, params: &LeakyBucketParams) {
         let idle = (instant - self.at) * self.tick;
         if self.debt <= idle - self.tick {
             (self.debt, self.excess) = (idle, 0.0); // the request proceeds later than it could
@@ -178,7 +184,7 @@ impl Model for State {
         self.last = if instant > self.at { instant } else { 0.0 };
     }
 
-    fn refund(&mut self, now: f64, release: &Release, params: &Params) {
+    fn refund(&mut self, now: f64, release: &Release, params: &LeakyBucketParams) {
         let Release { instant, units, kept } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
@@ -203,7 +209,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
+    fn report(&self, now: f64, reset: f64, params: &LeakyBucketParams) -> Report {
         let room = params.full() - self.debt;
         let remaining = max(floor_div(room, self.unit), 0.0);
         if reset == 0.0 {
@@ -214,13 +220,13 @@ impl Model for State {
     }
 
     #[inline]
-    fn pack(&self, now: f64, params: &Params) -> Option<Packed> {
+    fn pack(&self, now: f64, params: &LeakyBucketParams) -> Option<Packed> {
         let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
         fits.then_some([self.at, self.debt])
     }
 
     #[inline]
-    fn unpack([at, debt]: Packed, params: &Params) -> Option<Self> {
+    fn unpack([at, debt]: Packed, params: &LeakyBucketParams) -> Option<Self> {
         Some(Self { debt, ..Self::initial(at, params) })
     }
 }

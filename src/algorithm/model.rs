@@ -21,12 +21,22 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// True if the engine keeps the reservations of waiting requests. A log contains them itself.
     const RESERVES: bool = true;
 
+    /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
+    /// request can be denied for lack of room, too, whatever it may wait.
+    const SHAPES: bool = false;
+
     /// The parameters of the script.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn args(params: &Self::Params) -> Vec<f64>;
 
     /// The largest cost that a check can be granted.
     fn max_cost(params: &Self::Params) -> f64;
+
+    /// True if units are restored one by one, false if the units of a window may all be restored at
+    /// one instant.
+    fn restores_evenly(_: &Self::Params) -> bool {
+        false
+    }
 
     /// The longest wait of a check that does not specify one.
     fn default_wait(_: &Self::Params) -> f64 {

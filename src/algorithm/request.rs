@@ -10,10 +10,15 @@ pub enum Action {
     Refund,
     /// Spends units, also more than are left.
     Spend,
-    /// Denies the key for `max_wait`, without a change of its count.
-    Block,
+    /// Denies the key for a time in microseconds, without a change of its count.
+    Block {
+        duration: u64,
+    },
     /// Ends a block.
     Unblock,
+    /// Reads what is left after a change that is already made. Unlike a peek, it asks for no units,
+    /// so it is not denied, and a block hides nothing from it.
+    Observe,
 }
 
 impl Action {
@@ -29,7 +34,7 @@ impl Action {
 
     /// Returns true if the action begins or ends a block.
     pub(crate) fn blocks(self) -> bool {
-        matches!(self, Self::Block | Self::Unblock)
+        matches!(self, Self::Block { .. } | Self::Unblock)
     }
 }
 
@@ -44,7 +49,6 @@ pub(crate) fn units(units: u64) -> f64 {
 pub(crate) struct EngineRequest {
     pub(crate) action: Action,
     pub(crate) cost: f64,
-    /// For a block its duration.
     pub(crate) max_wait: f64,
     pub(crate) now: f64,
     /// The admission by all limits of the request, once it is resolved.
@@ -62,6 +66,11 @@ pub(crate) struct Admission {
 }
 
 impl EngineRequest {
+    pub(crate) const fn observe(now: f64) -> Self {
+        let action = Action::Observe;
+        Self { action, cost: 0.0, max_wait: 0.0, now, admission: None, blocked: 0.0 }
+    }
+
     /// The units that must be left.
     pub(super) fn needed(&self) -> f64 {
         if self.action.can_be_denied() { self.cost } else { f64::NEG_INFINITY }

@@ -47,9 +47,9 @@ impl<S: Model> Reservations<S> {
         }
     }
 
-    /// Lowers the cost of the entry at the instant of the release, if it is there; returns units of
-    /// the past to the base.
-    pub(super) fn release(&mut self, now: f64, release: &Release, params: &S::Params) {
+    /// Lowers the cost of the entry at the instant of the release, if there is one; returns units
+    /// of the past to the base.
+    pub(super) fn lower(&mut self, now: f64, release: &Release, params: &S::Params) {
         let Release { instant, units, .. } = *release;
         let Some(instant) = instant.filter(|instant| *instant > now) else {
             return self.base.refund(now, release, params);

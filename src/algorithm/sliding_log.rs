@@ -15,14 +15,14 @@ use crate::quota::{LONGEST_REFILL, Quota};
 const MAX_SUM: f64 = (1_u64 << 52) as f64;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Params {
+pub(crate) struct SlidingLogParams {
     limit: f64,
     window: f64,
 }
 
 /// The instant and the cost of each request that counts.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct SlidingLogState {
     /// The time of the log: that of the clock, and `skew`, which keeps it from following a clock
     /// that stepped back.
     pub(super) at: f64,
@@ -39,20 +39,20 @@ pub(crate) struct State {
 }
 
 /// Ignores the fields that are known only during a decision.
-impl PartialEq for State {
+impl PartialEq for SlidingLogState {
     fn eq(&self, other: &Self) -> bool {
         let lasting = |log: &Self| (log.at, log.skew, log.window, log.sum);
         lasting(self) == lasting(other) && self.entries == other.entries
     }
 }
 
-impl Params {
+impl SlidingLogParams {
     pub(super) fn new(quota: Quota) -> Self {
         Self { limit: quota.limit() as f64, window: quota.window_us() as f64 }
     }
 }
 
-impl State {
+impl SlidingLogState {
     pub(super) fn new([at, skew, window]: [f64; 3], entries: VecDeque<(f64, f64)>) -> Self {
         let sum = entries.iter().map(|&(_, cost)| cost).sum();
         Self { at, skew, window, sum, entries, first: 0, live: sum }
@@ -103,7 +103,7 @@ impl State {
     }
 
     /// The first instant, by the time of the log, at which `needed` units are left.
-    fn first_instant(&self, needed: f64, params: &Params) -> f64 {
+    fn first_instant(&self, needed: f64, params: &SlidingLogParams) -> f64 {
         if self.first == self.entries.len() {
             return self.at;
         }
@@ -155,28 +155,28 @@ impl State {
     }
 }
 
-impl Model for State {
-    type Params = Params;
+impl Model for SlidingLogState {
+    type Params = SlidingLogParams;
     type Saved = [f64; 3];
 
     const RESERVES: bool = false;
 
-    fn args(params: &Params) -> Vec<f64> {
+    fn args(params: &SlidingLogParams) -> Vec<f64> {
         vec![params.limit, params.window, grain_exponent(params.window)]
     }
 
-    fn max_cost(params: &Params) -> f64 {
+    fn max_cost(params: &SlidingLogParams) -> f64 {
         params.limit
     }
 
     /// The longest wait for which the sum of all costs in the log stays exact.
-    fn max_reservable(params: &Params) -> f64 {
+    fn max_reservable(params: &SlidingLogParams) -> f64 {
         let exact = (MAX_SUM / 2.0 / params.limit).floor() * params.window;
         exact.min(LONGEST_REFILL as f64)
     }
 
     #[inline]
-    fn initial(now: f64, params: &Params) -> Self {
+    fn initial(now: f64, params: &SlidingLogParams) -> Self {
         Self::new([now, 0.0, params.window], VecDeque::new())
     }
 
@@ -220,7 +220,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn adopt(&mut self, _: f64, params: &Params, _: &mut Self::Saved) -> bool {
+    fn adopt(&mut self, _: f64, params: &SlidingLogParams, _: &mut Self::Saved) -> bool {
         let changed = self.window != params.window;
         let is_over = self.first == self.entries.len();
         self.window = params.window;
@@ -231,12 +231,12 @@ impl Model for State {
     }
 
     #[inline]
-    fn earliest(&self, _: f64, needed: f64, params: &Params) -> Earliest {
+    fn earliest(&self, _: f64, needed: f64, params: &SlidingLogParams) -> Earliest {
         (self.first_instant(needed, params) - self.at).into()
     }
 
     #[inline]
-    fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
+    fn commit(&mut self, instant: f64, cost: f64, _: &SlidingLogParams) {
         let units = cost.min(MAX_SUM - self.live); // units spent may exceed the quota
         if units == 0.0 {
             return;
@@ -251,7 +251,7 @@ impl Model for State {
         self.live = self.sum;
     }
 
-    fn refund(&mut self, _: f64, release: &Release, _: &Params) {
+    fn refund(&mut self, _: f64, release: &Release, _: &SlidingLogParams) {
         self.drop_expired();
         match release.instant {
             Some(instant) => self.refund_at(instant + self.skew, release.units),
@@ -269,7 +269,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn report(&self, _: f64, reset: f64, params: &Params) -> Report {
+    fn report(&self, _: f64, reset: f64, params: &SlidingLogParams) -> Report {
         if reset == 0.0 {
             return Report { remaining: params.limit, replenish: 0.0 };
         }

@@ -7,7 +7,7 @@
 use std::mem;
 
 use super::{
-    arithmetic::{max, mul_div},
+    arithmetic::{ceil, floor, max, mul_div},
     counts::Counts,
     model::{Earliest, Model, Report},
     request::Release,
@@ -18,14 +18,14 @@ use crate::{error::ConfigError, quota::Quota};
 const MAX_BUCKETS: u32 = 100;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Params {
+pub(crate) struct SlidingWindowParams {
     limit: f64,
     window: f64,
     buckets: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct State {
+pub(crate) struct SlidingWindowState {
     /// The position of the sub-windows.
     pub(super) grid: Grid,
     /// The counts of `parts + 1` sub-windows, newest first: the first one contains `last`.
@@ -46,7 +46,7 @@ pub(crate) struct Grid {
     pub(super) parts: f64,
 }
 
-impl Params {
+impl SlidingWindowParams {
     pub(super) fn new(quota: Quota, buckets: u32) -> Result<Self, ConfigError> {
         if !(1..=MAX_BUCKETS).contains(&buckets) {
             return Err(ConfigError::Buckets { buckets });
@@ -56,8 +56,8 @@ impl Params {
     }
 }
 
-impl State {
-    fn is_foreign_to(&self, params: &Params) -> bool {
+impl SlidingWindowState {
+    fn is_foreign_to(&self, params: &SlidingWindowParams) -> bool {
         self.grid.length != params.window || self.grid.parts != params.buckets
     }
 
@@ -67,11 +67,11 @@ impl State {
     }
 
     fn slot_of(&self, instant: f64) -> f64 {
-        ((instant - self.grid.start) * self.grid.parts / self.grid.length).floor()
+        floor((instant - self.grid.start) * self.grid.parts / self.grid.length)
     }
 
     fn opening(&self, slot: f64) -> f64 {
-        self.grid.start + (slot * self.grid.length / self.grid.parts).ceil()
+        self.grid.start + ceil(slot * self.grid.length / self.grid.parts)
     }
 
     fn count_inside(&self, slot: f64) -> f64 {
@@ -90,7 +90,7 @@ impl State {
     fn light(&self, slot: f64, oldest: f64, free: f64) -> f64 {
         let Grid { start, length, parts, .. } = self.grid;
         let overlap = mul_div(length, free, oldest);
-        start + (((slot + 1.0) * length - overlap) / parts).ceil()
+        start + ceil(((slot + 1.0) * length - overlap) / parts)
     }
 
     /// The newest sub-window with a count; none if it has left the window.
@@ -100,7 +100,12 @@ impl State {
         (self.slot_of(now) <= slot + self.grid.parts).then_some(slot)
     }
 
-    fn first_instant(&self, now: f64, needed: f64, Params { limit, .. }: Params) -> f64 {
+    fn first_instant(
+        &self,
+        now: f64,
+        needed: f64,
+        SlidingWindowParams { limit, .. }: SlidingWindowParams,
+    ) -> f64 {
         let mut instant = now.max(self.grid.last);
         let mut slot = self.slot_of(instant);
         let mut inside = self.count_inside(slot);
@@ -127,7 +132,11 @@ impl State {
     /// Counts each old sub-window where its middle is, or if requests wait in it, at its end, and
     /// not after `last`. `start` stays, so that two alternating quotas do not move the counts ahead
     /// of the time.
-    fn regrid(&mut self, now: f64, Params { window, buckets, .. }: Params) -> Counts {
+    fn regrid(
+        &mut self,
+        now: f64,
+        SlidingWindowParams { window, buckets, .. }: SlidingWindowParams,
+    ) -> Counts {
         let Grid { start, last, .. } = self.grid;
         let mut moved = Counts::zeros(buckets as usize + 1);
         let newest = ((last - start) * buckets / window).floor();
@@ -147,20 +156,23 @@ impl State {
     }
 }
 
-impl Model for State {
-    type Params = Params;
+impl Model for SlidingWindowState {
+    type Params = SlidingWindowParams;
     type Saved = (Grid, Option<Counts>);
 
-    fn args(params: &Params) -> Vec<f64> {
+    fn args(params: &SlidingWindowParams) -> Vec<f64> {
         vec![params.limit, params.window, params.buckets]
     }
 
-    fn max_cost(params: &Params) -> f64 {
+    fn max_cost(params: &SlidingWindowParams) -> f64 {
         params.limit
     }
 
     #[inline]
-    fn initial(now: f64, &Params { window, buckets, .. }: &Params) -> Self {
+    fn initial(
+        now: f64,
+        &SlidingWindowParams { window, buckets, .. }: &SlidingWindowParams,
+    ) -> Self {
         let counts = Counts::zeros(buckets as usize + 1);
         let grid =
             Grid { at: now, start: now, length: window, last: now, index: 0.0, parts: buckets };
@@ -211,7 +223,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn adopt(&mut self, now: f64, params: &Params, saved: &mut Self::Saved) -> bool {
+    fn adopt(&mut self, now: f64, params: &SlidingWindowParams, saved: &mut Self::Saved) -> bool {
         let changed = self.is_foreign_to(params);
         if changed && self.newest(now).is_some() {
             let moved = self.regrid(now, *params);
@@ -226,23 +238,23 @@ impl Model for State {
     }
 
     #[inline]
-    fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
+    fn earliest(&self, now: f64, needed: f64, params: &SlidingWindowParams) -> Earliest {
         (self.first_instant(now, needed.min(params.limit), *params) - now).into()
     }
 
     #[inline]
-    fn commit(&mut self, instant: f64, cost: f64, _: &Params) {
+    fn commit(&mut self, instant: f64, cost: f64, _: &SlidingWindowParams) {
         let slot = self.slot_of(instant);
         let by = (slot - self.grid.index).min(self.counts.len() as f64) as usize;
         self.counts.shift(by);
         self.counts.add(0, cost);
         let Grid { start, length, last, index, parts, .. } = &mut self.grid;
-        let cycles = (slot / *parts).floor(); // `start` moves by whole windows
+        let cycles = floor(slot / *parts); // `start` moves by whole windows
         *start += cycles * *length;
         (*last, *index) = (instant, slot - cycles * *parts);
     }
 
-    fn refund(&mut self, now: f64, release: &Release, params: &Params) {
+    fn refund(&mut self, now: f64, release: &Release, params: &SlidingWindowParams) {
         let Release { instant, mut units, .. } = *release;
         if let Some(instant) = instant {
             if self.is_foreign_to(params) {
@@ -268,8 +280,8 @@ impl Model for State {
     }
 
     #[inline]
-    fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
-        let Params { limit, .. } = *params;
+    fn report(&self, now: f64, reset: f64, params: &SlidingWindowParams) -> Report {
+        let SlidingWindowParams { limit, .. } = *params;
         if reset == 0.0 {
             return Report { remaining: limit, replenish: 0.0 };
         }

@@ -12,13 +12,13 @@ use super::{
     request::{Action, EngineReply, EngineRequest, Release},
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
-    token_bucket::FastCheck,
+    token_bucket::FastStep,
 };
 use crate::{error::ConfigError, quota::Quota};
 
 /// The Lua text that decides by one algorithm.
 #[cfg(feature = "redis")]
-pub(crate) struct Source {
+pub(crate) struct ScriptSource {
     pub(crate) name: &'static str,
     /// The letter that the parameters and the states of the algorithm begin with.
     pub(crate) form: u8,
@@ -31,7 +31,7 @@ pub(crate) struct Source {
 }
 
 macro_rules! algorithms {
-    ($($variant:ident $module:ident $form:literal $storage:literal),* $(,)?) => {
+    ($($variant:ident $module:ident::$state:ident $form:literal $storage:literal),* $(,)?) => {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub(crate) enum State {
@@ -39,17 +39,17 @@ macro_rules! algorithms {
             #[default]
             Initial,
             Blocked(Box<Block<State, Kind>>),
-            $($variant(Option<Reserved<$module::State>>),)*
+            $($variant(Option<Reserved<$module::$state>>),)*
         }
 
         /// An algorithm with a quota, ready to decide.
         #[derive(Clone, Copy, Debug)]
         pub(crate) enum Params {
-            $($variant($module::Params),)*
+            $($variant(<$module::$state as Model>::Params),)*
         }
 
         #[cfg(feature = "redis")]
-        pub(crate) const SOURCES: &[Source] = &[$(Source {
+        pub(crate) const SOURCES: &[ScriptSource] = &[$(ScriptSource {
             name: stringify!($module),
             form: $form,
             state: include_str!(concat!("../../scripts/", stringify!($module), "/state.lua")),
@@ -125,7 +125,7 @@ macro_rules! algorithms {
             /// The parameters of the script.
             pub(crate) fn args(&self) -> Vec<f64> {
                 match self {
-                    $(Self::$variant(params) => <$module::State as Model>::args(params),)*
+                    $(Self::$variant(params) => <$module::$state as Model>::args(params),)*
                 }
             }
 
@@ -140,7 +140,7 @@ macro_rules! algorithms {
                 }
                 Some(match self {
                     $(Self::$variant(_) => {
-                        let state = <$module::State as Model>::decode(bytes)?;
+                        let state = <$module::$state as Model>::decode(bytes)?;
                         State::$variant(Some(Reserved::new(state)))
                     })*
                 })
@@ -157,21 +157,39 @@ macro_rules! algorithms {
             /// The largest cost that a check can be granted.
             pub(crate) fn max_cost(&self) -> f64 {
                 match self {
-                    $(Self::$variant(params) => <$module::State as Model>::max_cost(params),)*
+                    $(Self::$variant(params) => <$module::$state as Model>::max_cost(params),)*
+                }
+            }
+
+            /// True for a shaper: requests wait without asking to, in a bounded room.
+            pub(crate) fn shapes(&self) -> bool {
+                match self {
+                    $(Self::$variant(_) => <$module::$state as Model>::SHAPES,)*
+                }
+            }
+
+            /// True if units are restored one by one.
+            pub(crate) fn restores_evenly(&self) -> bool {
+                match self {
+                    $(Self::$variant(params) => {
+                        <$module::$state as Model>::restores_evenly(params)
+                    })*
                 }
             }
 
             /// The longest wait, in microseconds, of a check that does not specify one.
             pub(crate) fn default_wait(&self) -> f64 {
                 match self {
-                    $(Self::$variant(params) => <$module::State as Model>::default_wait(params),)*
+                    $(Self::$variant(params) => <$module::$state as Model>::default_wait(params),)*
                 }
             }
 
             /// The longest wait, in microseconds, that can be reserved.
             pub(crate) fn max_reservable(&self) -> f64 {
                 match self {
-                    $(Self::$variant(params) => <$module::State as Model>::max_reservable(params),)*
+                    $(Self::$variant(params) => {
+                        <$module::$state as Model>::max_reservable(params)
+                    })*
                 }
             }
 
@@ -200,13 +218,13 @@ macro_rules! algorithms {
                 request: &EngineRequest,
             ) -> EngineReply {
                 if request.action == Action::Refund {
-                    self.release(state, request.now, &[Release::grant(request.cost)]);
+                    self.return_units(state, request.now, &[Release::grant(request.cost)]);
                 }
                 match self {
                     $(Self::$variant(params) => {
                         if !matches!(state, State::$variant(_)) {
                             if !request.action.commits() {
-                                return engine::step::<$module::State>(&mut None, request, params);
+                                return engine::step::<$module::$state>(&mut None, request, params);
                             }
                             *state = State::$variant(None);
                         }
@@ -217,11 +235,13 @@ macro_rules! algorithms {
             }
 
             /// Returns units to the state, as the algorithm counted them.
-            pub(crate) fn release(&self, state: &mut State, now: f64, releases: &[Release]) {
+            pub(crate) fn return_units(&self, state: &mut State, now: f64, releases: &[Release]) {
                 match (self, state) {
-                    (_, State::Blocked(block)) => self.release(&mut block.state, now, releases),
+                    (_, State::Blocked(block)) => {
+                        self.return_units(&mut block.state, now, releases);
+                    }
                     $((Self::$variant(params), State::$variant(stored)) => {
-                        engine::release(stored, now, releases, params);
+                        engine::return_units(stored, now, releases, params);
                     })*
                     _ => {} // the state of another algorithm, or the initial one
                 }
@@ -248,7 +268,7 @@ macro_rules! algorithms {
                 }
                 match self {
                     $(Self::$variant(params) => {
-                        let state = <$module::State as Model>::unpack(packed, params);
+                        let state = <$module::$state as Model>::unpack(packed, params);
                         State::$variant(state.map(Reserved::new))
                     })*
                 }
@@ -258,11 +278,11 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    FixedWindow fixed_window b'F' "reservations",
-    SlidingLog sliding_log b'S' "sliding_log/log",
-    SlidingWindow sliding_window b'W' "reservations",
-    TokenBucket token_bucket b'T' "reservations",
-    LeakyBucket leaky_bucket b'L' "reservations",
+    FixedWindow fixed_window::FixedWindowState b'F' "reservations",
+    SlidingLog sliding_log::SlidingLogState b'S' "sliding_log/log",
+    SlidingWindow sliding_window::SlidingWindowState b'W' "reservations",
+    TokenBucket token_bucket::TokenBucketState b'T' "reservations",
+    LeakyBucket leaky_bucket::LeakyBucketState b'L' "reservations",
 }
 
 impl Params {
@@ -278,6 +298,11 @@ impl Params {
             State::Blocked(block) => (block.ends, block.state),
             state => (0.0, state),
         };
+        if request.action.blocks() {
+            // The script computes the expiry of the value again, so it lets time pass in the state
+            // and drops what has expired: it returns no units.
+            self.return_units(&mut inside, request.now, &[Release::grant(0.0)]);
+        }
         let decide = |request: &_| self.step_inside(&mut inside, request);
         let (reply, ends) = block::step(known, request, decide);
         *state = match ends {
@@ -293,27 +318,31 @@ impl Params {
             return Err(ConfigError::BurstWithoutBucket { algorithm: algorithm.name(), quota });
         }
         Ok(match algorithm {
-            Algorithm::FixedWindow => Self::FixedWindow(fixed_window::Params::new(quota)),
-            Algorithm::SlidingLog => Self::SlidingLog(sliding_log::Params::new(quota)),
+            Algorithm::FixedWindow => {
+                Self::FixedWindow(fixed_window::FixedWindowParams::new(quota))
+            }
+            Algorithm::SlidingLog => Self::SlidingLog(sliding_log::SlidingLogParams::new(quota)),
             Algorithm::SlidingWindow { buckets } => {
-                Self::SlidingWindow(sliding_window::Params::new(quota, buckets)?)
+                Self::SlidingWindow(sliding_window::SlidingWindowParams::new(quota, buckets)?)
             }
             Algorithm::TokenBucket { refill, overdraft } => {
-                Self::TokenBucket(token_bucket::Params::new(quota, refill, overdraft)?)
+                Self::TokenBucket(token_bucket::TokenBucketParams::new(quota, refill, overdraft)?)
             }
-            Algorithm::LeakyBucket => Self::LeakyBucket(leaky_bucket::Params::new(quota)),
+            Algorithm::LeakyBucket => {
+                Self::LeakyBucket(leaky_bucket::LeakyBucketParams::new(quota))
+            }
         })
     }
 
     /// Decides as [`step`](Params::step) does, in the most common case; `None` in other cases.
     #[inline]
-    pub(crate) fn check_fast(
+    pub(crate) fn step_fast(
         &self,
         packed: &mut Packed,
         request: &EngineRequest,
-    ) -> Option<FastCheck<'_>> {
+    ) -> Option<FastStep<'_>> {
         match self {
-            Self::TokenBucket(params) => params.check_fast(packed, request),
+            Self::TokenBucket(params) => params.step_fast(packed, request),
             _ => None,
         }
     }

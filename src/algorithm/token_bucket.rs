@@ -19,7 +19,7 @@ use crate::{
 };
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Params {
+pub(crate) struct TokenBucketParams {
     burst: f64,
     overdraft: f64,
     unit: f64,
@@ -30,7 +30,7 @@ pub(crate) struct Params {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct State {
+pub(crate) struct TokenBucketState {
     pub(super) at: f64,
     /// The parts that the bucket lacks at `at` to be full.
     pub(super) debt: f64,
@@ -44,7 +44,7 @@ pub(crate) struct State {
     pub(super) last: f64,
 }
 
-impl Params {
+impl TokenBucketParams {
     pub(super) fn new(quota: Quota, refill: Refill, overdraft: u64) -> Result<Self, ConfigError> {
         if overdraft > quota.max_overdraft() {
             return Err(ConfigError::Overdraft { overdraft, quota });
@@ -78,11 +78,11 @@ impl Params {
     /// Decides as the engine does in the most common case: a check that does not wait, of a bucket
     /// that refills continuously and has no overdraft. `None` in other cases.
     #[inline]
-    pub(super) fn check_fast(
+    pub(super) fn step_fast(
         &self,
         packed: &mut Packed,
         request: &EngineRequest,
-    ) -> Option<FastCheck<'_>> {
+    ) -> Option<FastStep<'_>> {
         let Self { burst, overdraft, unit, period, lump, max_debt } = *self;
         let EngineRequest { action, cost, max_wait, now, admission, .. } = *request;
         let [at, debt] = *packed;
@@ -103,23 +103,24 @@ impl Params {
         } else {
             admission.wait = ceil_div(missing, lump);
         }
-        Some(FastCheck { params: self, admission, debt, now })
+        Some(FastStep { params: self, admission, debt, now })
     }
 }
 
 /// The result of a check on the fast path. The rest of the reply is computed after the key is
 /// unlocked.
-pub(crate) struct FastCheck<'a> {
-    params: &'a Params,
+pub(crate) struct FastStep<'a> {
+    params: &'a TokenBucketParams,
     pub(crate) admission: Admission,
     debt: f64,
     now: f64,
 }
 
-impl FastCheck<'_> {
+impl FastStep<'_> {
     #[inline]
     pub(crate) fn reply(&self) -> EngineReply {
-        let Self { params: Params { burst, unit, lump, .. }, admission, debt, now } = *self;
+        let Self { params: TokenBucketParams { burst, unit, lump, .. }, admission, debt, now } =
+            *self;
         let Admission { admitted, wait } = admission;
         let room = burst * unit - debt;
         let remaining = max(floor_div(room, *unit), 0.0);
@@ -130,7 +131,7 @@ impl FastCheck<'_> {
     }
 }
 
-impl State {
+impl TokenBucketState {
     fn rate(&self) -> [f64; 3] {
         [self.unit, self.period, self.lump]
     }
@@ -165,29 +166,33 @@ impl State {
     }
 }
 
-impl Model for State {
-    type Params = Params;
+impl Model for TokenBucketState {
+    type Params = TokenBucketParams;
     type Saved = Self;
 
-    fn args(params: &Params) -> Vec<f64> {
-        let Params { burst, overdraft, unit, period, lump, max_debt } = *params;
+    fn args(params: &TokenBucketParams) -> Vec<f64> {
+        let TokenBucketParams { burst, overdraft, unit, period, lump, max_debt } = *params;
         let exponent = grain_exponent(burst * unit / lump);
         vec![burst, overdraft, unit, period, lump, max_debt, exponent]
     }
 
-    fn max_cost(params: &Params) -> f64 {
+    fn max_cost(params: &TokenBucketParams) -> f64 {
         params.burst + params.overdraft
     }
 
+    fn restores_evenly(params: &TokenBucketParams) -> bool {
+        params.period == 1.0
+    }
+
     /// The longest wait for which `debt` stays exact.
-    fn max_reservable(params: &Params) -> f64 {
+    fn max_reservable(params: &TokenBucketParams) -> f64 {
         let full = (params.burst + params.overdraft) * params.unit;
         min(LONGEST_REFILL as f64, floor_div(EXACT - full, params.lump) * params.period)
     }
 
     #[inline]
-    fn initial(now: f64, params: &Params) -> Self {
-        let Params { unit, period, lump, .. } = *params;
+    fn initial(now: f64, params: &TokenBucketParams) -> Self {
+        let TokenBucketParams { unit, period, lump, .. } = *params;
         Self { at: now, debt: 0.0, excess: 0.0, unit, period, lump, last: 0.0 }
     }
 
@@ -234,7 +239,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn adopt(&mut self, now: f64, params: &Params, _: &mut Self::Saved) -> bool {
+    fn adopt(&mut self, now: f64, params: &TokenBucketParams, _: &mut Self::Saved) -> bool {
         let changed = self.rate() != params.rate();
         if changed {
             self.advance(max(self.last, now));
@@ -250,7 +255,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn earliest(&self, now: f64, needed: f64, params: &Params) -> Earliest {
+    fn earliest(&self, now: f64, needed: f64, params: &TokenBucketParams) -> Earliest {
         let mut wait = max(self.last - now, 0.0);
         if needed > 0.0 {
             let covered = max(needed - params.overdraft, 0.0);
@@ -261,7 +266,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn commit(&mut self, instant: f64, cost: f64, params: &Params) {
+    fn commit(&mut self, instant: f64, cost: f64, params: &TokenBucketParams) {
         let refilled = floor_div(instant - self.at, self.period) * self.lump;
         if refilled >= self.debt {
             (self.debt, self.excess) = (refilled, 0.0);
@@ -272,7 +277,7 @@ impl Model for State {
         self.last = if instant > self.at { instant } else { 0.0 };
     }
 
-    fn refund(&mut self, now: f64, release: &Release, params: &Params) {
+    fn refund(&mut self, now: f64, release: &Release, params: &TokenBucketParams) {
         let Release { instant, units, kept } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
@@ -298,7 +303,7 @@ impl Model for State {
     }
 
     #[inline]
-    fn report(&self, now: f64, reset: f64, params: &Params) -> Report {
+    fn report(&self, now: f64, reset: f64, params: &TokenBucketParams) -> Report {
         let overdrawn = params.overdrawn();
         if reset == 0.0 {
             return Report { remaining: params.burst + overdrawn, replenish: 0.0 };
@@ -313,13 +318,13 @@ impl Model for State {
     }
 
     #[inline]
-    fn pack(&self, now: f64, params: &Params) -> Option<Packed> {
+    fn pack(&self, now: f64, params: &TokenBucketParams) -> Option<Packed> {
         let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
         fits.then_some([self.at, self.debt])
     }
 
     #[inline]
-    fn unpack([at, debt]: Packed, params: &Params) -> Option<Self> {
+    fn unpack([at, debt]: Packed, params: &TokenBucketParams) -> Option<Self> {
         Some(Self { debt, ..Self::initial(at, params) })
     }
 }

@@ -30,7 +30,9 @@ use crate::{
     store::{Released, StoreFuture},
 };
 
-/// The default lateness up to which a waiting request proceeds without a second check.
+/// The default lateness up to which a waiting request proceeds without a second check. A timer of
+/// tokio is up to 1 ms late, and a busy runtime some milliseconds more: far above, the process was
+/// stopped, and the requests that were late together would exceed the quota together (law 2).
 pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 
 /// How long a late request waits until its reservation is released: while Redis does not answer,
@@ -335,18 +337,19 @@ impl Acquire {
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
                     self.phase = Phase::Done;
-                    if let Some(denied) = self.decided(answer?) {
+                    if let Some(denied) = self.advance(answer?) {
                         return Poll::Ready(Ok(denied));
                     }
                 }
                 Phase::Admitted(decision, None) => {
+                    // Others may wait now. The phase stays: until `disarm`, a drop releases.
                     (self.slot, self.wait) = (None, None);
                     return Poll::Ready(Ok(decision.clone()));
                 }
                 Phase::Admitted(_, timer @ Some(_)) => {
                     let lateness = ready!(poll_timer(timer, cx));
                     if self.checks_again(lateness) {
-                        self.release();
+                        self.begin_release();
                     }
                 }
                 Phase::Releasing(released, limit) => {
@@ -354,6 +357,8 @@ impl Acquire {
                     if !released.is_empty() {
                         ready!(poll_timer(limit, cx));
                     }
+                    // The deadline of the first decision holds: a request that is late does not get
+                    // its wait twice.
                     let max_wait = self.max_wait.at_most(self.remaining_wait());
                     self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
                 }
@@ -370,7 +375,7 @@ impl Acquire {
     }
 
     /// Moves on to the phase after a decision, or returns a final denial.
-    fn decided(&mut self, decision: Decision) -> Option<Decision> {
+    fn advance(&mut self, decision: Decision) -> Option<Decision> {
         if !decision.is_allowed() {
             return self.denied(decision);
         }
@@ -381,7 +386,7 @@ impl Acquire {
         // Creating a timer panics without a runtime: the drop then releases the reservation.
         self.phase = Phase::Admitted(decision.clone(), None);
         if self.is_too_late(lateness) {
-            self.release();
+            self.begin_release();
         } else {
             let timer = timer(&decision);
             if timer.is_some() {
@@ -416,10 +421,10 @@ impl Acquire {
         if decision.delay().is_zero() {
             return Duration::ZERO; // there is no reservation
         }
-        let (now, age) = (Instant::now(), decision.age());
+        // From the decision, not from its arrival: the store compared with the same wait.
         let wait = Duration::from_micros(self.charge.resolve(self.max_wait) as u64);
-        self.deadline.get_or_insert_with(|| (now + wait).checked_sub(age).unwrap_or(now));
-        age.saturating_sub(decision.delay())
+        self.deadline.get_or_insert_with(|| after_decision(decision, wait));
+        decision.age().saturating_sub(decision.delay())
     }
 
     /// Returns whether the request, whose time has come, has to check again.
@@ -434,8 +439,7 @@ impl Acquire {
         is_late
     }
 
-    /// Returns true once for each block of a key, as far as it is known, that has begun while the
-    /// request waited.
+    /// Returns true once for each known block of a key that has begun while the request waited.
     fn is_blocked(&mut self) -> bool {
         let own = self.charge.own_parts();
         let ends = own.filter_map(|(limiter, key, _)| limiter.blocked_until(key)).max();
@@ -447,7 +451,7 @@ impl Acquire {
     /// Releases the reservation, and pauses until that is done: otherwise the next check would find
     /// the reservation of the same request before it. After a stop many requests are late, some of
     /// which may have been dropped, and the store releases all of their reservations together.
-    fn release(&mut self) {
+    fn begin_release(&mut self) {
         let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Done) else {
             panic!("only an admitted request has a reservation");
         };
@@ -505,7 +509,7 @@ impl Acquire {
                     Self::new(charge, answer, rest).wait().await
                 }
             },
-            decided => decided,
+            answer => answer,
         }
     }
 
@@ -516,6 +520,13 @@ impl Acquire {
         self.retry = None;
         mem::replace(&mut self.charge, Charge::exempt())
     }
+}
+
+/// Returns the instant that is `time` after the store decided.
+pub(super) fn after_decision(decision: &Decision, time: Duration) -> Instant {
+    let now = Instant::now();
+    // Waits are below 100 years, which an instant holds.
+    (now + time).checked_sub(decision.age()).unwrap_or(now)
 }
 
 fn timer(decision: &Decision) -> Option<Pin<Box<Sleep>>> {
@@ -535,6 +546,8 @@ fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll
 impl Drop for Acquire {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
+        // Law 12: a drop releases once. `Releasing` has begun it already, and a denial spent
+        // nothing.
         match mem::replace(&mut self.phase, Phase::Done) {
             Phase::Deciding(answer) => {
                 charge.release_answer_in_background(answer, self.slot.take());

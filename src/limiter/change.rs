@@ -187,8 +187,9 @@ impl Limiter {
         key: impl Into<Key<'_>>,
         duration: Duration,
     ) -> Result<KeyState, Error> {
-        let (key, max_wait) = (key.into(), micros(duration).min(LONGEST_BLOCK));
-        let state = self.change_block(Action::Block, &key, max_wait).await?;
+        let key = key.into();
+        let micros = micros(duration).min(LONGEST_BLOCK) as u64;
+        let state = self.change_block(Action::Block { duration: micros }, &key).await?;
         self.report_change(&key, KeyChange::Blocked(duration));
         Ok(state)
     }
@@ -209,21 +210,16 @@ impl Limiter {
     /// As for [`check`](Limiter::check).
     pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<KeyState, Error> {
         let key = key.into();
-        let state = self.change_block(Action::Unblock, &key, 0.0).await?;
+        let state = self.change_block(Action::Unblock, &key).await?;
         self.report_change(&key, KeyChange::Unblocked);
         Ok(state)
     }
 
-    async fn change_block(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        max_wait: f64,
-    ) -> Result<KeyState, Error> {
+    async fn change_block(&self, action: Action, key: &Key<'_>) -> Result<KeyState, Error> {
         let answer = {
             let version = self.current();
             let (settings, observers) = (&version.settings, &**self.observers());
-            let limits = &[LimitRequest { settings, observers, key, cost: 1, max_wait }];
+            let limits = &[LimitRequest { settings, observers, key, cost: 1, max_wait: 0.0 }];
             self.decide_limits(&StoreRequest { action, limits })
         };
         answer.await.map(KeyState::changed)

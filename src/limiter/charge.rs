@@ -37,7 +37,7 @@ use crate::{
 /// - It checks again when the limit that denied it has units left, and after the requests of this
 ///   process that wait for the same limit and key. So service is in order within a process, and
 ///   each request checks two or three times. Between processes, the order is not defined.
-/// - It is denied immediately if its wait would be too long, as far as that is known.
+/// - It is denied immediately if its wait is known to be too long.
 /// - A new request checks immediately, and can be served before waiting ones.
 /// - A leaky bucket among the limits denies requests that it would delay on its own.
 ///
@@ -402,7 +402,7 @@ impl Charge {
         let bound = self.record.as_ref().is_some_and(|record| record.is_about(&decision));
         let charge = if bound { self.clone() } else { self.clone().decided(&decision) };
         let returns = charge.take_returns();
-        all(returns.iter().map(|(part, unused)| part.release(unused)).collect()).await
+        all(returns.iter().map(|(part, unused)| part.return_unused(unused)).collect()).await
     }
 
     /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
@@ -427,7 +427,7 @@ impl Charge {
         Some(Decision::uncounted(part.limiter.own().ok()?.policy(part.cost())))
     }
 
-    /// Returns the units that the charge has spent, in the background, as far as that is possible.
+    /// Returns the units that the charge has spent, in the background, if possible.
     pub(crate) fn release_in_background(&self) {
         drop(self.begin_release());
     }
@@ -512,6 +512,7 @@ impl Charge {
     /// Returns the instant until which a denied request retries; `None` if it makes a reservation
     /// instead.
     pub(super) fn retry_deadline(&self, max_wait: MaxWait) -> Option<Instant> {
+        // A reservation needs no retries: the first answer says whether there is an instant.
         let wait = if self.reserves() { 0.0 } else { self.resolve(max_wait) };
         (wait > 0.0).then(|| Instant::now() + Duration::from_micros(wait as u64))
     }
@@ -543,6 +544,7 @@ impl Charge {
         let limiter = first.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().as_dyn().names();
+        // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
         let versions = self.parts().map(|part| Ok(part.limiter.own()?.current()));
         let versions = versions.collect::<Result<Vec<_>, Error>>()?;
         let mut limits: Vec<LimitRequest<'_>> = Vec::with_capacity(versions.len());
@@ -552,6 +554,8 @@ impl Charge {
                 return Err(Error::DifferentStores);
             }
             let limit = limiter.request(version, action, &part.key, part.cost(), max_wait)?;
+            // All limits are looked at before one is charged: a limit that is there twice would
+            // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
                 return Err(Error::SameLimitTwice { limiter: limit.settings.name });
             }
@@ -619,19 +623,19 @@ impl Part {
     /// Returns or spends the difference between the record of this limit and `used`.
     async fn settle(&self, record: &Record, limit: usize, used: u64) -> Result<(), Error> {
         let (returns, missing) = record.adjust(limit, used);
-        all(returns.iter().map(|unused| self.release(unused)).collect()).await?;
+        all(returns.iter().map(|unused| self.return_unused(unused)).collect()).await?;
         if missing == 0 {
             return Ok(());
         }
         let answer = self.limiter.decide(Action::Spend, &self.key, missing, MaxWait::NONE);
         let receipt = answer.await?.receipt(0);
         match record.add(limit, Spent { receipt, units: missing }) {
-            Some(unused) => self.release(&unused).await,
+            Some(unused) => self.return_unused(&unused).await,
             None => Ok(()),
         }
     }
 
-    fn release(&self, Return { spent, units }: &Return) -> StoreFuture<()> {
+    fn return_unused(&self, Return { spent, units }: &Return) -> StoreFuture<()> {
         self.limiter.release(&self.key, spent.receipt, spent.units, *units)
     }
 }

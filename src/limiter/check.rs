@@ -160,7 +160,7 @@ impl Limiter {
                 Recovered::Uncounted(decision) => Ok(decision),
                 Recovered::Fallback(charge) => charge.decide(Action::Check, MaxWait::DEFAULT).await,
             },
-            decided => decided,
+            answer => answer,
         }
     }
 }

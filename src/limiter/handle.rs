@@ -257,16 +257,7 @@ impl Limiter {
 
     fn fallback_settings(settings: &Settings, fraction: f64) -> Option<Settings> {
         let quota = settings.quota.scaled(fraction);
-        let algorithm = match settings.algorithm {
-            Algorithm::TokenBucket { refill, overdraft } => {
-                let overdraft = (overdraft as f64 * fraction) as u64;
-                // The limit can be rounded down further: then the overdraft takes too long to
-                // refill.
-                let overdraft = overdraft.min(quota.max_overdraft());
-                Algorithm::TokenBucket { refill, overdraft }
-            }
-            algorithm => algorithm,
-        };
+        let algorithm = settings.algorithm.scaled(fraction, quota);
         let params = Params::new(algorithm, quota).ok()?;
         Some(Settings { name: settings.name, algorithm, quota, params, source: Source::Local })
     }
@@ -308,10 +299,9 @@ impl Limiter {
     /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
         let settings = &self.current().settings;
-        match settings.algorithm {
-            // The bucket itself bounds it.
-            Algorithm::LeakyBucket => settings.quota.burst_size() as usize,
-            _ => DEFAULT_MAX_PER_KEY,
+        match settings.params.shapes() {
+            true => settings.quota.burst_size() as usize, // a shaper bounds it itself
+            false => DEFAULT_MAX_PER_KEY,
         }
     }
 
@@ -321,6 +311,10 @@ impl Limiter {
 
     pub(super) fn failure_policy(&self) -> FailurePolicy {
         self.0.on_failure
+    }
+
+    pub(super) fn params(&self) -> Params {
+        self.current().settings.params
     }
 
     pub(super) fn policy(&self, cost: u64) -> Policy {
@@ -396,7 +390,7 @@ impl Limiter {
         units: u64,
     ) -> StoreFuture<()> {
         let version = self.current();
-        let Some(release) = version.release(receipt, spent, units) else {
+        let Some(release) = version.release_of(receipt, spent, units) else {
             return StoreFuture::ready(Ok(()));
         };
         report_released(&self.0.observers, self.0.taken.text, key, units);
@@ -404,7 +398,7 @@ impl Limiter {
         reported_failure(&self.0.observers, self.0.taken.text, Operation::Release, answer)
     }
 
-    /// Releases units in the background, as far as that is possible.
+    /// Releases units in the background, if possible.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
@@ -413,7 +407,7 @@ impl Limiter {
         units: u64,
     ) -> Option<Released> {
         let version = self.current();
-        let release = version.release(receipt, spent, units)?;
+        let release = version.release_of(receipt, spent, units)?;
         report_released(&self.0.observers, self.0.taken.text, key, units);
         self.0.store.as_dyn().release_in_background(&version.settings, key, release)
     }

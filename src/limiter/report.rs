@@ -29,7 +29,7 @@ fn is_logged(result: Result<&Decision, &Error>) -> bool {
     !result.is_ok_and(Decision::is_allowed) && log::records_denials()
 }
 
-/// Reports an answer, once it is there.
+/// Reports an answer when it has arrived.
 #[inline(never)]
 pub(super) fn reported(
     request: &StoreRequest<'_>,

@@ -6,7 +6,11 @@ use std::{future::poll_fn, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    acquire::Acquire, charge::Charge, handle::Limiter, max_wait::MaxWait, recovery::Recovered,
+    acquire::{Acquire, after_decision},
+    charge::Charge,
+    handle::Limiter,
+    max_wait::MaxWait,
+    recovery::Recovered,
 };
 use crate::{
     algorithm::{Action, micros},
@@ -146,9 +150,7 @@ impl Reservation {
     }
 
     fn new(acquire: Acquire, decision: Decision) -> Self {
-        let now = Instant::now();
-        // Long delays are below 100 years, which an instant holds.
-        let due = (now + decision.delay()).checked_sub(decision.age()).unwrap_or(now);
+        let due = after_decision(&decision, decision.delay());
         Self { acquire, decision, due }
     }
 

@@ -21,21 +21,21 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::{Algorithm, Refill},
     decision::Decision,
     quota::Quota,
-    store::{Entry, Forecast, RetryQueues, Store, Ticket, after},
+    store::{Forecast, QueueEntry, RetryQueues, Store, Ticket, after},
 };
 
-/// The precision of sleeps.
+/// The resolution of the timers of tokio: a shorter sleep takes as long.
 const TIMER_TICK: Duration = Duration::from_millis(1);
-/// The longest pause between requests that move from one queue to another.
+/// The longest pause between requests that move from one queue to another. The instant is a guess,
+/// and a request that sleeps through a wrong one delays those behind it by as much.
 const MAX_GAP: Duration = Duration::from_secs(1);
 
 /// The parts of a charge that one limiter counts.
 struct LimiterPart {
     queues: Arc<RetryQueues>,
-    entry: Entry,
+    entry: QueueEntry,
     quota: Quota,
     /// True if the quota restores its units one by one.
     is_smooth: bool,
@@ -54,7 +54,7 @@ impl LimiterPart {
         let (queues, queue) = foreign_queue(charge)?;
         let (quota, cost) = (decision.quota(), decision.cost());
         let gap = gap(quota, cost);
-        let entry = Entry { queue, group: queue, cost, max_units: u64::MAX, gap };
+        let entry = QueueEntry { queue, group: queue, cost, max_units: u64::MAX, gap };
         Some(Self { queues, entry, quota, is_smooth: false, is_single: true })
     }
 
@@ -72,11 +72,8 @@ impl LimiterPart {
         let max_requests = others.map(|(limiter, _, cost)| limiter.max_cost() / cost.max(1));
         let max_units = max_requests.min().map_or(u64::MAX, |max| max.saturating_mul(cost));
         let (queue, group) = (queue.finish(), group.finish());
-        let entry = Entry { queue, group, cost, max_units, gap: gap(quota, cost) };
-        let is_smooth = matches!(
-            limiter.algorithm(),
-            Algorithm::LeakyBucket | Algorithm::TokenBucket { refill: Refill::Continuous, .. }
-        );
+        let entry = QueueEntry { queue, group, cost, max_units, gap: gap(quota, cost) };
+        let is_smooth = limiter.params().restores_evenly();
         let is_single = parts().nth(1).is_none();
         Some(Self { queues, entry, quota, is_smooth, is_single })
     }
@@ -129,6 +126,7 @@ impl Retry {
         denied: &Decision,
         deadline: Option<Instant>,
     ) -> bool {
+        // Without a time there is nothing to sleep for, and a loop of checks would load the store.
         let Some(retry_after) = denied.retry_after() else { return false };
         let now = Instant::now();
         let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
@@ -141,6 +139,7 @@ impl Retry {
         };
         let is_in_queue = |ticket: &Ticket| ticket.entry().queue == part.entry.queue;
         if retry_after > left {
+            // It leaves now, and not at its deadline: those behind may have more time.
             if let Some(ticket) = self.ticket.take_if(|ticket| is_in_queue(ticket)) {
                 ticket.leave(forecast(retry_after));
             }
@@ -150,11 +149,13 @@ impl Retry {
             if has_slept {
                 ticket.record_competition(true);
             }
+            // At most until its deadline: with the jitter it would miss units that it can have.
             ticket.denied(forecast(retry_after.saturating_add(ticket.jitter()).min(left)));
             return true;
         }
         let queues = &part.queues;
         let arrival = *self.arrival.get_or_insert_with(|| queues.next_arrival());
+        // Denied now rather than at its deadline: nobody sleeps in vain.
         if part.time_behind(queues.units_before(&part.entry, arrival), retry_after) > left {
             return false;
         }
@@ -173,10 +174,9 @@ impl Retry {
         (self.timer, self.has_slept) = (None, false);
         let Some(ticket) = self.ticket.take() else { return };
         ticket.record_competition(false);
-        let is_leaky =
-            |(limiter, ..): (&Limiter, _, _)| matches!(limiter.algorithm(), Algorithm::LeakyBucket);
-        if charge.retry_deadline(MaxWait::LONGEST).is_some() && charge.own_parts().any(is_leaky) {
-            // The bucket can deny even with units available, as no instant is reserved.
+        let shapes = |(limiter, ..): (&Limiter, _, _)| limiter.params().shapes();
+        if charge.retry_deadline(MaxWait::LONGEST).is_some() && charge.own_parts().any(shapes) {
+            // A shaper can deny even with units available, as no instant is reserved.
             return ticket.leave(Forecast::unknown());
         }
         let mut forecast = Forecast { available: decision.remaining(), ..Forecast::unknown() };
@@ -200,6 +200,7 @@ impl Retry {
         };
         if instant > Instant::now() {
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(instant)));
+            // Moved, not made anew: a retry allocates nothing.
             if timer.deadline() != instant {
                 timer.as_mut().reset(instant);
             }
@@ -240,7 +241,11 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::{MemoryStore, Quota, store::MAX_STALL};
+    use crate::{
+        MemoryStore, Quota,
+        algorithm::{Algorithm, Refill},
+        store::MAX_STALL,
+    };
 
     const MINUTE: Duration = Duration::from_secs(60);
 

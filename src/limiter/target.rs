@@ -31,7 +31,7 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     /// Returns `units` of those that a decision about the key has `spent`.
     fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()>;
 
-    /// Returns units in the background, as far as that is possible.
+    /// Returns units in the background, if possible.
     fn release_in_background(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64);
 
     /// Returns units of the key, of whatever request.
@@ -128,7 +128,7 @@ impl AnyLimiter {
         }
     }
 
-    /// Returns units in the background, as far as that is possible.
+    /// Returns units in the background, if possible.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,

@@ -49,7 +49,7 @@ impl Version {
 
     /// Returns the release of `units` of those that a request has `spent`; `None` if there is
     /// nothing to return.
-    pub(super) fn release(&self, receipt: Receipt, spent: u64, units: u64) -> Option<Release> {
+    pub(super) fn release_of(&self, receipt: Receipt, spent: u64, units: u64) -> Option<Release> {
         match receipt {
             Receipt::At(instant, algorithm)
                 if units > 0 && algorithm == self.settings.params.kind() =>

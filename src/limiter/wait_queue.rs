@@ -10,6 +10,7 @@ use std::{
 use super::charge::Charge;
 use crate::sync::lock;
 
+/// Each waiting request holds its connection and its body, some kilobytes. Chosen, not measured.
 const DEFAULT_MAX: usize = 10_000;
 
 #[derive(Clone, Debug)]

@@ -139,6 +139,7 @@ impl<P: ProtocolBase> Shared<P> {
                 state.decision = Some(decision);
                 Next::Proceed(None)
             }
+            // With a slot, the request may retry: an `Acquire` decides that.
             StoreFuture::Ready(Some(Ok(decision))) if !decision.is_allowed() && slot.is_none() => {
                 self.reject(Rejection::Denied(decision), state)
             }
@@ -164,6 +165,7 @@ impl<P: ProtocolBase> Shared<P> {
                 self.reject(Rejection::Denied(decision), state)
             }
             Err(error) => {
+                // What is left: the fallback must not begin the wait anew.
                 let budget = acquire.remaining_wait();
                 state.charge = acquire.disarm();
                 self.apply_failure_policy(head, error, budget, state)
@@ -245,6 +247,7 @@ impl<P: ProtocolBase> Shared<P> {
             return (MaxWait::NONE, None);
         }
         let Some(slot) = self.wait_queue.enter(charge) else { return (MaxWait::NONE, None) };
+        // The caller gives up at its own timeout: a later reservation would pass unused.
         let timeout = P::timeout(head).map_or(f64::INFINITY, micros);
         (max_wait.at_most(timeout), Some(slot))
     }

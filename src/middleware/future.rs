@@ -137,6 +137,8 @@ where
                     (head, rest) = P::split(request);
                     call.waited(cx, &head, acquire, result)
                 }
+                // After the decision: a denied request never waits for the service, and a request
+                // that waits for its quota does not hold a place that `poll_ready` has reserved.
                 StateProj::Readying { admitted } => {
                     let readiness = ready!(call.inner.poll_ready(cx));
                     let (acquire, request) = take(admitted);
@@ -164,6 +166,7 @@ where
                     return Poll::Pending;
                 }
                 Step::Call => {
+                    // From here on the cost stays spent: the service may do its work.
                     call.shared.protocol.annotate(&mut head, &mut call.charge);
                     let future = call.inner.call(P::join(head, rest));
                     state.set(State::Calling { future });

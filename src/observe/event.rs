@@ -222,10 +222,10 @@ impl From<Action> for Operation {
     fn from(action: Action) -> Self {
         match action {
             Action::Check => Self::Check,
-            Action::Peek => Self::Peek,
+            Action::Peek | Action::Observe => Self::Peek,
             Action::Spend => Self::Spend,
             Action::Refund => Self::Refund,
-            Action::Block => Self::Block,
+            Action::Block { .. } => Self::Block,
             Action::Unblock => Self::Unblock,
         }
     }

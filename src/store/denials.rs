@@ -58,14 +58,14 @@ pub(crate) struct Denials {
 }
 
 struct Memory {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<DenialShard>]>,
     hasher: RandomState,
 }
 
 /// Entries in two generations. When the young one is full, or older than the TTL, it becomes the
 /// old one, and the old one is dropped. So no entry is looked at to make room.
 #[derive(Default)]
-struct Shard {
+struct DenialShard {
     young: HashTable<KeyDenials>,
     old: HashTable<KeyDenials>,
     /// Set by the first entry, so that a shard without denials is never rotated.
@@ -108,6 +108,8 @@ struct CheckedLimit {
     hash: u64,
     key: Key<'static>,
     algorithm: Algorithm,
+    /// Whether the limit can be full of requests that wait.
+    shapes: bool,
     max_wait: f64,
     /// The number of changes in the shard when it was sent.
     changes: u64,
@@ -150,21 +152,22 @@ impl Denials {
         let Self { memory, ttl } = self;
         let undecided = |changes| Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         match (request.action, request.limits) {
+            // No denial is remembered that they could change, and they end no block.
             (Action::Spend | Action::Peek, _) if ttl.is_zero() => return undecided(vec![]),
             (Action::Check, limits) => return self.look_up_check(limits, now()),
             _ => {}
         }
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
-            Action::Refund | Action::Block | Action::Unblock => true,
+            Action::Refund | Action::Block { .. } | Action::Unblock => true,
             Action::Spend => memory.has_other_quota(limit),
-            Action::Check | Action::Peek => false,
+            Action::Check | Action::Peek | Action::Observe => false,
         };
         let changes = request.limits.iter().filter(is_change);
         let ends_block = request.action == Action::Unblock;
         let change =
             |limit: &LimitRequest<'_>| memory.change(limit.settings, limit.key, ends_block);
         let changes = changes.map(change).collect();
-        let block_sent = (request.action == Action::Block).then(now);
+        let block_sent = matches!(request.action, Action::Block { .. }).then(now);
         Lookup::Undecided(Undecided { check: None, changes, block_sent })
     }
 
@@ -197,12 +200,12 @@ impl Denials {
     }
 
     /// Begins a return of units of the key.
-    pub(crate) fn release(&self, settings: &Settings, key: &Key<'_>) -> Change {
+    pub(crate) fn begin_return(&self, settings: &Settings, key: &Key<'_>) -> Change {
         self.memory.change(settings, key, false)
     }
 
     /// Begins a reset of the key.
-    pub(crate) fn reset(&self, settings: &Settings, key: &Key<'_>) -> Change {
+    pub(crate) fn begin_reset(&self, settings: &Settings, key: &Key<'_>) -> Change {
         self.memory.change(settings, key, true)
     }
 
@@ -219,7 +222,7 @@ impl Memory {
         self.hasher.hash_one((limiter.as_ptr(), key.as_bytes()))
     }
 
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+    fn shard(&self, hash: u64) -> MutexGuard<'_, DenialShard> {
         // The table takes the lowest and the highest bits; the same ones here would put all keys of
         // a shard into few of its buckets.
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
@@ -240,9 +243,19 @@ impl Memory {
         let block = shard.blocks.find(hash, settings.name, key).map(|block| block.found);
         let changes = shard.changes;
         drop(shard);
-        let (limiter, algorithm) = (settings.name, settings.algorithm);
+        let (limiter, algorithm, shapes) =
+            (settings.name, settings.algorithm, settings.params.shapes());
         let key = key.clone().into_owned();
-        Found::None(CheckedLimit { limiter, hash, key, algorithm, max_wait, changes, block })
+        Found::None(CheckedLimit {
+            limiter,
+            hash,
+            key,
+            algorithm,
+            shapes,
+            max_wait,
+            changes,
+            block,
+        })
     }
 
     fn change(self: &Arc<Self>, settings: &Settings, key: &Key<'_>, ends_block: bool) -> Change {
@@ -262,7 +275,7 @@ impl Memory {
     }
 }
 
-impl Shard {
+impl DenialShard {
     fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&KeyDenials> {
         let is_it = |entry: &KeyDenials| entry.is(limiter, key);
         self.young.find(hash, is_it).or_else(|| self.old.find(hash, is_it))
@@ -292,14 +305,14 @@ impl Shard {
 
 impl Undecided {
     /// Remembers the decision if it is a denial, and returns it.
-    pub(crate) fn decided(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
+    pub(crate) fn resolve(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
         let Self { check, changes, block_sent } = self;
         if let (Some(sent), [change]) = (block_sent, &*changes) {
             change.note_block(sent, &decision);
         }
-        drop(changes);
+        drop(changes); // before the denial is remembered, which they would drop
         if let Some(check) = check {
-            check.decided(&decision, now);
+            check.learn(&decision, now);
         }
         decision
     }
@@ -307,7 +320,7 @@ impl Undecided {
 
 impl Check {
     /// Remembers a denial, and a block, and forgets the blocks that are over.
-    fn decided(self, decision: &Decision, received: impl FnOnce() -> Instant) {
+    fn learn(self, decision: &Decision, received: impl FnOnce() -> Instant) {
         let all = || iter::once(&self.first).chain(&self.rest);
         let knows_block = all().any(|limit| limit.block.is_some());
         if decision.is_allowed() && !decision.is_blocked() && !knows_block {
@@ -355,9 +368,11 @@ impl CheckedLimit {
 
     /// Remembers a denial, and a block, by this limit.
     fn remember(&self, check: &Check, decision: &Decision, received: Instant) {
-        let Self { hash, algorithm, max_wait, changes, .. } = *self;
+        let Self { hash, algorithm, shapes, max_wait, changes, .. } = *self;
         let Check { memory, ttl, sent, .. } = check;
         let mut shard = memory.shard(hash);
+        // The store may have decided before the change. Denied for longer than the quota says, the
+        // client would wait in vain (law 3); not remembered costs one call.
         if shard.changes != changes {
             return;
         }
@@ -365,7 +380,7 @@ impl CheckedLimit {
             shard.blocks.insert(hash, self.limiter, &self.key, block_end(*sent, decision));
         }
         let times = [*sent, received];
-        let denial = Denial::new(algorithm, decision, max_wait, times, *ttl);
+        let denial = Denial::new(shapes, decision, max_wait, times, *ttl);
         if let Some(denial) = denial.filter(|it| it.denies(decision.cost(), max_wait, received)) {
             let decision = decision.clone().without_counts();
             let mut entry = KeyDenials::new(self.key.clone(), algorithm, decision, denial);

@@ -1,6 +1,6 @@
 //! The state of a store, as its `health` reports it. It is found out in `redis/transport`.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::SystemTime};
 
 /// The state of a store, without a call to it. The counters start with the store; clones share
 /// them. A store in memory is always [`Ready`](Status::Ready), with counters of 0.
@@ -31,9 +31,15 @@ pub struct Health {
     /// over at least a deadline, Redis becomes unavailable. Probes and the releases of dropped
     /// requests are not included. In a cluster, it is the number of the node with the most.
     pub consecutive_failures: u32,
+    /// The number of calls of limiters that failed in the last minute, to 10 s, including those
+    /// that were not sent. Above 0 while the status is [`Ready`](Status::Ready), some calls fail:
+    /// for example those about one damaged key.
+    pub recent_failures: u64,
     /// The text of the last error that `timeouts`, `interrupted` and `errors` count. It stays when
     /// Redis answers again.
     pub last_error: Option<Arc<str>>,
+    /// The time of `last_error`, by the clock of this process.
+    pub last_error_at: Option<SystemTime>,
     /// The number of answers from Redis, including errors.
     pub answers: u64,
     /// The number of calls without an answer within their deadlines, and of attempts to connect
@@ -65,7 +71,8 @@ pub enum Status {
     Ready,
     /// Redis has not answered yet: the store has not been used, or its first calls failed.
     Unknown,
-    /// Redis answers, but rejects decisions: [`last_error`](Health::last_error) has the reason.
+    /// Redis answers, but rejects decisions, all or some: [`last_error`](Health::last_error) has
+    /// the reason.
     Rejecting,
     /// Redis does not answer, for another reason than those below.
     Unavailable,
@@ -118,6 +125,38 @@ impl fmt::Display for Status {
     }
 }
 
+/// Writes the status, the calls that failed in the last minute, and the last error with its age, in
+/// one line for a page such as `/health`:
+///
+/// ```text
+/// the store decides, but 12 calls failed in the last minute; last error, 3 s ago: ..
+/// ```
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_ready = self.status == Status::Ready;
+        match self.consecutive_failures {
+            calls @ 1.. if is_ready => {
+                write!(f, "Redis has not answered the last calls ({calls})")?
+            }
+            _ => self.status.fmt(f)?,
+        }
+        if self.recent_failures > 0 {
+            let decides = is_ready && self.consecutive_failures == 0;
+            let but = if decides { ", but" } else { ":" };
+            let calls = if self.recent_failures == 1 { "call" } else { "calls" };
+            write!(f, "{but} {} {calls} failed in the last minute", self.recent_failures)?;
+        }
+        let Some(error) = &self.last_error else { return Ok(()) };
+        let age = self.last_error_at.and_then(|at| at.elapsed().ok()).unwrap_or_default();
+        let (age, unit) = match age.as_secs() {
+            seconds @ 0..120 => (seconds, "s"),
+            seconds @ 120..7_200 => (seconds / 60, "min"),
+            seconds => (seconds / 3_600, "h"),
+        };
+        write!(f, "; last error, {age} {unit} ago: {error}")
+    }
+}
+
 impl Health {
     /// Returns the state of a store without a server.
     pub(super) fn ready() -> Self {
@@ -125,7 +164,9 @@ impl Health {
             status: Status::Ready,
             is_available: true,
             consecutive_failures: 0,
+            recent_failures: 0,
             last_error: None,
+            last_error_at: None,
             answers: 0,
             timeouts: 0,
             interrupted: 0,
@@ -133,5 +174,33 @@ impl Health {
             skipped: 0,
             outages: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn its_line_tells_a_store_that_decides_from_one_that_also_fails_some_calls() {
+        let mut health = Health::ready();
+        assert_eq!(health.to_string(), "the store decides");
+        health.last_error = Some("no answer within 100ms".into());
+        health.last_error_at = Some(SystemTime::now() - Duration::from_secs(600));
+        let error = "last error, 10 min ago: no answer within 100ms";
+        assert_eq!(health.to_string(), format!("the store decides; {error}"));
+        health.recent_failures = 2;
+        let text = format!("the store decides, but 2 calls failed in the last minute; {error}");
+        assert_eq!(health.to_string(), text);
+        health.consecutive_failures = 2;
+        let text = format!(
+            "Redis has not answered the last calls (2): 2 calls failed in the last minute; {error}"
+        );
+        assert_eq!(health.to_string(), text);
+        (health.status, health.recent_failures) = (Status::Refused, 1);
+        let text = format!("Redis refuses connections: 1 call failed in the last minute; {error}");
+        assert_eq!(health.to_string(), text);
     }
 }

@@ -12,6 +12,7 @@ mod front;
 mod late;
 mod monitor;
 mod probe;
+mod recent;
 mod release;
 pub(crate) mod script;
 mod script_text;

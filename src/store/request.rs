@@ -63,7 +63,7 @@ pub struct LimitRequest<'a> {
     pub(crate) observers: &'a Observers,
     pub(crate) key: &'a Key<'a>,
     pub(crate) cost: u64,
-    /// In microseconds. For a block its duration.
+    /// In microseconds.
     pub(crate) max_wait: f64,
 }
 

@@ -2,9 +2,9 @@
 //! and instants, and know no limiters and no charges: `limiter/retry.rs` translates.
 //!
 //! Only the first request of a queue sleeps until the quota has units for it, and checks. When it
-//! leaves, the next request checks: immediately, or when units are available, as far as that is
-//! known. If a decision shows units for several requests, these check side by side. Requests that
-//! wait behind have no timer, so a request that is dropped delays no other.
+//! leaves, the next request checks: immediately, or when units are known to be available. If a
+//! decision shows units for several requests, these check side by side. The requests behind the
+//! first one have no timer, so a request that is dropped delays no other.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -46,7 +46,7 @@ pub struct RetryQueues {
 
 /// A request, as a queue needs it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct QueueEntry {
     /// The hash of the limiter and the key that the queue is for.
     pub(crate) queue: u64,
     /// The hash of all limiters and keys of the request.
@@ -126,7 +126,7 @@ struct Waiting {
 }
 
 impl RetryQueues {
-    /// Returns the hasher for the hashes of an [`Entry`].
+    /// Returns the hasher for the hashes of an [`QueueEntry`].
     pub(crate) fn hasher(&self) -> impl Hasher + use<> {
         self.hasher.build_hasher()
     }
@@ -136,12 +136,17 @@ impl RetryQueues {
         self.arrivals.fetch_add(1, Relaxed)
     }
 
-    pub(crate) fn join(self: &Arc<Self>, entry: Entry, arrival: u64, forecast: Forecast) -> Ticket {
-        let Entry { queue: id, group, cost, max_units, .. } = entry;
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        entry: QueueEntry,
+        arrival: u64,
+        forecast: Forecast,
+    ) -> Ticket {
+        let QueueEntry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
         let queue = queues.entry(id).or_default().clone();
-        // The map stays locked: otherwise the queue could be removed in the meantime. Whoever needs
-        // both locks takes that of the map first.
+        // The map stays locked: otherwise the queue could be removed in the meantime. Lock order:
+        // the map, then the queue.
         let wakers = {
             let mut queue = lock(&queue);
             queue.update_group(group, max_units, |units| units + cost);
@@ -166,12 +171,13 @@ impl RetryQueues {
         lock(&self.queues).is_empty()
     }
 
-    /// Returns the units that are spent before a request that would join its queue now, as far as
-    /// that is known.
-    pub(crate) fn units_before(&self, entry: &Entry, arrival: u64) -> u64 {
+    /// Returns the known units that are spent before a request that would join its queue now.
+    pub(crate) fn units_before(&self, entry: &QueueEntry, arrival: u64) -> u64 {
         let Some(queue) = lock(&self.queues).get(&entry.queue).cloned() else { return 0 };
         let queue = lock(&queue);
         let last = queue.checking.keys().next_back().max(queue.waiting.keys().next_back());
+        // It arrived before some of the queue: how much is before it would take a scan, and the
+        // answer is a lower bound anyway.
         if last.is_some_and(|last| *last > arrival) {
             return 0;
         }
@@ -209,6 +215,7 @@ impl Queue {
             if !fits && self.checking.values().any(|checking| checking.is_polled(now)) {
                 break;
             }
+            // The time of a forecast is that of its cost. Another cost may fit earlier, so it asks.
             let sleeps = !fits && forecast.cost.is_none_or(|expected| expected == cost);
             let at = if sleeps { forecast.next_at } else { now };
             let (arrival, Waiting { waker, .. }) = first.remove_entry();
@@ -257,12 +264,12 @@ pub(crate) struct Ticket {
     queues: Arc<RetryQueues>,
     queue: Arc<Mutex<Queue>>,
     arrival: u64,
-    entry: Entry,
+    entry: QueueEntry,
     forecast: Option<Forecast>,
 }
 
 impl Ticket {
-    pub(crate) fn entry(&self) -> &Entry {
+    pub(crate) fn entry(&self) -> &QueueEntry {
         &self.entry
     }
 
@@ -291,6 +298,7 @@ impl Ticket {
     /// Returns the instant at which the request checks, once it is known.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Instant> {
         let mut queue = lock(&self.queue);
+        // Stays there until the check has ended, so that a poll in between finds the same instant.
         if let Some(checking) = queue.checking.get(&self.arrival) {
             return Poll::Ready(checking.at);
         }
@@ -313,7 +321,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let Entry { queue: id, group, cost, .. } = self.entry;
+        let QueueEntry { queue: id, group, cost, .. } = self.entry;
         let (wakers, _waiting, is_empty) = {
             let queue = &mut *lock(&self.queue);
             let max = queue.groups.get(&group).map_or(0, |group| group.max);
@@ -322,6 +330,8 @@ impl Drop for Ticket {
             (wakers, waiting, queue.checking.is_empty())
         };
         wakers.into_iter().for_each(Waker::wake);
+        // The lock of the map is taken only for the last request of a queue, and before that of the
+        // queue, as `join` does: the other order could deadlock.
         if is_empty {
             let queues = &mut *lock(&self.queues.queues);
             // Another request may have joined in the meantime.

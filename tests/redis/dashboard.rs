@@ -3,6 +3,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -252,6 +254,46 @@ async fn the_rules_of_the_alerts_are_those_of_the_page_and_use_exported_metrics_
             .collect();
         for word in others.iter().filter(|word| !keywords.contains(word)) {
             assert!(labels.contains(&(*word).to_owned()), "{name}: label {word} of {labels:?}");
+        }
+    }
+}
+
+/// Returns the text of all files in a folder that end in this way.
+fn sources(folder: &Path, ending: &str) -> String {
+    let mut text = String::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            text += &sources(&path, ending);
+        } else if path.to_string_lossy().ends_with(ending) {
+            text += &fs::read_to_string(path).unwrap();
+        }
+    }
+    text
+}
+
+#[test]
+fn the_texts_of_the_diagnosis_are_in_the_events_and_errors() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = sources(&root.join("src"), ".rs") + &sources(&root.join("scripts"), ".lua");
+    let lines = text.lines().map(|line| line.trim_start().trim_end_matches('\\'));
+    let text: String = lines.collect();
+    // Redis itself words these, and the codes of its errors.
+    let of_redis = [
+        "can't run this command",
+        "can't access at least one of the keys",
+        "No permissions to access a key",
+        "no permissions to access one of the keys",
+    ];
+    let table = PAGE.split("| text | meaning | confirm | repair |\n").nth(1).unwrap();
+    let rows: Vec<_> = table.lines().skip(1).take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() > 15);
+    for row in rows {
+        assert_eq!(row.matches(" | ").count(), 3, "{row}");
+        for quoted in row.split(" | ").next().unwrap().split('`').skip(1).step_by(2) {
+            let is_code = quoted.bytes().all(|it| it.is_ascii_uppercase());
+            let is_known = is_code || of_redis.contains(&quoted) || text.contains(quoted);
+            assert!(is_known, "no event or error has the text {quoted:?}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The events of the Redis store, for observers, metrics and logs: each exactly once.
 
 use std::{
+    error::Error,
     pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -15,7 +16,7 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    Algorithm, Charge, FailurePolicy, Key, Limiter, Quota, RateLimitLayer, RedisStore, key,
     observe::Metrics,
     redis::{
         self, RedisResult,
@@ -261,14 +262,14 @@ async fn a_server_that_rejects_decisions_is_not_ready() {
 }
 
 #[tokio::test]
-async fn errors_of_one_key_are_one_event_which_names_the_limiter_but_not_the_key() {
-    for (key, command) in [("alice", "SET"), ("ben", "SADD")] {
-        let (log, _guard) = Log::start(tracing::Level::DEBUG);
+async fn errors_of_a_damaged_key_are_one_event_which_names_it_as_redis_stores_it() {
+    for (key, command) in [("alice smith\n", "SET"), ("ben", "SADD")] {
+        let (log, _guard) = Log::start(tracing::Level::INFO);
         let (server, recorder) = (RedisServer::start(), Recorder::new());
         let store = observed(redis_store(&server).await, recorder.clone());
         let limiter = once_per_hour(store);
-        let name = format!("ratelimit:api:token-bucket:{{{key}}}");
-        redis::cmd(command).arg(name).arg("x").exec(&mut server.connection()).unwrap();
+        let name = format!("ratelimit:api:token-bucket:{{{}}}", Key::from(key).as_str());
+        redis::cmd(command).arg(&name).arg("x").exec(&mut server.connection()).unwrap();
         recorder.take();
         for _ in 0..20 {
             assert!(limiter.check(key).await.is_err());
@@ -279,23 +280,91 @@ async fn errors_of_one_key_are_one_event_which_names_the_limiter_but_not_the_key
         let text = log.text();
         let ours = text.lines().filter(|line| line.contains("WARN tower_ratelimit"));
         let [failed] = ours.collect::<Vec<_>>()[..] else { panic!("{text}") };
-        let parts = ["decisions failed", "limiter=\"api\"", "requests=1", "holds no state"];
+        let what = format!("the key {name} holds ");
+        let parts = ["decisions failed", "limiter=\"api\"", "requests=1", "delete it", &what];
         assert!(parts.iter().all(|part| failed.contains(part)), "{failed}");
-        assert!(!text.contains(key), "{text}");
+        assert_eq!(failed.matches(&name).count(), 1, "{failed}");
     }
 }
 
 #[tokio::test]
-async fn the_event_of_a_failed_decision_names_the_key_at_the_level_trace() {
-    let (log, _guard) = Log::start(tracing::Level::TRACE);
+async fn the_error_of_several_limits_names_the_damaged_key() {
     let server = RedisServer::start();
-    let limiter = once_per_hour(redis_store(&server).await);
-    let foreign = "ratelimit:api:token-bucket:{alice}";
+    let store = redis_store(&server).await;
+    let quota = Quota::per_hour(9);
+    let bucket = Limiter::new("bucket", store.clone(), Algorithm::token_bucket(), quota);
+    let log = Limiter::new("log", store, Algorithm::sliding_log(), quota);
+    for (name, command, what) in [
+        ("ratelimit:bucket:token-bucket:{a}", "SET", "no state of this limiter"),
+        ("ratelimit:log:sliding-log:{a}", "SET", "no state of this limiter"),
+        ("ratelimit:bucket:token-bucket:{a}", "SADD", "another type of value"),
+        ("ratelimit:log:sliding-log:{a}", "SADD", "another type of value"),
+    ] {
+        let mut admin = server.connection();
+        redis::cmd(command).arg(name).arg("x").exec(&mut admin).unwrap();
+        let error = Charge::new(&bucket, "a").also(&log).check().await.unwrap_err();
+        let mut cause: &dyn Error = &error;
+        while let Some(source) = cause.source() {
+            cause = source;
+        }
+        let text = cause.to_string();
+        assert!(text.contains(&format!("the key {name} holds {what}")), "{text}");
+        redis::cmd("DEL").arg(name).exec(&mut admin).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn single_failed_calls_show_in_the_health_of_a_store_that_decides() {
+    let server = RedisServer::start();
+    let store = redis_store(&server).await;
+    let limiter = once_per_hour(store.clone());
+    let _ = limiter.check("alice").await.unwrap();
+    assert_eq!(store.health().to_string(), "the store decides");
+    let foreign = "ratelimit:api:token-bucket:{ben}";
     redis::cmd("SET").arg(foreign).arg("x").exec(&mut server.connection()).unwrap();
-    assert!(limiter.check("alice").await.is_err());
-    let text = log.text();
-    let failed = text.lines().find(|line| line.contains("decisions failed"));
-    assert!(failed.is_some_and(|line| line.contains(foreign)), "{text}");
+    for _ in 0..2 {
+        assert!(limiter.check("ben").await.is_err());
+    }
+    let health = store.health();
+    assert_eq!((health.status, health.recent_failures), (Status::Ready, 2));
+    assert!(health.last_error_at.unwrap().elapsed().is_ok());
+    let line = health.to_string();
+    let parts = ["the store decides, but 2 calls failed in the last minute; last error, ", foreign];
+    assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+}
+
+#[tokio::test]
+async fn redis_decides_again_only_when_no_permission_is_missing() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let mut admin = server.connection();
+    let mut set = |rules: &[&str]| {
+        redis::cmd("ACL").arg("SETUSER").arg("limiter").arg(rules).exec(&mut admin).unwrap();
+    };
+    set(&["on", ">secret", "~*", "+@all", "-getrange"]);
+    let config = support::config(&server.url()).user("limiter").password("secret");
+    let store = RedisStore::new(config).unwrap();
+    let limiter = once_per_hour(store.clone());
+    for _ in 0..5 {
+        assert!(limiter.peek("alice").await.is_err()); // a check needs another command
+    }
+    assert_eq!(store.health().status, Status::Rejecting);
+    until("its ping has named the permission", async || log.text().contains("+getrange")).await;
+    let errors = store.health().errors;
+    until("the store has asked for a proof", async || {
+        let _ = limiter.check("alice").await.unwrap();
+        store.health().errors > errors
+    })
+    .await;
+    assert!(!log.text().contains("decides again"), "{}", log.text());
+    assert_eq!(store.health().status, Status::Rejecting);
+    set(&["+getrange"]);
+    until("the proof has succeeded", async || {
+        let _ = limiter.check("alice").await.unwrap();
+        log.text().contains("Redis decides again")
+    })
+    .await;
+    assert_eq!(store.health().status, Status::Ready);
 }
 
 #[tokio::test]

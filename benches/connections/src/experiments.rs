@@ -64,7 +64,7 @@ fn late() -> Result<Row> {
             failed += usize::from(call.await.is_err());
         }
         sleep(SECOND / 5).await;
-        // Without the first call, and the one that asks.
+        // Less the first call, and the call that reads the count.
         Ok((failed, until_counted(side, "key").await? - 2))
     }
     let [peer, ours] = both(|side| Box::pin(run(side)))?;
@@ -120,7 +120,7 @@ fn hang() -> Result<Row> {
     })
 }
 
-/// A server closes a connection that nobody uses at the moment.
+/// A server closes an idle connection.
 fn idle() -> Result<Row> {
     const ROUNDS: usize = 50;
     async fn run(side: &dyn Side, server: &RedisServer) -> Result<usize> {
@@ -154,7 +154,7 @@ fn twice() -> Result<Row> {
         until_counted(side, "key").await?;
         proxy.cut_a_reply();
         let is_error = side.count("key").await.is_err();
-        // Without the first call, and the one that asks.
+        // Less the first call, and the call that reads the count.
         Ok((is_error, until_counted(side, "key").await? - 2))
     }
     let start = || -> Result<(Cluster, Proxy)> {

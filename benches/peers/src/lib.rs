@@ -44,7 +44,7 @@ const HOT: u64 = 50_000;
 /// The requests in flight of `fill` and `exact`.
 const IN_FLIGHT: u64 = 256;
 
-/// One of so many requests is timed.
+/// One request in this many is timed.
 const SAMPLED: u64 = 16;
 
 /// For replies of Redis. A slow machine shows in the figures, and does not end the measurement.
@@ -178,7 +178,7 @@ enum Keys {
     Random(Arc<[String]>, u64),
     /// Each key once.
     Each(Arc<[String]>, Arc<AtomicU64>),
-    /// The same key, for so many requests.
+    /// The same key, for this number of requests.
     Hot(Arc<AtomicU64>),
     One,
 }
@@ -277,7 +277,7 @@ async fn requests_until<L: Limiter>(
     Ok(tally)
 }
 
-/// Makes so many requests, and returns how many were admitted.
+/// Makes `count` requests, and returns the number of admitted ones.
 async fn requests<L: Limiter>(limiter: &Arc<L>, keys: &Keys, count: u64) -> Result<u64, Error> {
     let mut tasks = JoinSet::new();
     for task in 0..IN_FLIGHT {

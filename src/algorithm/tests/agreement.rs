@@ -66,7 +66,16 @@ impl Step {
             .max_wait
             .map_or(params.default_wait(), |wait| (window * wait as f64 / 1e3).floor())
             .min(if self.action.blocks() { LONGEST_BLOCK } else { params.max_reservable() });
-        EngineRequest { action: self.action, cost, max_wait, now, admission: None, blocked: 0.0 }
+        let action = lasting(self.action, max_wait);
+        EngineRequest { action, cost, max_wait, now, admission: None, blocked: 0.0 }
+    }
+}
+
+/// The action; a block of this duration.
+pub(super) fn lasting(action: Action, duration: f64) -> Action {
+    match action {
+        Action::Block { .. } => Action::Block { duration: duration as u64 },
+        action => action,
     }
 }
 
@@ -76,7 +85,7 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Action::Peek),
         2 => Just(Action::Refund),
         1 => Just(Action::Spend),
-        1 => prop_oneof![2 => Just(Action::Block), 1 => Just(Action::Unblock)],
+        1 => prop_oneof![2 => Just(Action::Block { duration: 0 }), 1 => Just(Action::Unblock)],
     ];
     let release = (any::<prop::sample::Index>(), 1_u32..5);
     let releases = prop_oneof![

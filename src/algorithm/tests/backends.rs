@@ -36,7 +36,7 @@ impl Backend for State {
     }
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
-        params.release(self, now, releases);
+        params.return_units(self, now, releases);
     }
 }
 
@@ -141,7 +141,7 @@ fn state(text: &[u8], params: &Params) -> State {
     }
 }
 
-fn log(bytes: &[u8]) -> sliding_log::State {
+fn log(bytes: &[u8]) -> sliding_log::SlidingLogState {
     let is_wide = bytes.ends_with(b"Z");
     let (entry_size, foot_sizes) = match is_wide {
         true => (14, [7, 7, 7, 7, 7, 6, 6, 7, 7]),
@@ -163,7 +163,7 @@ fn log(bytes: &[u8]) -> sliding_log::State {
     // The twin drops dead entries immediately.
     let living: VecDeque<_> = stored.iter().copied().filter(|(_, cost)| *cost > 0.0).collect();
     assert_eq!(stored.last().unwrap().0, living.back().unwrap().0, "a dead entry at the end");
-    let state = sliding_log::State::new([at, skew, window], living);
+    let state = sliding_log::SlidingLogState::new([at, skew, window], living);
     assert_eq!(state.sum, sum, "the sum");
     state
 }
@@ -261,7 +261,7 @@ impl Backend for Scripted {
     }
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
-        let (mut command, script) = script::release(&self.key, params);
+        let (mut command, script) = script::release_command(&self.key, params);
         command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
         let reply = eval_at(&mut self.connection, command, script, now);
         assert_eq!(reply.len(), 1);

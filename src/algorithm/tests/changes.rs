@@ -164,9 +164,8 @@ fn admitted(
                 continue;
             }
             Event::Block(duration) => {
-                let max_wait = part(*duration);
-                let block = EngineRequest { action: Action::Block, max_wait, ..check(1, now) };
-                backend.decide(&params, block);
+                let action = Action::Block { duration: part(*duration) as u64 };
+                backend.decide(&params, EngineRequest { action, ..check(1, now) });
                 continue;
             }
             Event::Unblock => {
@@ -312,7 +311,7 @@ impl Backend for Stored {
             Release { instant, ..*release }
         };
         let releases: Vec<_> = releases.iter().map(by_store).collect();
-        self.store.release_now(&settings, &Key::from("key"), &releases);
+        self.store.return_units(&settings, &Key::from("key"), &releases);
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::{runtime, time::advance};
 
 use super::{
     super::{Action, Algorithm, EngineReply, EngineRequest, Params, State},
-    agreement::{Step, large, params, steps},
+    agreement::{Step, large, lasting, params, steps},
     backends::{Backend, check, reply_of},
     contract::{all_with, now_or_never},
 };
@@ -51,7 +51,7 @@ struct Visit {
 fn visits() -> impl Strategy<Value = Vec<Visit>> {
     let action = prop_oneof![
         10 => Just(Action::Check),
-        4 => Just(Action::Block),
+        4 => Just(Action::Block { duration: 0 }),
         1 => Just(Action::Unblock),
         1 => Just(Action::Spend),
         1 => Just(Action::Refund),
@@ -91,7 +91,7 @@ fn a_store_with_many_keys_decides_as_one_with_one_key_does() {
                     let _ = decide(&shared, &settings, &format!("new {used}"), check(1, 0.0));
                 }
                 let max_wait = (window * visit.max_wait / 1_000).as_micros() as f64;
-                let Visit { action, cost, .. } = visit;
+                let (action, cost) = (lasting(visit.action, max_wait), visit.cost);
                 let request = EngineRequest { action, max_wait, ..check(cost, 0.0) };
                 let single = decide(&singles[visit.key], &settings, "key", request);
                 let reply = decide(&shared, &settings, &format!("key {}", visit.key), request);
@@ -134,7 +134,7 @@ fn history(params: [Params; 2], steps: &[Step]) {
         let releases = step.releases(&mut admitted);
         if !releases.is_empty() {
             both.twin.release(params, now, &releases);
-            both.store.release_now(&settings, &Key::from("key"), &releases);
+            both.store.return_units(&settings, &Key::from("key"), &releases);
             continue;
         }
         let request = step.decide(params, now);

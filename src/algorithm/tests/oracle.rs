@@ -73,7 +73,9 @@ fn admitted(
             history.push(Err(request));
         }
         let cost = cost_of(cost, quota);
+        // As a limiter bounds it.
         let max_wait = max_wait.map_or(params.default_wait(), part);
+        let max_wait = max_wait.min(params.max_reservable());
         let request = EngineRequest { max_wait, ..check(cost, now) };
         let reply = backend.decide(&params, request);
         if reply.admitted {

@@ -70,7 +70,7 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
         let releases = step.releases(&mut admitted);
         if !releases.is_empty() {
             twin.release(params, now, &releases);
-            let (mut command, script) = script::release("{k}0", params);
+            let (mut command, script) = script::release_command("{k}0", params);
             command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
             stream.call(&command, script, now);
             continue;

@@ -98,6 +98,8 @@ fn adjust(all: &mut Vec<Spent>, used: u64) -> (Vec<Return>, u64) {
         && let Some(newest) = all.last_mut()
     {
         let units = above.min(newest.units);
+        // The newest first: of what an old decision spent, more has been refilled since, and a
+        // bucket would return less (law 13).
         returns.push(Return { spent: newest.clone(), units });
         newest.units -= units;
         all.pop_if(|spent| spent.units == 0);

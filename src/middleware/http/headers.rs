@@ -144,9 +144,9 @@ impl Report<'_> {
     }
 
     fn append_policies(&self, headers: &mut HeaderMap) {
-        let decided = self.decision.map(Decision::quota);
+        let own_quota = self.decision.map(Decision::quota);
         // A fallback has another quota, and that of the limiter can change.
-        if let Some((_, policy)) = self.policy.filter(|(quota, _)| decided == Some(*quota)) {
+        if let Some((_, policy)) = self.policy.filter(|(quota, _)| own_quota == Some(*quota)) {
             headers.append(RATELIMIT_POLICY, policy.clone());
             return;
         }
@@ -157,7 +157,7 @@ impl Report<'_> {
         for (i, limiter) in self.charge.limiters().enumerate() {
             // One limiter can be charged for two keys.
             let is_first = self.charge.limiters().take(i).all(|it| it.name() != limiter.name());
-            if let Some(quota) = limiter.quota().or(decided).filter(|_| is_first) {
+            if let Some(quota) = limiter.quota().or(own_quota).filter(|_| is_first) {
                 headers.append(RATELIMIT_POLICY, policy(limiter.name(), quota));
             }
         }

@@ -2,9 +2,9 @@
 //! that the entry is in, nor the blocks of keys.
 //!
 //! The engine denies a request that may wait `w` until `max(E - w, R)`: it conforms at `E`, and
-//! there is room for it to wait from `R` on. Only a leaky bucket can be full. So a denial of one
-//! wait proves until when requests of other waits are denied, if their cost is at least the same. A
-//! block denies every cost.
+//! there is room for it to wait from `R` on. Only the room of a shaper can be full. So a denial of
+//! one wait proves until when requests of other waits are denied, if their cost is at least the
+//! same. A block denies every cost.
 
 use std::{iter, mem, ptr, time::Duration};
 
@@ -54,9 +54,10 @@ pub(super) struct Denial {
 }
 
 impl Denial {
-    /// Reads the denial of a check that was sent and received at these instants.
+    /// Reads the denial of a check that was sent and received at these instants. `shapes`: by a
+    /// limit that can be full.
     pub(super) fn new(
-        algorithm: Algorithm,
+        shapes: bool,
         denied: &Decision,
         max_wait: f64,
         [sent, received]: [Instant; 2],
@@ -65,13 +66,12 @@ impl Denial {
         let micros = |time: Duration| time.as_micros() as f64;
         let wait = micros(denied.retry_after()?);
         let by_block = micros(denied.block_rest()) > max_wait;
-        let (conforms, room) = match algorithm {
-            // The last request leaves when the bucket is empty.
-            Algorithm::LeakyBucket if !by_block => {
-                let conforms = micros(denied.reset_after());
-                (conforms, if wait > conforms - max_wait { wait } else { 0.0 })
-            }
-            _ => (wait + max_wait, 0.0),
+        let (conforms, room) = if shapes && !by_block {
+            // The request leaves when all of those before it have left: when nothing is left.
+            let conforms = micros(denied.reset_after());
+            (conforms, if wait > conforms - max_wait { wait } else { 0.0 })
+        } else {
+            (wait + max_wait, 0.0)
         };
         let cost = if by_block { 0 } else { denied.cost() };
         Some(Self { cost, conforms, room, sent, received, ends: sent + ttl })

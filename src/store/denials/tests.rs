@@ -115,7 +115,7 @@ impl<'a> Request<'a> {
 
     /// The request is denied at once.
     fn deny(self, denials: &Denials, wait: Duration, now: Instant) {
-        let _ = self.send(denials, now).decided(self.denial(wait), || now);
+        let _ = self.send(denials, now).resolve(self.denial(wait), || now);
     }
 }
 
@@ -126,7 +126,7 @@ fn a_denial_holds_until_the_denied_request_would_be_allowed_by_the_slowest_clock
     let wait = 1_000 * MILLISECOND;
     let undecided = request.send(&denials, start);
     let received = start + 40 * MILLISECOND;
-    let denial = undecided.decided(request.denial(wait), || received);
+    let denial = undecided.resolve(request.denial(wait), || received);
     assert_eq!((denial.source(), denial.retry_after()), (Source::Store, Some(wait)));
 
     let cached = request.find(&denials, received).unwrap();
@@ -149,12 +149,12 @@ fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
     let (denials, settings, start) = (Denials::new(300 * MILLISECOND), bucket(), Instant::now());
     let request = Request::new(&settings);
     let undecided = request.send(&denials, start);
-    let _ = undecided.decided(request.denial(HOUR), || start + 100 * MILLISECOND);
+    let _ = undecided.resolve(request.denial(HOUR), || start + 100 * MILLISECOND);
     assert!(request.find(&denials, start + 299 * MILLISECOND).is_some());
     assert!(request.find(&denials, start + 300 * MILLISECOND).is_none());
 
     let late = request.send(&denials, start + HOUR);
-    let _ = late.decided(request.denial(HOUR), || start + HOUR + 300 * MILLISECOND);
+    let _ = late.resolve(request.denial(HOUR), || start + HOUR + 300 * MILLISECOND);
     assert!(request.find(&denials, start + HOUR + 300 * MILLISECOND).is_none());
 
     let denials = Denials::new(Duration::ZERO);
@@ -197,7 +197,7 @@ fn a_leaky_bucket_denies_until_there_is_room_and_a_request_may_wait_as_long() {
         let request = Request { max_wait: max_wait * SECOND, ..Request::new(&settings) };
         let reply =
             EngineReply { reset: 40.0 * SECOND, ..request.denied(seconds * 1_000 * MILLISECOND) };
-        let _ = request.send(&denials, start).decided(request.decision(reply), || start);
+        let _ = request.send(&denials, start).resolve(request.decision(reply), || start);
         move |max_wait: f64, millis: u32| {
             let request = Request { max_wait: max_wait * SECOND, ..request };
             let denial = request.find(&denials, start + millis * MILLISECOND)?;
@@ -233,7 +233,7 @@ fn denials_of_several_costs_are_remembered_and_the_longest_is_returned() {
     let mut sent = sent.collect::<Vec<_>>().into_iter();
     let mut receive = |count| {
         for (undecided, denial, sent) in sent.by_ref().take(count) {
-            let _ = undecided.decided(denial, || sent);
+            let _ = undecided.resolve(denial, || sent);
         }
     };
     receive(4);
@@ -246,7 +246,7 @@ fn denials_of_several_costs_are_remembered_and_the_longest_is_returned() {
     receive(1);
     let five = [100, 200, 500, 500, 500, 600, 600].map(Some);
     assert_eq!(found(5), five);
-    drop(denials.release(&settings, &Key::from("key")));
+    drop(denials.begin_return(&settings, &Key::from("key")));
     assert_eq!(found(5), [None; 7]);
 }
 
@@ -259,7 +259,7 @@ fn beyond_four_denials_of_a_key_the_oldest_makes_room_but_not_that_of_the_least_
         .map(|(millis, cost)| (request(cost).send(&denials, now + millis * MILLISECOND), cost));
     for (undecided, cost) in sent.collect::<Vec<_>>() {
         let denial = request(cost).denial(cost * 1_000 * MILLISECOND);
-        let _ = undecided.decided(denial, || now);
+        let _ = undecided.resolve(denial, || now);
     }
     let found = [1, 2, 3, 4, 5, 6]
         .map(|cost| request(cost).find(&denials, now).unwrap().retry_after().unwrap().as_secs());
@@ -296,7 +296,7 @@ fn a_flood_with_random_costs_and_waits_sends_few_commands() {
                         denied += u64::from(!reply.admitted && reply.wait > 100.0);
                         let policy = settings.policy(cost.into());
                         let decision = Decision::new(policy, reply, Action::Check, 0.0);
-                        let _ = undecided.decided(decision, || world.instant());
+                        let _ = undecided.resolve(decision, || world.instant());
                     }
                 }
             }
@@ -315,7 +315,7 @@ fn a_denial_by_a_block_denies_every_cost() {
     let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
     let request = Request { cost: 5, max_wait: 20.0 * SECOND, ..Request::new(&settings) };
     let undecided = request.send(&denials, now);
-    let _ = undecided.decided(request.blocked(30_000 * MILLISECOND), || now);
+    let _ = undecided.resolve(request.blocked(30_000 * MILLISECOND), || now);
     for (cost, max_wait, retry_after) in [(5, 20.0, 10), (1, 0.0, 30), (9, 29.0, 1)] {
         let request = Request { cost, max_wait: max_wait * SECOND, ..request };
         let denial = request.find(&denials, now).unwrap();
@@ -361,7 +361,7 @@ fn a_block_is_forgotten_after_a_decision_that_was_sent_later_and_does_not_find_i
                     Free if is_allowed => request.allowed(MILLISECOND),
                     Free => request.denial(HOUR),
                 };
-                let _ = sent.pop_front().unwrap().decided(decision, || now);
+                let _ = sent.pop_front().unwrap().resolve(decision, || now);
             }
             let known = denials.blocked_until(&settings, &Key::from("key")).is_some();
             assert_eq!(known, knows, "{events:?}, {is_allowed}");
@@ -377,16 +377,16 @@ fn of_several_limits_an_allowed_decision_ends_each_block_after_which_the_request
     for (delay, forgotten) in [(MILLISECOND, true), (2 * HOUR, false)] {
         let denials = Denials::new(Duration::ZERO);
         for request in requests {
-            let _ = request.send(&denials, now).decided(request.blocked(HOUR), || now);
+            let _ = request.send(&denials, now).resolve(request.blocked(HOUR), || now);
         }
         let known = |settings: &Settings| denials.blocked_until(settings, &Key::from("key"));
         assert_eq!((known(&first), known(&second)), (ends, ends));
         // It is about the first limit alone.
         let denied = send_all(&denials, &requests, now);
-        let _ = denied.decided(requests[0].denial(HOUR), || now);
+        let _ = denied.resolve(requests[0].denial(HOUR), || now);
         assert_eq!((known(&first), known(&second)), (None, ends));
         let allowed = send_all(&denials, &requests, now);
-        let _ = allowed.decided(requests[0].allowed(delay), || now);
+        let _ = allowed.resolve(requests[0].allowed(delay), || now);
         assert_eq!(known(&second).is_none(), forgotten);
     }
 }
@@ -419,7 +419,7 @@ fn a_request_with_another_quota_or_algorithm_drops_the_denial() {
             };
             // The store may decide it before the change.
             request.deny(&denials, HOUR, now);
-            let _ = change.decided(Request::new(other).denial(HOUR), || now);
+            let _ = change.resolve(Request::new(other).denial(HOUR), || now);
             assert!(request.find(&denials, now).is_none(), "{action:?}");
         }
     }
@@ -473,7 +473,7 @@ fn of_several_limits_the_one_that_denies_is_remembered() {
     let now = Instant::now();
     let (one, two) = (Request::new(&first), Request { cost: 5, ..Request::new(&second) });
     let denials = Denials::new(HOUR);
-    let _ = send_all(&denials, &[one, two], now).decided(two.denial(HOUR), || now);
+    let _ = send_all(&denials, &[one, two], now).resolve(two.denial(HOUR), || now);
     let find = |requests: &[_]| match look_up_all(&denials, Action::Check, requests, now) {
         Lookup::Denied(denial) => Some((denial.limiter(), denial.cost(), denial.source())),
         Lookup::Undecided(_) => None,
@@ -528,13 +528,13 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
     let changed = [Request::new(&larger), requests[1]];
     let undecided = send_all(&denials, &changed, now);
     assert!(requests[0].find(&denials, now).is_none(), "the quota is applied");
-    let _ = undecided.decided(requests[1].denial(HOUR), || now);
+    let _ = undecided.resolve(requests[1].denial(HOUR), || now);
     assert!(requests[1].find(&denials, now).is_none());
     // A reset of the limit that denies.
     let denials = Denials::new(HOUR);
     let undecided = send_all(&denials, &requests, now);
-    drop(denials.release(&second, &Key::from("key")));
-    let _ = undecided.decided(requests[1].denial(HOUR), || now);
+    drop(denials.begin_return(&second, &Key::from("key")));
+    let _ = undecided.resolve(requests[1].denial(HOUR), || now);
     assert!(requests[1].find(&denials, now).is_none());
 }
 
@@ -542,7 +542,7 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
 fn a_denial_that_names_a_limiter_of_two_limits_is_not_remembered() {
     let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
     let requests = [Request::new(&settings), Request { key: "other", ..Request::new(&settings) }];
-    let _ = send_all(&denials, &requests, now).decided(requests[0].denial(HOUR), || now);
+    let _ = send_all(&denials, &requests, now).resolve(requests[0].denial(HOUR), || now);
     assert!(requests.iter().all(|request| request.find(&denials, now).is_none()));
 }
 
@@ -573,9 +573,9 @@ fn a_denial_that_may_be_older_than_a_change_is_not_remembered_after_it() {
                 Send => undecided = Some(request.send(&denials, now)),
                 Receive => {
                     let denial = request.denial(HOUR);
-                    let _ = undecided.take().unwrap().decided(denial, || now);
+                    let _ = undecided.take().unwrap().resolve(denial, || now);
                 }
-                Begin => change = Some(denials.release(&settings, &Key::from("key"))),
+                Begin => change = Some(denials.begin_return(&settings, &Key::from("key"))),
                 End => drop(change.take()),
             }
         }
@@ -693,7 +693,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let action = prop_oneof![
         6 => Just(Action::Check),
         2 => Just(Action::Spend),
-        1 => Just(Action::Block),
+        1 => (0..MAX_WAITS.len() - 1).prop_map(block),
     ];
     let step = prop_oneof![
         5 => (0..4_000_u64).prop_map(Step::Pass),
@@ -714,6 +714,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// In microseconds.
 const MAX_WAITS: [f64; 6] = [0.0, 1e3, 3e3, 8e3, 3e4, 1e6];
+
+fn block(duration: usize) -> Action {
+    Action::Block { duration: MAX_WAITS[duration] as u64 }
+}
 
 /// A process and its store, with one key. Times are in microseconds.
 struct World {
@@ -809,7 +813,7 @@ impl World {
     /// Receives the answer to the last check.
     fn receive(&mut self) {
         if let Some((undecided, decision)) = self.in_flight.pop() {
-            let _ = undecided.decided(decision, || self.instant());
+            let _ = undecided.resolve(decision, || self.instant());
         }
     }
 
@@ -830,15 +834,15 @@ impl World {
                 None
             }
             Changing::Block(rest) => {
-                look_up(Action::Block, 1, rest);
+                look_up(block(rest), 1, 0);
                 None
             }
             Changing::Unblock => {
                 look_up(Action::Unblock, 1, 0);
                 None
             }
-            Changing::Cancel => Some(self.denials.release(&settings, key)),
-            Changing::Reset => Some(self.denials.reset(&settings, key)),
+            Changing::Cancel => Some(self.denials.begin_return(&settings, key)),
+            Changing::Reset => Some(self.denials.begin_reset(&settings, key)),
         };
         self.begun.push((changing, change, undecided));
     }
@@ -852,8 +856,7 @@ impl World {
                 let _ = settings.params.step(&mut self.state, &request);
             }
             Changing::Block(rest) => {
-                let max_wait = MAX_WAITS[rest].min(settings.params.max_reservable());
-                let request = self.engine_request(Action::Block, 1, max_wait);
+                let request = self.engine_request(block(rest), 1, 0.0);
                 let _ = settings.params.step(&mut self.state, &request);
             }
             Changing::Unblock => {
@@ -865,7 +868,7 @@ impl World {
                     let units = cost.into();
                     let release = Release { instant: Some(instant), units, kept: 0.0 };
                     let now = self.engine_request(Action::Peek, 1, 0.0).now;
-                    settings.params.release(&mut self.state, now, &[release]);
+                    settings.params.return_units(&mut self.state, now, &[release]);
                 }
             }
             Changing::Reset => self.state = State::Initial,
@@ -882,7 +885,8 @@ impl World {
             }
             Step::Other { action, cost, max_wait } => {
                 let settings = self.settings();
-                if action == Action::Block && settings.algorithm == Algorithm::LeakyBucket {
+                let blocks = matches!(action, Action::Block { .. });
+                if blocks && settings.algorithm == Algorithm::LeakyBucket {
                     return; // a request may wait for the end of a block in a bucket that was full
                 }
                 let Request { cost, max_wait, .. } = Self::request(&settings, cost, max_wait);
@@ -1032,7 +1036,7 @@ impl Several {
                 self.states = states;
                 self.now += latency;
                 let now = self.instant();
-                let _ = undecided.decided(decision, || now);
+                let _ = undecided.resolve(decision, || now);
             }
         }
     }
@@ -1054,7 +1058,7 @@ impl Several {
                 self.states = states;
             }
             OfSeveral::Refund(limit, cost) => {
-                let change = self.denials.release(&self.settings[limit], &Key::from("key"));
+                let change = self.denials.begin_return(&self.settings[limit], &Key::from("key"));
                 let mut states = self.states.clone();
                 let _ = self.decide(&mut states, Action::Refund, &[(limit, cost)], 0.0);
                 self.states = states;

@@ -6,7 +6,7 @@ use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, FastCheck, INITIAL, Packed, Release, State},
+    algorithm::{Action, EngineReply, EngineRequest, FastStep, INITIAL, Packed, Release, State},
     keys::Text,
     store::Settings,
 };
@@ -78,16 +78,16 @@ impl Entry {
         matches!(self.counts, Counts::Packed { packed: INITIAL, .. })
     }
 
-    /// Decides as [`check`](Entry::check) does, in the most common case; `None` in others.
+    /// Decides as [`decide`](Entry::decide) does, in the most common case; `None` in others.
     #[inline]
-    pub(super) fn check_fast<'a>(
+    pub(super) fn decide_fast<'a>(
         &mut self,
         settings: &'a Arc<Settings>,
         request: &EngineRequest,
-    ) -> Option<FastCheck<'a>> {
+    ) -> Option<FastStep<'a>> {
         match &mut self.counts {
             Counts::Packed { packed, .. } if Arc::ptr_eq(&self.settings, settings) => {
-                let checked = settings.params.check_fast(packed, request)?;
+                let checked = settings.params.step_fast(packed, request)?;
                 if !checked.admission.admitted {
                     self.note_denial(request.now + checked.admission.wait);
                 }
@@ -98,7 +98,7 @@ impl Entry {
     }
 
     /// Decides about a single limit.
-    pub(super) fn check(
+    pub(super) fn decide(
         &mut self,
         settings: &Arc<Settings>,
         request: &EngineRequest,
@@ -124,9 +124,9 @@ impl Entry {
     }
 
     /// Returns units to the state, in the parameters that it was counted with.
-    pub(super) fn release(&mut self, settings: &Settings, now: f64, releases: &[Release]) {
+    pub(super) fn return_units(&mut self, settings: &Settings, now: f64, releases: &[Release]) {
         let mut state = self.counts.take(&self.settings);
-        settings.params.release(&mut state, now, releases);
+        settings.params.return_units(&mut state, now, releases);
         self.counts.put(state, &self.settings, now, None);
     }
 
@@ -212,7 +212,8 @@ impl Counts {
         state.forget_reservations(now);
         // A denial by a block describes the block alone. The state inside of it may last longer.
         let reply = reply.filter(|reply| reply.blocked == 0.0);
-        let reply = reply.unwrap_or_else(|| counted.params.step(&mut state, &peek(now)));
+        let reply =
+            reply.unwrap_or_else(|| counted.params.step(&mut state, &EngineRequest::observe(now)));
         match self {
             Self::Boxed { boxed, .. } => boxed.state = state,
             Self::Packed { .. } => {
@@ -243,7 +244,7 @@ impl Counts {
             Self::Packed { denied_until, packed } => {
                 let mut state = settings.params.unpack(*packed);
                 let EngineReply { remaining, reset, .. } =
-                    settings.params.step(&mut state, &peek(now));
+                    settings.params.step(&mut state, &EngineRequest::observe(now));
                 let in_use = remaining == 0.0 || *denied_until >= second(now);
                 let (left, reset) = (left(remaining, settings), now + reset);
                 // States in which a request waits are not packed.
@@ -255,18 +256,6 @@ impl Counts {
                 Usage { left: boxed.left, reset: boxed.reset, in_use, waited_for }
             }
         }
-    }
-}
-
-/// A peek that is not denied by a block, so that the reply tells the state inside of it, too.
-fn peek(now: f64) -> EngineRequest {
-    EngineRequest {
-        action: Action::Peek,
-        cost: 1.0,
-        max_wait: f64::INFINITY,
-        now,
-        admission: None,
-        blocked: 0.0,
     }
 }
 

@@ -42,7 +42,7 @@ impl MemoryStore {
             }
             let (replies, binding) =
                 combine(&requests, |index, engine_request| match request.action {
-                    Action::Check => transaction.check(index, engine_request),
+                    Action::Check => transaction.step_noting(index, engine_request),
                     _ => transaction.step(index, engine_request),
                 });
             transaction.insert_fresh(slots, now);
@@ -114,7 +114,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Steps for a check, and remembers a denial by this limit itself.
-    fn check(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
+    fn step_noting(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
         let reply = self.step(limit, request);
         if request.admission.is_none() && !reply.admitted {
             self.entry(limit).note_denial(request.now + reply.wait);
@@ -131,7 +131,7 @@ impl<'a> Transaction<'a> {
     fn denial(&mut self, requests: &[EngineRequest]) -> Option<Decision> {
         let peek = |request: &EngineRequest| EngineRequest { action: Action::Peek, ..*request };
         let peeks: Vec<EngineRequest> = requests.iter().map(peek).collect();
-        let (replies, binding) = combine(&peeks, |index, request| self.check(index, request));
+        let (replies, binding) = combine(&peeks, |index, request| self.step_noting(index, request));
         let denied = !replies[binding].admitted;
         denied.then(|| decision(self.limits, Action::Check, &replies, binding))
     }

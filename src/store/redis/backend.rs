@@ -30,8 +30,8 @@ impl Backend {
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 
-    /// Releases in the background the units that a decision has spent for one limit, because nobody
-    /// else can. Returns whether it has spent any.
+    /// Releases in the background the units that a decision has spent for one limit: its caller has
+    /// gone. Returns whether it has spent any.
     pub(super) fn release_late(
         &self,
         settings: &Settings,
@@ -40,7 +40,7 @@ impl Backend {
         of: Receipt,
     ) -> bool {
         let Receipt::At(instant, _) = of else { return false };
-        let change = self.denials.release(settings, key);
+        let change = self.denials.begin_return(settings, key);
         let key = self.key(settings, key);
         let release = Release { instant: Some(instant as f64), units: count(units), kept: 0.0 };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
@@ -48,7 +48,7 @@ impl Backend {
     }
 }
 
-/// Reports that units of a request are returned whose caller is gone.
+/// Reports the units that are returned for a caller that has gone.
 pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
     observers.report(&Event::Released { limiter, key, units });
 }

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use super::{
     backend::{Backend, report_released, report_sent},
     call::{EachReply, execute_each},
-    script::{CheckEach, reserves_fast},
+    script::CheckEach,
     transport::{Client, Deadline, TransportError},
 };
 use crate::{
@@ -116,7 +116,8 @@ impl CheckBatch {
     ) -> Option<Queued> {
         let LimitRequest { settings, key, cost, max_wait, .. } = *request;
         let Contents { keys, index_of, callers } = &mut *self.contents();
-        let is_fast = max_wait == 0.0 || reserves_fast(&settings.params);
+        // The fast path of the script makes a request wait only if the algorithm does that always.
+        let is_fast = max_wait == 0.0 || settings.params.shapes();
         let max = if is_fast { MAX_CHECKS } else { MAX_KEYS };
         let known = index_of.find(hash, |index| keys[*index].1 == *key).copied();
         if callers.len() >= max || known.is_none() && keys.len() == MAX_KEYS {
@@ -158,6 +159,7 @@ impl CheckBatch {
                 self.execute_by_key(client, slot, call).await;
             }
             Err(error) if error.is_timeout() && !error.may_have_run() => {
+                // Nothing ran, so a second call cannot spend twice (law 2).
                 let mut contents = self.contents();
                 for &index in &call.callers {
                     let caller = &mut contents.callers[index];
@@ -207,9 +209,11 @@ impl CheckBatch {
             }
         }
         let lingers = may_wait && may_linger;
+        // A call that lingers ends up to 30 s late: too late for any caller.
         if lingers {
             indexes.iter().for_each(|index| callers[*index].end = End::Deadline);
         }
+        // Stable: the checks of a key stay in the order of their arrival.
         indexes.sort_by_key(|index| callers[*index].key);
         let mut checks = CheckEach::new(self.settings.params, indexes.len());
         let mut of_keys = 0;
@@ -247,13 +251,13 @@ impl CheckBatch {
                 Delivery::Refused(_) => {} // counted, as documented
             }
         }
-        drop(contents);
+        drop(contents); // a waker can run foreign code, and the releases lock the contents again
         wakers.into_iter().for_each(Waker::wake);
-        late.into_iter().for_each(|(index, decision)| self.release(index, &decision));
+        late.into_iter().for_each(|(index, decision)| self.release_refused(index, &decision));
     }
 
-    /// Releases what a decision has spent whose caller is gone.
-    fn release(&self, index: usize, decision: &Decision) {
+    /// Releases what a decision has spent, because its caller has gone.
+    fn release_refused(&self, index: usize, decision: &Decision) {
         let (key, cost) = {
             let Contents { keys, callers, .. } = &*self.contents();
             let Caller { key, cost, .. } = callers[index];
@@ -429,7 +433,7 @@ impl Drop for Queued {
         let old = mem::replace(&mut caller.state, CallerState::Dropped);
         drop(contents);
         if let (true, CallerState::Done(Some(Ok(decision)))) = (may_wait, &old) {
-            self.batch.release(self.index, decision);
+            self.batch.release_refused(self.index, decision);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The border: the only place in which errors and states of the connections become those of a
 //! store. It adds hints for users, and knows the errors of the scripts.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, sync::Arc};
 
 use redis::RedisError;
 
@@ -22,12 +22,21 @@ pub(super) struct ExplainedError {
 #[derive(Debug)]
 struct HintedCause(String);
 
+/// The user of the connections and the prefix of the keys, if they are known, for the commands in
+/// hints.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    pub(super) user: Option<Arc<str>>,
+    pub(super) prefix: Option<Arc<str>>,
+}
+
 impl ExplainedError {
-    /// `prefix` is that of the keys, if the error can be about a permission for keys.
-    pub(super) fn new(error: TransportError, prefix: Option<&str>) -> Self {
-        let hint = error.redis().and_then(|error| hint(error, prefix));
+    pub(super) fn new(error: TransportError, account: &Account) -> Self {
+        let hint = error.redis().and_then(|error| hint(error, account));
         let cause = error.source().zip(hint);
-        let cause = cause.map(|(cause, hint)| HintedCause(format!("{cause}; {hint}")));
+        let cause = cause.map(|(cause, hint)| {
+            HintedCause(format!("{}; {hint}", cause.to_string().trim_end_matches('.')))
+        });
         Self { error, cause }
     }
 
@@ -36,10 +45,21 @@ impl ExplainedError {
         self.source().map_or_else(|| self.to_string(), ToString::to_string)
     }
 
-    /// Returns the error of the crate `redis`, if there is one.
+    /// Returns the error and its cause in one line.
+    pub(super) fn line(&self) -> String {
+        match self.source() {
+            Some(cause) => format!("{self}: {}", Escaped(&cause.to_string())),
+            None => self.to_string(),
+        }
+    }
+
+    /// Returns what an event says: the reply of the server, or the error and its cause.
     #[cfg(feature = "tracing")]
-    pub(super) fn redis(&self) -> Option<&RedisError> {
-        self.error.redis()
+    pub(super) fn summary(&self) -> String {
+        match self.error.is_error_reply() {
+            true => Escaped(&self.reason()).to_string(),
+            false => self.line(),
+        }
     }
 
     #[cfg(feature = "tracing")]
@@ -85,27 +105,66 @@ impl Error for HintedCause {}
 
 impl From<TransportError> for StoreError {
     fn from(error: TransportError) -> Self {
-        ExplainedError::new(error, None).into_store_error()
+        ExplainedError::new(error, &Account::default()).into_store_error()
     }
 }
 
-fn hint(error: &RedisError, prefix: Option<&str>) -> Option<String> {
+/// The text of an error for one line of a log: no control characters, and of bounded length. A key
+/// in it has at most 128 bytes, but its prefix and the name of its limiter have no bound.
+struct Escaped<'a>(&'a str);
+
+/// The number of characters of a text in a log.
+const MAX_CHARS: usize = 600;
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut chars = self.0.chars();
+        for char in chars.by_ref().take(MAX_CHARS) {
+            match char.is_control() {
+                true => write!(f, "{}", char.escape_default())?,
+                false => write!(f, "{char}")?,
+            }
+        }
+        f.write_str(if chars.next().is_some() { ".." } else { "" })
+    }
+}
+
+/// Returns the remedy for an error, as a command if possible.
+fn hint(error: &RedisError, account: &Account) -> Option<String> {
     let text = error.detail().unwrap_or_default();
+    let user = account.user.as_deref().unwrap_or("USER");
     Some(match error.code() {
-        Some("WRONGPASS" | "NOAUTH") => {
-            "check the user and the password in the URL or in `RedisConfig`".to_owned()
-        }
+        Some("WRONGPASS" | "NOAUTH") => match &account.user {
+            Some(user) => {
+                format!("check the user `{user}` and its password, in the URL or in `RedisConfig`")
+            }
+            None => "check the user and the password of the connection".to_owned(),
+        },
         _ if !lacks_permission(error) => return None,
-        _ if text.contains(" access ") && text.contains("key") => format!(
-            "allow the user these keys, by `ACL SETUSER USER ~{}:*`, or set the prefix that it may \
-             use, by `?prefix=` in the URL",
-            prefix.unwrap_or("PREFIX")
-        ),
-        Some("NOPERM") => {
-            "allow the commands that docs/operation.md lists in Permissions".to_owned()
-        }
-        _ => "`ping` names the missing permission, as does a later event".to_owned(),
+        _ if text.contains(" access ") && text.contains("key") => match &account.prefix {
+            Some(prefix) => format!(
+                "allow these keys, by `ACL SETUSER {user} ~{prefix}:*`, or set the prefix that the \
+                 user may use, by `?prefix=` in the URL"
+            ),
+            None => {
+                "allow the keys of the limiter, as docs/operation.md says in Permissions".into()
+            }
+        },
+        _ => match missing_command(error) {
+            Some(command) => format!("allow the command, by `ACL SETUSER {user} +{command}`"),
+            None => "`redis-cli ACL LOG` names the missing permission".to_owned(),
+        },
     })
+}
+
+/// Returns the command that the user may not run, if the error names it: that of the probe, or of
+/// Redis.
+fn missing_command(error: &RedisError) -> Option<String> {
+    let text = error.detail().filter(|_| error.code() == Some("NOPERM"))?;
+    let of_probe = text.split([' ', ':']).next()?;
+    let is_name = |name: &str| !name.is_empty() && name.bytes().all(|it| it.is_ascii_uppercase());
+    let name = if is_name(of_probe) { of_probe } else { text.split('\'').nth(1)? };
+    Some(name.to_ascii_lowercase())
 }
 
 /// Returns whether the user lacks a permission, for a command or for keys.
@@ -140,5 +199,48 @@ pub(super) fn status_of(state: ServerState) -> Status {
         ServerState::Silent => Status::Silent,
         ServerState::Refused => Status::Refused,
         ServerState::Unreachable => Status::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the explained error of this reply.
+    fn explained(code: &'static str, text: &str) -> ExplainedError {
+        let error = redis::make_extension_error(code.to_owned(), Some(text.to_owned()));
+        let account = Account { user: Some("limiter".into()), prefix: Some("shop".into()) };
+        ExplainedError::new(TransportError::of_redis(error), &account)
+    }
+
+    #[test]
+    fn a_hint_is_the_command_that_grants_the_missing_permission() {
+        let set_user = "`ACL SETUSER limiter";
+        let in_script = "The user executing the script can't run this command or subcommand";
+        for (code, text, hint) in [
+            (
+                "NOPERM",
+                &*format!("PEXPIREAT on shop:{{ping}}:probe: {in_script}"),
+                &*format!("by {set_user} +pexpireat`"),
+            ),
+            (
+                "NOPERM",
+                "User limiter has no permissions to run the 'evalsha' command",
+                &format!("by {set_user} +evalsha`"),
+            ),
+            ("NOPERM", "No permissions to access a key", &format!("by {set_user} ~shop:*`")),
+            ("ERR", in_script, "ACL LOG"),
+            ("WRONGPASS", "invalid username-password pair", "check the user `limiter`"),
+        ] {
+            let reason = explained(code, text).reason();
+            assert!(reason.contains(hint) && reason.starts_with(code), "{reason}: {hint}");
+        }
+    }
+
+    #[test]
+    fn the_line_of_an_error_is_escaped_and_bounded() {
+        let line = explained("ERR", &format!("the key a\nb{}", "x".repeat(10_000))).line();
+        assert!(line.contains("the key a\\nbxx") && line.ends_with("xx.."), "{line}");
+        assert!(line.len() < MAX_CHARS + 100 && !line.contains('\n'), "{line}");
     }
 }

@@ -3,55 +3,29 @@
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
 #[cfg(feature = "tracing")]
-use std::{
-    error::Error,
-    fmt::{self, Display},
-};
-
-use super::{error::ExplainedError, transport::Event};
-#[cfg(feature = "tracing")]
+use super::error::status_of;
 use super::{
-    error::{is_of_one_key, status_of},
-    transport::TransportError,
+    error::{Account, ExplainedError},
+    transport::Event,
 };
 #[cfg(feature = "tracing")]
 use crate::store::Status;
 
-/// The text of an error of one key, without the key.
-#[cfg(feature = "tracing")]
-#[derive(Debug)]
-struct OfOneKey;
-
-#[cfg(feature = "tracing")]
-impl Display for OfOneKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key holds no state of the limiter; at the level `trace`, the error names it")
-    }
-}
-
-#[cfg(feature = "tracing")]
-impl Error for OfOneKey {}
-
 #[cfg(feature = "tracing")]
 const TARGET: &str = "tower_ratelimit";
 
-/// Reports that decisions fail. An error of one key can contain the key, and only logs of the level
-/// `trace` contain keys.
+/// Reports that decisions fail. The error of a damaged key names it: without the key, it could not
+/// be deleted.
 pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &ExplainedError) {
     #[cfg(feature = "tracing")]
-    {
-        let is_of_one_key = error.redis().is_some_and(is_of_one_key);
-        let hides_key = is_of_one_key && !tracing::enabled!(target: TARGET, tracing::Level::TRACE);
-        let reason = if hides_key { OfOneKey.to_string() } else { error.reason() };
-        let error: &(dyn Error + 'static) = if hides_key { &OfOneKey } else { error };
-        tracing::warn!(
-            target: TARGET,
-            limiter,
-            requests,
-            error,
-            "decisions failed: {reason}"
-        );
-    }
+    tracing::warn!(
+        target: TARGET,
+        limiter,
+        requests,
+        server = error.server(),
+        "decisions failed: {}",
+        error.summary()
+    );
 }
 
 /// Reports the permission that the store's own ping has found missing. The error contains no key of
@@ -62,12 +36,12 @@ pub(super) fn permission_missing(error: &ExplainedError) {
         target: TARGET,
         server = error.server(),
         "the user at Redis lacks a permission: {}",
-        error.reason()
+        error.summary()
     );
 }
 
 /// Reports an event of the connections.
-pub(super) fn log(event: &Event<'_>) {
+pub(super) fn log(event: &Event<'_>, account: &Account) {
     #[cfg(feature = "tracing")]
     match *event {
         // These are counted.
@@ -75,9 +49,9 @@ pub(super) fn log(event: &Event<'_>) {
         Event::Unavailable { .. }
         | Event::Explained { .. }
         | Event::StillUnavailable { .. }
-        | Event::Available { .. } => log_availability(event),
+        | Event::Available { .. } => log_availability(event, account),
         Event::Rejects { .. } | Event::StillRejects { .. } | Event::Executes { .. } => {
-            log_rejections(event);
+            log_rejections(event, account);
         }
         Event::Retired { server, changes } => tracing::info!(
             target: TARGET,
@@ -117,11 +91,11 @@ pub(super) fn log(event: &Event<'_>) {
 }
 
 #[cfg(feature = "tracing")]
-fn log_availability(event: &Event<'_>) {
+fn log_availability(event: &Event<'_>, account: &Account) {
     match *event {
         Event::Unavailable { server, cause, changes, error } => {
-            let (server, cause, error) = (named(server), status_of(cause), explained(error));
-            let error: &(dyn Error + 'static) = &error;
+            let (server, cause) = (named(server), status_of(cause));
+            let error = ExplainedError::new(error.clone(), account).reason();
             let until = match cause {
                 Status::LoginRejected => "accepts it",
                 _ => "answers again",
@@ -139,8 +113,8 @@ fn log_availability(event: &Event<'_>) {
             tracing::warn!(target: TARGET, server, "{cause}{}", remedy(cause));
         }
         Event::StillUnavailable { server, cause, outage, error } => {
-            let (server, error) = (named(server), explained(error));
-            let error: &(dyn Error + 'static) = &error;
+            let server = named(server);
+            let error = ExplainedError::new(error.clone(), account).reason();
             let cause = status_of(cause).to_string().replacen("Redis", "Redis still", 1);
             tracing::warn!(target: TARGET, server, ?outage, error, "{cause}");
         }
@@ -165,29 +139,25 @@ fn remedy(cause: Status) -> &'static str {
 }
 
 #[cfg(feature = "tracing")]
-fn log_rejections(event: &Event<'_>) {
+fn log_rejections(event: &Event<'_>, account: &Account) {
     match *event {
         Event::Rejects { server, changes, error } => {
-            let (server, error) = (named(server), explained(error));
-            let reason = error.reason();
-            let error: &(dyn Error + 'static) = &error;
+            let server = named(server);
+            let reason = ExplainedError::new(error.clone(), account).summary();
             tracing::error!(
                 target: TARGET,
                 server,
                 changes,
-                error,
                 "Redis rejects decisions: {reason}"
             );
         }
         Event::StillRejects { server, outage, error } => {
-            let (server, error) = (named(server), explained(error));
-            let reason = error.reason();
-            let error: &(dyn Error + 'static) = &error;
+            let server = named(server);
+            let reason = ExplainedError::new(error.clone(), account).summary();
             tracing::error!(
                 target: TARGET,
                 server,
                 ?outage,
-                error,
                 "Redis still rejects decisions: {reason}"
             );
         }
@@ -203,9 +173,4 @@ fn log_rejections(event: &Event<'_>) {
 #[cfg(feature = "tracing")]
 fn named(server: &str) -> Option<&str> {
     (!server.is_empty()).then_some(server)
-}
-
-#[cfg(feature = "tracing")]
-fn explained(error: &TransportError) -> ExplainedError {
-    ExplainedError::new(error.clone(), None)
 }

@@ -42,9 +42,9 @@ use crate::{
 /// for the call before. With 32, and two threads, calls go with one check each: one hot key has
 /// 0.47 M decisions per second, with four 1.33 M.
 const MAX_CALLS: usize = 4;
-/// The same while batches are full: so many checks wait that the connection can take more, and each
-/// call has all the keys that it can. With four, a Redis that is 1 ms away would decide about 256
-/// keys per millisecond at most.
+/// The same while batches are full: the connection has room for more calls, and each call has as
+/// many keys as it can. With four, a Redis that is 1 ms away would decide about 256 keys per
+/// millisecond at most.
 const MAX_FULL_CALLS: usize = 64;
 
 /// The lanes of a store and its clones.
@@ -124,9 +124,11 @@ impl Front {
         deadline: Deadline,
     ) -> Entrance {
         let FrontInner { client, lanes, hasher, .. } = &*self.0;
+        // Outside of a runtime nothing can be scheduled: the caller polls its call itself.
         let Ok(runtime) = Handle::try_current() else { return Entrance::Alone(None) };
         let hash = hasher.hash_one(request.key.as_bytes());
         let id = self.lane_of(runtime.id(), hash, request, backend);
+        // It fails fast, and must not wait in a queue behind calls that time out.
         if !client.is_available_for(id.slot, deadline) {
             return Entrance::Alone(None);
         }
@@ -143,7 +145,7 @@ impl Front {
         let schedules = lane.schedules();
         let watches = !mem::replace(&mut lane.is_watched, true);
         let runtime = (schedules || watches).then(|| lane.runtime.clone());
-        drop(lanes);
+        drop(lanes); // a runtime that has ended drops the task in `spawn`, which takes this lock
         if let Some(runtime) = runtime {
             if schedules {
                 self.schedule(id, &runtime);
@@ -185,6 +187,7 @@ impl Front {
         let mut lanes = lock(&self.0.lanes);
         let lane = lanes.get_mut(&id).expect("a lane with a call exists");
         let batch = lane.queue.pop_front();
+        // For the watch: callers in `sent` still have deadlines.
         lane.sent.extend(batch.clone());
         batch
     }
@@ -200,6 +203,7 @@ struct Watch {
 impl Watch {
     async fn run(mut self) {
         while let Some(next) = self.next_deadline() {
+            // The grace is computed after the sleep, which shows how late the runtime is.
             sleep(next.left()).await;
             sleep(next.grace()).await;
             for batch in self.batches() {
@@ -218,6 +222,7 @@ impl Watch {
         let deadlines = lane.sent.iter().chain(&lane.queue);
         let deadlines = deadlines.filter_map(|batch| batch.next_deadline(now));
         let next = deadlines.min_by_key(|deadline| deadline.left_at(now));
+        // Under the lock, so that a check that enters either is seen here or starts a new watch.
         if next.is_none() {
             self.end(lanes);
         }
@@ -365,6 +370,7 @@ impl Turn {
         }
         let mut lanes = lock(&self.front.0.lanes);
         let Some(lane) = lanes.get_mut(&self.id) else { return };
+        // From here on a later call of the lane stands behind this one in the same line.
         lane.is_starting = false;
         let next = lane.schedules().then(|| lane.runtime.clone());
         drop(lanes);

@@ -1,6 +1,5 @@
-//! Late decisions: those about requests that may wait whose callers are gone. What such a decision
-//! has spent or reserved is released, because nobody else can. The calls themselves are in
-//! `batch.rs` and `call.rs`.
+//! Late decisions about requests that may wait: their callers have gone, so this module releases
+//! what the decisions have spent or reserved. The calls themselves are in `batch.rs` and `call.rs`.
 
 use std::{
     pin::Pin,
@@ -72,7 +71,7 @@ impl WaitingCall {
         Self { call, limits, observers, backend: backend.clone(), late }
     }
 
-    /// Executes the call in a task, which awaits the reply even if the caller is gone.
+    /// Executes the call in a task, which awaits the reply even if the caller has gone.
     pub(super) async fn execute(self, deadline: Deadline) -> Result<Decision, TransportError> {
         let client = self.backend.client.clone();
         let slot = client.slot_of(&self.call.limits()[0].key);
@@ -90,7 +89,7 @@ impl WaitingCall {
             }
             let result = task.call.execute(&task.backend.client, call_deadline).await;
             if let Err(Ok(decision)) = sender.send(result) {
-                task.release(&decision);
+                task.release_all(&decision);
             }
         });
         let answer = LateAnswer { receiver, call };
@@ -103,7 +102,8 @@ impl WaitingCall {
         Err(client.record_failure(slot, deadline, error))
     }
 
-    fn release(&self, decision: &Decision) {
+    /// Releases what the decision has spent or reserved in all limits.
+    fn release_all(&self, decision: &Decision) {
         let limits = self.limits.iter().zip(&self.observers).enumerate();
         for (index, ((settings, key, units), observers)) in limits {
             if self.backend.release_late(settings, key, *units, decision.receipt(index)) {
@@ -133,7 +133,7 @@ impl Drop for LateAnswer {
     fn drop(&mut self) {
         self.receiver.close();
         if let Ok(Ok(decision)) = self.receiver.try_recv() {
-            self.call.release(&decision);
+            self.call.release_all(&decision);
         }
     }
 }

@@ -1,17 +1,22 @@
 //! What a store counts and reports about its connections: the counters of its health, the events
-//! for its observers, and those of the log. It sends nothing but the ping that explains an error.
+//! for its observers, and those of the log. The only command that it sends is the ping that
+//! explains an error.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime},
 };
 
 use redis::RedisError;
-use tokio::{runtime::Handle, time::Duration};
+use tokio::runtime::Handle;
 
 use super::{
-    error::{ExplainedError, is_of_one_key, lacks_permission, status_of},
+    error::{Account, ExplainedError, is_of_one_key, lacks_permission, status_of},
     events, probe,
+    recent::RecentFailures,
     transport::{
         ANSWER_TIMEOUT, Client, Deadline, Event, NodeHealth, Owner, Probe, TransportError,
     },
@@ -33,8 +38,10 @@ const PING_AFTER: Duration = Duration::from_secs(60);
 pub(super) struct Monitor {
     /// The prefix of all keys.
     prefix: Arc<str>,
+    account: Account,
     counters: Counters,
-    last_error: Mutex<Option<TransportError>>,
+    recent_failures: RecentFailures,
+    last_error: Mutex<Option<(TransportError, SystemTime)>>,
     failed_decisions: Throttle,
     pings: Throttle,
     observers: Mutex<Observers>,
@@ -52,10 +59,13 @@ struct Counters {
 }
 
 impl Monitor {
-    pub(super) fn new(prefix: Arc<str>) -> Self {
+    /// `user` is that of the connections, if it is known.
+    pub(super) fn new(prefix: Arc<str>, user: Option<Arc<str>>) -> Self {
         Self {
+            account: Account { user, prefix: Some(prefix.clone()) },
             prefix,
             counters: Counters::default(),
+            recent_failures: RecentFailures::new(Instant::now()),
             last_error: Mutex::default(),
             failed_decisions: Throttle::default(),
             pings: Throttle::default(),
@@ -66,11 +76,14 @@ impl Monitor {
     pub(super) fn health(&self, nodes: NodeHealth) -> Health {
         let NodeHealth { state, is_available, consecutive_failures } = nodes;
         let Counters { replies, timeouts, interrupted, errors, skipped, outages } = &self.counters;
+        let (last_error, last_error_at) = lock(&self.last_error).clone().unzip();
         Health {
             status: status_of(state),
             is_available,
             consecutive_failures,
-            last_error: lock(&self.last_error).clone().map(|error| text_of(error).into()),
+            recent_failures: self.recent_failures.count(Instant::now()),
+            last_error: last_error.map(|error| self.explain(error).line().into()),
+            last_error_at,
             answers: replies.load(Relaxed),
             timeouts: timeouts.load(Relaxed),
             interrupted: interrupted.load(Relaxed),
@@ -104,9 +117,31 @@ impl Monitor {
         limiter: &str,
         error: TransportError,
     ) -> StoreError {
+        self.failed_with(client, limiter, error, &self.account)
+    }
+
+    /// The same for a limiter whose keys do not have the prefix.
+    pub(super) fn failed_without_prefix(
+        self: &Arc<Self>,
+        client: &Client,
+        limiter: &str,
+        error: TransportError,
+    ) -> StoreError {
+        let account = Account { prefix: None, user: self.account.user.clone() };
+        self.failed_with(client, limiter, error, &account)
+    }
+
+    fn failed_with(
+        self: &Arc<Self>,
+        client: &Client,
+        limiter: &str,
+        error: TransportError,
+        account: &Account,
+    ) -> StoreError {
+        self.recent_failures.add(Instant::now());
         let lacks_permission = error.redis().is_some_and(lacks_permission);
         let is_circuit_open = error.is_circuit_open();
-        let error = ExplainedError::new(error, None);
+        let error = ExplainedError::new(error, account);
         if cfg!(feature = "tracing") {
             if !is_circuit_open && let Some(requests) = self.failed_decisions.next(FAILED_AFTER) {
                 events::decisions_failed(limiter, requests, &error);
@@ -125,14 +160,14 @@ impl Monitor {
         runtime.spawn(async move {
             let Err(error) = client.ping(Deadline::new(ANSWER_TIMEOUT)).await else { return };
             if error.redis().is_some_and(lacks_permission) {
-                events::permission_missing(&monitor.explain_ping(error));
+                events::permission_missing(&monitor.explain(error));
             }
         });
     }
 
-    /// Explains the error of a ping, which uses no key of a request.
-    pub(super) fn explain_ping(&self, error: TransportError) -> ExplainedError {
-        ExplainedError::new(error, Some(&self.prefix))
+    /// Explains an error, with the user and the prefix of the keys.
+    pub(super) fn explain(&self, error: TransportError) -> ExplainedError {
+        ExplainedError::new(error, &self.account)
     }
 
     fn count(&self, error: &TransportError) {
@@ -144,7 +179,7 @@ impl Monitor {
             _ => errors,
         };
         counter.fetch_add(1, Relaxed);
-        *lock(&self.last_error) = Some(error.clone());
+        *lock(&self.last_error) = Some((error.clone(), SystemTime::now()));
     }
 }
 
@@ -158,7 +193,7 @@ impl Owner for Monitor {
                 self.counters.outages.fetch_add(is_open.into(), Relaxed);
                 self.observers().report(&observe::Event::BreakerChanged { server, is_open });
             }
-            _ => events::log(event),
+            _ => events::log(event, &self.account),
         }
     }
 
@@ -173,10 +208,8 @@ impl Owner for Monitor {
     fn probe(&self, key: &[u8]) -> Probe {
         probe::beside(&self.prefix, key)
     }
-}
 
-fn text_of(error: TransportError) -> String {
-    let has_reason = error.redis().is_some();
-    let error = ExplainedError::new(error, None);
-    if has_reason { format!("{error}: {}", error.reason()) } else { error.to_string() }
+    fn proof(&self, key: &[u8]) -> Probe {
+        probe::proof(&self.prefix, key)
+    }
 }

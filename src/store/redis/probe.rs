@@ -30,6 +30,14 @@ pub(super) fn beside(prefix: &str, key: &[u8]) -> Probe {
     }
 }
 
+/// Makes the probe that uses every command, too, with a separate key in the slot of `key`, which
+/// may be that of a request: no error contains it.
+pub(super) fn proof(prefix: &str, key: &[u8]) -> Probe {
+    let mut probe = beside(prefix, key);
+    probe.cmd.arg("all");
+    probe
+}
+
 fn of_key(key: &[u8]) -> Probe {
     let mut cmd = redis::cmd("EVALSHA");
     cmd.arg(SCRIPT.get_hash()).arg(1).arg(key);

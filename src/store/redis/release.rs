@@ -23,7 +23,7 @@ pub(super) async fn execute(
     key: &str,
     release: Release,
 ) -> Result<(), StoreError> {
-    let (mut command, script) = script::release(key, params);
+    let (mut command, script) = script::release_command(key, params);
     command.arg(script::release_item(&release));
     let command = Command::script(&command, &script.text);
     let (_, _): (script::Reply, _) = client.execute(deadline, command).await?;
@@ -38,7 +38,7 @@ pub(super) fn job(
     release: Release,
     held: impl Any + Send + Sync,
 ) -> Job {
-    let (head, script) = script::release(key, params);
+    let (head, script) = script::release_command(key, params);
     let item = Item::new(script::release_item(&release), held);
     Job::Batch(Batch::new(head, &script.text, item))
 }

@@ -7,7 +7,8 @@ use redis::{Cmd, ErrorKind, RedisError};
 
 use super::script_text::ScriptText;
 use crate::algorithm::{
-    Action, EngineReply, EngineRequest, Params, Release, SOURCES, Source, State, combine, units,
+    Action, EngineReply, EngineRequest, Params, Release, SOURCES, ScriptSource, State, combine,
+    units,
 };
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
@@ -48,7 +49,7 @@ fn combined(set: usize) -> String {
     [PRELUDE, FAST, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
 }
 
-fn compose(text: &str, source: &Source) -> String {
+fn compose(text: &str, source: &ScriptSource) -> String {
     let text = text.replace("-- STATE\n", source.state).replace("-- MODEL\n", source.model);
     text.replace("-- FAST\n", source.fast)
 }
@@ -80,8 +81,14 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptT
     for limit in limits {
         command.arg(packed(&limit.params));
     }
-    match limits {
-        [limit] => {
+    match (action, limits) {
+        (Action::Block { duration }, _) => {
+            command.arg(&(duration as f64).to_le_bytes());
+        }
+        (Action::Unblock, _) => {
+            command.arg("");
+        }
+        (_, [limit]) => {
             let mut items = Items::default();
             items.begin_key();
             items.push(limit.cost, limit.max_wait);
@@ -212,11 +219,6 @@ impl Items {
     const SIZE: usize = 20;
 }
 
-/// Returns true if the fast path of the script decides about requests that wait, too.
-pub(crate) fn reserves_fast(params: &Params) -> bool {
-    matches!(params, Params::LeakyBucket(_))
-}
-
 fn item(limit: &Limit) -> [u8; 16] {
     let mut item = [0; 16];
     item[..8].copy_from_slice(&units(limit.cost).to_le_bytes());
@@ -226,7 +228,7 @@ fn item(limit: &Limit) -> [u8; 16] {
 
 /// Makes the command that returns units to a key, without its last argument, a list of
 /// [items](release_item).
-pub(crate) fn release(key: &str, params: &Params) -> (Cmd, &'static ScriptText) {
+pub(crate) fn release_command(key: &str, params: &Params) -> (Cmd, &'static ScriptText) {
     let script = script([params.index()].into_iter());
     let mut command = command(script, [key].into_iter(), "release");
     command.arg(packed(params));
@@ -259,8 +261,9 @@ fn name(action: Action) -> &'static str {
         Action::Peek => "peek",
         Action::Refund => "refund",
         Action::Spend => "spend",
-        Action::Block => "block",
+        Action::Block { .. } => "block",
         Action::Unblock => "unblock",
+        Action::Observe => "peek", // of a change that a script has made
     }
 }
 
@@ -294,10 +297,8 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
         let request = limit.request(action, now);
         // The script has made the change already.
         match action {
-            Action::Refund | Action::Block | Action::Unblock => {
-                EngineRequest { action: Action::Refund, cost: 0.0, ..request }
-            }
-            Action::Check | Action::Peek | Action::Spend => request,
+            Action::Refund | Action::Block { .. } | Action::Unblock => EngineRequest::observe(now),
+            Action::Check | Action::Peek | Action::Spend | Action::Observe => request,
         }
     };
     let mut step = |limit: usize, request: &EngineRequest| {
@@ -336,7 +337,7 @@ mod tests {
     use super::{super::script_text::is_written, *};
 
     /// The files of an algorithm in the order of their texts.
-    fn files(source: &Source) -> Vec<String> {
+    fn files(source: &ScriptSource) -> Vec<String> {
         let is_log = source.model.contains(include_str!("../../../scripts/sliding_log/log.lua"));
         let own = |file: &str| format!("{}/{file}.lua", source.name);
         let storage = if is_log { own("log") } else { "reservations.lua".into() };

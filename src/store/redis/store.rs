@@ -142,7 +142,7 @@ impl RedisStore {
             ));
         }
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
-        let monitor = Arc::new(Monitor::new(prefix.clone()));
+        let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
         Ok(Self {
             front: Front::new(client.clone()),
@@ -216,7 +216,7 @@ impl RedisStore {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
         let Backend { client, monitor, .. } = &self.backend;
         let pinged = client.ping(deadline).await;
-        pinged.map_err(|error| monitor.explain_ping(error).into_store_error())
+        pinged.map_err(|error| monitor.explain(error).into_store_error())
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
@@ -268,7 +268,8 @@ impl RedisStore {
         let Backend { client, monitor, .. } = self.backend.clone();
         StoreFuture::Pending(Box::pin(async move {
             let reply = client.execute(deadline, Command::script(&command, text)).await;
-            let (reply, _) = reply.map_err(|error| monitor.failed(&client, limiter, error))?;
+            let failed = |error| monitor.failed_without_prefix(&client, limiter, error);
+            let (reply, _) = reply.map_err(failed)?;
             Ok(reply)
         }))
     }
@@ -310,7 +311,7 @@ impl Store for RedisStore {
                     return StoreFuture::pending(async move {
                         let decision =
                             queued.await.map_err(|it| monitor.failed(&client, limiter, it))?;
-                        Ok(undecided.decided(decision, Instant::now))
+                        Ok(undecided.resolve(decision, Instant::now))
                     });
                 }
             },
@@ -327,7 +328,7 @@ impl Store for RedisStore {
                     let decision = call.execute(deadline).await;
                     let decision =
                         decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-                    Ok(undecided.decided(decision, Instant::now))
+                    Ok(undecided.resolve(decision, Instant::now))
                 });
             }
             let call = ScriptCall::new(&self.backend, request);
@@ -342,7 +343,7 @@ impl Store for RedisStore {
                     None => call.execute(&client, deadline).await,
                 };
                 let decision = decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-                Ok(undecided.decided(decision, Instant::now))
+                Ok(undecided.resolve(decision, Instant::now))
             });
         }
         let calls = CrossSlot::new(&self.backend, request);
@@ -353,7 +354,7 @@ impl Store for RedisStore {
                 false => calls.execute_all(deadline).await,
             };
             let decision = decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-            Ok(undecided.decided(decision, Instant::now))
+            Ok(undecided.resolve(decision, Instant::now))
         })
     }
 
@@ -363,7 +364,7 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> StoreFuture<()> {
-        let change = self.backend.denials.release(settings, key);
+        let change = self.backend.denials.begin_return(settings, key);
         let (params, key) = (settings.params, self.backend.key(settings, key));
         let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
         StoreFuture::pending(async move {
@@ -379,7 +380,7 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
     ) -> Option<Released> {
-        let change = self.backend.denials.release(settings, key);
+        let change = self.backend.denials.begin_return(settings, key);
         let key = self.backend.key(settings, key);
         // Dropped with the job.
         let (held, dropped) = oneshot::channel::<()>();
@@ -389,7 +390,7 @@ impl Store for RedisStore {
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
-        let change = self.backend.denials.reset(settings, key);
+        let change = self.backend.denials.begin_reset(settings, key);
         let mut del = redis::cmd("DEL");
         let key = self.backend.key(settings, key);
         del.arg(&key);

@@ -21,8 +21,8 @@ use crate::{
 /// The keys that `fill` writes.
 const KEYS: f64 = 10_000.0;
 
-/// `exact` has a limit of 1,000. Each of two processes makes so many requests, and then so many
-/// more: those that count by themselves know the key by then.
+/// `exact` has a limit of 1,000. Each of two processes makes the first number of requests, and then
+/// the second: limiters that count by themselves know the key by then.
 const EXACT_LIMIT: i64 = 1_000;
 const EXACT_REQUESTS: [u64; 2] = [100, 1_400];
 

@@ -166,6 +166,18 @@ impl TransportConfig {
         Ok(Client::of(server, common))
     }
 
+    /// Returns the name of the user at the servers, if the settings have it.
+    pub(crate) fn user(&self) -> Option<&str> {
+        let url = match &self.topology {
+            Topology::Server(url) => Some(url),
+            Topology::Sentinels { master, .. } => Some(master),
+            Topology::Cluster(urls) => urls.first(),
+            Topology::Connection(_) => None,
+        };
+        let url = url.filter(|_| self.provider.is_none())?;
+        Some(self.user.as_deref().or(url.login.username()).unwrap_or("default"))
+    }
+
     fn server_endpoint(
         &self,
         url: &Url,

@@ -264,14 +264,23 @@ impl Breaker {
         self.deliver();
     }
 
-    /// Records that the server executed a script.
-    pub(crate) fn record_execution(&self) {
+    /// Records that the server executed a script. Returns true if it may execute all again: the
+    /// caller asks it for a proof then, because other scripts may need what it still rejects.
+    pub(crate) fn record_execution(&self) -> bool {
         if !self.has_rejected.load(Relaxed) {
-            return;
+            return false;
         }
+        let mut rejections = lock(&self.rejections);
+        let is_proof_due = rejections.execute(Instant::now());
+        self.has_rejected.store(!rejections.is_empty(), Relaxed);
+        is_proof_due
+    }
+
+    /// Records that the proof has succeeded: the server executes all scripts.
+    pub(crate) fn record_proof(&self) {
         {
             let mut rejections = lock(&self.rejections);
-            if let Some(outage) = rejections.execute(Instant::now()) {
+            if let Some(outage) = rejections.prove(Instant::now()) {
                 self.notices.add(Notice::Rejection(ServerChange::Executes(outage)));
             }
             self.has_rejected.store(!rejections.is_empty(), Relaxed);
@@ -453,6 +462,10 @@ mod tests {
         }
 
         fn probe(&self, _: &[u8]) -> Probe {
+            unreachable!("a breaker sends nothing")
+        }
+
+        fn proof(&self, _: &[u8]) -> Probe {
             unreachable!("a breaker sends nothing")
         }
     }

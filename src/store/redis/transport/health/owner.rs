@@ -22,6 +22,10 @@ pub(crate) trait Owner: Send + Sync + 'static {
     /// Returns the script that shows that an outage is over, with a key in the slot of `key`; if
     /// that is empty, with any key.
     fn probe(&self, key: &[u8]) -> Probe;
+
+    /// Returns the script that shows that a server executes all scripts of the owner again, with a
+    /// key in the slot of `key`.
+    fn proof(&self, key: &[u8]) -> Probe;
 }
 
 /// A script that changes nothing, but needs what the scripts of the owner need. A Redis that
@@ -106,6 +110,10 @@ impl Owner for Nobody {
     }
 
     fn probe(&self, _: &[u8]) -> Probe {
+        unreachable!("no server is probed")
+    }
+
+    fn proof(&self, _: &[u8]) -> Probe {
         unreachable!("no server is probed")
     }
 }

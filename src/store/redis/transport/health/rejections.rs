@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 /// begun, whose first `READONLY` moves the connections.
 const MAX_REJECTED: u32 = 5;
 
-/// The time without a rejected script after which a server executes all again. It can reject some
-/// scripts and not others, for example those that need one command, or those that write: with the
-/// end at the first executed script, a server with full memory began and ended to reject with each
-/// request.
+/// The time without a rejected script after which a proof is due that a server executes all again.
+/// It can reject some scripts and not others, for example those that need one command, or those
+/// that write: with the end at the first executed script, a server with full memory began and ended
+/// to reject with each request. Without the proof, a missing permission seemed to be granted as
+/// soon as no request needed it for a while.
 const QUIET: Duration = Duration::from_secs(5);
 
 /// The time between two reminders.
@@ -24,6 +25,8 @@ pub(super) struct Rejections {
     since: Instant,
     last: Instant,
     reminded: Instant,
+    /// The time at which a proof was last asked for.
+    asked: Instant,
 }
 
 /// What a rejected script means for the log.
@@ -39,7 +42,7 @@ pub(super) enum Rejection {
 
 impl Rejections {
     pub(super) fn new(now: Instant) -> Self {
-        Self { count: 0, since: now, last: now, reminded: now }
+        Self { count: 0, since: now, last: now, reminded: now, asked: now }
     }
 
     /// Adds a rejected script.
@@ -59,18 +62,28 @@ impl Rejections {
         Rejection::Known
     }
 
-    /// Adds an executed script. Returns the time for which the server has rejected, if that is
-    /// over.
-    pub(super) fn execute(&mut self, now: Instant) -> Option<Duration> {
+    /// Adds an executed script. Returns true if the server may execute all again: a proof is to be
+    /// asked for.
+    pub(super) fn execute(&mut self, now: Instant) -> bool {
         if self.count < MAX_REJECTED {
             self.count = 0;
-            return None;
+            return false;
         }
-        if now - self.last < QUIET {
-            return None;
+        let is_due = now - self.last >= QUIET && now - self.asked >= QUIET;
+        if is_due {
+            self.asked = now;
         }
-        self.count = 0;
-        Some(self.last - self.since)
+        is_due
+    }
+
+    /// Adds a successful proof. Returns the time for which the server has rejected scripts, if it
+    /// executes them again.
+    pub(super) fn prove(&mut self, now: Instant) -> Option<Duration> {
+        let is_over = self.is_rejecting() && now - self.last >= QUIET;
+        is_over.then(|| {
+            self.count = 0;
+            self.last - self.since
+        })
     }
 
     /// Returns whether the server counts as one that rejects.
@@ -94,19 +107,35 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let mut rejections = Rejections::new(start);
         assert_eq!([0, 1, 2, 3].map(|ms| rejections.reject(at(ms))), [Known, Known, Known, Known]);
-        assert_eq!(rejections.execute(at(4)), None);
+        assert!(!rejections.execute(at(4)));
         assert!(rejections.is_empty(), "the scripts are not in a row");
         let rejected = [10, 11, 12, 13, 14, 15].map(|ms| rejections.reject(at(ms)));
         assert_eq!(rejected, [Known, Known, Known, Known, Begins, Known]);
         for ms in (100..60_000).step_by(1_000) {
-            assert_eq!(rejections.execute(at(ms)), None);
+            assert!(!rejections.execute(at(ms)));
             assert_eq!(rejections.reject(at(ms + 1)), Known);
         }
         assert_eq!(rejections.reject(at(60_010)), Lasts(Duration::from_secs(60)));
         assert_eq!(rejections.reject(at(61_010)), Known);
-        assert_eq!(rejections.execute(at(66_009)), None);
-        assert_eq!(rejections.execute(at(66_010)), Some(Duration::from_secs(61)));
+        assert!(!rejections.execute(at(66_009)));
+        assert!(rejections.execute(at(66_010)));
+        assert_eq!(rejections.prove(at(66_011)), Some(Duration::from_secs(61)));
         assert!(rejections.is_empty());
-        assert_eq!(rejections.reject(at(66_011)), Known);
+        assert_eq!(rejections.reject(at(66_012)), Known);
+    }
+
+    #[test]
+    fn only_a_proof_ends_the_rejections_and_few_are_asked_for() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut rejections = Rejections::new(start);
+        (0..5).for_each(|_| _ = rejections.reject(at(0)));
+        let due = [4_999, 5_000, 5_001, 9_999].map(|ms| rejections.execute(at(ms)));
+        assert_eq!(due, [false, true, false, false], "one proof at a time");
+        assert_eq!(rejections.reject(at(10_000)), Known, "the proof failed");
+        assert_eq!(rejections.prove(at(10_001)), None);
+        let due = [10_001, 14_999, 15_000].map(|ms| rejections.execute(at(ms)));
+        assert_eq!(due, [false, false, true]);
+        assert_eq!(rejections.prove(at(15_001)), Some(Duration::from_secs(10)));
     }
 }

@@ -7,8 +7,8 @@ use std::{
 
 use tokio::time::timeout;
 
-/// The deadline of calls that no request waits for. It is long beside that of requests, because a
-/// late call in the background disturbs nobody, and a failed one is sent again.
+/// The deadline of calls that no request waits for. It is longer than the deadline of requests,
+/// because a late call in the background delays no request, and a failed one is sent again.
 const BACKGROUND_DEADLINE: Duration = Duration::from_secs(1);
 /// The time after the deadline during which the reply to a call that lingers is awaited. Redis
 /// pauses for seconds (a failover, a fork, `CLIENT PAUSE`), and a reply after half a minute is one

@@ -376,7 +376,7 @@ impl Writer {
         }
     }
 
-    /// Returns true if the server has sent no reply for a while, and nobody waits for one.
+    /// Returns true if the server has sent no reply for a while, and no call waits for one.
     fn is_abandoned(&mut self, cx: &mut Context<'_>) -> bool {
         if self.watch.is_none() && !self.under_way.is_empty() {
             self.was_answered = false;

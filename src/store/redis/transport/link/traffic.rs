@@ -31,8 +31,8 @@ pub(super) fn boxed(stream: impl Stream + 'static) -> Pin<Box<dyn Stream>> {
 /// The traffic of a connection, and its end.
 ///
 /// The numbers are read and written by the task that drives the connection, so their order is
-/// `Relaxed`. The end is read by others: whoever sees it must also see what was written before, to
-/// know that a command was not.
+/// `Relaxed`. Other tasks read the end. A task that sees it must also see what was written before,
+/// to know that a command was not written.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     /// The number of bytes.

@@ -30,7 +30,8 @@ const MAX_PER_CALL: usize = 100;
 /// calls without a break.
 const MAX_WORKERS: usize = 4;
 /// The delay of a new worker, which collects items into the same calls: when a service is
-/// restarted, thousands of requests are dropped within milliseconds. Nobody waits for these calls.
+/// restarted, thousands of requests are dropped within milliseconds. No request waits for these
+/// calls.
 const GATHER: Duration = Duration::from_millis(5);
 /// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
 /// workers of a dead node make 80 calls per second, and then none.

@@ -190,6 +190,25 @@ impl Node {
         Ok(())
     }
 
+    /// Records that the server executed a script with `key`. If it rejected others before, finds
+    /// out in the background whether it executes all again.
+    fn record_execution(self: &Arc<Self>, key: &[u8]) {
+        if !self.breaker.record_execution() {
+            return;
+        }
+        let (node, proof) = (self.clone(), self.common.owner.proof(key));
+        tokio::spawn(async move {
+            let deadline = Deadline::new(ANSWER_TIMEOUT);
+            let by_text = proof.by_text();
+            for command in [Command::new(&by_text), proof.command()] {
+                if node.execute::<()>(deadline, command).await.is_err() {
+                    return; // counts as a rejection, if the server has replied
+                }
+            }
+            node.breaker.record_proof();
+        });
+    }
+
     /// Executes a command. It fails at the deadline, or immediately while the breaker is open.
     pub(crate) async fn execute<T: FromRedisValue>(
         self: &Arc<Self>,
@@ -303,7 +322,7 @@ impl Node {
     }
 
     /// Records what a reply proves about the server.
-    fn record_reply<T>(&self, replied: &Replied<T>, command: Command<'_>) {
+    fn record_reply<T>(self: &Arc<Self>, replied: &Replied<T>, command: Command<'_>) {
         let error = replied.error();
         if error.is_some_and(|error| !is_reply(error)) {
             return;
@@ -313,7 +332,7 @@ impl Node {
             self.breaker.record_reply(replied.latency, !error.is_some_and(is_write_rejection));
         }
         match error {
-            None if command.is_script() => self.breaker.record_execution(),
+            None if command.is_script() => self.record_execution(command.key()),
             Some(error) if !is_routine(error) => {
                 let is_of_one_key = self.common.owner.is_of_one_key(error);
                 let error = TransportError::of_redis(error.clone());
@@ -407,7 +426,7 @@ impl Sending {
     /// nothing at the deadline. A reply can have the error of a part beside it.
     async fn run<T: FromRedisValue>(
         &mut self,
-        node: &Node,
+        node: &Arc<Node>,
         channel: &Channel,
         deadline: Deadline,
         command: Command<'_>,

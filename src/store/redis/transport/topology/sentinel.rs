@@ -438,6 +438,8 @@ impl SentinelsInner {
             let mut has_answered = false;
             let Err(error) = self.poll_until_error(&sentinel, &mut has_answered).await;
             lock(&sentinel.state).connection = None;
+            // A connection that ends may be made anew at once: the vote of the Sentinel is waited
+            // for. One that hangs, or rejects, has no vote, so that the others decide without it.
             if has_answered && !error.is_timeout() && !is_reply(&error) {
                 self.report(&sentinel, Report::Awaited); // its connection has ended
             } else {
@@ -542,6 +544,8 @@ impl SentinelsInner {
         let peers: Option<Vec<HashMap<String, String>>> =
             permitted(command.query_async(connection).await)?;
         let read = |it: &HashMap<String, String>| {
+            // A Sentinel that was replaced stays in the lists of the others, as down, until each of
+            // them gets `SENTINEL RESET`.
             let is_down = it.get("flags").is_some_and(|flags| flags.contains("s_down"));
             let (host, port) = (it.get("ip")?, it.get("port")?.parse().ok()?);
             let (id, address) = (it.get("runid")?.clone(), (self.mapping)(host, port));
