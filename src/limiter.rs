@@ -23,8 +23,11 @@ pub(crate) use self::{
     wait_queue::{WaitQueue, WaitSlot},
 };
 pub use self::{
-    charge::Charge, failure_policy::FailurePolicy, handle::Limiter, reservation::Reservation,
-    target::AnyLimiter,
+    charge::Charge,
+    failure_policy::FailurePolicy,
+    handle::Limiter,
+    reservation::Reservation,
+    target::{AnyLimiter, IntoLimiter},
 };
 #[allow(unused_imports, reason = "only optional features use them")]
 pub(crate) use self::{

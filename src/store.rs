@@ -70,7 +70,9 @@ pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Sen
 /// The trait is sealed, because it will get more methods.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store for counts",
-    note = "use `MemoryStore`, or `RedisStore` with the feature `redis`"
+    label = "not a store",
+    note = "use `MemoryStore`, or `RedisStore` with the feature `redis`; pass a clone to use a \
+            store again, as clones share their counts"
 )]
 pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Decides, and changes the counts, in one atomic step. A request has at least one limit; its

@@ -9,7 +9,7 @@ use tower_layer::Layer;
 
 use crate::{
     algorithm::{Algorithm, micros},
-    limiter::{AnyLimiter, FailurePolicy, Limiter, MaxWait},
+    limiter::{FailurePolicy, IntoLimiter, Limiter, MaxWait},
     middleware::{
         admission::Shared,
         custom::Custom,
@@ -151,8 +151,8 @@ impl RateLimitLayer {
     /// The key extractor is, for example, [`key::Header`](crate::key::Header),
     /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](crate::key::Global), a closure over the
     /// head of the request, or a tuple of extractors.
-    pub fn new(limiter: impl Into<AnyLimiter>, key: impl KeyExtractor<Parts>) -> Self {
-        Self(Arc::new(Shared::new(Http::by_key(limiter.into(), key))))
+    pub fn new(limiter: impl IntoLimiter, key: impl KeyExtractor<Parts>) -> Self {
+        Self(Arc::new(Shared::new(Http::by_key(limiter.into_limiter(), key))))
     }
 
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
@@ -410,11 +410,11 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # }
     /// ```
     pub fn custom(
-        limiter: impl Into<AnyLimiter>,
+        limiter: impl IntoLimiter,
         key: impl KeyExtractor<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared::new(Custom::by_key(limiter.into(), key, reject))))
+        Self(Arc::new(Shared::new(Custom::by_key(limiter.into_limiter(), key, reject))))
     }
 
     /// Limits requests of any type by a [`Rule`].

@@ -21,6 +21,12 @@ use super::event::Event;
 ///   for it, these are [`Event::Released`]
 /// * [`try_acquire`](crate::Limiter::try_acquire), `acquire` and layers await the answer in the
 ///   background, which is [`Event::Decided`], and then [`Event::Released`] if units were spent
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not observe events",
+    label = "not an observer",
+    note = "add a type that implements `Observer`, or a closure that names the type of its \
+            parameter: `|event: &Event<'_>| ..`"
+)]
 pub trait Observer: Send + Sync + 'static {
     /// Receives an event.
     fn on_event(&self, event: &Event<'_>);
@@ -37,6 +43,7 @@ pub trait Observer: Send + Sync + 'static {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<F> Observer for F
 where
     F: Fn(&Event<'_>) + Send + Sync + 'static,
