@@ -347,7 +347,7 @@ impl KeyExtractor for ApiKey {
 }
 
 fn ours(quota: Quota) -> RateLimitLayer {
-    RateLimitLayer::new(limiter(quota), key::Header::from_name(API_KEY))
+    RateLimitLayer::new(limiter(quota), key::header(API_KEY))
 }
 
 fn theirs(quota: Quota) -> GovernorConfigBuilder<ApiKey, NoOpMiddleware> {

@@ -240,7 +240,7 @@ impl Limiter {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = MemoryStore::new();
     /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
-    /// let api_key = key::Header::new("x-api-key");
+    /// let api_key = key::header("x-api-key");
     /// let layer = RateLimitLayer::new(&limiter, (api_key.clone(), key::PeerIp));
     /// # let _ = layer;
     ///

@@ -117,7 +117,7 @@ use crate::{
 /// );
 /// let app: Router = Router::new()
 ///     .route("/", get(|| async { "hello" }))
-///     .layer(RateLimitLayer::new(limiter, key::Header::new("x-api-key")));
+///     .layer(RateLimitLayer::new(limiter, key::header("x-api-key")));
 /// ```
 ///
 /// # Example: a custom error body
@@ -148,7 +148,7 @@ pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
 impl RateLimitLayer {
     /// Limits HTTP requests.
     ///
-    /// The key extractor is, for example, [`key::Header`](crate::key::Header),
+    /// The key extractor is, for example, [`key::header`](crate::key::header()),
     /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](crate::key::Global), a closure over the
     /// head of the request, or a tuple of extractors.
     pub fn new(limiter: impl IntoLimiter, key: impl KeyExtractor<Parts>) -> Self {
@@ -542,7 +542,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// several times, each closure forbids requests.
     ///
     /// The closure returns a `bool`. The closures of [`within`](crate::key::PeerIp::within) and
-    /// [`one_of`](crate::key::Header::one_of) return a `Result<bool, RequestError>`: a request that
+    /// [`one_of`](crate::key::Value::one_of) return a `Result<bool, RequestError>`: a request that
     /// they cannot read is rejected.
     ///
     /// For another status, use a [`Rule`] that returns
@@ -559,7 +559,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
     ///     .forbid(key::PeerIp.within(["203.0.113.0/24", "2001:db8::/32"]))
-    ///     .forbid(key::Header::new("x-api-key").one_of(["a leaked key"]))
+    ///     .forbid(key::header("x-api-key").one_of(["a leaked key"]))
     ///     .exempt(key::PeerIp.within(["10.0.0.0/8"]));
     /// # let _ = layer;
     /// ```

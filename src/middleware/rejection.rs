@@ -294,7 +294,7 @@ impl MissingKey {
     ///
     /// # let quota = Quota::per_second(10);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
-    /// let layer = RateLimitLayer::new(limiter, key::Header::new("x-api-key"))
+    /// let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
     ///     .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED));
     /// # let _ = layer;
     /// ```

@@ -409,11 +409,11 @@ async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
     let calls = Arc::new(AtomicUsize::new(0));
     let service = counting(&calls);
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-api-key")).extensions(true);
+    let layer = RateLimitLayer::new(&limiter, key::header("x-api-key")).extensions(true);
     let send = async |layer: &RateLimitLayer<_>| {
         layer.layer(service.clone()).oneshot(get(&[("x-api-key", "k1")])).await.unwrap()
     };
-    limiter.block(key::Header::new("x-api-key").key("k1"), 5 * SECOND).await.unwrap();
+    limiter.block(key::header("x-api-key").key("k1"), 5 * SECOND).await.unwrap();
     let rejected = send(&layer).await;
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(rejected.headers()["retry-after"], "5");

@@ -212,7 +212,7 @@ async fn a_failed_call_is_one_failure_and_the_policy_one_decision() {
     let _ = open.check("ben").await.unwrap();
     let uncounted = ["failed default check full", "decided default ben Allowed Open"];
     assert_eq!(recorder.take(), uncounted);
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    let layer = RateLimitLayer::new(&limiter, key::header("x-user"));
     let ben = || get(&[("x-user", "ben")]);
     assert_eq!(send(&layer, ben()).await, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(recorder.take(), ["failed default check full", "rejected store -"]);
@@ -225,7 +225,7 @@ async fn a_failed_call_is_one_failure_and_the_policy_one_decision() {
 #[tokio::test]
 async fn a_denied_request_is_one_decision_and_one_rejection() {
     let (recorder, limiter) = observed(Quota::per_hour(1));
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    let layer = RateLimitLayer::new(&limiter, key::header("x-user"));
     let alice = || get(&[("x-user", "alice")]);
     assert_eq!(send(&layer, alice()).await, StatusCode::OK);
     assert_eq!(recorder.take_of("decided"), ["decided api header:x-user=alice Allowed Store"]);
@@ -251,7 +251,7 @@ async fn a_denied_request_is_one_decision_and_one_rejection() {
 #[tokio::test]
 async fn rejections_have_reasons() {
     let (recorder, limiter) = observed(HOUR);
-    let user = || key::Header::new("x-user");
+    let user = || key::header("x-user");
     let layer = |cost: u64| RateLimitLayer::new(&limiter, user()).cost(move |_| cost);
     let alice = || get(&[("x-user", "alice")]);
     let rejected = async |layer: RateLimitLayer, request| {
@@ -404,7 +404,7 @@ async fn the_metrics_count_what_happened() {
     let store =
         observed_store(MemoryStore::with_max_keys(10), Arc::new(Metrics::new().store("main")));
     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    let layer = RateLimitLayer::new(&limiter, key::header("x-user"));
     for _ in 0..3 {
         send(&layer, get(&[("x-user", "alice")])).await;
     }

@@ -138,7 +138,7 @@ impl Others {
         let task = tokio::spawn(async move {
             let mut count = 0_u64;
             while !task_is_over.load(SeqCst) {
-                let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"))
+                let layer = RateLimitLayer::new(limiter.clone(), key::header("x-user"))
                     .on_failure(FailurePolicy::Closed);
                 count += 1;
                 let request = support::get(&[("x-user", &count.to_string())]);
