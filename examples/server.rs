@@ -90,7 +90,7 @@ struct Flags {
 enum ClientKey {
     PeerIp,
     Global,
-    Header(HeaderName, key::Header),
+    Header(HeaderName, key::Value),
 }
 
 fn parse_key(text: &str) -> Result<ClientKey, String> {
@@ -98,7 +98,7 @@ fn parse_key(text: &str) -> Result<ClientKey, String> {
         ("peer-ip", _) => Ok(ClientKey::PeerIp),
         ("global", _) => Ok(ClientKey::Global),
         (_, Some(name)) => match HeaderName::try_from(name) {
-            Ok(name) => Ok(ClientKey::Header(name.clone(), key::Header::from_name(name))),
+            Ok(name) => Ok(ClientKey::Header(name.clone(), key::header(name))),
             Err(_) => Err(format!("{name:?} is not a valid header name")),
         },
         _ => Err(String::from("use peer-ip, global or header:NAME")),

@@ -23,13 +23,16 @@ pub(crate) use self::{
     wait_queue::{WaitQueue, WaitSlot},
 };
 pub use self::{
-    charge::Charge, failure_policy::FailurePolicy, handle::Limiter, reservation::Reservation,
-    target::AnyLimiter,
+    charge::Charge,
+    failure_policy::FailurePolicy,
+    handle::Limiter,
+    reservation::Reservation,
+    target::{AnyLimiter, IntoLimiter},
 };
 #[allow(unused_imports, reason = "only optional features use them")]
 pub(crate) use self::{
     handle::check_name,
-    report::{report_decided, report_released},
+    report::{report_decided, report_failed, report_released},
     retry::{Retry, visit_queue, yield_to_queue},
     target::ChargeTarget,
 };

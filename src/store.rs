@@ -70,7 +70,9 @@ pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Sen
 /// The trait is sealed, because it will get more methods.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store for counts",
-    note = "use `MemoryStore`, or `RedisStore` with the feature `redis`"
+    label = "not a store",
+    note = "use `MemoryStore`, or `RedisStore` with the feature `redis`; pass a clone to use a \
+            store again, as clones share their counts"
 )]
 pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Decides, and changes the counts, in one atomic step. A request has at least one limit; its
@@ -296,11 +298,9 @@ impl AnyStore {
         self.as_dyn().health()
     }
 
-    /// Adds an observer: see [`MemoryStore::observe`].
-    #[must_use]
-    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
-        self.add_observer(observer);
-        self
+    /// Adds an observer to the store and its clones: see [`MemoryStore::add_observer`].
+    pub fn add_observer(&self, observer: Arc<dyn Observer>) {
+        self.as_dyn().add_observer(observer);
     }
 
     /// Returns the store, for calls other than decisions.

@@ -83,7 +83,7 @@ fn user(head: &Parts) -> &[u8] {
 #[test]
 fn only_headers_and_extensions_allocate() {
     let [limiter] = limiters(["user"]);
-    let layer = RateLimitLayer::new(limiter, key::Header::new("user"));
+    let layer = RateLimitLayer::new(limiter, key::header("user"));
     assert_eq!(added(layer), [0, 3, 9]);
 }
 

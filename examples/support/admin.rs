@@ -36,8 +36,9 @@ impl Admin {
         Ok(Self { exporter, denied: Arc::new(TopDenied::new(1_000)) })
     }
 
-    pub fn observe(&self, store: AnyStore) -> AnyStore {
-        store.observe(Arc::new(Metrics::new())).observe(self.denied.clone())
+    pub fn observe(&self, store: &AnyStore) {
+        store.add_observer(Arc::new(Metrics::new()));
+        store.add_observer(self.denied.clone());
     }
 
     /// Listens, and returns the address.

@@ -16,7 +16,7 @@ use crate::support::Failure;
 pub async fn observed(store: AnyStore, address: Option<SocketAddr>) -> Result<AnyStore, Failure> {
     let Some(address) = address else { return Ok(store) };
     let admin = admin::Admin::install()?;
-    let store = admin.observe(store);
+    admin.observe(&store);
     let address = admin.serve(store.clone(), address).await?;
     println!(
         "metrics: http://{address}/metrics, denied keys: http://{address}/top-denied, state: \

@@ -104,7 +104,7 @@ impl<'de> Deserialize<'de> for Limit {
                     if settings.has(field) {
                         return Err(A::Error::duplicate_field(field.name()));
                     }
-                    table.next_value_seed(Value { field, settings: &mut settings })?;
+                    table.next_value_seed(FieldValue { field, settings: &mut settings })?;
                 }
                 settings.limit().map_err(A::Error::custom)
             }
@@ -136,12 +136,12 @@ impl<'de> Deserialize<'de> for Field {
 }
 
 /// Reads the value of a field. It checks the settings immediately, while the format knows the line.
-struct Value<'a> {
+struct FieldValue<'a> {
     field: Field,
     settings: &'a mut Settings,
 }
 
-impl<'de> DeserializeSeed<'de> for Value<'_> {
+impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -152,7 +152,7 @@ impl<'de> DeserializeSeed<'de> for Value<'_> {
     }
 }
 
-impl Visitor<'_> for Value<'_> {
+impl Visitor<'_> for FieldValue<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,7 +1,7 @@
 //! The limiters of a configuration file, and how another version of the file changes them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
 
@@ -9,8 +9,8 @@ use super::limits::{Limit, Limits};
 use crate::{
     error::ConfigError,
     limiter::Limiter,
-    observe::{Reloaded, log},
-    store::{AnyStore, Settings, Store},
+    observe::{Event, LimiterObservers, log},
+    store::{AnyStore, Names, Settings, Store},
     sync::lock,
 };
 
@@ -158,14 +158,25 @@ impl Limiters {
             // Without the lock: an observer may get a limiter.
             changes.into_iter().for_each(|(limiter, change)| limiter.report_settings(change));
         });
-        let event = Reloaded { error: result.as_ref().err() };
-        self.store.observers().each(|observer| observer.reloaded(&event));
-        log::reloaded(&event);
+        let error = result.as_ref().err();
+        self.store.observers().report(&Event::Reloaded { error });
+        log::reloaded(error);
         result
+    }
+
+    /// Returns the observers of the limiters that are added, by name. Without the lock: an observer
+    /// may get a limiter. No limiter is ever removed, so under the lock no other is added.
+    fn observers_of_added(&self, limits: &Limits) -> BTreeMap<&'static str, LimiterObservers> {
+        let known: BTreeSet<String> = lock(&self.by_name).keys().cloned().collect();
+        let names = limits.iter().map(|(name, _)| name).filter(|name| !known.contains(*name));
+        let names = names.map(Names::text_of);
+        let observers = self.store.observers();
+        names.map(|name| (name, LimiterObservers::new(observers.clone(), name))).collect()
     }
 
     /// Returns the limiters whose settings have changed, with the old and the new settings.
     fn apply(&self, limits: &Limits, removed: Removed) -> Result<Vec<Change>, ConfigError> {
+        let observers = self.observers_of_added(limits);
         let mut by_name = lock(&self.by_name);
         let missing = by_name.keys().filter(|name| limits.get(name).is_none());
         let names: Vec<_> = missing.cloned().collect();
@@ -174,7 +185,9 @@ impl Limiters {
         }
         let added = limits.iter().filter(|(name, _)| !by_name.contains_key(*name));
         let added = added.map(|(name, limit)| {
-            let limiter = limit.limiter(name, self.store.clone())?;
+            let (store, of_limiter) = (self.store.clone(), |_: &_, name| observers[name].clone());
+            let (algorithm, quota) = (limit.algorithm(), limit.quota());
+            let limiter = Limiter::with_observers(name, store, algorithm, quota, of_limiter)?;
             Ok((name.to_owned(), limiter))
         });
         let added = added.collect::<Result<Vec<_>, ConfigError>>()?;

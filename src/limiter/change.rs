@@ -12,7 +12,7 @@ use crate::{
     decision::{Decision, KeyState},
     error::Error,
     keys::Key,
-    observe::{KeyChange, KeyChanged, Operation},
+    observe::{KeyChange, Operation},
     store::{LimitRequest, Store, StoreRequest},
 };
 
@@ -240,7 +240,7 @@ impl Limiter {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = MemoryStore::new();
     /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
-    /// let api_key = key::Header::new("x-api-key");
+    /// let api_key = key::header("x-api-key");
     /// let layer = RateLimitLayer::new(&limiter, (api_key.clone(), key::PeerIp));
     /// # let _ = layer;
     ///
@@ -267,7 +267,6 @@ impl Limiter {
     }
 
     fn report_change(&self, key: &Key<'_>, change: KeyChange) {
-        let event = KeyChanged { limiter: self.name(), key, change };
-        report_key_changed(self.observers(), &event);
+        report_key_changed(self.observers(), self.name(), key, change);
     }
 }

@@ -8,7 +8,11 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 use tokio::time::Instant;
 
 use self::record::{Record, Return, Spent};
-use super::{handle::Limiter, max_wait::MaxWait, target::AnyLimiter};
+use super::{
+    handle::Limiter,
+    max_wait::MaxWait,
+    target::{AnyLimiter, IntoLimiter},
+};
 use crate::{
     algorithm::Action,
     decision::{Decision, KeyState},
@@ -105,14 +109,14 @@ impl Charge {
     /// Creates a charge of one unit to `key`. In a layer, it is a charge of the
     /// [cost](crate::RateLimitLayer::cost) that the layer computes.
     #[inline]
-    pub fn new<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>) -> Self {
-        Self::of_part(limiter.into(), key.into(), None)
+    pub fn new<'a>(limiter: impl IntoLimiter, key: impl Into<Key<'a>>) -> Self {
+        Self::of_part(limiter.into_limiter(), key.into(), None)
     }
 
     /// Creates a charge of `n` units to `key`.
     #[inline]
-    pub fn new_n<'a>(limiter: impl Into<AnyLimiter>, key: impl Into<Key<'a>>, n: u64) -> Self {
-        Self::of_part(limiter.into(), key.into(), Some(n))
+    pub fn new_n<'a>(limiter: impl IntoLimiter, key: impl Into<Key<'a>>, n: u64) -> Self {
+        Self::of_part(limiter.into_limiter(), key.into(), Some(n))
     }
 
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
@@ -147,13 +151,13 @@ impl Charge {
     /// let charge = Charge::new(&requests, "alice").also_n(&tokens, 500);
     /// # let _ = charge;
     /// ```
-    pub fn also(self, limiter: impl Into<AnyLimiter>) -> Self {
-        self.with(limiter.into(), None)
+    pub fn also(self, limiter: impl IntoLimiter) -> Self {
+        self.with(limiter.into_limiter(), None)
     }
 
     /// Adds a limit on the same key like [`also`](Charge::also), which is charged `n` units.
-    pub fn also_n(self, limiter: impl Into<AnyLimiter>, n: u64) -> Self {
-        self.with(limiter.into(), Some(n))
+    pub fn also_n(self, limiter: impl IntoLimiter, n: u64) -> Self {
+        self.with(limiter.into_limiter(), Some(n))
     }
 
     fn with(mut self, limiter: AnyLimiter, cost: Option<u64>) -> Self {
@@ -409,7 +413,7 @@ impl Charge {
     /// if one of the limiters has no such fallback.
     pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {
         let parts = self.parts().map(|part| {
-            let limiter = part.limiter.own().ok()?.fallback(fraction)?.into();
+            let limiter = part.limiter.own().ok()?.fallback(fraction)?.into_limiter();
             Some(Part { limiter, ..part.clone() })
         });
         let parts = parts.collect::<Option<Vec<_>>>()?;

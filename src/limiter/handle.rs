@@ -16,7 +16,7 @@ use crate::{
     decision::{Decision, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::{LimiterObservers, Observer, Operation, SettingsChanged},
+    observe::{LimiterObservers, Operation},
     quota::Quota,
     store::{AnyStore, LimitRequest, Name, Released, Settings, Store, StoreFuture, StoreRequest},
 };
@@ -92,15 +92,27 @@ impl Limiter {
         algorithm: Algorithm,
         quota: Quota,
     ) -> Result<Self, ConfigError> {
+        let store = store.into_any();
+        let of_store = |store: &AnyStore, name| LimiterObservers::new(store.observers(), name);
+        Self::with_observers(name, store, algorithm, quota, of_store)
+    }
+
+    /// Creates a limiter whose observers are not simply those of the store.
+    pub(crate) fn with_observers(
+        name: &str,
+        store: AnyStore,
+        algorithm: Algorithm,
+        quota: Quota,
+        observers: impl FnOnce(&AnyStore, &'static str) -> LimiterObservers,
+    ) -> Result<Self, ConfigError> {
         let params = Params::new(algorithm, quota)?;
         check_name(name)?;
-        let store = store.into_any();
         let names = store.as_dyn().names();
         let taken =
             names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
         let source = Source::Store;
         let settings = Settings { name: taken.text, algorithm, quota, params, source };
-        let observers = LimiterObservers::new(store.as_dyn().observers(), taken.text);
+        let observers = observers(&store, taken.text);
         Ok(Self::assemble(store, Arc::new(taken), settings, observers))
     }
 
@@ -186,7 +198,7 @@ impl Limiter {
     /// Reports the old and the new settings.
     pub(crate) fn report_settings(&self, change: [Arc<Settings>; 2]) {
         let [from, to] = change.map(|settings| (settings.algorithm, settings.quota));
-        report_settings(self.observers(), &SettingsChanged { limiter: self.name(), from, to });
+        report_settings(self.observers(), self.name(), from, to);
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
@@ -227,31 +239,6 @@ impl Limiter {
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         let mut inner = Arc::unwrap_or_clone(self.0);
         inner.on_failure = policy.validated();
-        Self(Arc::new(inner))
-    }
-
-    /// Adds an observer, which gets the events of this limiter: see [`observe`](crate::observe).
-    /// The limiter shares the name and the counts of this one, and clones made before it are not
-    /// observed.
-    ///
-    /// The observers of a store are inherited, and an observer gets each event only once.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::TopDenied};
-    ///
-    /// let denied = Arc::new(TopDenied::new(100));
-    /// let quota = Quota::per_second(10);
-    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota)
-    ///     .observe(denied.clone());
-    /// # let _ = limiter;
-    /// ```
-    #[must_use]
-    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
-        let mut inner = Arc::unwrap_or_clone(self.0);
-        inner.observers.add(observer, inner.taken.text);
         Self(Arc::new(inner))
     }
 

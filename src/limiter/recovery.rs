@@ -8,7 +8,6 @@ use crate::{
     decision::Decision,
     error::{Error, ErrorKind, StoreError},
     keys::Key,
-    observe::Decided,
 };
 
 /// The treatment of a charge about which the store has not decided.
@@ -57,8 +56,7 @@ impl Charge {
         let mut of_limiter = self.limiters().zip(self.keys());
         let Some((limiter, key)) = of_limiter.next() else { return };
         let is_only = of_limiter.all(|(other, _)| other.name() != limiter.name());
-        let event = Decided { decision, key: is_only.then_some(key), duration: None };
-        report_decided(limiter.observers(), event);
+        report_decided(limiter.observers(), decision, is_only.then_some(key), None);
     }
 }
 

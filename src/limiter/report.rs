@@ -1,17 +1,15 @@
 //! Reports the events of limiters to their observers: decisions, failures of the store, waits and
 //! releases. It changes no answer.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::{
-    algorithm::Action,
+    algorithm::{Action, Algorithm},
     decision::Decision,
     error::Error,
     keys::Key,
-    observe::{
-        Decided, KeyChanged, Observers, Operation, Released, SettingsChanged, WaitBegan, WaitEnded,
-        log,
-    },
+    observe::{Event, KeyChange, Observers, Operation, log},
+    quota::Quota,
     store::{LimitRequest, StoreFuture, StoreRequest},
 };
 
@@ -85,36 +83,63 @@ fn report_result<'a>(
             // The decision names a limiter, but no key.
             let key = of_limiter.next().is_none().then_some(key);
             let duration = start.map(|start| start.elapsed());
-            report_decided(observers, Decided { decision, key, duration });
+            report_decided(observers, decision, key, duration);
         }
         Ok(_) => {}
-        Err(error) => first.1.store_failed(first.0, action, error),
+        Err(error) => report_failed(first.1, first.0, action.into(), error),
     }
 }
 
 /// Reports a decision about a check.
-pub(crate) fn report_decided(observers: &Observers, event: Decided<'_>) {
-    observers.each(|observer| observer.decided(&event));
-    if !event.decision.is_allowed() {
-        log::denied(&event);
+pub(crate) fn report_decided(
+    observers: &Observers,
+    decision: &Decision,
+    key: Option<&Key<'_>>,
+    duration: Option<Duration>,
+) {
+    observers.report(&Event::Decided { decision, key, duration });
+    if !decision.is_allowed() {
+        log::denied(decision, key);
+    }
+}
+
+/// Reports the failure of a store; other errors are not reported.
+pub(crate) fn report_failed(
+    observers: &Observers,
+    limiter: &str,
+    operation: Operation,
+    error: &Error,
+) {
+    if let Error::Store(error) = error {
+        observers.report(&Event::StoreFailed { limiter, operation, error });
     }
 }
 
 /// Reports another quota or algorithm of a limiter.
-pub(super) fn report_settings(observers: &Observers, event: &SettingsChanged<'_>) {
-    observers.each(|observer| observer.settings_changed(event));
-    log::settings_changed(event);
+pub(super) fn report_settings(
+    observers: &Observers,
+    limiter: &str,
+    from: (Algorithm, Quota),
+    to: (Algorithm, Quota),
+) {
+    observers.report(&Event::SettingsChanged { limiter, from, to });
+    log::settings_changed(limiter, from, to);
 }
 
 /// Reports that units of a key are returned.
 pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
-    observers.each(|observer| observer.released(&Released { limiter, key, units }));
+    observers.report(&Event::Released { limiter, key, units });
 }
 
 /// Reports that a call has changed a key.
-pub(super) fn report_key_changed(observers: &Observers, event: &KeyChanged<'_>) {
-    observers.each(|observer| observer.key_changed(event));
-    log::key_changed(event);
+pub(super) fn report_key_changed(
+    observers: &Observers,
+    limiter: &str,
+    key: &Key<'_>,
+    change: KeyChange,
+) {
+    observers.report(&Event::KeyChanged { limiter, key, change });
+    log::key_changed(limiter, key, change);
 }
 
 /// Reports the failure of a call that decides nothing.
@@ -131,7 +156,7 @@ pub(super) fn reported_failure(
     StoreFuture::Pending(Box::pin(async move {
         let result = answer.await;
         if let Err(error) = &result {
-            observers.store_failed(limiter, operation, error);
+            report_failed(&observers, limiter, operation, error);
         }
         result
     }))
@@ -150,14 +175,14 @@ impl Wait {
         if observers.is_empty() {
             return None;
         }
-        observers.each(|observer| observer.wait_began(&WaitBegan { limiter }));
+        observers.report(&Event::WaitBegan { limiter });
         Some(Self { observers: observers.clone(), limiter, began: Instant::now() })
     }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        let event = WaitEnded { limiter: self.limiter, duration: self.began.elapsed() };
-        self.observers.each(|observer| observer.wait_ended(&event));
+        let (limiter, duration) = (self.limiter, self.began.elapsed());
+        self.observers.report(&Event::WaitEnded { limiter, duration });
     }
 }

@@ -174,20 +174,33 @@ impl AnyLimiter {
     }
 }
 
-impl From<Limiter> for AnyLimiter {
-    fn from(limiter: Limiter) -> Self {
-        Self(Kind::Own(limiter))
+/// A limiter as an argument. The trait is not exported, which seals it; it is one of its own
+/// because the compiler would explain a missing `Into<AnyLimiter>` by a name that users cannot use.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limiter",
+    label = "not a limiter",
+    note = "pass a `Limiter` or a `&Limiter`, made by `Limiter::new(name, store, algorithm, \
+            quota)`; with the feature `redisson`, also a `redisson::RateLimiter`"
+)]
+pub trait IntoLimiter {
+    fn into_limiter(self) -> AnyLimiter;
+}
+
+impl IntoLimiter for Limiter {
+    fn into_limiter(self) -> AnyLimiter {
+        AnyLimiter(Kind::Own(self))
     }
 }
 
-impl From<&Limiter> for AnyLimiter {
-    fn from(limiter: &Limiter) -> Self {
-        limiter.clone().into()
+impl IntoLimiter for &Limiter {
+    fn into_limiter(self) -> AnyLimiter {
+        self.clone().into_limiter()
     }
 }
 
-impl From<&Self> for AnyLimiter {
-    fn from(limiter: &Self) -> Self {
-        limiter.clone()
+#[diagnostic::do_not_recommend]
+impl IntoLimiter for &AnyLimiter {
+    fn into_limiter(self) -> AnyLimiter {
+        self.clone()
     }
 }

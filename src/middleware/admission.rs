@@ -219,10 +219,10 @@ impl<P: ProtocolBase> Shared<P> {
         let event = rejection.event();
         let limiter = charge.limiters().next().or(self.protocol.pricing().limiter());
         let inherited = limiter.map(|limiter| &limiter.observers().added);
-        inherited.iter().for_each(|all| all.each(|observer| observer.rejected(&event)));
+        inherited.iter().for_each(|all| all.report(&event));
         let is_inherited = |observer: &_| inherited.is_some_and(|all| all.contains(observer));
         let added = self.observers.iter().filter(|observer| !is_inherited(observer));
-        added.for_each(|observer| observer.rejected(&event));
+        added.for_each(|observer| observer.on_event(&event));
     }
 
     fn acquire(

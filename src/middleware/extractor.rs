@@ -3,8 +3,8 @@
 //! | key | extractor |
 //! |---|---|
 //! | the address of the peer, or of the client behind proxies | [`PeerIp`], [`ClientIp`] |
-//! | an API key or another header, a bearer token, a cookie | [`Header`], [`Bearer`], [`Cookie`] |
-//! | a parameter of the query | [`Query`] |
+//! | an API key or another header, a bearer token, a cookie | [`header()`], [`bearer()`], [`cookie()`] |
+//! | a parameter of the query | [`query()`] |
 //! | the route of axum, with the feature `axum` | `Route` |
 //! | all requests together | [`Global`] |
 //! | several of them, combined into one key | a tuple: `(key::PeerIp, key::Global)` |
@@ -32,8 +32,8 @@
 //! # Ok(())
 //! # }
 //! ```
-// Each is in a file of its own; the key itself, and its escaping, are below the middleware, in
-// `keys.rs`.
+// Each is in a file of its own; `place.rs` reads the values of requests. The key itself, and its
+// escaping, are below the middleware, in `keys.rs`.
 
 mod address;
 mod bearer;
@@ -45,6 +45,7 @@ mod header;
 mod into_key;
 mod networks;
 mod peer_ip;
+mod place;
 mod query;
 #[cfg(feature = "axum")]
 mod route;
@@ -53,14 +54,15 @@ mod value;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
-    bearer::Bearer,
+    bearer::bearer,
     client_ip::{ClientIp, ProxyHeader},
-    cookie::Cookie,
+    cookie::cookie,
     global::Global,
-    header::Header,
+    header::header,
     into_key::IntoKey,
     peer_ip::PeerIp,
-    query::Query,
+    query::query,
+    value::Value,
 };
 pub use crate::keys::Key;
 use crate::middleware::rejection::RequestError;

@@ -9,7 +9,7 @@ use tower_layer::Layer;
 
 use crate::{
     algorithm::{Algorithm, micros},
-    limiter::{AnyLimiter, FailurePolicy, Limiter, MaxWait},
+    limiter::{FailurePolicy, IntoLimiter, Limiter, MaxWait},
     middleware::{
         admission::Shared,
         custom::Custom,
@@ -117,7 +117,7 @@ use crate::{
 /// );
 /// let app: Router = Router::new()
 ///     .route("/", get(|| async { "hello" }))
-///     .layer(RateLimitLayer::new(limiter, key::Header::new("x-api-key")));
+///     .layer(RateLimitLayer::new(limiter, key::header("x-api-key")));
 /// ```
 ///
 /// # Example: a custom error body
@@ -148,11 +148,11 @@ pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
 impl RateLimitLayer {
     /// Limits HTTP requests.
     ///
-    /// The key extractor is, for example, [`key::Header`](crate::key::Header),
+    /// The key extractor is, for example, [`key::header`](crate::key::header()),
     /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](crate::key::Global), a closure over the
     /// head of the request, or a tuple of extractors.
-    pub fn new(limiter: impl Into<AnyLimiter>, key: impl KeyExtractor<Parts>) -> Self {
-        Self(Arc::new(Shared::new(Http::by_key(limiter.into(), key))))
+    pub fn new(limiter: impl IntoLimiter, key: impl KeyExtractor<Parts>) -> Self {
+        Self(Arc::new(Shared::new(Http::by_key(limiter.into_limiter(), key))))
     }
 
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
@@ -410,11 +410,11 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # }
     /// ```
     pub fn custom(
-        limiter: impl Into<AnyLimiter>,
+        limiter: impl IntoLimiter,
         key: impl KeyExtractor<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared::new(Custom::by_key(limiter.into(), key, reject))))
+        Self(Arc::new(Shared::new(Custom::by_key(limiter.into_limiter(), key, reject))))
     }
 
     /// Limits requests of any type by a [`Rule`].
@@ -542,7 +542,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// several times, each closure forbids requests.
     ///
     /// The closure returns a `bool`. The closures of [`within`](crate::key::PeerIp::within) and
-    /// [`one_of`](crate::key::Header::one_of) return a `Result<bool, RequestError>`: a request that
+    /// [`one_of`](crate::key::Value::one_of) return a `Result<bool, RequestError>`: a request that
     /// they cannot read is rejected.
     ///
     /// For another status, use a [`Rule`] that returns
@@ -559,7 +559,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
     ///     .forbid(key::PeerIp.within(["203.0.113.0/24", "2001:db8::/32"]))
-    ///     .forbid(key::Header::new("x-api-key").one_of(["a leaked key"]))
+    ///     .forbid(key::header("x-api-key").one_of(["a leaked key"]))
     ///     .exempt(key::PeerIp.within(["10.0.0.0/8"]));
     /// # let _ = layer;
     /// ```
@@ -653,7 +653,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///
     /// # let quota = Quota::per_second(10);
     /// let metrics = Arc::new(Metrics::new());
-    /// let store = MemoryStore::new().observe(metrics.clone());
+    /// let store = MemoryStore::new();
+    /// store.add_observer(metrics.clone());
     /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::by_rule(move |_: &Parts| Ok(Charge::new(&limiter, "all")))
     ///     .observe(metrics);

@@ -8,7 +8,7 @@ use http::StatusCode;
 use crate::{
     decision::{Decision, whole_seconds},
     error::{Error, StoreError},
-    observe::{Reason, Rejected},
+    observe::{Event, Reason},
 };
 
 /// `Retry-After` of a rejection because the store did not decide.
@@ -77,7 +77,7 @@ impl Rejection {
     }
 
     /// Returns the event that reports the rejection.
-    pub(crate) fn event(&self) -> Rejected<'_> {
+    pub(crate) fn event(&self) -> Event<'_> {
         let (reason, limiter) = match self {
             Self::Denied(decision) => (Reason::Denied, Some(decision.limiter())),
             Self::CostAboveQuota { limiter, .. } => (Reason::CostAboveQuota, Some(*limiter)),
@@ -87,7 +87,7 @@ impl Rejection {
             Self::Request(RequestError::Misconfigured(_)) => (Reason::Misconfigured, None),
             Self::Request(RequestError::WithStatus { .. }) => (Reason::Forbidden, None),
         };
-        Rejected { reason, limiter }
+        Event::Rejected { reason, limiter }
     }
 
     /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header
@@ -294,7 +294,7 @@ impl MissingKey {
     ///
     /// # let quota = Quota::per_second(10);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
-    /// let layer = RateLimitLayer::new(limiter, key::Header::new("x-api-key"))
+    /// let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
     ///     .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED));
     /// # let _ = layer;
     /// ```

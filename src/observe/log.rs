@@ -7,12 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[cfg(feature = "tracing")]
-use super::KeyChange;
+use super::event::KeyChange;
 #[cfg(feature = "serde")]
-use super::Reloaded;
-use super::{Decided, KeyChanged, SettingsChanged};
-use crate::sync::lock;
+use crate::error::ConfigError;
+use crate::{algorithm::Algorithm, decision::Decision, keys::Key, quota::Quota, sync::lock};
 
 /// The time for which there is at most one event about a misconfigured service.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -29,10 +27,9 @@ pub(crate) fn records_denials() -> bool {
 /// Reports a denial. Only logs of the level `trace` contain the key, which can be an address or a
 /// name.
 #[cold]
-pub(crate) fn denied(event: &Decided<'_>) {
+pub(crate) fn denied(decision: &Decision, key: Option<&Key<'_>>) {
     #[cfg(feature = "tracing")]
     {
-        let Decided { decision, key, .. } = event;
         let is_trace = tracing::enabled!(target: "tower_ratelimit", tracing::Level::TRACE);
         tracing::debug!(
             target: "tower_ratelimit",
@@ -47,10 +44,9 @@ pub(crate) fn denied(event: &Decided<'_>) {
 }
 
 /// Reports a change of a key. Only logs of the level `trace` contain the key.
-pub(crate) fn key_changed(event: &KeyChanged<'_>) {
+pub(crate) fn key_changed(limiter: &str, key: &Key<'_>, change: KeyChange) {
     #[cfg(feature = "tracing")]
     {
-        let KeyChanged { limiter, key, change } = event;
         let is_trace = tracing::enabled!(target: "tower_ratelimit", tracing::Level::TRACE);
         let key = Some(key).filter(|_| is_trace).map(|key| key.as_str());
         let duration = match change {
@@ -62,17 +58,25 @@ pub(crate) fn key_changed(event: &KeyChanged<'_>) {
     }
 }
 
-/// Reports other settings of a limiter.
-pub(crate) fn settings_changed(event: &SettingsChanged<'_>) {
+/// Reports other settings of a limiter, such as `login: 5/min -> 50/min`.
+pub(crate) fn settings_changed(limiter: &str, from: (Algorithm, Quota), to: (Algorithm, Quota)) {
     #[cfg(feature = "tracing")]
-    tracing::info!(target: "tower_ratelimit", limiter = event.limiter, "limit changed: {event}");
+    {
+        let ((before, old), (after, new)) = (from, to);
+        let change = match (before == after, before.name() == after.name()) {
+            (true, _) => format!("{old} -> {new}"),
+            (_, true) => format!("{old}, {before:?} -> {new}, {after:?}"),
+            _ => format!("{old}, {before} -> {new}, {after}"),
+        };
+        tracing::info!(target: "tower_ratelimit", limiter, "limit changed: {limiter}: {change}");
+    }
 }
 
 /// Reports that new limits apply, or that they were rejected.
 #[cfg(feature = "serde")]
-pub(crate) fn reloaded(event: &Reloaded<'_>) {
+pub(crate) fn reloaded(error: Option<&ConfigError>) {
     #[cfg(feature = "tracing")]
-    match event.error {
+    match error {
         None => tracing::info!(target: "tower_ratelimit", "limits reloaded"),
         Some(error) => tracing::error!(
             target: "tower_ratelimit",

@@ -13,11 +13,13 @@ use metrics::{
 };
 
 use super::{
-    BatchSent, BreakerChanged, Decided, KeyChange, KeyChanged, KeysHeld, Observer, Operation,
-    Outcome, Reason, Rejected, Released, Reloaded, SettingsChanged, StoreFailed, WaitBegan,
-    WaitEnded,
+    event::{Event, KeyChange, Operation, Reason},
+    observer::Observer,
 };
-use crate::{decision::Source, error::ErrorKind};
+use crate::{
+    decision::{Decision, Source},
+    error::ErrorKind,
+};
 
 const DECISIONS: &str = "tower_ratelimit_decisions_total";
 const DECISION_DURATION: &str = "tower_ratelimit_decision_duration_seconds";
@@ -54,7 +56,8 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let exporter = PrometheusBuilder::new().install_recorder()?;
-/// let store = MemoryStore::new().observe(Arc::new(Metrics::new()));
+/// let store = MemoryStore::new();
+/// store.add_observer(Arc::new(Metrics::new()));
 /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 /// limiter.check("alice").await?;
 /// let allowed = r#"decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
@@ -127,12 +130,6 @@ impl Metrics {
     pub fn store(self, name: &str) -> Self {
         let store = Some(name.to_owned().into());
         Self(Arc::new(Shared { store, ..Shared::default() }))
-    }
-
-    /// Returns the metrics of a limiter for one event, if the event was not passed to the observer
-    /// of that limiter.
-    fn limiter(&self, name: &str) -> OfLimiter {
-        OfLimiter::new(&self.0, name.to_owned().into())
     }
 }
 
@@ -237,125 +234,92 @@ impl OfLimiter {
     }
 }
 
+impl LimiterHandles {
+    fn decisions(&self, decision: &Decision) -> &Counter {
+        let waits = !decision.delay().is_zero();
+        match (decision.source(), decision.is_allowed(), decision.is_blocked()) {
+            (Source::Open, ..) => &self.allowed_open,
+            (Source::Local, true, _) if waits => &self.waited_local,
+            (Source::Local, true, _) => &self.allowed_local,
+            (_, true, _) if waits => &self.waited,
+            (_, true, _) => &self.allowed,
+            (Source::Cached, _, true) => &self.blocked_cached,
+            (_, _, true) => &self.blocked,
+            (Source::Local, ..) => &self.denied_local,
+            (Source::Cached, ..) => &self.denied_cached,
+            (Source::Store, ..) => &self.denied,
+        }
+    }
+}
+
 impl Observer for OfLimiter {
-    fn decided(&self, event: &Decided<'_>) {
+    fn on_event(&self, event: &Event<'_>) {
         let handles = self.handles();
-        let counter = match (event.outcome(), event.decision.source()) {
-            (Outcome::Allowed, Source::Store | Source::Cached) => &handles.allowed,
-            (Outcome::Waited, Source::Store | Source::Cached) => &handles.waited,
-            (Outcome::Denied, Source::Store) => &handles.denied,
-            (Outcome::Denied, Source::Cached) => &handles.denied_cached,
-            (Outcome::Blocked, Source::Cached) => &handles.blocked_cached,
-            (Outcome::Blocked, _) => &handles.blocked,
-            (Outcome::Allowed, Source::Local) => &handles.allowed_local,
-            (Outcome::Waited, Source::Local) => &handles.waited_local,
-            (Outcome::Denied, Source::Local) => &handles.denied_local,
-            (_, Source::Open) => &handles.allowed_open,
-        };
-        counter.increment(1);
-        if let Some(duration) = event.duration {
-            handles.duration.record(duration);
+        match *event {
+            Event::Decided { decision, duration, .. } => {
+                handles.decisions(decision).increment(1);
+                if let Some(duration) = duration {
+                    handles.duration.record(duration);
+                }
+            }
+            Event::WaitBegan { .. } => handles.waiting.increment(1),
+            Event::WaitEnded { duration, .. } => {
+                handles.waiting.decrement(1);
+                handles.wait_duration.record(duration);
+            }
+            Event::Released { units, .. } => handles.released.increment(units),
+            Event::KeyChanged { change, .. } => match change {
+                KeyChange::Blocked(_) => handles.keys_blocked.increment(1),
+                KeyChange::Unblocked => handles.keys_unblocked.increment(1),
+                KeyChange::Reset => handles.keys_reset.increment(1),
+            },
+            Event::SettingsChanged { .. } => handles.settings_changes.increment(1),
+            Event::StoreFailed { operation: Operation::Check, error, .. } => {
+                handles.store_errors[error.kind() as usize].increment(1);
+            }
+            Event::StoreFailed { operation, error, .. } => {
+                self.store_errors(operation, error.kind()).increment(1);
+            }
+            Event::BatchSent { checks, .. } => handles.batch_checks.record(checks as f64),
+            Event::Rejected { .. }
+            | Event::Reloaded { .. }
+            | Event::KeysHeld { .. }
+            | Event::BreakerChanged { .. } => {}
         }
-    }
-
-    fn wait_began(&self, _: &WaitBegan<'_>) {
-        self.handles().waiting.increment(1);
-    }
-
-    fn wait_ended(&self, event: &WaitEnded<'_>) {
-        self.handles().waiting.decrement(1);
-        self.handles().wait_duration.record(event.duration);
-    }
-
-    fn released(&self, event: &Released<'_>) {
-        self.handles().released.increment(event.units);
-    }
-
-    fn key_changed(&self, event: &KeyChanged<'_>) {
-        let handles = self.handles();
-        let counter = match event.change {
-            KeyChange::Blocked(_) => &handles.keys_blocked,
-            KeyChange::Unblocked => &handles.keys_unblocked,
-            KeyChange::Reset => &handles.keys_reset,
-        };
-        counter.increment(1);
-    }
-
-    fn settings_changed(&self, _: &SettingsChanged<'_>) {
-        self.handles().settings_changes.increment(1);
-    }
-
-    fn store_failed(&self, event: &StoreFailed<'_>) {
-        let of_checks = &self.handles().store_errors;
-        match event.operation {
-            Operation::Check => of_checks[event.kind as usize].increment(1),
-            operation => self.store_errors(operation, event.kind).increment(1),
-        }
-    }
-
-    fn batch_sent(&self, event: &BatchSent<'_>) {
-        self.handles().batch_checks.record(event.checks as f64);
     }
 }
 
 impl Observer for Metrics {
+    fn on_event(&self, event: &Event<'_>) {
+        match *event {
+            Event::Rejected { reason, .. } => self.0.rejections()[reason as usize].increment(1),
+            Event::Reloaded { error, .. } => {
+                let [applied, rejected] = self.0.reloads();
+                let counter = if error.is_none() { applied } else { rejected };
+                counter.increment(1);
+            }
+            Event::KeysHeld { keys, max_keys, .. } => {
+                let Keys { held, limit } = self.0.keys();
+                held.set(keys as f64);
+                limit.set(max_keys as f64);
+            }
+            Event::BreakerChanged { server, is_open, .. } => {
+                let help = "1 while the circuit breaker of a server is open, otherwise 0";
+                describe_gauge!(CIRCUIT_OPEN, Unit::Count, help);
+                let labels = self.0.labels([("server", server.to_owned().into())]);
+                gauge!(CIRCUIT_OPEN, labels).set(u8::from(is_open));
+            }
+            // Another observer has passed it on: it was not passed to the one of its limiter.
+            _ => {
+                if let Some(limiter) = event.limiter() {
+                    OfLimiter::new(&self.0, limiter.to_owned().into()).on_event(event);
+                }
+            }
+        }
+    }
+
     fn of_limiter(&self, limiter: &'static str) -> Option<Arc<dyn Observer>> {
         Some(Arc::new(OfLimiter::new(&self.0, limiter.into())))
-    }
-
-    fn rejected(&self, event: &Rejected<'_>) {
-        self.0.rejections()[event.reason as usize].increment(1);
-    }
-
-    fn breaker_changed(&self, event: &BreakerChanged<'_>) {
-        let help = "1 while the circuit breaker of a server is open, otherwise 0";
-        describe_gauge!(CIRCUIT_OPEN, Unit::Count, help);
-        let labels = self.0.labels([("server", event.server.to_owned().into())]);
-        gauge!(CIRCUIT_OPEN, labels).set(u8::from(event.is_open));
-    }
-
-    fn decided(&self, event: &Decided<'_>) {
-        self.limiter(event.decision.limiter()).decided(event);
-    }
-
-    fn wait_began(&self, event: &WaitBegan<'_>) {
-        self.limiter(event.limiter).wait_began(event);
-    }
-
-    fn wait_ended(&self, event: &WaitEnded<'_>) {
-        self.limiter(event.limiter).wait_ended(event);
-    }
-
-    fn released(&self, event: &Released<'_>) {
-        self.limiter(event.limiter).released(event);
-    }
-
-    fn key_changed(&self, event: &KeyChanged<'_>) {
-        self.limiter(event.limiter).key_changed(event);
-    }
-
-    fn settings_changed(&self, event: &SettingsChanged<'_>) {
-        self.limiter(event.limiter).settings_changed(event);
-    }
-
-    fn reloaded(&self, event: &Reloaded<'_>) {
-        let [applied, rejected] = self.0.reloads();
-        let counter = if event.error.is_none() { applied } else { rejected };
-        counter.increment(1);
-    }
-
-    fn store_failed(&self, event: &StoreFailed<'_>) {
-        self.limiter(event.limiter).store_failed(event);
-    }
-
-    fn batch_sent(&self, event: &BatchSent<'_>) {
-        self.limiter(event.limiter).batch_sent(event);
-    }
-
-    fn keys_held(&self, event: &KeysHeld) {
-        let Keys { held, limit } = self.0.keys();
-        held.set(event.keys as f64);
-        limit.set(event.max_keys as f64);
     }
 }
 

@@ -2,19 +2,20 @@
 
 use std::{fmt, ops::Deref, ptr, sync::Arc};
 
-use super::{Observer, Operation, StoreFailed};
-use crate::error::Error;
+use super::{event::Event, observer::Observer};
 
 /// The observers of a store, a limiter or a layer.
 #[derive(Clone, Default)]
 pub struct Observers(Option<Arc<[Arc<dyn Observer>]>>);
 
 impl Observers {
-    /// Adds an observer, unless it is one of these already.
-    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) {
-        if !self.contains(&observer) {
+    /// Adds an observer. Returns false if it is one of these already.
+    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) -> bool {
+        let is_new = !self.contains(&observer);
+        if is_new {
             self.0 = Some(self.iter().cloned().chain([observer]).collect());
         }
+        is_new
     }
 
     /// Returns the observers for the events of one limiter.
@@ -25,28 +26,15 @@ impl Observers {
         Self(self.0.as_ref().map(|observers| observers.iter().map(of).collect()))
     }
 
-    /// Reports the failure of a store; other errors are not reported.
-    pub(crate) fn store_failed(
-        &self,
-        limiter: &str,
-        operation: impl Into<Operation>,
-        error: &Error,
-    ) {
-        let Error::Store(error) = error else { return };
-        let (operation, kind) = (operation.into(), error.kind());
-        let event = StoreFailed { limiter, operation, kind, error };
-        self.each(|observer| observer.store_failed(&event));
-    }
-
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Passes an event to all of them, for example by `each(|observer| observer.decided(&event))`.
+    /// Passes an event to all of them. The caller holds no lock: an observer can call anything.
     #[inline]
-    pub(crate) fn each(&self, pass: impl Fn(&dyn Observer)) {
-        self.iter().for_each(|observer| pass(&**observer));
+    pub(crate) fn report(&self, event: &Event<'_>) {
+        self.iter().for_each(|observer| observer.on_event(event));
     }
 
     pub(crate) fn contains(&self, observer: &Arc<dyn Observer>) -> bool {
@@ -70,13 +58,6 @@ pub struct LimiterObservers {
 impl LimiterObservers {
     pub(crate) fn new(added: Observers, limiter: &'static str) -> Self {
         Self { of_limiter: added.of_limiter(limiter), added }
-    }
-
-    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>, limiter: &'static str) {
-        if !self.added.contains(&observer) {
-            self.of_limiter.add(observer.of_limiter(limiter).unwrap_or_else(|| observer.clone()));
-            self.added.add(observer);
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, hash::BuildHasher, mem, sync::Mutex, time::SystemTime};
 use foldhash::fast::RandomState;
 use hashbrown::{HashMap, HashTable};
 
-use super::{Decided, Observer, Outcome};
+use super::{event::Event, observer::Observer};
 use crate::{keys::Key, sync::lock};
 
 /// The keys that are denied most, in bounded memory: an [`Observer`] that counts denials by limiter
@@ -34,7 +34,8 @@ use crate::{keys::Key, sync::lock};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let denied = Arc::new(TopDenied::new(1_000));
-/// let store = MemoryStore::new().observe(denied.clone());
+/// let store = MemoryStore::new();
+/// store.add_observer(denied.clone());
 /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
 /// for key in ["alice", "ben", "alice", "alice"] {
 ///     let _ = limiter.check(key).await?;
@@ -209,14 +210,11 @@ impl DeniedKey {
 }
 
 impl Observer for TopDenied {
-    fn decided(&self, event: &Decided<'_>) {
-        let is_blocked = match event.outcome() {
-            Outcome::Denied => false,
-            Outcome::Blocked => true,
-            Outcome::Allowed | Outcome::Waited => return,
-        };
-        if let Some(key) = event.key {
-            self.count(event.decision.limiter(), key, is_blocked);
+    fn on_event(&self, event: &Event<'_>) {
+        if let Event::Decided { decision, key: Some(key), .. } = event
+            && !decision.is_allowed()
+        {
+            self.count(decision.limiter(), key, decision.is_blocked());
         }
     }
 }

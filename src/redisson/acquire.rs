@@ -20,8 +20,8 @@ use crate::{
     decision::{Decision, Policy, Receipt, Source},
     error::Error,
     keys::Key,
-    limiter::{Charge, Retry, report_decided, visit_queue, yield_to_queue},
-    observe::{Decided, Operation},
+    limiter::{Charge, Retry, report_decided, report_failed, visit_queue, yield_to_queue},
+    observe::Operation,
     quota::Quota,
     store::{Deadline, MAX_STALL, Store, StoreFuture},
 };
@@ -141,9 +141,9 @@ impl RateLimiter {
         match &result {
             Ok(decision) => {
                 let (key, duration) = (self.key(), Some(start.elapsed()));
-                report_decided(&self.observers, Decided { decision, key: Some(&key), duration });
+                report_decided(&self.observers, decision, Some(&key), duration);
             }
-            Err(error) => self.observers.store_failed(self.label, Operation::Check, error),
+            Err(error) => report_failed(&self.observers, self.label, Operation::Check, error),
         }
         result
     }

@@ -14,7 +14,7 @@ use crate::{
     decision::{Decision, Receipt},
     error::Error,
     keys::Key,
-    limiter::{AnyLimiter, ChargeTarget, report_released},
+    limiter::{AnyLimiter, ChargeTarget, IntoLimiter, report_released},
     observe::LimiterObservers,
     store::{BackgroundTask, RetryQueues, Store, StoreFuture},
 };
@@ -82,15 +82,15 @@ impl ChargeTarget for RateLimiter {
     }
 }
 
-impl From<RateLimiter> for AnyLimiter {
-    fn from(limiter: RateLimiter) -> Self {
-        Self::foreign(limiter)
+impl IntoLimiter for RateLimiter {
+    fn into_limiter(self) -> AnyLimiter {
+        AnyLimiter::foreign(self)
     }
 }
 
-impl From<&RateLimiter> for AnyLimiter {
-    fn from(limiter: &RateLimiter) -> Self {
-        limiter.clone().into()
+impl IntoLimiter for &RateLimiter {
+    fn into_limiter(self) -> AnyLimiter {
+        self.clone().into_limiter()
     }
 }
 

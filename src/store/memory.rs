@@ -37,7 +37,7 @@ use crate::{
     decision::Decision,
     error::{Error, StoreError},
     keys::Key,
-    observe::{KeysHeld, Observer, Observers},
+    observe::{Event, Observer, Observers},
     sync::lock,
 };
 
@@ -165,22 +165,33 @@ impl MemoryStore {
     /// Sets what happens to a new key when the store is full of keys that are in use. The default
     /// is [`WhenFull::RejectNewKeys`].
     ///
-    /// Clones of the store share the setting.
-    #[must_use]
-    pub fn when_full(self, when_full: WhenFull) -> Self {
+    /// Clones of the store share the setting, which can be changed while requests flow.
+    pub fn set_when_full(&self, when_full: WhenFull) {
         let evicts = when_full == WhenFull::EvictSoonest;
         self.0.evicts.store(evicts, Ordering::Relaxed);
-        self
     }
 
-    /// Adds an observer, which gets the events of all limiters that are made over this store from
-    /// now on: see [`observe`](crate::observe).
+    /// Adds an observer to the store and its clones: see [`observe`](crate::observe).
     ///
-    /// Clones of the store share the observers.
-    #[must_use]
-    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
-        self.add_observer(observer);
-        self
+    /// It gets the events of the store, and of the limiters that are made over it from now on.
+    /// Limiters that exist already keep their observers. Adding an observer again has no effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::TopDenied};
+    ///
+    /// let denied = Arc::new(TopDenied::new(100));
+    /// let store = MemoryStore::new();
+    /// store.add_observer(denied.clone());
+    /// let quota = Quota::per_second(10);
+    /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
+    /// # let _ = limiter;
+    /// ```
+    pub fn add_observer(&self, observer: Arc<dyn Observer>) {
+        lock(&self.0.observers).add(observer);
+        self.0.is_observed.store(true, Ordering::Relaxed);
     }
 
     /// Returns the number of keys in the store, at most `max_keys`.
@@ -303,11 +314,11 @@ impl MemoryStore {
         if !is_observed.load(Ordering::Relaxed) {
             return;
         }
-        let event = KeysHeld { keys: slots.0.used(), max_keys: slots.0.max() };
-        if reported_keys.swap(event.keys, Ordering::Relaxed) != event.keys {
+        let (keys, max_keys) = (slots.0.used(), slots.0.max());
+        if reported_keys.swap(keys, Ordering::Relaxed) != keys {
             // Copied, because an observer can use the store.
             let observers = lock(&self.0.observers).clone();
-            observers.each(|observer| observer.keys_held(&event));
+            observers.report(&Event::KeysHeld { keys, max_keys });
         }
     }
 
@@ -430,8 +441,7 @@ impl Store for MemoryStore {
     }
 
     fn add_observer(&self, observer: Arc<dyn Observer>) {
-        lock(&self.0.observers).add(observer);
-        self.0.is_observed.store(true, Ordering::Relaxed);
+        self.add_observer(observer);
     }
 
     fn into_any(self) -> AnyStore {

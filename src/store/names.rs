@@ -27,6 +27,12 @@ impl Names {
         free.then(|| Name { text, names: self.clone() })
     }
 
+    /// Returns the text of a name for as long as the process runs, without taking it.
+    #[cfg(feature = "serde")]
+    pub(crate) fn text_of(name: &str) -> &'static str {
+        interned(name)
+    }
+
     /// Returns the queues of the requests that retry over the store.
     pub(crate) fn retry_queues(&self) -> &Arc<RetryQueues> {
         &self.0.retry_queues

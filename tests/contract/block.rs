@@ -21,7 +21,11 @@ use tower_ratelimit::{
     store::{KeyState, Source},
 };
 
-use crate::support::{self, ALGORITHMS, counting, get, recorder::Recorder, server::RedisServer};
+use crate::support::{
+    self, ALGORITHMS, counting, get,
+    recorder::{Recorder, observed},
+    server::RedisServer,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -313,7 +317,7 @@ async fn a_block_that_another_process_has_lifted_does_not_disturb_later_requests
     let server = RedisServer::start();
     let (recorder, quota) = (Recorder::new(), Quota::per_second(50).burst(1));
     let [here, there] =
-        [forgetful(&server).await.observe(recorder.clone()), forgetful(&server).await]
+        [observed(forgetful(&server).await, recorder.clone()), forgetful(&server).await]
             .map(|store| Limiter::new("default", store, Algorithm::token_bucket(), quota));
     let layer = RateLimitLayer::new(&here, key::Global).max_wait(HOUR).max_lateness(HOUR);
     let service = layer.layer(counting(&Arc::default()));
@@ -405,11 +409,11 @@ async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
     let calls = Arc::new(AtomicUsize::new(0));
     let service = counting(&calls);
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-api-key")).extensions(true);
+    let layer = RateLimitLayer::new(&limiter, key::header("x-api-key")).extensions(true);
     let send = async |layer: &RateLimitLayer<_>| {
         layer.layer(service.clone()).oneshot(get(&[("x-api-key", "k1")])).await.unwrap()
     };
-    limiter.block(key::Header::new("x-api-key").key("k1"), 5 * SECOND).await.unwrap();
+    limiter.block(key::header("x-api-key").key("k1"), 5 * SECOND).await.unwrap();
     let rejected = send(&layer).await;
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(rejected.headers()["retry-after"], "5");

@@ -19,7 +19,7 @@ use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     RedisStore,
     config::{ConfigError, Limit},
-    store::{self, Source, Store},
+    store::{self, AnyStore, Source, Store},
 };
 
 use crate::support::{self, ALGORITHMS, recorder::Recorder, server::RedisServer};
@@ -28,11 +28,14 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 /// A limiter in memory, and one in Redis, with counts of its own.
 async fn limiters(server: &RedisServer, algorithm: Algorithm, quota: Quota) -> [Limiter; 2] {
+    stores(server).await.map(|store| Limiter::new("default", store, algorithm, quota))
+}
+
+async fn stores(server: &RedisServer) -> [AnyStore; 2] {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let memory = Limiter::new("default", MemoryStore::new(), algorithm, quota);
     let prefix = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
     let redis = support::with_prefix(server, &prefix).await;
-    [memory, Limiter::new("default", redis, algorithm, quota)]
+    [MemoryStore::new().into_any(), redis.into_any()]
 }
 
 #[tokio::test]
@@ -413,9 +416,10 @@ async fn a_request_that_waits_by_another_algorithm_releases_nothing_if_it_is_dro
     let server = RedisServer::start();
     let quota = Quota::per_day(10);
     for (from, to) in changes() {
-        for limiter in limiters(&server, from, quota).await {
+        for store in stores(&server).await {
             let recorder = Recorder::new();
-            let limiter = limiter.observe(recorder.clone());
+            store.add_observer(recorder.clone());
+            let limiter = Limiter::new("default", store, from, quota);
             let _ = limiter.check_n("key", 10).await.unwrap();
             let mut waiting = Box::pin(limiter.acquire("key"));
             let pause = tokio::time::sleep(Duration::from_millis(20));

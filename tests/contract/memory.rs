@@ -15,7 +15,7 @@ use tower_ratelimit::{
     store::{ErrorKind, WhenFull},
 };
 
-use crate::support;
+use crate::support::{self, memory_store};
 
 fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
     Limiter::new("default", store.clone(), Algorithm::token_bucket(), quota)
@@ -321,7 +321,7 @@ fn threads_that_race_for_the_last_slots_fill_the_store_exactly() {
 fn threads_that_race_for_a_store_that_evicts_all_get_decisions() {
     const THREADS: usize = 8;
     for max_keys in [100, 2_049, 5_000] {
-        let store = MemoryStore::with_max_keys(max_keys).when_full(WhenFull::EvictSoonest);
+        let store = memory_store(max_keys, WhenFull::EvictSoonest);
         let limiter = limiter(&store, Quota::per_day(1));
         let admit = |thread: usize| {
             for i in 0..max_keys {
@@ -344,7 +344,7 @@ fn threads_that_race_for_a_store_that_evicts_all_get_decisions() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_rejects_keeps_denied_keys_and_one_that_evicts_drops_the_soonest() {
     for (algorithm, when_full) in algorithms_and_settings() {
-        let store = MemoryStore::with_max_keys(20).when_full(when_full);
+        let store = memory_store(20, when_full);
         let limiter = Limiter::new("default", store, algorithm, Quota::per_day(1));
         for i in 0..20 {
             assert!(limiter.check(format!("{i}")).await.unwrap().is_allowed());
@@ -365,7 +365,7 @@ async fn a_store_that_rejects_keeps_denied_keys_and_one_that_evicts_drops_the_so
 #[tokio::test(start_paused = true)]
 async fn a_key_with_units_left_is_evicted_before_a_denied_key() {
     for (algorithm, when_full) in algorithms_and_settings() {
-        let store = MemoryStore::with_max_keys(20).when_full(when_full);
+        let store = memory_store(20, when_full);
         let limiter = Limiter::new("default", store, algorithm, Quota::per_day(5));
         for i in 0..19 {
             assert!(limiter.check_n(format!("{i}"), 5).await.unwrap().is_allowed());
@@ -413,7 +413,7 @@ async fn a_full_store_forgets_neither_a_block_nor_the_count_of_a_blocked_key() {
 #[tokio::test(start_paused = true)]
 async fn a_flood_resets_the_denied_keys_of_a_store_that_evicts_and_none_of_one_that_rejects() {
     for when_full in BOTH {
-        let store = MemoryStore::with_max_keys(5_000).when_full(when_full);
+        let store = memory_store(5_000, when_full);
         let limiter = limiter(&store, Quota::per_day(3));
         for i in 0..5_000 {
             assert!(limiter.check_n(format!("{i}"), 3).await.unwrap().is_allowed());
@@ -439,7 +439,7 @@ async fn a_flood_resets_the_denied_keys_of_a_store_that_evicts_and_none_of_one_t
 #[tokio::test(start_paused = true)]
 async fn a_key_for_which_a_request_waits_is_never_evicted() {
     for (algorithm, when_full) in algorithms_and_settings() {
-        let store = MemoryStore::with_max_keys(100).when_full(when_full);
+        let store = memory_store(100, when_full);
         let stores = [MemoryStore::new(), store.clone()];
         // The same requests in a store without a flood, for comparison.
         let limiters = stores.map(|store| Limiter::new("a", store, algorithm, Quota::per_hour(2)));
@@ -481,7 +481,7 @@ async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
         .into_iter()
         .flat_map(|algorithm| changed.map(|quota| (algorithm, quota)))
     {
-        let store = MemoryStore::with_max_keys(100).when_full(WhenFull::EvictSoonest);
+        let store = memory_store(100, WhenFull::EvictSoonest);
         let limiter = Limiter::new("a", store.clone(), algorithm, Quota::per_hour(2));
         let flood = Limiter::new("b", store, Algorithm::FixedWindow, Quota::per_day(1));
         let day = Duration::from_secs(86_400);
@@ -512,7 +512,7 @@ async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_evicts_is_full_while_a_request_waits_for_each_of_its_keys() {
     for algorithm in support::ALGORITHMS {
-        let store = MemoryStore::with_max_keys(10).when_full(WhenFull::EvictSoonest);
+        let store = memory_store(10, WhenFull::EvictSoonest);
         let limiter = Limiter::new("default", store.clone(), algorithm, Quota::per_hour(2));
         let day = Duration::from_secs(86_400);
         let mut longest = Duration::ZERO;
@@ -536,7 +536,7 @@ async fn a_store_that_evicts_is_full_while_a_request_waits_for_each_of_its_keys(
 #[tokio::test(start_paused = true)]
 async fn a_full_store_takes_all_keys_of_several_limits_or_none() {
     for when_full in BOTH {
-        let store = MemoryStore::with_max_keys(10).when_full(when_full);
+        let store = memory_store(10, when_full);
         let named =
             |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
         let (user, all) = (named("user", Quota::per_hour(5)), named("all", Quota::per_hour(9)));
@@ -572,7 +572,7 @@ async fn a_full_store_takes_all_keys_of_several_limits_or_none() {
 #[tokio::test(start_paused = true)]
 async fn several_limits_find_room_in_a_large_store_that_is_full() {
     for when_full in BOTH {
-        let store = MemoryStore::with_max_keys(3_000).when_full(when_full);
+        let store = memory_store(3_000, when_full);
         let limiter = limiter(&store, Quota::per_day(2));
         // Denied keys make room under one setting, keys with units left under the other.
         let cost = if when_full == WhenFull::EvictSoonest { 2 } else { 1 };
@@ -592,7 +592,7 @@ async fn several_limits_find_room_in_a_large_store_that_is_full() {
 
 #[tokio::test(start_paused = true)]
 async fn spending_on_a_denied_key_and_a_new_one_evicts_neither() {
-    let store = MemoryStore::with_max_keys(2).when_full(WhenFull::EvictSoonest);
+    let store = memory_store(2, WhenFull::EvictSoonest);
     let named = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let (user, other) = (named("user", Quota::per_hour(5)), named("other", Quota::per_day(1)));
     user.spend("alice", 7).await.unwrap();
@@ -614,8 +614,8 @@ async fn clones_share_the_setting_for_a_full_store() {
     let limiter = limiter(&store, Quota::per_day(1));
     assert!(limiter.check("a").await.unwrap().is_allowed());
     assert!(is_full(&limiter.check("b").await), "the default rejects new keys");
-    let _ = store.clone().when_full(WhenFull::EvictSoonest);
+    store.clone().set_when_full(WhenFull::EvictSoonest);
     assert!(limiter.check("b").await.unwrap().is_allowed());
-    let _ = store.when_full(WhenFull::RejectNewKeys);
+    store.set_when_full(WhenFull::RejectNewKeys);
     assert!(is_full(&limiter.check("a").await));
 }

@@ -32,7 +32,7 @@ use tower_ratelimit::{
     store::{Store, WhenFull},
 };
 
-use crate::support::{self, server::RedisServer};
+use crate::support::{self, memory_store, server::RedisServer};
 
 const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::FixedWindow,
@@ -801,7 +801,7 @@ fn no_history_in_memory_exceeds_the_guarantee() {
             runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.unwrap().block_on(async {
             let store = match setup.full {
-                Some(when_full) => MemoryStore::with_max_keys(1).when_full(when_full),
+                Some(when_full) => memory_store(1, when_full),
                 None => MemoryStore::new(),
             };
             let others = Limiter::new(

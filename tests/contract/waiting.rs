@@ -114,7 +114,7 @@ async fn a_wait_costs_one_round_trip_or_a_part_of_one() {
     let calls = || (server.calls("evalsha"), server.calls("eval"));
     let before = calls();
     // On a busy machine, a request can be late: it would check again.
-    let layer = RateLimitLayer::new(limiter, key::Header::new("user"));
+    let layer = RateLimitLayer::new(limiter, key::header("user"));
     let layer = layer.max_wait(HOUR).max_lateness(Duration::MAX);
     let service = layer.layer(counting(&Arc::default()));
     let mut tasks = JoinSet::new();
@@ -410,7 +410,7 @@ impl<B: Send> Status for Response<B> {
 #[tokio::test(start_paused = true)]
 async fn the_number_of_waiting_requests_is_limited_and_others_are_rejected_immediately() {
     let limiter = in_memory(Algorithm::token_bucket(), Quota::per_second(1));
-    let layer = RateLimitLayer::new(limiter, key::Header::new("user"))
+    let layer = RateLimitLayer::new(limiter, key::header("user"))
         .max_wait(HOUR)
         .max_waiting(5)
         .max_waiting_per_key(2);
@@ -471,7 +471,7 @@ async fn a_waiting_request_holds_no_readiness_and_polls_the_service_again() {
     }
     let inner = Once::default();
     let limiter = in_memory(Algorithm::token_bucket(), Quota::per_second(1));
-    let service = RateLimitLayer::new(limiter, key::Header::new("user"))
+    let service = RateLimitLayer::new(limiter, key::header("user"))
         .max_wait(HOUR)
         .layer(ConcurrencyLimit::new(inner.clone(), 1));
     let start = Instant::now();

@@ -112,7 +112,7 @@ async fn status(layer: &RateLimitLayer, request: Request<Body>) -> Option<Status
 #[tokio::test(start_paused = true)]
 async fn a_tonic_client_is_rejected_with_a_retry_delay() {
     let quota = Quota::per_hour(2);
-    let layer = RateLimitLayer::new(in_memory(quota), key::Header::new("user"));
+    let layer = RateLimitLayer::new(in_memory(quota), key::header("user"));
     let mut client = connect(serve(layer).await).await;
     for remaining in ["1", "0"] {
         let response = client.check(check("ada")).await.unwrap();
@@ -223,7 +223,7 @@ async fn each_rejection_has_a_status() {
     let without_redis =
         Limiter::new("default", lazy, Algorithm::token_bucket(), Quota::per_hour(1));
     let by = |key| RateLimitLayer::new(in_memory(Quota::per_hour(1)), key);
-    let by_user = by(key::Header::new("user"));
+    let by_user = by(key::header("user"));
     let misconfigured = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
     let invalid = by_user.clone().exempt(|_: &Parts| Err(RequestError::invalid("50 %\n\u{e9}")));
     for (layer, user, code, message, may_retry) in [
@@ -340,7 +340,7 @@ async fn http_and_grpc_on_one_port_draw_from_one_budget() {
     let app = Routes::new(health())
         .into_axum_router()
         .merge(Router::new().route("/", routing::get(async || "hello")))
-        .layer(RateLimitLayer::new(limiter, (key::PeerIp, key::Header::new("user"))))
+        .layer(RateLimitLayer::new(limiter, (key::PeerIp, key::header("user"))))
         .into_make_service_with_connect_info::<SocketAddr>();
     let (listener, address) = listen().await;
     tokio::spawn(axum::serve(listener, app).into_future());
@@ -519,7 +519,7 @@ async fn an_http_request_has_no_grpc_deadline() {
 #[tokio::test]
 async fn a_tonic_client_with_a_deadline_is_rejected_before_it() {
     let quota = Quota::per_hour(1);
-    let layer = RateLimitLayer::new(in_memory(quota), key::Header::new("user")).max_wait(HOUR);
+    let layer = RateLimitLayer::new(in_memory(quota), key::header("user")).max_wait(HOUR);
     let mut client = connect(serve(layer).await).await;
     let start = Instant::now();
     assert!(client.check(check("ada")).await.is_ok());
@@ -566,7 +566,7 @@ async fn post_grpc_web(
 
 #[tokio::test]
 async fn inside_of_the_grpc_web_layer_a_rejection_is_grpc_web() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::header("user"));
     let (listener, address) = listen().await;
     let server = Server::builder()
         .accept_http1(true)
@@ -596,7 +596,7 @@ async fn inside_of_the_grpc_web_layer_a_rejection_is_grpc_web() {
 
 #[tokio::test]
 async fn outside_of_the_grpc_web_layer_a_rejection_is_http() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::header("user"));
     let (listener, address) = listen().await;
     let server = Server::builder()
         .accept_http1(true)
@@ -614,7 +614,7 @@ async fn outside_of_the_grpc_web_layer_a_rejection_is_http() {
 
 #[tokio::test]
 async fn grpc_web_and_http_on_one_port_draw_from_one_budget() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::Header::new("user"));
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::header("user"));
     // `GrpcWebLayer` answers 400 to other requests over HTTP/1.
     let app = Routes::new(health())
         .into_axum_router()

@@ -85,7 +85,7 @@ fn a_tuple_is_one_key_of_up_to_four() {
     assert_eq!(Key::from((Key::scoped("s", "v"), 1, "x", 2_u8)).as_str(), "s=v|1|x|2");
 
     let head = head("/?b=2", &[("a", "1")]);
-    let (a, b) = (key::Header::new("a"), key::Query::new("b"));
+    let (a, b) = (key::header("a"), key::query("b"));
     let closure = |_: &Parts| 3;
     let four = (a.clone(), b.clone(), closure, key::Global);
     assert_eq!(four.extract(&head).unwrap().as_str(), "header:a=1|query:b=2|3|global");
@@ -93,7 +93,7 @@ fn a_tuple_is_one_key_of_up_to_four() {
         four.extract(&head).unwrap(),
         Key::from((a.key("1"), b.key("2"), 3, key::Global.key()))
     );
-    let three = (a, key::Header::new("missing"), closure);
+    let three = (a, key::header("missing"), closure);
     assert!(matches!(three.extract(&head), Err(RequestError::MissingKey(_))));
 }
 
@@ -125,7 +125,7 @@ fn extracted(extractor: &impl KeyExtractor<Parts>, head: &Parts) -> Result<Strin
 
 #[test]
 fn a_bearer_token_is_a_key() {
-    let bearer = key::Bearer::new();
+    let bearer = key::bearer();
     for (value, expected) in [
         ("Bearer abc", Some("bearer=abc")),
         ("bearer abc=", Some("bearer=abc%3D")),
@@ -152,7 +152,7 @@ fn a_bearer_token_is_a_key() {
 
 #[test]
 fn a_cookie_is_a_key() {
-    let session = key::Cookie::new("session");
+    let session = key::cookie("session");
     for (lines, expected) in [
         (&["session=abc"][..], Ok("cookie:session=abc")),
         (&["a=1; session=abc; b=2"], Ok("cookie:session=abc")),
@@ -176,7 +176,7 @@ fn a_cookie_is_a_key() {
 
 #[test]
 fn a_query_parameter_is_a_key() {
-    let api_key = key::Query::new("api key");
+    let api_key = key::query("api key");
     for (uri, expected) in [
         ("/?api+key=k1", Ok("query:api%20key=k1")),
         ("/?q=%61pi&api%20key=a%2Bb+c", Ok("query:api%20key=a+b%20c")),
@@ -197,7 +197,7 @@ fn a_query_parameter_is_a_key() {
 
 #[test]
 fn a_hashed_key_depends_on_the_secret_and_does_not_contain_the_value() {
-    let plain = key::Header::new("x-api-key");
+    let plain = key::header("x-api-key");
     let hashed = plain.clone().hashed("secret");
     let key = extracted(&hashed, &head("/", &[("x-api-key", "topaz")])).unwrap();
     // printf topaz | openssl dgst -sha256 -hmac secret -r | cut -c 1-32
@@ -208,18 +208,18 @@ fn a_hashed_key_depends_on_the_secret_and_does_not_contain_the_value() {
     for other in [
         hashed.key("topas"),
         plain.clone().hashed("Secret").key("topaz"),
-        key::Header::new("x-api-kez").hashed("secret").key("topaz"),
+        key::header("x-api-kez").hashed("secret").key("topaz"),
         plain.key("topaz"),
         plain.key(format!("={digits}")),
-        key::Bearer::new().hashed("secret").key("topaz"),
-        key::Cookie::new("x-api-key").hashed("secret").key("topaz"),
-        key::Query::new("x-api-key").hashed("secret").key("topaz"),
+        key::bearer().hashed("secret").key("topaz"),
+        key::cookie("x-api-key").hashed("secret").key("topaz"),
+        key::query("x-api-key").hashed("secret").key("topaz"),
     ] {
         assert_ne!(other.as_str(), key);
     }
     let debug = format!("{hashed:?}");
     assert!(!debug.contains("secret\"") && debug.contains("Secret(..)"), "{debug}");
-    let empty = std::panic::catch_unwind(|| key::Bearer::new().hashed(""));
+    let empty = std::panic::catch_unwind(|| key::bearer().hashed(""));
     let message = *empty.unwrap_err().downcast::<&str>().unwrap();
     assert_eq!(message, "the secret of a hashed key is empty; use 32 random bytes");
 }
@@ -232,7 +232,7 @@ async fn the_key_of_an_extractor_is_the_one_that_the_layer_counts() {
     let v4: Ipv4Addr = "192.0.2.1".parse().unwrap();
     let v6: Ipv6Addr = "2001:db8::12ff:1:2:3:4".parse().unwrap();
     let through_nat64: Ipv6Addr = "64:ff9b::192.0.2.1".parse().unwrap();
-    let header = key::Header::new("user").hashed("secret");
+    let header = key::header("user").hashed("secret");
     let by_hand = vec![
         (RateLimitLayer::new(&limiter, key::PeerIp), from("192.0.2.1"), key::PeerIp.key(v4)),
         (
@@ -260,7 +260,7 @@ async fn the_key_of_an_extractor_is_the_one_that_the_layer_counts() {
             key::Global.key(),
         ),
         (
-            RateLimitLayer::new(&limiter, key::Header::new("user")).missing_key(MissingKey::Share),
+            RateLimitLayer::new(&limiter, key::header("user")).missing_key(MissingKey::Share),
             get(&[]),
             Key::scoped("anonymous", ""),
         ),
@@ -328,12 +328,12 @@ async fn lists_deny_or_exempt_clients() {
 
 #[tokio::test]
 async fn values_can_be_denied_or_exempt() {
-    let api_key = key::Header::new("x-api-key").hashed("secret");
+    let api_key = key::header("x-api-key").hashed("secret");
     let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), api_key.clone())
         .exempt(api_key.clone().one_of(["root", "both"]))
         .exempt(|head: &Parts| head.uri.path() == "/health")
         .forbid(api_key.one_of(["leaked", "both"]))
-        .forbid(key::Bearer::new().one_of([String::from("old")]))
+        .forbid(key::bearer().one_of([String::from("old")]))
         .forbid(|head: &Parts| {
             let teapot = RequestError::with_status(StatusCode::IM_A_TEAPOT, "no coffee");
             if head.headers.contains_key("coffee") { Err(teapot) } else { Ok(false) }
@@ -361,7 +361,7 @@ async fn values_can_be_denied_or_exempt() {
 
 #[tokio::test]
 async fn a_missing_key_can_have_any_status() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Bearer::new())
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::bearer())
         .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED))
         .map_rejection(|_, _, mut response| {
             if response.status() == StatusCode::UNAUTHORIZED {

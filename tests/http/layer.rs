@@ -87,7 +87,7 @@ async fn only_some_outcomes_are_charged() {
 
 #[tokio::test]
 async fn requests_can_be_exempt() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"))
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::header("user"))
         .exempt(|head: &Parts| head.method == http::Method::OPTIONS);
     let options = || Request::options("/").body(Body::empty()).unwrap();
     for _ in 0..3 {
@@ -103,7 +103,7 @@ async fn requests_can_be_exempt() {
 async fn a_dry_run_counts_and_reports_but_rejects_no_request() {
     for algorithm in ALGORITHMS {
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_hour(1));
-        let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("user"))
+        let layer = RateLimitLayer::new(limiter.clone(), key::header("user"))
             .max_wait(Duration::from_secs(7_200))
             .extensions(true)
             .dry_run(true);
@@ -186,7 +186,7 @@ async fn a_list_can_make_a_bad_request() {
 
 #[tokio::test]
 async fn a_request_without_a_key_is_rejected_exempt_or_shares_a_key() {
-    let layer = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let layer = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::header("user"));
     let without = || [get(&[]), get(&[("user", "")])];
 
     let rejecting = layer();
@@ -218,7 +218,7 @@ async fn a_request_without_a_key_is_rejected_exempt_or_shares_a_key() {
 
 #[tokio::test]
 async fn a_duplicate_header_is_a_bad_request() {
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::header("user"));
     let response = send(&layer, get(&[("user", "ada"), ("user", "ben")])).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     assert_eq!(json(response).await["detail"], "header user occurs more than once");
@@ -268,7 +268,7 @@ async fn a_peer_is_identified_by_its_address() {
 async fn an_ip_and_an_api_key_never_collide() {
     let limiter = in_memory(Quota::per_hour(1));
     let by_ip = RateLimitLayer::new(limiter.clone(), |_: &Parts| IpAddr::from([192, 0, 2, 1]));
-    let by_key = RateLimitLayer::new(limiter.clone(), key::Header::new("ip"));
+    let by_key = RateLimitLayer::new(limiter.clone(), key::header("ip"));
     let by_text = RateLimitLayer::new(limiter, |_: &Parts| "ip=192.0.2.1");
     for layer in [by_ip, by_key, by_text] {
         let response = send(&layer, get(&[("ip", "192.0.2.1")])).await;
@@ -459,7 +459,7 @@ async fn a_closure_can_replace_the_rejection() {
 
 #[tokio::test]
 async fn every_rejection_forbids_caches_to_store_it() {
-    let by_user = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let by_user = || RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::header("user"));
     let unreachable = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
     let unreachable =
         Limiter::new("default", unreachable, Algorithm::token_bucket(), Quota::per_hour(1));

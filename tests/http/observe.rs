@@ -11,16 +11,21 @@ use tower_ratelimit::{
     config::Limits,
     http::{MissingKey, RequestError},
     key,
-    observe::{KeysHeld, Metrics, Observer, TopDenied},
+    observe::{Event, Metrics, Observer, TopDenied},
 };
 
-use crate::support::{get, log::Log, recorder::Recorder};
+use crate::support::{
+    calls_back::{CallsBack, within_a_minute},
+    get,
+    log::Log,
+    recorder::{Recorder, observed as observed_store},
+};
 
 const HOUR: Quota = Quota::per_hour(2);
 
 fn observed(quota: Quota) -> (Arc<Recorder>, Limiter) {
     let recorder = Recorder::new();
-    let store = MemoryStore::with_max_keys(10).observe(recorder.clone());
+    let store = observed_store(MemoryStore::with_max_keys(10), recorder.clone());
     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
     (recorder, limiter)
 }
@@ -53,9 +58,11 @@ async fn a_check_is_one_decision_and_other_calls_are_none() {
 #[tokio::test]
 async fn a_block_is_an_outcome_of_its_own_for_observers_logs_and_lists() {
     let (log, _guard) = Log::start(tracing::Level::DEBUG);
-    let (recorder, limiter) = observed(Quota::per_hour(1));
-    let top = Arc::new(TopDenied::new(10));
-    let limiter = limiter.observe(top.clone());
+    let (recorder, top) = (Recorder::new(), Arc::new(TopDenied::new(10)));
+    let store = observed_store(MemoryStore::with_max_keys(10), recorder.clone());
+    store.add_observer(top.clone());
+    let quota = Quota::per_hour(1);
+    let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
     let minute = Duration::from_secs(60);
     limiter.block("alice", minute).await.unwrap();
     assert_eq!(recorder.take(), ["keys 1 of 10", "blocked api alice"]);
@@ -101,7 +108,9 @@ async fn a_change_of_the_quota_is_one_event_that_names_both() {
         limiter.set_quota(quota).unwrap();
     }
     let changed = ["api: 5/min -> 50/min", "api: 50/min -> 1/s burst 9"];
-    assert_eq!(recorder.take(), changed.map(|changed| format!("changed {changed}")));
+    let [first, second] = changed.map(|changed| changed.replace(" ->", ", token-bucket ->"));
+    let events = [first, second].map(|event| format!("changed {event}, token-bucket"));
+    assert_eq!(recorder.take(), events);
     assert_eq!(layers.quota(), Quota::per_second(1).burst(9));
     for change in changed {
         let line = format!("INFO tower_ratelimit: limit changed: {change}");
@@ -118,7 +127,7 @@ async fn a_reload_is_one_event_and_one_for_each_limit_that_changes() {
         "api = { algorithm = 'token-bucket', quota = '10/s' }\n\
                         login = { algorithm = 'sliding-log', quota = '5/min' }",
     );
-    let store = MemoryStore::new().observe(recorder.clone());
+    let store = observed_store(MemoryStore::new(), recorder.clone());
     let limiters = first.limiters(&store).unwrap();
     assert_eq!(recorder.take(), [""; 0], "the first limits are no reload");
     let next = limits(
@@ -139,7 +148,7 @@ async fn a_reload_is_one_event_and_one_for_each_limit_that_changes() {
 #[tokio::test]
 async fn several_limits_are_one_decision_of_the_one_that_binds() {
     let recorder = Recorder::new();
-    let store = MemoryStore::new().observe(recorder.clone());
+    let store = observed_store(MemoryStore::new(), recorder.clone());
     let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
     let (wide, narrow) = (limiter("wide", Quota::per_hour(9)), limiter("narrow", HOUR));
     let charge = Charge::new(&wide, "all").and(Charge::new(&narrow, "alice"));
@@ -168,7 +177,7 @@ async fn a_wait_begins_and_ends_once_and_a_dropped_one_releases() {
         assert!(events.iter().any(|it| it == event), "{events:?}");
     }
     // A full bucket reserves nothing: the request retries.
-    let store = MemoryStore::new().observe(recorder.clone());
+    let store = observed_store(MemoryStore::new(), recorder.clone());
     let quota = Quota::per_second(1).burst(1);
     let leaky = Limiter::new("default", store, Algorithm::leaky_bucket(), quota);
     let _ = leaky.check("key").await.unwrap();
@@ -193,7 +202,7 @@ async fn returned_units_are_one_release() {
 #[tokio::test]
 async fn a_failed_call_is_one_failure_and_the_policy_one_decision() {
     let recorder = Recorder::new();
-    let store = MemoryStore::with_max_keys(1).observe(recorder.clone());
+    let store = observed_store(MemoryStore::with_max_keys(1), recorder.clone());
     let limiter = Limiter::new("default", store, Algorithm::sliding_log(), Quota::per_hour(1));
     let _ = limiter.check("alice").await.unwrap();
     recorder.take();
@@ -203,7 +212,7 @@ async fn a_failed_call_is_one_failure_and_the_policy_one_decision() {
     let _ = open.check("ben").await.unwrap();
     let uncounted = ["failed default check full", "decided default ben Allowed Open"];
     assert_eq!(recorder.take(), uncounted);
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    let layer = RateLimitLayer::new(&limiter, key::header("x-user"));
     let ben = || get(&[("x-user", "ben")]);
     assert_eq!(send(&layer, ben()).await, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(recorder.take(), ["failed default check full", "rejected store -"]);
@@ -216,7 +225,7 @@ async fn a_failed_call_is_one_failure_and_the_policy_one_decision() {
 #[tokio::test]
 async fn a_denied_request_is_one_decision_and_one_rejection() {
     let (recorder, limiter) = observed(Quota::per_hour(1));
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    let layer = RateLimitLayer::new(&limiter, key::header("x-user"));
     let alice = || get(&[("x-user", "alice")]);
     assert_eq!(send(&layer, alice()).await, StatusCode::OK);
     assert_eq!(recorder.take_of("decided"), ["decided api header:x-user=alice Allowed Store"]);
@@ -242,7 +251,7 @@ async fn a_denied_request_is_one_decision_and_one_rejection() {
 #[tokio::test]
 async fn rejections_have_reasons() {
     let (recorder, limiter) = observed(HOUR);
-    let user = || key::Header::new("x-user");
+    let user = || key::header("x-user");
     let layer = |cost: u64| RateLimitLayer::new(&limiter, user()).cost(move |_| cost);
     let alice = || get(&[("x-user", "alice")]);
     let rejected = async |layer: RateLimitLayer, request| {
@@ -265,21 +274,57 @@ async fn rejections_have_reasons() {
     assert_eq!(rejected(by_rule, get(&[])).await, ["rejected invalid -"]);
 }
 
+/// Passes the events of one limiter to another observer.
+struct OfOne(&'static str, Arc<Recorder>, Arc<Recorder>);
+
+impl Observer for OfOne {
+    fn on_event(&self, event: &Event<'_>) {
+        self.2.on_event(event);
+    }
+
+    fn of_limiter(&self, limiter: &'static str) -> Option<Arc<dyn Observer>> {
+        (limiter == self.0).then(|| self.1.clone() as _)
+    }
+}
+
 #[tokio::test]
-async fn a_limiter_can_have_an_observer_of_its_own() {
-    let (of_store, limiter) = observed(HOUR);
-    let own = Recorder::new();
-    let limiter = limiter.observe(own.clone()).with_quota(Quota::per_hour(1)).unwrap();
+async fn an_observer_can_tell_the_events_of_one_limiter_apart() {
+    let (own, others) = (Recorder::new(), Recorder::new());
+    let store = MemoryStore::with_max_keys(10);
+    store.add_observer(Arc::new(OfOne("api", own.clone(), others.clone())));
+    let limiter = |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), HOUR);
+    let (api, login) = (limiter("api").with_quota(Quota::per_hour(1)).unwrap(), limiter("login"));
+    for limiter in [&api, &login] {
+        let _ = limiter.check("alice").await.unwrap();
+    }
+    assert_eq!(own.take(), ["decided api alice Allowed Store"], "the keys are of the store");
+    let rest = ["keys 1 of 10", "keys 2 of 10", "decided login alice Allowed Store"];
+    assert_eq!(others.take(), rest);
+}
+
+#[tokio::test]
+async fn an_observer_that_is_added_later_gets_the_events_of_later_limiters_only() {
+    let (recorder, limiter) = observed(HOUR);
     let _ = limiter.check("alice").await.unwrap();
-    let decided = "decided api alice Allowed Store";
-    assert_eq!(of_store.take(), ["keys 1 of 10", decided]);
-    assert_eq!(own.take(), [decided], "the keys are of the store");
+    recorder.take();
+    let later = Recorder::new();
+    let store = MemoryStore::new();
+    let limiter = |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), HOUR);
+    let first = limiter("first");
+    for _ in 0..2 {
+        store.clone().add_observer(later.clone()); // clones share it; the second has no effect
+    }
+    let second = limiter("second");
+    for limiter in [first, second] {
+        let _ = limiter.check("alice").await.unwrap();
+    }
+    assert_eq!(later.take_of("decided"), ["decided second alice Allowed Store"]);
 }
 
 #[tokio::test]
 async fn only_another_number_of_keys_is_reported_and_to_the_store_only() {
     let recorder = Recorder::new();
-    let store = MemoryStore::with_max_keys(2).observe(recorder.clone());
+    let store = observed_store(MemoryStore::with_max_keys(2), recorder.clone());
     let limiter =
         |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(9));
     let (one, two) = (limiter("one"), limiter("two"));
@@ -298,31 +343,51 @@ async fn only_another_number_of_keys_is_reported_and_to_the_store_only() {
     assert_eq!(recorder.take_of("keys"), ["keys 1 of 2"]);
 }
 
-/// Makes a limiter over its store at each event about keys.
-struct UsesStore(MemoryStore);
+#[test]
+fn an_observer_can_call_its_store_and_limiters_from_each_event() {
+    let kinds = within_a_minute(async || {
+        let store = MemoryStore::new();
+        let observer = CallsBack::add_to(&store);
+        let quota = Quota::per_second(50).burst(1);
+        let limiter = observer.limiter(quota);
+        let decision = limiter.check("alice").await.unwrap();
+        let _ = limiter.try_acquire("alice", Duration::from_secs(9)).await.unwrap();
+        limiter.cancel("alice", decision).await.unwrap();
+        limiter.block("ben", Duration::from_secs(60)).await.unwrap();
+        let layer = RateLimitLayer::new(&limiter, |_: &Parts| "ben");
+        assert_eq!(send(&layer, get(&[])).await, StatusCode::TOO_MANY_REQUESTS);
+        let limits = "login = { algorithm = 'sliding-log', quota = '5/min' }";
+        let limits = toml::from_str::<Limits>(limits).unwrap();
+        limits.limiters(&store).unwrap().reload(&limits).unwrap();
 
-impl Observer for UsesStore {
-    fn keys_held(&self, event: &KeysHeld) {
-        let name = format!("keys-{}", event.keys);
-        let name = name.as_str();
-        let _ = Limiter::try_new(name, self.0.clone(), Algorithm::FixedWindow, HOUR).unwrap();
-    }
-}
-
-#[tokio::test]
-async fn an_observer_can_use_its_store() {
-    let store = MemoryStore::new();
-    let store = store.clone().observe(Arc::new(UsesStore(store)));
-    let limiter = Limiter::new("default", store, Algorithm::sliding_log(), HOUR);
-    let _ = limiter.check("alice").await.unwrap();
-    limiter.reset("alice").await.unwrap();
+        let full = MemoryStore::with_max_keys(1);
+        let of_full = CallsBack::add_to(&full);
+        assert!(of_full.limiter(Quota::per_hour(1)).check("alice").await.unwrap().is_allowed());
+        assert!(of_full.limiter(quota).check("ben").await.is_err());
+        assert!(of_full.kinds().contains(&"StoreFailed".to_owned()));
+        observer.kinds()
+    });
+    let expected = [
+        "Decided",
+        "KeyChanged",
+        "KeysHeld",
+        "Rejected",
+        "Released",
+        "Reloaded",
+        "SettingsChanged",
+        "WaitBegan",
+        "WaitEnded",
+    ];
+    assert_eq!(kinds, expected);
 }
 
 #[tokio::test]
 async fn a_decision_about_several_keys_of_a_limiter_names_none_of_them() {
-    let (recorder, limiter) = observed(Quota::per_hour(1));
-    let top = Arc::new(TopDenied::new(10));
-    let limiter = limiter.observe(top.clone());
+    let (recorder, top) = (Recorder::new(), Arc::new(TopDenied::new(10)));
+    let store = observed_store(MemoryStore::with_max_keys(10), recorder.clone());
+    store.add_observer(top.clone());
+    let quota = Quota::per_hour(1);
+    let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
     let _ = limiter.check("alice").await.unwrap();
     recorder.take();
     let charge = Charge::new(&limiter, "tenant").and(Charge::new(&limiter, "alice"));
@@ -336,9 +401,10 @@ async fn the_metrics_count_what_happened() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
     let _guard = metrics::set_default_local_recorder(&recorder);
-    let store = MemoryStore::with_max_keys(10).observe(Arc::new(Metrics::new().store("main")));
+    let store =
+        observed_store(MemoryStore::with_max_keys(10), Arc::new(Metrics::new().store("main")));
     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
-    let layer = RateLimitLayer::new(&limiter, key::Header::new("x-user"));
+    let layer = RateLimitLayer::new(&limiter, key::header("x-user"));
     for _ in 0..3 {
         send(&layer, get(&[("x-user", "alice")])).await;
     }
@@ -375,7 +441,7 @@ async fn the_metrics_count_what_happened() {
 #[tokio::test]
 async fn denied_keys_are_listed() {
     let top = Arc::new(TopDenied::new(10));
-    let store = MemoryStore::new().observe(top.clone());
+    let store = observed_store(MemoryStore::new(), top.clone());
     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let layer = RateLimitLayer::new(limiter, key::PeerIp);
     for (last, requests) in [(1, 2), (2, 4), (3, 1)] {

@@ -11,11 +11,11 @@ use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer,
     config::{ConfigError, Limiters, Limits},
     key,
-    observe::{Observer, SettingsChanged},
+    observe::{Event, Observer},
     store,
 };
 
-use crate::support::{counting, get, item, items, server::RedisServer};
+use crate::support::{counting, get, item, items, recorder::observed, server::RedisServer};
 
 fn read(text: &str) -> Limits {
     toml::from_str(text).unwrap()
@@ -110,18 +110,31 @@ async fn an_observer_gets_a_limiter_while_limits_are_reloaded() {
     struct Getter(OnceLock<Limiters>, Mutex<Vec<Quota>>);
 
     impl Observer for Getter {
-        fn settings_changed(&self, event: &SettingsChanged<'_>) {
-            let quota = self.0.get().unwrap().get(event.limiter).unwrap().quota();
-            self.1.lock().unwrap().push(quota);
+        fn on_event(&self, event: &Event<'_>) {
+            if let Event::SettingsChanged { limiter, .. } = event {
+                let quota = self.0.get().unwrap().get(limiter).unwrap().quota();
+                self.1.lock().unwrap().push(quota);
+            }
+        }
+
+        fn of_limiter(&self, added: &'static str) -> Option<Arc<dyn Observer>> {
+            let limiters = self.0.get()?;
+            assert!(limiters.get("api").is_ok() && limiters.get(added).is_err());
+            None
         }
     }
 
     let getter = Arc::new(Getter::default());
-    let store = MemoryStore::new().observe(getter.clone());
+    let store = observed(MemoryStore::new(), getter.clone());
     let first = read("api = { algorithm = 'fixed-window', quota = '10/s' }");
     let limiters = first.limiters(&store).unwrap();
     assert!(getter.0.set(limiters.clone()).is_ok());
-    limiters.reload(&read("api = { algorithm = 'fixed-window', quota = '20/s' }")).unwrap();
+    let next = read(
+        "api = { algorithm = 'fixed-window', quota = '20/s' }\n\
+         login = { algorithm = 'fixed-window', quota = '5/min' }",
+    );
+    limiters.reload(&next).unwrap();
+    assert_eq!(limiters.get("login").unwrap().quota(), Quota::per_minute(5));
     assert_eq!(*getter.1.lock().unwrap(), [Quota::per_second(20)]);
 }
 

@@ -278,7 +278,7 @@ async fn the_text_of_a_rejection_rounds_its_wait_as_the_default_body_does() {
 #[tokio::test]
 async fn the_default_body_ends_with_a_newline() {
     let limiter = in_memory(Quota::per_hour(1));
-    let layer = RateLimitLayer::new(limiter, key::Header::new("user")).extensions(true);
+    let layer = RateLimitLayer::new(limiter, key::header("user")).extensions(true);
     for user in [&[("user", "ada")][..], &[("user", "ada")], &[]] {
         let response = send(&layer, get(user)).await;
         let is_rejected = response.extensions().get::<Rejection>().is_some();

@@ -99,7 +99,7 @@ async fn a_service_that_is_not_clone_is_limited_with_a_buffer_inside() {
     let calls = Arc::new(AtomicUsize::new(0));
     let boxed = BoxService::new(counting(&calls));
     let service = ServiceBuilder::new()
-        .layer(RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::Header::new("user")))
+        .layer(RateLimitLayer::new(in_memory(Quota::per_hour(2)), key::header("user")))
         .layer(tower::buffer::BufferLayer::new(16))
         .service(boxed);
     let mut statuses = vec![];
@@ -113,7 +113,7 @@ async fn a_service_that_is_not_clone_is_limited_with_a_buffer_inside() {
 #[tokio::test]
 async fn a_denied_request_releases_the_readiness() {
     let calls = Arc::new(AtomicUsize::new(0));
-    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Header::new("user"));
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::header("user"));
     let mut service = layer.layer(ConcurrencyLimit::new(counting(&calls), 1));
     for user in ["ada", "ada", "ada", "ben"] {
         let ready = service.ready().await.unwrap();
@@ -146,7 +146,7 @@ fn shaper() -> Limiter {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_holds_no_readiness() {
     let calls = Arc::new(AtomicUsize::new(0));
-    let layer = RateLimitLayer::new(shaper(), key::Header::new("user"));
+    let layer = RateLimitLayer::new(shaper(), key::header("user"));
     let service = layer.layer(ConcurrencyLimit::new(counting(&calls), 1));
     let start = Instant::now();
     let call = |user: &'static str| {

@@ -16,7 +16,7 @@ use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key, observe::Metrics,
 };
 
-use crate::support::{counting, get, server::RedisServer};
+use crate::support::{counting, get, recorder::observed, server::RedisServer};
 
 const DASHBOARD: &str = include_str!("../../docs/grafana.json");
 const ALERTS: &str = include_str!("../../docs/alerts.yml");
@@ -33,7 +33,7 @@ async fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let metrics = Arc::new(Metrics::new());
 
-    let store = MemoryStore::new().observe(metrics.clone());
+    let store = observed(MemoryStore::new(), metrics.clone());
     let quota = Quota::per_second(50).burst(1);
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
     let layer = RateLimitLayer::new(&limiter, key::Global);
@@ -45,7 +45,7 @@ async fn exported() -> BTreeMap<String, BTreeSet<String>> {
     limiter.cancel("key", decision).await.unwrap();
 
     let mut server = RedisServer::start();
-    let store = RedisStore::connect(&server.url()).await.unwrap().observe(metrics);
+    let store = observed(RedisStore::connect(&server.url()).await.unwrap(), metrics);
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let _ = limiter.check("key").await.unwrap();
     server.kill();

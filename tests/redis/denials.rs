@@ -457,7 +457,7 @@ async fn a_loop_of_denied_requests_yields() {
         assert_eq!(charge.check().await.unwrap().source(), Source::Cached);
     })
     .await;
-    let layer = RateLimitLayer::new(limiter, key::Header::new("user")).extensions(true);
+    let layer = RateLimitLayer::new(limiter, key::header("user")).extensions(true);
     let service = layer.layer(counting(&Arc::default()));
     let request = |user| {
         let mut request = http::Request::new(Body::empty());

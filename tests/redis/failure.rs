@@ -99,7 +99,7 @@ async fn open_admits_all_requests_and_reports_it() {
 
 #[tokio::test]
 async fn the_local_fallback_allows_a_fraction_of_the_quota() {
-    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Header::new("x-user"))
+    let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::header("x-user"))
         .on_failure(FailurePolicy::Local { share: 0.25 });
     for user in ["alice", "bob"] {
         for remaining in [1, 0] {
@@ -242,7 +242,7 @@ async fn a_policy_applies_only_to_failures_of_the_store() {
 
     let limiter =
         Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), Quota::per_hour(1));
-    let without_key = RateLimitLayer::new(limiter, key::Header::new("x-api-key"));
+    let without_key = RateLimitLayer::new(limiter, key::header("x-api-key"));
     let response = send(&without_key.on_failure(FailurePolicy::Open), &[]).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
 }
@@ -251,7 +251,7 @@ async fn a_policy_applies_only_to_failures_of_the_store() {
 async fn a_full_memory_store_is_a_failure_of_the_store() {
     let limiter =
         |store| Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
-    let layer = RateLimitLayer::new(limiter(MemoryStore::with_max_keys(1)), key::Header::new("x"));
+    let layer = RateLimitLayer::new(limiter(MemoryStore::with_max_keys(1)), key::header("x"));
     assert_eq!(send(&layer, &[("x", "1")]).await.status(), StatusCode::OK);
     for (policy, status) in [
         (FailurePolicy::Closed, StatusCode::SERVICE_UNAVAILABLE),

@@ -77,7 +77,7 @@ impl Load {
                 Algorithm::FixedWindow,
                 Quota::per_hour(LIMIT.into()),
             );
-            RateLimitLayer::new(limiter, key::Header::new("x-user"))
+            RateLimitLayer::new(limiter, key::header("x-user"))
         });
         let mut tasks = JoinSet::new();
         tasks.spawn({

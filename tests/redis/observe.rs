@@ -23,12 +23,20 @@ use tower_ratelimit::{
         auth::{BasicAuth, StreamingCredentialsProvider},
     },
     redisson::{RateLimiter, RateType},
-    store::{RedisConfig, Status},
+    store::{RedisConfig, Source, Status},
 };
 
 use crate::support::{
-    self, cluster::Cluster, counting, get, load::until, log::Log, proxy::Proxy, recorder::Recorder,
-    redis_store, server::RedisServer,
+    self,
+    calls_back::{CallsBack, within_a_minute},
+    cluster::Cluster,
+    counting, get,
+    load::until,
+    log::Log,
+    proxy::Proxy,
+    recorder::{Recorder, observed},
+    redis_store,
+    server::RedisServer,
 };
 
 fn once_per_hour(store: RedisStore) -> Limiter {
@@ -38,7 +46,7 @@ fn once_per_hour(store: RedisStore) -> Limiter {
 #[tokio::test]
 async fn a_remembered_denial_is_a_decision_with_the_source_cached() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
+    let limiter = once_per_hour(observed(redis_store(&server).await, recorder.clone()));
     assert_eq!(recorder.take(), ["breaker closed"]);
     for events in [
         &["batch api 1", "decided api alice Allowed Store timed"][..],
@@ -53,7 +61,7 @@ async fn a_remembered_denial_is_a_decision_with_the_source_cached() {
 #[tokio::test]
 async fn a_denial_by_a_block_has_the_outcome_blocked_also_if_it_is_remembered() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
+    let limiter = once_per_hour(observed(redis_store(&server).await, recorder.clone()));
     limiter.block("alice", Duration::from_secs(60)).await.unwrap();
     assert_eq!(recorder.take_of("blocked"), ["blocked api alice"]);
     for source in ["Store timed", "Cached"] {
@@ -66,7 +74,7 @@ async fn a_denial_by_a_block_has_the_outcome_blocked_also_if_it_is_remembered() 
 #[tokio::test]
 async fn checks_that_go_together_are_in_one_batch_and_have_a_decision_each() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let limiter = once_per_hour(redis_store(&server).await.observe(recorder.clone()));
+    let limiter = once_per_hour(observed(redis_store(&server).await, recorder.clone()));
     let mut tasks = JoinSet::new();
     for i in 0..200 {
         let limiter = limiter.clone();
@@ -84,7 +92,7 @@ async fn checks_that_go_together_are_in_one_batch_and_have_a_decision_each() {
 #[tokio::test]
 async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_event() {
     let (mut server, recorder) = (RedisServer::start(), Recorder::new());
-    let store = RedisStore::connect(&server.url()).await.unwrap().observe(recorder.clone());
+    let store = observed(RedisStore::connect(&server.url()).await.unwrap(), recorder.clone());
     let limiter = Limiter::new("api", store.clone(), Algorithm::sliding_log(), Quota::per_hour(9));
     server.kill();
     recorder.take();
@@ -115,7 +123,7 @@ async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_even
 #[tokio::test]
 async fn failures_name_their_operation_and_each_check_is_one_decision_or_one_failure() {
     let (mut server, recorder) = (RedisServer::start(), Recorder::new());
-    let store = RedisStore::connect(&server.url()).await.unwrap().observe(recorder.clone());
+    let store = observed(RedisStore::connect(&server.url()).await.unwrap(), recorder.clone());
     let limiter = once_per_hour(store);
     let mut checks = 1;
     let allowed = limiter.check("key").await.unwrap();
@@ -150,7 +158,7 @@ async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() 
     };
     set(&["on", ">secret", "~*", "+@all", "-set"]);
     let config = support::config(&server.url()).user("limiter").password("secret");
-    let store = RedisStore::new(config).unwrap().observe(recorder.clone());
+    let store = observed(RedisStore::new(config).unwrap(), recorder.clone());
     let limiter = once_per_hour(store.clone());
     recorder.take();
     for i in 0..20 {
@@ -258,7 +266,7 @@ async fn errors_of_a_damaged_key_are_one_event_which_names_it_as_redis_stores_it
     for (key, command) in [("alice smith\n", "SET"), ("ben", "SADD")] {
         let (log, _guard) = Log::start(tracing::Level::INFO);
         let (server, recorder) = (RedisServer::start(), Recorder::new());
-        let store = redis_store(&server).await.observe(recorder.clone());
+        let store = observed(redis_store(&server).await, recorder.clone());
         let limiter = once_per_hour(store);
         let name = format!("ratelimit:api:token-bucket:{{{}}}", Key::from(key).as_str());
         redis::cmd(command).arg(&name).arg("x").exec(&mut server.connection()).unwrap();
@@ -377,8 +385,7 @@ async fn single_timeouts_are_an_event() {
 #[tokio::test]
 async fn each_call_of_a_batch_is_reported() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let limiter = once_per_hour(redis_store(&server).await);
-    let limiter = limiter.observe(recorder.clone());
+    let limiter = once_per_hour(observed(redis_store(&server).await, recorder.clone()));
     let _ = limiter.check("first").await.unwrap(); // loads the script
     let foreign = "ratelimit:api:token-bucket:{key-1}";
     redis::cmd("SET").arg(foreign).arg("x").exec(&mut server.connection()).unwrap();
@@ -399,7 +406,7 @@ async fn keys_in_several_slots_are_a_call_each() {
     let cluster = Cluster::start(1, false, &[]);
     let (node, recorder) = (cluster.nodes().next().unwrap(), Recorder::new());
     let store = support::lazy(&node.url());
-    let limiter = once_per_hour(store).observe(recorder.clone());
+    let limiter = once_per_hour(observed(store, recorder.clone()));
     for is_known in [false, true] {
         recorder.take();
         let keys = (0..20).map(|i| format!("{is_known}-{i}"));
@@ -420,9 +427,10 @@ async fn a_dropped_check_is_decided_in_the_background_if_its_units_are_returned(
     let (server, recorder) = (RedisServer::start(), Recorder::new());
     let proxy = Proxy::start(&server);
     let store = support::connected(support::config(&proxy.url())).await;
+    store.add_observer(recorder.clone());
     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(9));
     let _ = limiter.check("key").await.unwrap();
-    let limiter = limiter.observe(recorder.clone());
+    recorder.take();
     proxy.hold_replies(true);
     let short = Duration::from_millis(10);
     assert!(timeout(short, limiter.check("key")).await.is_err());
@@ -433,6 +441,47 @@ async fn a_dropped_check_is_decided_in_the_background_if_its_units_are_returned(
     let events = recorder.take();
     let events: Vec<_> = events.iter().filter(|event| !event.starts_with("batch")).collect();
     assert_eq!(events, ["decided api key Allowed Store timed", "released api key 2"]);
+}
+
+#[test]
+fn an_observer_can_call_its_store_and_limiters_from_each_event_of_redis() {
+    let kinds = within_a_minute(async || {
+        let mut server = RedisServer::start();
+        let proxy = Proxy::start(&server);
+        let store = support::connected(support::config(&proxy.url())).await;
+        let observer = CallsBack::add_to(&store);
+        let limiter = observer.limiter(Quota::per_hour(1));
+        let both = tokio::join!(limiter.check("alice"), limiter.check("ben"));
+        assert!(both.0.is_ok() && both.1.is_ok());
+        for source in [Source::Store, Source::Cached] {
+            assert_eq!(limiter.check("alice").await.unwrap().source(), source);
+        }
+        let cached = limiter.block("ben", Duration::from_secs(60)).await;
+        assert!(cached.is_ok() && limiter.check("ben").await.unwrap().is_blocked());
+        proxy.hold_replies(true);
+        let (late, max_wait) = (Duration::from_millis(10), Duration::from_secs(1));
+        assert!(timeout(late, limiter.check_within("carl", max_wait)).await.is_err());
+        proxy.hold_replies(false);
+        let has = |kind: &str| observer.kinds().iter().any(|it| it == kind);
+        until("the units of the dropped check are returned", async || has("Released")).await;
+        server.kill();
+        while store.health().is_available {
+            assert!(limiter.peek("dora").await.is_err());
+        }
+        server.restart();
+        until("the store uses Redis again", async || store.health().is_available).await;
+        observer.kinds()
+    });
+    let expected = [
+        "BatchSent",
+        "BreakerChanged",
+        "Decided",
+        "KeyChanged",
+        "Released",
+        "SettingsChanged",
+        "StoreFailed",
+    ];
+    assert_eq!(kinds, expected);
 }
 
 struct Watching(watch::Receiver<BasicAuth>);
@@ -508,7 +557,7 @@ async fn a_login_whose_connection_ends_is_not_reported_as_rejected() {
 #[tokio::test]
 async fn an_observer_of_a_store_gets_the_decisions_of_a_limiter_shared_with_redisson() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let store = redis_store(&server).await.observe(recorder.clone());
+    let store = observed(redis_store(&server).await, recorder.clone());
     let limiter = RateLimiter::new(store, "shared").label("java");
     limiter.try_set_rate(RateType::Overall, 1, Duration::from_secs(3_600)).await.unwrap();
     let layer = RateLimitLayer::new(&limiter, key::Global);
@@ -525,7 +574,7 @@ async fn an_observer_of_a_store_gets_the_decisions_of_a_limiter_shared_with_redi
 #[tokio::test]
 async fn a_limiter_shared_with_redisson_has_the_same_events() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
-    let store = redis_store(&server).await.observe(recorder.clone());
+    let store = observed(redis_store(&server).await, recorder.clone());
     let limiter = RateLimiter::new(store, "shared").label("java");
     limiter.try_set_rate(RateType::Overall, 1, Duration::from_millis(200)).await.unwrap();
     recorder.take();
@@ -547,7 +596,7 @@ async fn the_metrics_of_redis_are_counted() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let mut server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let store = store.observe(Arc::new(Metrics::new()));
+    let store = observed(store, Arc::new(Metrics::new()));
     let limiter = once_per_hour(store.clone());
     for _ in 0..3 {
         let _ = limiter.check("alice").await.unwrap();

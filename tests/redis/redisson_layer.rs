@@ -34,7 +34,7 @@ async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<Respon
 }
 
 fn by_name(limiter: &RateLimiter) -> RateLimitLayer {
-    RateLimitLayer::new(limiter, key::Header::new("name"))
+    RateLimitLayer::new(limiter, key::header("name"))
 }
 
 fn redis<T: redis::FromRedisValue>(server: &RedisServer, words: &[&str]) -> T {

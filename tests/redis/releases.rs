@@ -138,7 +138,7 @@ impl Others {
         let task = tokio::spawn(async move {
             let mut count = 0_u64;
             while !task_is_over.load(SeqCst) {
-                let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"))
+                let layer = RateLimitLayer::new(limiter.clone(), key::header("x-user"))
                     .on_failure(FailurePolicy::Closed);
                 count += 1;
                 let request = support::get(&[("x-user", &count.to_string())]);
@@ -542,7 +542,7 @@ async fn a_late_release_is_one_event_for_each_limit() {
     let proxy = Proxy::start(&server);
     let quick = connect(&proxy.url(), Duration::from_millis(50)).await;
     let recorder = Recorder::new();
-    let quick = quick.observe(recorder.clone());
+    quick.add_observer(recorder.clone());
     let named =
         |name| Limiter::new(name, quick.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (one, other) = (named("one"), named("other"));

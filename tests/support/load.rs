@@ -72,7 +72,7 @@ impl Load {
         let is_over = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
         for limiter in limiters {
-            let layer = RateLimitLayer::new(limiter.clone(), key::Header::new("x-user"));
+            let layer = RateLimitLayer::new(limiter.clone(), key::header("x-user"));
             for task in 0..AT_ONCE {
                 let service = layer.layer(counting(&Arc::new(AtomicUsize::new(0))));
                 let (users, is_over) = (users.to_vec(), is_over.clone());

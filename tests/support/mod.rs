@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod calls_back;
 pub mod certificates;
 pub mod cluster;
 pub mod load;
@@ -28,7 +29,7 @@ use sfv::{BareItem, ListEntry, Parser};
 use tower::{Service, service_fn};
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RedisStore,
-    store::{RedisConfig, StoreError},
+    store::{RedisConfig, StoreError, WhenFull},
 };
 
 use self::server::RedisServer;
@@ -43,6 +44,12 @@ pub const ALGORITHMS: [Algorithm; 5] = [
 
 pub fn in_memory(quota: Quota) -> Limiter {
     Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota)
+}
+
+pub fn memory_store(max_keys: usize, when_full: WhenFull) -> MemoryStore {
+    let store = MemoryStore::with_max_keys(max_keys);
+    store.set_when_full(when_full);
+    store
 }
 
 pub async fn redis_store(server: &RedisServer) -> RedisStore {

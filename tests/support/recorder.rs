@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use tower_ratelimit::observe::{
-    BatchSent, BreakerChanged, Decided, KeyChanged, KeysHeld, Observer, Rejected, Released,
-    Reloaded, SettingsChanged, StoreFailed, WaitBegan, WaitEnded,
+use tower_ratelimit::{
+    Decision,
+    observe::{Event, Observer},
+    store::Store,
 };
 
 #[derive(Default)]
@@ -30,61 +31,51 @@ impl Recorder {
     }
 }
 
+/// Returns a store with an observer.
+pub fn observed<S: Store>(store: S, observer: Arc<dyn Observer>) -> S {
+    store.add_observer(observer);
+    store
+}
+
+fn outcome(decision: &Decision) -> &'static str {
+    match decision.is_allowed() {
+        true if decision.delay().is_zero() => "Allowed",
+        true => "Waited",
+        false if decision.is_blocked() => "Blocked",
+        false => "Denied",
+    }
+}
+
 impl Observer for Recorder {
-    fn decided(&self, event: &Decided<'_>) {
-        let (outcome, source) = (event.outcome(), event.decision.source());
-        let limiter = event.decision.limiter();
-        let key = event.key.map_or_else(|| "-".into(), |key| key.to_string());
-        let timed = if event.duration.is_some() { " timed" } else { "" };
-        self.add(format!("decided {limiter} {key} {outcome:?} {source:?}{timed}"));
-    }
-
-    fn wait_began(&self, event: &WaitBegan<'_>) {
-        self.add(format!("wait began {}", event.limiter));
-    }
-
-    fn wait_ended(&self, event: &WaitEnded<'_>) {
-        self.add(format!("wait ended {}", event.limiter));
-    }
-
-    fn released(&self, event: &Released<'_>) {
-        self.add(format!("released {} {} {}", event.limiter, event.key, event.units));
-    }
-
-    fn store_failed(&self, event: &StoreFailed<'_>) {
-        let (operation, kind) = (event.operation.as_str(), event.kind.as_str());
-        self.add(format!("failed {} {operation} {kind}", event.limiter));
-    }
-
-    fn key_changed(&self, event: &KeyChanged<'_>) {
-        let KeyChanged { limiter, key, change, .. } = event;
-        self.add(format!("{} {limiter} {key}", change.as_str()));
-    }
-
-    fn settings_changed(&self, event: &SettingsChanged<'_>) {
-        self.add(format!("changed {event}"));
-    }
-
-    fn reloaded(&self, event: &Reloaded<'_>) {
-        let error = event.error.map(ToString::to_string);
-        self.add(format!("reloaded {}", error.unwrap_or_default()));
-    }
-
-    fn rejected(&self, event: &Rejected<'_>) {
-        let limiter = event.limiter.unwrap_or("-");
-        self.add(format!("rejected {} {limiter}", event.reason.as_str()));
-    }
-
-    fn keys_held(&self, event: &KeysHeld) {
-        self.add(format!("keys {} of {}", event.keys, event.max_keys));
-    }
-
-    fn batch_sent(&self, event: &BatchSent<'_>) {
-        self.add(format!("batch {} {}", event.limiter, event.checks));
-    }
-
-    fn breaker_changed(&self, event: &BreakerChanged<'_>) {
-        let state = if event.is_open { "open" } else { "closed" };
-        self.add(format!("breaker {state}"));
+    fn on_event(&self, event: &Event<'_>) {
+        let limiter = event.limiter().unwrap_or("-");
+        self.add(match *event {
+            Event::Decided { decision, key, duration, .. } => {
+                let (outcome, source) = (outcome(decision), decision.source());
+                let key = key.map_or_else(|| "-".into(), |key| key.to_string());
+                let timed = if duration.is_some() { " timed" } else { "" };
+                format!("decided {limiter} {key} {outcome} {source:?}{timed}")
+            }
+            Event::WaitBegan { .. } => format!("wait began {limiter}"),
+            Event::WaitEnded { .. } => format!("wait ended {limiter}"),
+            Event::Released { key, units, .. } => format!("released {limiter} {key} {units}"),
+            Event::StoreFailed { operation, error, .. } => {
+                format!("failed {limiter} {} {}", operation.as_str(), error.kind().as_str())
+            }
+            Event::KeyChanged { key, change, .. } => format!("{} {limiter} {key}", change.as_str()),
+            Event::SettingsChanged { from: (before, old), to: (after, new), .. } => {
+                format!("changed {limiter}: {old}, {before} -> {new}, {after}")
+            }
+            Event::Reloaded { error, .. } => {
+                format!("reloaded {}", error.map(ToString::to_string).unwrap_or_default())
+            }
+            Event::Rejected { reason, .. } => format!("rejected {} {limiter}", reason.as_str()),
+            Event::KeysHeld { keys, max_keys, .. } => format!("keys {keys} of {max_keys}"),
+            Event::BatchSent { checks, .. } => format!("batch {limiter} {checks}"),
+            Event::BreakerChanged { is_open, .. } => {
+                format!("breaker {}", if is_open { "open" } else { "closed" })
+            }
+            _ => panic!("an unknown event: {event:?}"),
+        });
     }
 }

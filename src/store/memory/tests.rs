@@ -72,7 +72,8 @@ fn threads_that_race_never_exceed_the_maximum_of_keys() {
         (2_049, WhenFull::RejectNewKeys),
         (4_099, WhenFull::EvictSoonest),
     ] {
-        let store = MemoryStore::with_max_keys(max_keys).when_full(when_full);
+        let store = MemoryStore::with_max_keys(max_keys);
+        store.set_when_full(when_full);
         let (one, two) =
             ["one", "two"].map(|name| limiter(name, &store, Quota::per_hour(1))).into();
         let over = AtomicBool::new(false);

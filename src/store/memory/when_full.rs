@@ -66,8 +66,8 @@
 /// ```
 /// use tower_ratelimit::{MemoryStore, store::WhenFull};
 ///
-/// let store = MemoryStore::with_max_keys(1_000_000).when_full(WhenFull::EvictSoonest);
-/// # let _ = store;
+/// let store = MemoryStore::with_max_keys(1_000_000);
+/// store.set_when_full(WhenFull::EvictSoonest);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -8,7 +8,7 @@ use crate::{
     algorithm::{Release, units as count},
     decision::Receipt,
     keys::Key,
-    observe::{BatchSent, Observers, Released},
+    observe::{Event, Observers},
     store::{Settings, denials::Denials},
 };
 
@@ -50,10 +50,10 @@ impl Backend {
 
 /// Reports the units that are returned for a caller that has gone.
 pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
-    observers.each(|observer| observer.released(&Released { limiter, key, units }));
+    observers.report(&Event::Released { limiter, key, units });
 }
 
 /// Reports that a call is sent.
 pub(super) fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
-    observers.each(|observer| observer.batch_sent(&BatchSent { limiter, checks }));
+    observers.report(&Event::BatchSent { limiter, checks });
 }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     error::StoreError,
-    observe::{BreakerChanged, Observer, Observers, log::Throttle},
+    observe::{self, Observer, Observers, log::Throttle},
     store::Health,
     sync::lock,
 };
@@ -97,12 +97,14 @@ impl Monitor {
         lock(&self.observers).clone()
     }
 
-    /// Adds an observer, and reports the breakers to it.
+    /// Adds an observer, unless it is known, and reports the breakers to it.
     pub(super) fn add_observer(&self, client: &Client, observer: Arc<dyn Observer>) {
-        lock(&self.observers).add(observer.clone());
+        if !lock(&self.observers).add(observer.clone()) {
+            return;
+        }
         client.tell_breakers(
             &(Arc::new(move |server: &str, is_open| {
-                observer.breaker_changed(&BreakerChanged { server, is_open });
+                observer.on_event(&observe::Event::BreakerChanged { server, is_open });
             }) as _),
         );
     }
@@ -189,8 +191,7 @@ impl Owner for Monitor {
             Event::Skipped => _ = self.counters.skipped.fetch_add(1, Relaxed),
             Event::BreakerChanged { server, is_open } => {
                 self.counters.outages.fetch_add(is_open.into(), Relaxed);
-                let event = BreakerChanged { server, is_open };
-                self.observers().each(|observer| observer.breaker_changed(&event));
+                self.observers().report(&observe::Event::BreakerChanged { server, is_open });
             }
             _ => events::log(event, &self.account),
         }

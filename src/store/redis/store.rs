@@ -225,10 +225,11 @@ impl RedisStore {
         self.backend.monitor.health(self.backend.client.health(self.deadline))
     }
 
-    /// Adds an observer, which gets the events of all limiters that are made over this store from
-    /// now on, and the state of its circuit breakers: see [`observe`](crate::observe).
+    /// Adds an observer to the store and its clones: see [`observe`](crate::observe).
     ///
-    /// Clones of the store share the observers.
+    /// It gets the state of the circuit breakers now, and from now on their changes and the events
+    /// of the limiters that are made over the store. Limiters that exist already keep their
+    /// observers. Adding an observer again has no effect.
     ///
     /// # Examples
     ///
@@ -238,15 +239,13 @@ impl RedisStore {
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let denied = Arc::new(TopDenied::new(1_000));
-    /// let store = RedisStore::lazy("redis://127.0.0.1/")?.observe(denied.clone());
-    /// # let _ = store;
+    /// let store = RedisStore::lazy("redis://127.0.0.1/")?;
+    /// store.add_observer(denied.clone());
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
-    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
-        self.add_observer(observer);
-        self
+    pub fn add_observer(&self, observer: Arc<dyn Observer>) {
+        self.backend.monitor.add_observer(&self.backend.client, observer);
     }
 
     /// Starts the deadline of a call that takes several commands.
@@ -409,7 +408,7 @@ impl Store for RedisStore {
     }
 
     fn add_observer(&self, observer: Arc<dyn Observer>) {
-        self.backend.monitor.add_observer(&self.backend.client, observer);
+        self.add_observer(observer);
     }
 
     fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {

@@ -1,0 +1,280 @@
+//! `Event`: what happens in limiters, layers and stores. It is built only where an observer gets it.
+
+use std::time::Duration;
+
+use crate::{
+    algorithm::{Action, Algorithm},
+    decision::Decision,
+    error::{ConfigError, StoreError},
+    keys::Key,
+    quota::Quota,
+};
+
+/// An event of a limiter, a layer or a store. Future versions may add events and fields.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A check was decided, by a store or by a [failure policy](crate::FailurePolicy). A check of
+    /// several limits has one event, for the limiter that the decision names. A request that waits
+    /// by retries has one for each of its checks. `peek`, `spend`, `refund`, `block` and `unblock`
+    /// have none.
+    #[non_exhaustive]
+    Decided {
+        /// The decision, which names the limiter and the source.
+        decision: &'a Decision,
+        /// The key at that limiter; `None` if the check contained several keys of the limiter,
+        /// because the decision does not name one of them.
+        key: Option<&'a Key<'a>>,
+        /// The time from the call to the answer of a store outside of the process; `None` if the
+        /// decision was made in the memory of the process.
+        duration: Option<Duration>,
+    },
+    /// A request began to wait for quota.
+    #[non_exhaustive]
+    WaitBegan {
+        /// The name of the limiter.
+        limiter: &'a str,
+    },
+    /// A request ended its wait: it proceeds, was denied, or was dropped.
+    #[non_exhaustive]
+    WaitEnded {
+        /// The name of the limiter, as when the wait began.
+        limiter: &'a str,
+        /// The length of the wait.
+        duration: Duration,
+    },
+    /// Units that a request has spent or reserved are returned: it was cancelled, was dropped while
+    /// it waited, or used less than it was charged.
+    #[non_exhaustive]
+    Released {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
+        /// The number of units. A bucket returns only those that it has not refilled since.
+        units: u64,
+    },
+    /// A call of the store failed. If the [failure policy](crate::FailurePolicy) lets the request
+    /// proceed, or decides in memory, [`Decided`](Event::Decided) follows.
+    #[non_exhaustive]
+    StoreFailed {
+        /// The name of the limiter; of several limiters, of the first.
+        limiter: &'a str,
+        /// The operation that failed.
+        operation: Operation,
+        /// The error, with its sources and its [kind](StoreError::kind).
+        error: &'a StoreError,
+    },
+    /// A key was blocked, unblocked or reset by this process. There is no event if the call failed,
+    /// or if its future was dropped before the answer.
+    #[non_exhaustive]
+    KeyChanged {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
+        /// The change.
+        change: KeyChange,
+    },
+    /// A limiter got another quota or algorithm: by [`set_quota`](crate::Limiter::set_quota) or by
+    /// a reload. There is no event if the settings stay the same.
+    #[non_exhaustive]
+    SettingsChanged {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The algorithm and the quota before.
+        from: (Algorithm, Quota),
+        /// The algorithm and the quota from now on.
+        to: (Algorithm, Quota),
+    },
+    /// The limits of a configuration were reloaded, or rejected. The change of each limiter is a
+    /// [`SettingsChanged`](Event::SettingsChanged).
+    #[non_exhaustive]
+    Reloaded {
+        /// The reason for which the limits stay as they were; `None` if the new ones apply.
+        error: Option<&'a ConfigError>,
+    },
+    /// A layer rejected a request. There is no event in a [dry
+    /// run](crate::RateLimitLayer::dry_run).
+    #[non_exhaustive]
+    Rejected {
+        /// The reason.
+        reason: Reason,
+        /// The name of the limiter that denied the request, or whose quota is below its cost.
+        limiter: Option<&'a str>,
+    },
+    /// The number of keys in a [`MemoryStore`](crate::MemoryStore) has changed. If threads change
+    /// the number at the same time, the last event can contain an earlier number.
+    #[non_exhaustive]
+    KeysHeld {
+        /// The number of keys.
+        keys: usize,
+        /// The maximum.
+        max_keys: usize,
+    },
+    /// A call with checks of one limiter is sent to Redis.
+    #[non_exhaustive]
+    BatchSent {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The number of checks in the call, at least 1.
+        checks: usize,
+    },
+    /// The circuit breaker of a Redis server was opened or closed. The state when the observer is
+    /// added is reported, too.
+    #[non_exhaustive]
+    BreakerChanged {
+        /// The address of the server, or the name of the master behind Sentinels; empty for a
+        /// connection of the application.
+        server: &'a str,
+        /// True if the breaker is open: the server does not answer, and calls fail immediately.
+        is_open: bool,
+    },
+}
+
+impl<'a> Event<'a> {
+    /// Returns the name of the limiter. [`Reloaded`](Event::Reloaded),
+    /// [`KeysHeld`](Event::KeysHeld) and [`BreakerChanged`](Event::BreakerChanged) have none, and
+    /// [`Rejected`](Event::Rejected) has one for some reasons.
+    #[must_use]
+    pub fn limiter(&self) -> Option<&'a str> {
+        match *self {
+            Self::Decided { decision, .. } => Some(decision.limiter()),
+            Self::WaitBegan { limiter }
+            | Self::WaitEnded { limiter, .. }
+            | Self::Released { limiter, .. }
+            | Self::StoreFailed { limiter, .. }
+            | Self::KeyChanged { limiter, .. }
+            | Self::SettingsChanged { limiter, .. }
+            | Self::BatchSent { limiter, .. } => Some(limiter),
+            Self::Rejected { limiter, .. } => limiter,
+            Self::Reloaded { .. } | Self::KeysHeld { .. } | Self::BreakerChanged { .. } => None,
+        }
+    }
+}
+
+/// A change of a key by a call, other than a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyChange {
+    /// It was [blocked](crate::Limiter::block) for this time. If an earlier block lasts longer, it
+    /// stays.
+    Blocked(Duration),
+    /// Its block was [ended](crate::Limiter::unblock), if there was one.
+    Unblocked,
+    /// Its state was [deleted](crate::Limiter::reset).
+    Reset,
+}
+
+impl KeyChange {
+    /// Returns the name, as in a label: `blocked`, `unblocked` or `reset`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Blocked(_) => "blocked",
+            Self::Unblocked => "unblocked",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+/// An operation of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// To decide about a request.
+    Check,
+    /// To return the decision that a check would make.
+    Peek,
+    /// To spend units, also more than are left.
+    Spend,
+    /// To return units that any request has spent.
+    Refund,
+    /// To return units that one request has spent or reserved.
+    Release,
+    /// To delete the state of a key.
+    Reset,
+    /// To block a key.
+    Block,
+    /// To end a block.
+    Unblock,
+}
+
+impl Operation {
+    /// Returns the name, as in a label: `check`, `peek`, `spend`, `refund`, `release`, `reset`,
+    /// `block` or `unblock`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Check => "check",
+            Self::Peek => "peek",
+            Self::Spend => "spend",
+            Self::Refund => "refund",
+            Self::Release => "release",
+            Self::Reset => "reset",
+            Self::Block => "block",
+            Self::Unblock => "unblock",
+        }
+    }
+}
+
+impl From<Action> for Operation {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Check => Self::Check,
+            Action::Peek | Action::Observe => Self::Peek,
+            Action::Spend => Self::Spend,
+            Action::Refund => Self::Refund,
+            Action::Block { .. } => Self::Block,
+            Action::Unblock => Self::Unblock,
+        }
+    }
+}
+
+/// The reason for a rejection. See [`Rejection`](crate::http::Rejection).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The quota is used up, or the key is [blocked](crate::Limiter::block).
+    Denied,
+    /// The request costs more than the quota can ever grant.
+    CostAboveQuota,
+    /// The request has no key.
+    MissingKey,
+    /// The request is invalid.
+    Invalid,
+    /// The client is forbidden, by a list or a rule, or requests without a key are.
+    Forbidden,
+    /// The service is misconfigured.
+    Misconfigured,
+    /// The store did not decide.
+    Store,
+}
+
+impl Reason {
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Denied,
+        Self::CostAboveQuota,
+        Self::MissingKey,
+        Self::Invalid,
+        Self::Forbidden,
+        Self::Misconfigured,
+        Self::Store,
+    ];
+
+    /// Returns the name, as in a label: `denied`, `cost_above_quota`, `missing_key`, `invalid`,
+    /// `forbidden`, `misconfigured` or `store`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::CostAboveQuota => "cost_above_quota",
+            Self::MissingKey => "missing_key",
+            Self::Invalid => "invalid",
+            Self::Forbidden => "forbidden",
+            Self::Misconfigured => "misconfigured",
+            Self::Store => "store",
+        }
+    }
+}

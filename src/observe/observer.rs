@@ -1,0 +1,54 @@
+//! `Observer`: receives the events. Where it is added is described in `observe`.
+
+use std::sync::Arc;
+
+use super::event::Event;
+
+/// Receives events from limiters, layers and stores. A closure `|event: &Event<'_>| ..` is an
+/// observer, too.
+///
+/// # Calls
+///
+/// An observer is called in the tasks of requests. The crate holds no lock meanwhile, so an
+/// observer may call limiters and stores, and add observers. It must be fast, and must not block or
+/// panic.
+///
+/// A check is reported when it is decided: in memory with the first poll of its future, in Redis
+/// with the answer. If the future is dropped before that answer:
+///
+/// * [`check`](crate::Limiter::check) and `check_n` have no event
+/// * `check_within` has no event of its decision; if Redis has spent units or reserved an instant
+///   for it, these are [`Event::Released`]
+/// * [`try_acquire`](crate::Limiter::try_acquire), `acquire` and layers await the answer in the
+///   background, which is [`Event::Decided`], and then [`Event::Released`] if units were spent
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not observe events",
+    label = "not an observer",
+    note = "add a type that implements `Observer`, or a closure that names the type of its \
+            parameter: `|event: &Event<'_>| ..`"
+)]
+pub trait Observer: Send + Sync + 'static {
+    /// Receives an event.
+    fn on_event(&self, event: &Event<'_>);
+
+    /// Returns the observer that gets the events of one limiter instead of this one; `None` if this
+    /// one gets them.
+    ///
+    /// It is called when a limiter is made, with its name. So an observer can find the counters of
+    /// each limiter once, and not for each event. [`Event::Rejected`] and the events that have no
+    /// limiter stay with this one.
+    fn of_limiter(&self, limiter: &'static str) -> Option<Arc<dyn Observer>> {
+        let _ = limiter;
+        None
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<F> Observer for F
+where
+    F: Fn(&Event<'_>) + Send + Sync + 'static,
+{
+    fn on_event(&self, event: &Event<'_>) {
+        self(event);
+    }
+}
