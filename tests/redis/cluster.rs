@@ -425,7 +425,8 @@ async fn a_slot_that_moves_under_load_fails_no_request_and_loses_no_count() {
             while let Err(error) = store.ping().await {
                 // A busy machine can need longer for a login than a ping has for it.
                 let error = format!("{error:?}");
-                assert!(error.contains("cannot log in: no answer"), "{error}");
+                let texts = ["cannot log in: no answer", "the attempt to connect took too long"];
+                assert!(texts.iter().any(|text| error.contains(text)), "{error}");
             }
         });
     }
