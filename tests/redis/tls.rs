@@ -14,7 +14,7 @@ use crate::support::{
     certificates::Certificates,
     cluster::{self, Cluster, free_port},
     limits,
-    load::eventually,
+    load::{eventually, until},
     sentinel::Watched,
     server::RedisServer,
     with_sources,
@@ -86,7 +86,7 @@ async fn errors_are_reported_over_tls() {
             None => config,
         };
         let store = RedisStore::new(config).unwrap();
-        support::until(text, async || {
+        until(text, async || {
             let message = with_sources(&store.ping().await.unwrap_err());
             // A busy machine can need longer for a handshake than a ping has for it.
             if message.contains("no answer from Redis") {

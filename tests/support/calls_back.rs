@@ -1,5 +1,5 @@
-//! An observer that calls its store and a limiter from within each event, and a time limit for tests
-//! in which that could deadlock.
+//! An observer that calls its store and a limiter from within each event, and a time limit for
+//! tests in which that could deadlock.
 
 use std::{
     collections::BTreeMap,
