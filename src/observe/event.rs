@@ -1,4 +1,4 @@
-//! `Event`: what happens in limiters, layers and stores. It is built only where an observer gets it.
+//! `Event`: what happens in limiters, layers and stores. It is built only where observers get it.
 
 use std::time::Duration;
 

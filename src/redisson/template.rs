@@ -35,9 +35,9 @@ impl RateLimiter {
     /// # The name
     ///
     /// The name contains the text of the [`Key`]: for a header,
-    /// [`key::header`](crate::key::header()) makes `header:x-user=alice`. To use the names of a Java
-    /// service, write a closure that returns the text alone. Special characters are escaped, and a
-    /// key of more than 128 bytes is replaced by its hash, as described in [`Key`].
+    /// [`key::header`](crate::key::header()) makes `header:x-user=alice`. To use the names of a
+    /// Java service, write a closure that returns the text alone. Special characters are escaped,
+    /// and a key of more than 128 bytes is replaced by its hash, as described in [`Key`].
     ///
     /// The names must belong to this template alone. For example, `api:{key}` can produce all names
     /// of `api:v2:{key}`.

@@ -2,8 +2,8 @@
 
 use super::{place::Place, value::Value};
 
-/// The value of a query parameter, such as `api_key` in `/search?q=rust&api_key=k1`. The name is not
-/// encoded.
+/// The value of a query parameter, such as `api_key` in `/search?q=rust&api_key=k1`. The name is
+/// not encoded.
 ///
 /// An empty value is a missing key, and a parameter that occurs twice is an invalid request. The
 /// value is decoded: `%20` and `+` are spaces. The key is `query:name=value`; keep the value out of

@@ -41,6 +41,7 @@ impl ExplainedError {
     }
 
     /// Returns the text of the innermost cause.
+    #[cfg(any(feature = "tracing", test))]
     pub(super) fn reason(&self) -> String {
         self.source().map_or_else(|| self.to_string(), ToString::to_string)
     }
