@@ -298,8 +298,6 @@ local function save_tally()
     local ahead = math.min(math.max((tally.mark or now) - now, 0), CENTURY)
     local ms = ahead + 2 * interval
     redis.call('SET', tally_key, usual_part(now + ms) .. cmsgpack.pack(tally), 'PX', ms)
-  elseif size > SHORT then
-    redis.call('DEL', tally_key)
   end
 end
 

@@ -1,7 +1,7 @@
 -- acquire of a limiter in Redisson's format.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- ARGS, redisson/limits.lua, redisson/quick.lua, redisson/rate.lua, redisson/log.lua, redisson/acquire.lua
--- EVALSHA names the text below this line 1781417a37a671310793c5be5812440b49499c2c
+-- EVALSHA names the text below this line 81bd22b04a13974bdaf3d802a162f709ed968f52
 local ARGS = 1
 local SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000
 local MAX_PERMITS, MAX_EXACT, CENTURY = 2147483647, 2 ^ 53, 36525 * 86400000
@@ -545,8 +545,6 @@ local function save_tally()
     local ahead = math.min(math.max((tally.mark or now) - now, 0), CENTURY)
     local ms = ahead + 2 * interval
     redis.call('SET', tally_key, usual_part(now + ms) .. cmsgpack.pack(tally), 'PX', ms)
-  elseif size > SHORT then
-    redis.call('DEL', tally_key)
   end
 end
 

@@ -1,7 +1,7 @@
 -- available_permits of a limiter in Redisson's format.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- ARGS, redisson/limits.lua, redisson/rate.lua, redisson/log.lua, redisson/available_permits.lua
--- EVALSHA names the text below this line 17b3f53309030474e08398a857dcf23574d61f0a
+-- EVALSHA names the text below this line bc32faf08e196bb7626d901c60e93bfe7de1cdcc
 local ARGS = 0
 local SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000
 local MAX_PERMITS, MAX_EXACT, CENTURY = 2147483647, 2 ^ 53, 36525 * 86400000
@@ -330,8 +330,6 @@ local function save_tally()
     local ahead = math.min(math.max((tally.mark or now) - now, 0), CENTURY)
     local ms = ahead + 2 * interval
     redis.call('SET', tally_key, usual_part(now + ms) .. cmsgpack.pack(tally), 'PX', ms)
-  elseif size > SHORT then
-    redis.call('DEL', tally_key)
   end
 end
 

@@ -1,7 +1,7 @@
 -- release of a limiter in Redisson's format.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- ARGS, redisson/limits.lua, redisson/rate.lua, redisson/log.lua, redisson/release.lua
--- EVALSHA names the text below this line 6ad43743ed9a77f1897f59d4bcccfb72d5ffcd3e
+-- EVALSHA names the text below this line 29d09ad5ae1c3fb8b6f78941359990d49198dc10
 local ARGS = 3
 local SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000
 local MAX_PERMITS, MAX_EXACT, CENTURY = 2147483647, 2 ^ 53, 36525 * 86400000
@@ -330,8 +330,6 @@ local function save_tally()
     local ahead = math.min(math.max((tally.mark or now) - now, 0), CENTURY)
     local ms = ahead + 2 * interval
     redis.call('SET', tally_key, usual_part(now + ms) .. cmsgpack.pack(tally), 'PX', ms)
-  elseif size > SHORT then
-    redis.call('DEL', tally_key)
   end
 end
 
