@@ -183,7 +183,7 @@ impl CheckBatch {
         let mut contents = self.contents();
         let now = Instant::now();
         let callers = contents.callers.iter().enumerate();
-        let is_in_time = |it: &Caller| it.is_waiting() && !it.deadline.left_at(now).is_zero();
+        let is_in_time = |it: &Caller| it.is_waiting() && it.deadline.end() > now;
         let waiting: Vec<_> = callers.filter(|it| is_in_time(it.1)).map(|it| it.0).collect();
         self.call(&mut contents, waiting, may_linger)
     }
@@ -195,16 +195,15 @@ impl CheckBatch {
         mut indexes: Vec<usize>,
         may_linger: bool,
     ) -> Option<BatchCall> {
-        let now = Instant::now();
-        let left = |deadline: &Deadline| deadline.left_at(now);
         let deadlines = indexes.iter().map(|index| callers[*index].deadline);
-        let (first, last) = (deadlines.clone().min_by_key(left)?, deadlines.max_by_key(left)?);
+        let first = deadlines.clone().min_by_key(|it| it.end())?;
+        let last = deadlines.max_by_key(|it| it.end())?;
         let mut may_wait = false;
         for &index in &indexes {
             let caller = &mut callers[index];
             may_wait |= caller.max_wait > 0.0;
             caller.is_sent = true;
-            if caller.deadline.left_at(now).saturating_add(MAX_DELAY) >= left(&last) {
+            if caller.deadline.end() + MAX_DELAY >= last.end() {
                 caller.end = End::OfBatch;
             }
         }
@@ -329,15 +328,15 @@ impl CheckBatch {
     }
 
     /// Returns the first deadline at which a caller is to fail, unless its call ends before.
-    pub(super) fn next_deadline(&self, now: Instant) -> Option<Deadline> {
+    pub(super) fn next_deadline(&self) -> Option<Deadline> {
         let deadlines = self.waiting(|it| it.end == End::Deadline).into_iter().map(|it| it.1);
-        deadlines.min_by_key(|deadline| deadline.left_at(now))
+        deadlines.min_by_key(|deadline| deadline.end())
     }
 
     /// Fails the callers whose deadlines are over.
     pub(super) fn expire(&self, client: &Client, slot: u16) {
         let now = Instant::now();
-        let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.left_at(now).is_zero();
+        let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.end() <= now;
         for (index, deadline) in self.waiting(is_over) {
             let error = TransportError::timeout(deadline.within());
             let is_sent = self.contents().callers[index].is_sent;

@@ -14,7 +14,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Instant,
 };
 
 use foldhash::fast::RandomState;
@@ -218,10 +217,9 @@ impl Watch {
         let front = self.front.clone();
         let lanes = &mut *lock(&front.0.lanes);
         let lane = lanes.get(&self.id)?;
-        let now = Instant::now();
-        let deadlines = lane.sent.iter().chain(&lane.queue);
-        let deadlines = deadlines.filter_map(|batch| batch.next_deadline(now));
-        let next = deadlines.min_by_key(|deadline| deadline.left_at(now));
+        let batches = lane.sent.iter().chain(&lane.queue);
+        let deadlines = batches.filter_map(|batch| batch.next_deadline());
+        let next = deadlines.min_by_key(|deadline| deadline.end());
         // Under the lock, so that a check that enters either is seen here or starts a new watch.
         if next.is_none() {
             self.end(lanes);

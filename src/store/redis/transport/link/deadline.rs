@@ -18,14 +18,17 @@ const MAX_LINGER: Duration = Duration::from_secs(30);
 /// that have arrived takes microseconds; on a busy machine, the runtime may first run all other
 /// tasks.
 const MAX_GRACE: Duration = Duration::from_millis(20);
+/// The longest deadline: an `Instant` cannot tell every later time. 30 years.
+const MAX_WITHIN: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// The time within which a call gets its reply, however many commands it takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     start: Instant,
     within: Duration,
-    /// The time after the start until which a command is sent, if that is another one.
-    sent_within: Option<Duration>,
+    end: Instant,
+    /// The time until which a command is sent.
+    sent_until: Instant,
     is_background: bool,
     is_shared: bool,
     lingers: bool,
@@ -34,10 +37,13 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// Starts now.
     pub(crate) fn new(within: Duration) -> Self {
+        let start = Instant::now();
+        let end = start + within.min(MAX_WITHIN);
         Self {
-            start: Instant::now(),
+            start,
             within,
-            sent_within: None,
+            end,
+            sent_until: end,
             is_background: false,
             is_shared: false,
             lingers: false,
@@ -64,9 +70,7 @@ impl Deadline {
     /// Returns the deadline of a call for several callers, of which `self` is the latest and
     /// `first` the earliest: the call is not sent after the earliest.
     pub(crate) fn shared(self, first: Self, lingers: bool) -> Self {
-        let ends = first.start.checked_add(first.within);
-        let sent_within = ends.map(|ends| ends.saturating_duration_since(self.start));
-        Self { sent_within, is_shared: true, lingers, ..self }
+        Self { sent_until: first.end, is_shared: true, lingers, ..self }
     }
 
     /// Returns whether the callers of the call record its timeout, each for itself.
@@ -76,12 +80,12 @@ impl Deadline {
 
     /// Returns whether a command must not be sent any more.
     pub(crate) fn is_too_late(self) -> bool {
-        self.left_to_send().is_zero()
+        self.sent_until <= Instant::now()
     }
 
     /// Returns the time in which a command can be sent.
     pub(crate) fn left_to_send(self) -> Duration {
-        Self { within: self.sent_within.unwrap_or(self.within), ..self }.left()
+        self.sent_until.saturating_duration_since(Instant::now())
     }
 
     pub(crate) fn lingers(self) -> bool {
@@ -93,7 +97,7 @@ impl Deadline {
     }
 
     pub(crate) fn is_over(self) -> bool {
-        self.left().is_zero()
+        self.end <= Instant::now()
     }
 
     /// Returns the whole time, from the start.
@@ -102,11 +106,7 @@ impl Deadline {
     }
 
     pub(crate) fn left(self) -> Duration {
-        self.left_at(Instant::now())
-    }
-
-    pub(crate) fn left_at(self, now: Instant) -> Duration {
-        self.within.saturating_sub(now.saturating_duration_since(self.start))
+        self.end.saturating_duration_since(Instant::now())
     }
 
     /// Waits for a reply until the deadline.
@@ -124,10 +124,14 @@ impl Deadline {
 
     /// Returns the extra time for a reply if the deadline is noticed now.
     pub(crate) fn grace(self) -> Duration {
-        self.start.elapsed().saturating_sub(self.within).min(MAX_GRACE)
+        self.end.elapsed().min(MAX_GRACE)
     }
 
     pub(crate) fn start(self) -> Instant {
         self.start
+    }
+
+    pub(crate) fn end(self) -> Instant {
+        self.end
     }
 }
