@@ -53,6 +53,7 @@ impl Params {
     /// Describes the key beside what is held after the decision.
     fn describe(&self, reply: &mut EngineReply, held: &Held<State, Kind>, now: f64) {
         let total = held.slots.total();
+        reply.held = total;
         let beside = self.beside(total);
         let mut state = held.state.clone();
         let seen = beside.step_bare(&mut state, &EngineRequest::observe(now));

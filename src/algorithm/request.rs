@@ -114,6 +114,8 @@ pub(crate) struct EngineReply {
     pub(crate) instant: f64,
     /// The time until the block of the key ends; 0 without one.
     pub(crate) blocked: f64,
+    /// The units of the key that are held.
+    pub(crate) held: f64,
     /// The hold that an admitted request has now.
     pub(crate) hold: Option<HoldReceipt>,
 }
@@ -129,6 +131,7 @@ impl EngineReply {
             reset: 0.0,
             instant,
             blocked: 0.0,
+            held: 0.0,
             hold: None,
         }
     }

@@ -135,6 +135,7 @@ impl FastStep<'_> {
             reset,
             instant,
             blocked: 0.0,
+            held: 0.0,
             hold: None,
         }
     }

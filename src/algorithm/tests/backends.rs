@@ -386,6 +386,7 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
             _ => 0.0,
         },
         blocked: micros(decision.block_rest()),
+        held: 0.0,
         hold: None,
     }
 }
