@@ -87,7 +87,8 @@ impl ProtocolBase for Http {
     }
 
     fn holds_costs(&self) -> bool {
-        self.charge_when.is_some()
+        // A rule says which costs are estimates.
+        self.charge_when.is_some() || self.settle_handle && self.pricing.limiter().is_some()
     }
 
     fn shares_holds(&self) -> bool {

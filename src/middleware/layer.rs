@@ -295,7 +295,10 @@ impl RateLimitLayer {
     }
 
     /// Sets whether the extensions of requests contain a [`Settle`](crate::http::Settle), by which
-    /// the service settles [estimated](crate::Charge::estimate) costs. The default is `false`.
+    /// the service settles costs that are known later. The default is `false`.
+    ///
+    /// In a layer with a key extractor, the [cost](RateLimitLayer::cost) is the estimate that is
+    /// held. A [`Rule`] says which costs are [estimates](crate::Charge::estimate).
     ///
     /// The service can settle from any clone of the handle, until its response is there. What is
     /// not settled then counts as used; so does everything if there is no response, because the

@@ -360,7 +360,7 @@ mod tests {
             interval: 1_000.0,
             ..AcquireReply::default()
         };
-        let denied = limiter.decision(1, 0, &reply).unwrap();
+        let denied = limiter.outcome(1, 0, &reply).unwrap().decision;
         let (charge, delay) = (Charge::new(limiter, "ada"), Duration::from_millis(ms));
         let mut retry = Retry::default();
         for _ in 0..100 {
