@@ -31,6 +31,8 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
+    elseif held and blocks then
+      put('') -- what is held stays as long as the block
     end
     if blocks then
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0

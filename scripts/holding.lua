@@ -104,7 +104,7 @@ local function change_holds(changes)
   block, first_held, cost, max_wait = nil, nil, 0, 0
   forget()
   load()
-  local time = clock + (held and skew_at() or 0) -- of the slots
+  local time = clock + (held and held.slots[1] and skew_at() or 0) -- of the slots
   if held and expire_holds() then
     load()
   end
