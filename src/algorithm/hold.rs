@@ -110,7 +110,8 @@ impl Slots {
 
     /// The sum of all units.
     pub(super) fn total(&self) -> f64 {
-        min(self.slots.iter().map(|slot| slot.units).sum(), EXACT)
+        // From 0, as the sum of no floats is -0.
+        min(self.slots.iter().fold(0.0, |sum, slot| sum + slot.units), EXACT)
     }
 
     /// Returns the skew of the slots at a time of the clock.
@@ -124,6 +125,16 @@ impl Slots {
     /// Returns the time of the slots.
     pub(super) fn time(&self, now: f64) -> f64 {
         now + self.skew_at(now)
+    }
+
+    /// Follows a clock that stepped back. Returns true if it did: unless that is stored, the time
+    /// of the slots stands still until the clock has caught up.
+    pub(super) fn step_back(&mut self, now: f64) -> bool {
+        let back = !self.is_empty() && now + self.skew < self.at;
+        if back {
+            self.touch(now);
+        }
+        back
     }
 
     /// Follows the clock, before a change.

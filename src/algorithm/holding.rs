@@ -18,6 +18,7 @@ impl Params {
         let EngineRequest { action, cost, now, .. } = *request;
         let found = state.clone();
         let mut held = self.open(state, now);
+        let is_stale = held.slots.step_back(now);
         let before = held.state.clone();
         let mut reply = self.step_beside(&mut held, request);
         let holds = matches!(action, Action::Hold { .. }) && reply.admitted;
@@ -28,7 +29,8 @@ impl Params {
         self.describe(&mut reply, &held, now);
         let changed = action == Action::Refund
             || holds
-            || action.commits() && (reply.admitted || !held.state.is_same(&before));
+            || action.commits() && reply.admitted
+            || action.inserts() && (is_stale || !held.state.is_same(&before));
         *state = if changed { self.close(held) } else { found };
         reply
     }
@@ -43,11 +45,7 @@ impl Params {
             let admission = Some(Admission { admitted: false, wait });
             return beside.step_bare(&mut held.state, &EngineRequest { admission, ..*request });
         }
-        let action = match request.action {
-            Action::Hold { .. } => Action::Peek, // which spends nothing
-            other => other,
-        };
-        beside.step_bare(&mut held.state, &EngineRequest { action, ..*request })
+        beside.step_bare(&mut held.state, request)
     }
 
     /// Describes the key beside what is held after the decision.
@@ -132,6 +130,7 @@ impl Params {
             return self.change_holds(&mut block.state, now, epoch, changes);
         }
         let mut held = self.open(state, now);
+        held.slots.step_back(now);
         let (mut used, mut replies) = (0.0, Vec::with_capacity(changes.len()));
         for change in changes {
             let (more, reply) = change_hold(&mut held.slots, now, epoch, change);
