@@ -6,6 +6,8 @@ mod calls;
 mod changes;
 mod combine;
 mod contract;
+mod hold_histories;
+mod hold_laws;
 mod holds;
 mod large;
 mod memory;
