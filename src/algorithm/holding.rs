@@ -16,6 +16,9 @@ impl Params {
     #[cold]
     pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
+        // A hold reserves no instant: it would count from now on.
+        let max_wait = if let Action::Hold { .. } = action { 0.0 } else { request.max_wait };
+        let request = &EngineRequest { max_wait, ..*request };
         let found = state.clone();
         let mut held = self.open(state, now);
         let is_stale = held.slots.step_back(now);
