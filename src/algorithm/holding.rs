@@ -6,7 +6,7 @@ use std::mem::take;
 
 use super::{
     arithmetic::max,
-    hold::{Held, HoldAction, HoldChange, HoldReply, Slots},
+    hold::{Held, HoldAction, HoldChange, HoldReply, Lifetime, Slots},
     request::{Action, Admission, EngineReply, EngineRequest},
     table::{Kind, Params, State},
 };
@@ -155,7 +155,8 @@ fn change_hold(
     epoch: f64,
     &HoldChange { receipt, units, action }: &HoldChange,
 ) -> (f64, HoldReply) {
-    let has_expired = receipt.ends <= slots.time(now);
+    let left = receipt.ends - slots.time(now);
+    let has_expired = left <= 0.0;
     let is_known = slots.knows(receipt);
     if is_known && !has_expired {
         slots.take(now, receipt, units);
@@ -167,7 +168,9 @@ fn change_hold(
         HoldAction::End { used } => (used, HoldReply::Lost),
         HoldAction::Renew(_) if has_expired => (0.0, HoldReply::Expired),
         HoldAction::Renew(lifetime) => {
-            let receipt = slots.hold(now, units, lifetime, epoch);
+            // Not for less than is left of it: the holder may not get this reply.
+            let time = if is_known { max(lifetime.time, left) } else { lifetime.time };
+            let receipt = slots.hold(now, units, Lifetime { time, ..lifetime }, epoch);
             (0.0, HoldReply::Renewed(receipt))
         }
     }
