@@ -14,6 +14,6 @@ mod memory;
 mod oracle;
 mod overshoot;
 mod rates;
-mod settling;
+mod releases;
 mod stream;
 mod texts;

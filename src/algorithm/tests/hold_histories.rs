@@ -362,7 +362,9 @@ impl<B: Key> History<'_, B> {
         is_lost: bool,
     ) -> Result<(), TestCaseError> {
         let action = Action::Hold { lifetime: self.lifetime(life), epoch: None };
-        let request = EngineRequest { action, ..check(self.cost(units), self.clock()) };
+        // A hold does not wait, whatever it says.
+        let max_wait = if self.setup.scope.waits { self.part_of_window(1_000) } else { 0.0 };
+        let request = EngineRequest { action, max_wait, ..check(self.cost(units), self.clock()) };
         let reply = self.ask(request)?;
         if let Some(receipt) = reply.hold {
             let Self { now: begin, index, generation, .. } = *self;
@@ -397,6 +399,11 @@ impl<B: Key> History<'_, B> {
         let hold = self.open[which];
         let reply = self.change(&hold, HoldAction::Renew(self.lifetime(life)));
         match reply {
+            // Renewed late, after the skew of its slots was forgotten: the excess of its holder.
+            HoldReply::Renewed(_) if self.now > hold.expires => {
+                self.uses_of(&hold, hold.units, hold.expires);
+                self.open[which].is_lost = true;
+            }
             HoldReply::Renewed(receipt) => {
                 self.epoch = receipt.epoch;
                 if !is_lost {
