@@ -137,7 +137,7 @@ impl Front {
         let mut lanes = lock(&self.0.lanes);
         // A call for a request that may wait outlives its caller. Under load, no check asks for the
         // connection, which takes locks and the time.
-        if !request.may_wait() && lanes.get(&id).is_none_or(Lane::is_free) {
+        if !request.is_returned() && lanes.get(&id).is_none_or(Lane::is_free) {
             drop(lanes); // the connection has locks of its own
             may_be_alone = client.is_ready(id.slot, id.channel);
             lanes = lock(&self.0.lanes);
