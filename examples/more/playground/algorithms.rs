@@ -1,4 +1,4 @@
-//! The algorithms that the page shows, with what each promises. Another algorithm is one more entry.
+//! The algorithms that the page shows, and what each promises. Another algorithm is another entry.
 
 use serde::Serialize;
 use tower_ratelimit::{Algorithm, Quota};
@@ -30,7 +30,7 @@ pub const SHOWN: [Shown; 5] = [
         id: "fixed-window",
         name: "Fixed window",
         about: "Counts in windows. Each opens at its first request, and begins at zero.",
-        promise: "up to {} across a boundary",
+        promise: "up to {} at a boundary",
         has_burst: false,
         has_windows: true,
         algorithm: Algorithm::fixed_window,
@@ -60,7 +60,7 @@ pub const SHOWN: [Shown; 5] = [
         id: "token-bucket",
         name: "Token bucket",
         about: "Starts with a full burst of tokens, and refills steadily.",
-        promise: "up to {}: burst and refill",
+        promise: "up to {}: burst + refill",
         has_burst: true,
         has_windows: false,
         algorithm: Algorithm::token_bucket,
@@ -70,7 +70,7 @@ pub const SHOWN: [Shown; 5] = [
         id: "leaky-bucket",
         name: "Leaky bucket",
         about: "Lets requests leave evenly spaced. They wait, and overflow is denied.",
-        promise: "up to {}, evenly spaced",
+        promise: "up to {}, evenly",
         has_burst: true,
         has_windows: false,
         algorithm: Algorithm::leaky_bucket,

@@ -6,9 +6,9 @@
 //! cargo run -p more-examples --example playground -- --redis
 //! ```
 //!
-//! Then open the address that it prints. `--redis` starts a private Redis server, which the page can
-//! stop and start; `--redis URL` uses a server that runs already. This file serves the page; the
-//! traffic and the limiters of one page are in `session.rs`.
+//! Then open the address that it prints. `--redis` starts a private Redis server, which the page
+//! can stop and start; `--redis URL` uses a server that runs already. This file serves the page;
+//! the traffic and the limiters of one page are in `session.rs`.
 
 mod algorithms;
 mod observed;

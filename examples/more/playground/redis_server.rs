@@ -2,8 +2,9 @@
 //! program.
 
 use std::{
-    env, fmt,
+    env,
     ffi::OsString,
+    fmt,
     os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
     sync::{Mutex, PoisonError},

@@ -458,7 +458,7 @@ impl Session {
             "type": "frame",
             "now": millis(now),
             "start": self.starts,
-            "arrived": self.arrived.take().0,
+            "arrived": self.arrived.take().ticks(),
             "lanes": lanes,
             "redis": health.map(|health| json!({
                 "status": health.status.as_str(),
@@ -484,9 +484,10 @@ impl Lane {
     /// Counts an admitted request in its window, which ends between these instants.
     fn count_in_window(&mut self, earliest: Duration, latest: Duration) {
         let Some(windows) = &mut self.windows else { return };
-        let known = windows.iter_mut().rev().find(|window| {
-            earliest <= window.latest + TICK && window.earliest <= latest + TICK
-        });
+        let known = windows
+            .iter_mut()
+            .rev()
+            .find(|window| earliest <= window.latest + TICK && window.earliest <= latest + TICK);
         match known {
             Some(window) => {
                 window.earliest = window.earliest.max(earliest);
@@ -501,14 +502,14 @@ impl Lane {
     }
 
     fn frame(&mut self, now: Duration, calls: u64, checks: u64) -> serde_json::Value {
-        let (ticks, curve) = self.fresh.take();
+        let fresh = self.fresh.take();
         let windows = self.windows.iter().flatten();
         let windows = windows.map(|window| (millis(window.latest), window.admitted));
         let retry = self.retry_at.filter(|at| *at > now);
         json!({
             "on": self.is_on,
-            "ticks": ticks,
-            "curve": curve,
+            "ticks": fresh.ticks(),
+            "curve": fresh.curve,
             "windows": windows.collect::<Vec<_>>(),
             "totals": self.totals,
             "remaining": self.remaining,
@@ -528,7 +529,10 @@ fn millis(time: Duration) -> f64 {
 
 /// Returns a number that no other page has, here or in another playground over the same Redis.
 fn start_id() -> String {
-    use std::{sync::atomic::{AtomicU64, Ordering}, time::SystemTime};
+    use std::{
+        sync::atomic::{AtomicU64, Ordering},
+        time::SystemTime,
+    };
     static PAGES: AtomicU64 = AtomicU64::new(0);
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{}-{}-{}", time.as_millis(), std::process::id(), PAGES.fetch_add(1, Ordering::Relaxed))

@@ -1,5 +1,5 @@
-//! What the page can set, and the messages that it sends. Values are bounded here, whatever the page
-//! sends.
+//! The settings and the messages that the page sends. Values are bounded here. What they lead to
+//! is in `session.rs`.
 
 use std::time::Duration;
 

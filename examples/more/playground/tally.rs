@@ -1,7 +1,11 @@
-//! The counts of one algorithm, as the page shows them. `Most` finds the most requests that proceeded
-//! in any time of the length of the window.
+//! The counts of one algorithm, as the page shows them. `Most` finds the most requests that
+//! proceeded in any time of the length of the window. It decides nothing.
 
-use std::{cmp::Reverse, collections::{BTreeMap, BinaryHeap, VecDeque}, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, VecDeque},
+    time::Duration,
+};
 
 use serde::Serialize;
 
@@ -28,7 +32,7 @@ pub struct Totals {
     pub uncounted: u64,
 }
 
-/// What happened in one tick: requests admitted, told to wait, denied, failed, and waits that ended.
+/// The requests in one tick: admitted, told to wait, denied, failed, and those whose wait ended.
 pub type Tick = [u64; 5];
 
 pub const ADMITTED: usize = 0;
@@ -116,10 +120,14 @@ impl Fresh {
         self.ticks.entry(tick(at)).or_default()[what] += 1;
     }
 
-    /// Takes what has happened until now. What is to come stays.
-    pub fn take(&mut self) -> (Vec<(u64, Tick)>, Vec<(u64, usize)>) {
-        let ticks = std::mem::take(&mut self.ticks).into_iter().collect();
-        (ticks, std::mem::take(&mut self.curve))
+    /// Takes all of it.
+    pub fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+
+    /// The ticks in order.
+    pub fn ticks(&self) -> Vec<(&u64, &Tick)> {
+        self.ticks.iter().collect()
     }
 }
 

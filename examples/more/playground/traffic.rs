@@ -17,8 +17,13 @@ const MAX_LATE: Duration = Duration::from_millis(500);
 pub enum Traffic {
     /// None, except for the button.
     Off,
-    Steady { rate: u64 },
-    Bursts { size: u64, every_ms: u64 },
+    Steady {
+        rate: u64,
+    },
+    Bursts {
+        size: u64,
+        every_ms: u64,
+    },
     /// A burst above the quota, then the rate of the quota, then nothing.
     AfterIdling,
     /// 10, 10, 980, 900 and 100 requests in five thirds of a window with a limit of 1,000.
@@ -26,7 +31,10 @@ pub enum Traffic {
     /// A client that opens a window, and spends two limits around the end of that window.
     Aimed,
     /// Requests per second, by column.
-    Drawn { rates: Vec<u64>, period_ms: u64 },
+    Drawn {
+        rates: Vec<u64>,
+        period_ms: u64,
+    },
 }
 
 /// Requests that are evenly spaced over a time.
@@ -93,9 +101,8 @@ impl Traffic {
                 let period = Duration::from_millis(period_ms.clamp(1_000, 60_000));
                 let columns = rates.len().clamp(1, 100);
                 let column = period / columns as u32;
-                let requests = |rate: u64| {
-                    (rate.min(MAX_RATE) as f64 * column.as_secs_f64()).round() as u64
-                };
+                let requests =
+                    |rate: u64| (rate.min(MAX_RATE) as f64 * column.as_secs_f64()).round() as u64;
                 rates.iter().take(columns).map(|&rate| part(column, requests(rate))).collect()
             }
         }

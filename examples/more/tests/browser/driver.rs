@@ -43,9 +43,8 @@ impl Page {
         let turn = TURN.lock().await;
         let mut playground = Command::new(support::example("playground"));
         playground.args(["--listen", "127.0.0.1:0"]).args(arguments);
-        let (playground, url) = started(playground, |line| {
-            Some(line.strip_prefix("listening on ")?.to_owned())
-        });
+        let (playground, url) =
+            started(playground, |line| Some(line.strip_prefix("listening on ")?.to_owned()));
         let mut driver = Command::new(installed(&["chromedriver", "chromium.chromedriver"]));
         driver.arg("--port=0");
         let (driver, port) = started(driver, |line| {

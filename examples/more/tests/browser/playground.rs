@@ -170,6 +170,7 @@ async fn each_control_has_a_name_for_screen_readers() {
         assert!(!name.trim().is_empty(), "a {role} without a name: {node}");
     }
     assert_eq!(seen.len(), roles.len(), "{seen:?}");
+    page.press('d').await;
     page.until("document.getElementById('summary').textContent.includes('Sliding log')").await;
     page.close().await;
 }
