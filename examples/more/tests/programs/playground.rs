@@ -2,8 +2,8 @@
 //! `make test-browser`.
 
 use std::{
-    io::{BufRead, BufReader},
-    process::{Child, Command, Stdio},
+    io::{BufRead, BufReader, Read},
+    process::{Child, ChildStdout, Command, Stdio},
 };
 
 use reqwest::{Client, StatusCode};
@@ -13,6 +13,8 @@ use crate::support;
 struct Playground {
     process: Child,
     url: String,
+    /// Kept, so that the playground can print more.
+    _output: BufReader<ChildStdout>,
 }
 
 impl Playground {
@@ -22,10 +24,10 @@ impl Playground {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut lines = lines.map(|line| line.unwrap());
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut lines = output.by_ref().lines().map(|line| line.unwrap());
         let url = lines.find_map(|line| Some(line.strip_prefix("listening on ")?.to_owned()));
-        Self { process, url: url.unwrap() }
+        Self { process, url: url.unwrap(), _output: output }
     }
 
     /// Asks for a WebSocket, as a page of this origin.
