@@ -40,7 +40,10 @@ use clap::Parser;
 use observed::Sessions;
 use redis_server::Redis;
 use support::{Context, Failure, exit_code};
-use tokio::net::TcpListener;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
 
 const PAGE: &str = include_str!("page.html");
 
@@ -158,10 +161,12 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         .route("/counts", get(counts))
         .route("/session", get(connect))
         .with_state(app);
+    let mut terminate = signal(SignalKind::terminate())?;
     // The end of the program drops the private server, and so ends it.
     tokio::select! {
         end = axum::serve(listener, routes) => Ok(end?),
         _ = tokio::signal::ctrl_c() => Ok(()),
+        _ = terminate.recv() => Ok(()),
     }
 }
 

@@ -25,7 +25,7 @@ use crate::{
 /// How often requests come.
 const STEP: Duration = Duration::from_millis(10);
 
-/// The page gets a message every so many steps.
+/// The steps between two messages to the page.
 const STEPS_PER_FRAME: u64 = 5;
 
 /// More than that wait for Redis only if it fails.

@@ -9,7 +9,7 @@ use crate::settings::Settings;
 
 const MAX_RATE: u64 = 2_000;
 
-/// A stall of the program is not made up for beyond this.
+/// After a longer stall of the program, the traffic goes on from there.
 const MAX_LATE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
