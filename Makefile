@@ -1,8 +1,20 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  nightly soak release-check bench bench-peers connections redis-server
+  nightly soak release-check bench bench-peers connections redis-server test-browser screenshots chromium \
+  pngquant
 
 test: redis-server
 	cargo test --workspace --all-features
+
+BROWSER_TEST = cargo test --workspace --all-features --test browser --
+
+# The page of the playground in a browser, without a window.
+test-browser: redis-server chromium
+	$(BROWSER_TEST)
+
+# The pictures of docs/playground.md.
+screenshots: chromium pngquant
+	SCREENSHOTS=$(CURDIR)/docs $(BROWSER_TEST) the_page_fits_each_width
+	pngquant --force --ext .png --strip docs/playground-*.png
 
 # SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
 test-servers:
@@ -113,6 +125,21 @@ bench-peers: redis-server
 connections: redis-server
 	cargo run --release --manifest-path benches/connections/Cargo.toml \
 	  --target-dir target/connections -- $(EXPERIMENTS)
+
+SUDO = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+APT = $(SUDO) apt-get update -q && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -qy
+
+# The browser and its driver. Google Chrome with a chromedriver will do, too.
+chromium:
+	@find() { for name; do command -v $$name >/dev/null && return; done; false; }; \
+	  find chromium chromium-browser google-chrome && find chromedriver chromium.chromedriver || { \
+	  if command -v apt-get >/dev/null; then $(APT) --no-install-recommends chromium chromium-driver fonts-liberation; \
+	  elif command -v apk >/dev/null; then $(SUDO) apk add chromium chromium-chromedriver; \
+	  elif command -v dnf >/dev/null; then $(SUDO) dnf install -y chromium chromedriver; \
+	  else echo "install chromium and chromedriver, then run this again" >&2; exit 1; fi; }
+
+pngquant:
+	@command -v pngquant >/dev/null || { $(APT) pngquant; }
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:
