@@ -1,5 +1,5 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  nightly soak release-check bench bench-peers connections redis-server
+  nightly soak release-check bench bench-peers connections request-path redis-server
 
 test: redis-server
 	cargo test --workspace --all-features
@@ -18,10 +18,10 @@ test-lua54:
 	done
 	cmp target/lua/51 target/lua/54
 
-# FAULTS="kill,planned" selects rows; `cargo bench --bench faults -- list` prints their names. Rows that
-# need network namespaces are left out without root.
+# FAULTS=kill,planned selects rows; FAULTS=list prints their names. Rows that need network namespaces
+# are left out without root.
 test-faults: redis-server
-	cargo bench --bench faults
+	cargo run --release -p test-tools --bin faults -- $(FAULTS)
 
 # The properties that take their number of random inputs from the environment, with 20 times as many
 # histories as in `make test`.
@@ -79,8 +79,9 @@ features:
 	cargo package -p tower-ratelimit --target-dir target --no-verify --allow-dirty
 	$(call in-package,cargo hack check --lib --each-feature)
 
+# For ten minutes, or SECONDS=60.
 soak: redis-server
-	cargo bench --bench soak
+	cargo run --release -p test-tools --bin soak -- $(SECONDS)
 
 # What takes too long for each change: the workflow runs it every night. `make --keep-going nightly`
 # runs the other parts after a failure, too.
@@ -107,6 +108,10 @@ bench: redis-server
 bench-peers: redis-server
 	cargo run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers \
 	  --features driver --bin peers -- $(PEERS)
+
+# The files that an allowed request goes through, by coverage.
+request-path: redis-server
+	tests/tools/request-path.sh
 
 # What the clients of the crate `redis` do in eight faults, and what this crate does: the table of
 # docs/connections.md. EXPERIMENTS="late order" runs some of them.

@@ -1,9 +1,12 @@
 //! `Quota`: the units that a window allows, and the burst. It knows no algorithm. Its text form is
-//! in `quota/text.rs`.
+//! in `quota/text.rs`, and errors of other settings in `quota/config_error.rs`.
 
+mod config_error;
 mod text;
 
 use std::{fmt, time::Duration};
+
+pub use self::config_error::ConfigError;
 
 const MICROS_PER_DAY: u64 = 86_400_000_000;
 const SHORTEST_WINDOW: u64 = 1_000;

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::{
     algorithm::{Algorithm, Params, Refill},
-    error::ConfigError,
     limiter::{Limiter, check_name},
-    quota::Quota,
+    quota::{ConfigError, Quota},
     store::Store,
 };
 
