@@ -104,7 +104,8 @@ bench: redis-server
 	cargo bench --bench waiting
 
 # This crate beside other rate limiters. PEERS="--quick throttled" measures some of them for a short
-# time; PEERS=--list prints their names. Without PEERS, it writes the tables of docs/benchmarks.md.
+# time; PEERS=--list prints their names; PEERS="--commit=HEAD~1 token-bucket" compares a commit with
+# another one. Without PEERS, it writes the tables of docs/benchmarks.md.
 bench-peers: redis-server
 	cargo run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers \
 	  --features driver --bin peers -- $(PEERS)
