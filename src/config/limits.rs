@@ -13,8 +13,9 @@ use crate::{
 /// Limits by name, from a configuration file in TOML, JSON, or another format that `serde`
 /// supports.
 ///
-/// The type is a table of tables, for a field of your configuration struct. A name is 1 to 64 of
-/// the characters `A-Z a-z 0-9 - _ . /`, and becomes the name of a [limiter](Limiter::new).
+/// Use it as a field of your configuration struct; in the file it is a table of limits. A name is
+/// 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`, and becomes the name of a
+/// [limiter](Limiter::new).
 ///
 /// ```toml
 /// [limits.api]
