@@ -1,5 +1,5 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  nightly soak release-check bench bench-peers connections request-path redis-server
+  nightly soak release-check bench bench-peers connections request-path code-lines redis-server
 
 test: redis-server
 	cargo test --workspace --all-features
@@ -113,6 +113,10 @@ bench-peers: redis-server
 # The files that an allowed request goes through, by coverage.
 request-path: redis-server
 	tests/tools/request-path.sh
+
+# The lines of code of each storey, without tests and comments.
+code-lines:
+	tests/tools/code-lines.sh
 
 # What the clients of the crate `redis` do in eight faults, and what this crate does: the table of
 # docs/connections.md. EXPERIMENTS="late order" runs some of them.
