@@ -1,6 +1,6 @@
 //! Measures this crate and other rate limiters in alternating rounds on one private Redis. Prints
-//! the tables, and writes those of a whole run to `docs/benchmarks.md`. With `--commit`, it compares
-//! this crate with itself at another commit, too.
+//! the tables, and writes those of a whole run to `docs/benchmarks.md`. With `--commit`, it also
+//! compares this crate with itself at another commit.
 
 mod child;
 mod comparison;
