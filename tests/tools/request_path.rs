@@ -10,17 +10,15 @@
 #[path = "../support/server.rs"]
 mod server;
 
-use std::{env, error::Error, net::SocketAddr};
+use std::{convert::Infallible, env, error::Error, net::SocketAddr};
 
 use axum::{
-    Router,
     body::Body,
     extract::ConnectInfo,
-    http::{Request, StatusCode},
-    routing::get,
+    http::{Request, Response, StatusCode},
 };
 use server::RedisServer;
-use tower::ServiceExt;
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key, store::Store,
 };
@@ -45,11 +43,13 @@ async fn send(store: impl Store, requests: usize) -> Result<(), Box<dyn Error>> 
     let quota = Quota::per_hour(1_000_000);
     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
     let layer = RateLimitLayer::new(limiter, key::PeerIp);
-    let app = Router::new().route("/", get("hello")).layer(layer);
+    // Not a `Router`, which would call the layer again for each request.
+    let hello = async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::from("hello")));
+    let mut service = layer.layer(service_fn(hello));
     let peer = ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 4_000)));
     for _ in 0..requests {
         let request = Request::get("/").extension(peer).body(Body::empty())?;
-        let response = app.clone().oneshot(request).await?;
+        let response = service.ready().await?.call(request).await?;
         assert_eq!(response.status(), StatusCode::OK);
     }
     Ok(())
