@@ -10,7 +10,7 @@ use super::super::{
     sliding_log,
 };
 use crate::{
-    decision::{Decision, Receipt},
+    decision::{Outcome, Receipt},
     store::{
         ScriptText,
         script::{self, CheckEach, Limit},
@@ -436,7 +436,8 @@ pub(super) fn check(cost: impl Units, now: f64) -> EngineRequest {
     }
 }
 
-pub(super) fn reply_of(decision: Decision) -> EngineReply {
+pub(super) fn reply_of(outcome: Outcome) -> EngineReply {
+    let Outcome { decision, receipts } = outcome;
     let micros = |time: Duration| time.as_micros() as f64;
     EngineReply {
         admitted: decision.is_allowed(),
@@ -444,8 +445,8 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
         remaining: decision.remaining() as f64,
         replenish: micros(decision.replenish_after()),
         reset: micros(decision.reset_after()),
-        instant: match decision.receipt(0) {
-            Receipt::At(instant, _) => instant as f64,
+        instant: match receipts.get(0) {
+            Receipt::At(instant, _) => *instant as f64,
             _ => 0.0,
         },
         blocked: micros(decision.block_rest()),
