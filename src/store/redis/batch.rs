@@ -173,6 +173,7 @@ impl CheckBatch {
         call: &BatchCall,
         on_handover: &(dyn Fn() + Sync),
     ) -> bool {
+        // `Relaxed`: a call that misses the change gets CROSSSLOT itself, and nothing has run.
         if is_clustered.load(Relaxed) && !call.has_one_key {
             self.execute_by_key(client, slot, call).await;
             return false;
@@ -209,6 +210,7 @@ impl CheckBatch {
         let mut contents = self.contents();
         let now = Instant::now();
         let callers = contents.callers.iter().enumerate();
+        // A check that is sent late spends units after its caller was told of the timeout.
         let is_in_time = |it: &Caller| it.is_waiting() && it.deadline.end() > now;
         let waiting: Vec<_> = callers.filter(|it| is_in_time(it.1)).map(|it| it.0).collect();
         self.call(&mut contents, waiting, may_linger)
@@ -336,6 +338,7 @@ impl CheckBatch {
         }
         for (count, (index, deadline)) in waiting.into_iter().enumerate() {
             let mut error = error.clone();
+            // The call has the latest deadline of all: the text names that of this caller.
             if error.is_timeout() {
                 error = TransportError::timeout(deadline.within());
             }
@@ -365,6 +368,7 @@ impl CheckBatch {
         let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.end() <= now;
         for (index, deadline) in self.waiting(is_over) {
             let error = TransportError::timeout(deadline.within());
+            // Of a check that was not sent, a caller knows that it has spent nothing.
             let is_sent = self.contents().callers[index].is_sent;
             let error = if is_sent { error } else { error.unsent() };
             let error = client.record_failure(slot, deadline, error);
