@@ -306,8 +306,11 @@ impl Harness {
             return [0.0; 2];
         }
         let length = limiter.quota().window().as_micros() as f64;
-        let mut reset =
-            limiter.peek(self.key(limit)).await.unwrap().reset_after().as_micros() as f64;
+        let state = limiter.peek(self.key(limit)).await.unwrap();
+        let mut reset = state.reset_after().as_micros() as f64;
+        if state.held() > 0 {
+            reset -= length; // what is held can be spent at the end of the window
+        }
         if self.is_real || reset == 0.0 {
             reset = (reset / length).ceil().max(1.0) * length;
         }
