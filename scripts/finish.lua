@@ -25,13 +25,14 @@ if returns then
     returns = false
     plan()
     returns = true
-    local state = found_state()
-    return block and in_block(state) or state
+    return described(found_state())
   end
 
   function finish()
     if found then
       release(step_back(), releases())
+    elseif held and blocks then
+      put('') -- what is held stays as long as the block
     end
     if blocks then
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
@@ -44,17 +45,24 @@ if returns then
 else
   function finish(admitted, wait)
     local before
-    if commits and admitted then
+    local holds = lifetime > 0
+    if commits and admitted and not holds then
       before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
-    local state = found_state()
-    if commits and (admitted or stale) then
-      store(before, now + wait)
-      if block then
-        close_block()
-      end
+    local state = described(found_state())
+    if holds and admitted then
+      hold(cost, lifetime, grid)
     end
-    return block and in_block(state) or state
+    if commits and (stale or admitted and not holds) then
+      store(before, now + wait)
+    elseif not commits or not admitted and not is_behind then
+      return state
+    end
+    store_holds()
+    if block then
+      close_block()
+    end
+    return state
   end
 end

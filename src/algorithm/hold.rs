@@ -110,7 +110,8 @@ impl Slots {
 
     /// The sum of all units.
     pub(super) fn total(&self) -> f64 {
-        min(self.slots.iter().map(|slot| slot.units).sum(), EXACT)
+        // From 0, as the sum of no floats is -0.
+        min(self.slots.iter().fold(0.0, |sum, slot| sum + slot.units), EXACT)
     }
 
     /// Returns the skew of the slots at a time of the clock.
@@ -126,27 +127,39 @@ impl Slots {
         now + self.skew_at(now)
     }
 
+    /// Returns whether the clock has stepped back since the last change. Unless the skew is stored
+    /// then, the time of the slots stands still until the clock has caught up (law 8).
+    pub(super) fn is_stale(&self, now: f64) -> bool {
+        !self.is_empty() && now + self.skew < self.at
+    }
+
     /// Follows the clock, before a change.
-    fn touch(&mut self, now: f64) {
+    pub(super) fn touch(&mut self, now: f64) {
         self.skew = self.skew_at(now);
         self.at = now + self.skew;
     }
 
-    /// Removes the first slot that has ended. Returns its units, and the instant by the clock.
+    /// Returns whether a slot has ended, and its units are still held.
+    pub(super) fn has_ended(&self, now: f64) -> bool {
+        self.slots.first().is_some_and(|slot| slot.ends <= self.time(now))
+    }
+
+    /// Removes the first slot, if it has ended. Returns its units, and the instant by the clock.
     pub(super) fn expire(&mut self, now: f64) -> Option<(f64, f64)> {
-        let Slot { ends, units } = *self.slots.first()?;
-        if ends > self.time(now) {
-            return None;
-        }
+        if self.has_ended(now) { self.expire_next(now) } else { None }
+    }
+
+    /// Removes the first slot, and returns the same.
+    pub(super) fn expire_next(&mut self, now: f64) -> Option<(f64, f64)> {
         self.touch(now);
+        let Slot { ends, units } = *self.slots.first()?;
         self.slots.remove(0);
         Some((units, ends - self.skew))
     }
 
-    /// The instant of the clock at which the last slot ends, or `now` if that never happens.
-    pub(super) fn last_end(&self, now: f64) -> f64 {
-        let last = self.slots.last().map_or(0.0, |slot| slot.ends);
-        if last.is_finite() { last - self.skew_at(now) } else { now }
+    /// Returns whether the holds expire if they are not renewed.
+    pub(super) fn have_ends(&self) -> bool {
+        self.slots.last().is_none_or(|slot| slot.ends.is_finite())
     }
 
     /// Holds units. `epoch` is that of the first ones.

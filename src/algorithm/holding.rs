@@ -6,7 +6,7 @@ use std::mem::take;
 
 use super::{
     arithmetic::max,
-    hold::{Held, HoldAction, HoldChange, HoldReply, Slots},
+    hold::{Held, HoldAction, HoldChange, HoldReply, Lifetime, Slots},
     request::{Action, Admission, EngineReply, EngineRequest},
     table::{Kind, Params, State},
 };
@@ -16,20 +16,29 @@ impl Params {
     #[cold]
     pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
-        let found = state.clone();
+        // A hold reserves no instant: it would count from now on.
+        let max_wait = if let Action::Hold { .. } = action { 0.0 } else { request.max_wait };
+        let request = &EngineRequest { max_wait, ..*request };
+        let is_stale = action.inserts() && state.has_stale_holds(now);
+        // A request that changes nothing leaves slots that have ended as they are (law 1).
+        let found = (!is_stale && state.has_ended_holds(now)).then(|| state.clone());
         let mut held = self.open(state, now);
-        let before = held.state.clone();
+        if is_stale {
+            held.slots.touch(now);
+        }
+        let before = found.is_some().then(|| held.state.clone());
         let mut reply = self.step_beside(&mut held, request);
-        let holds = matches!(action, Action::Hold { .. }) && reply.admitted;
-        if let (true, Action::Hold { lifetime, epoch }) = (holds, action) {
+        let mut changed = action == Action::Refund || action.commits() && reply.admitted;
+        if let (true, Action::Hold { lifetime, epoch }) = (reply.admitted, action) {
             let epoch = epoch.map_or(now, |epoch| epoch as f64);
             reply.hold = Some(held.slots.hold(now, cost, lifetime, epoch));
+            changed = true;
         }
-        self.describe(&mut reply, &held, now);
-        let changed = action == Action::Refund
-            || holds
-            || action.commits() && (reply.admitted || !held.state.is_same(&before));
-        *state = if changed { self.close(held) } else { found };
+        self.describe(&mut reply, &mut held, now);
+        *state = match (found, before) {
+            (Some(found), Some(before)) if !changed && before.is_same(&held.state) => found,
+            _ => self.close(held),
+        };
         reply
     }
 
@@ -43,29 +52,33 @@ impl Params {
             let admission = Some(Admission { admitted: false, wait });
             return beside.step_bare(&mut held.state, &EngineRequest { admission, ..*request });
         }
-        let action = match request.action {
-            Action::Hold { .. } => Action::Peek, // which spends nothing
-            other => other,
-        };
-        beside.step_bare(&mut held.state, &EngineRequest { action, ..*request })
+        beside.step_bare(&mut held.state, request)
     }
 
     /// Describes the key beside what is held after the decision.
-    fn describe(&self, reply: &mut EngineReply, held: &Held<State, Kind>, now: f64) {
-        let total = held.slots.total();
-        reply.held = total;
-        let beside = self.beside(total);
-        let mut state = held.state.clone();
-        let seen = beside.step_bare(&mut state, &EngineRequest::observe(now));
+    fn describe(&self, reply: &mut EngineReply, held: &mut Held<State, Kind>, now: f64) {
+        reply.held = held.slots.total();
+        let beside = self.beside(reply.held);
+        let seen = beside.step_bare(&mut held.state, &EngineRequest::observe(now));
         reply.remaining = max(seen.remaining, 0.0);
         // More than an empty key has left beside the holds is left only when they end.
         let grows = reply.remaining < beside.most();
         reply.replenish = if grows { seen.replenish } else { 0.0 };
-        reply.reset = seen.reset;
-        if total > 0.0 {
-            let last = held.slots.last_end(now) - now;
-            reply.reset = max(seen.reset, last) + self.drain(total, now);
+        reply.reset = match held.slots.have_ends() {
+            true => self.reset_after_expiry(held, now),
+            false => seen.reset + self.drain(reply.held, now),
+        };
+    }
+
+    /// The time until the state is the initial one, if all holds expire.
+    fn reset_after_expiry(&self, held: &Held<State, Kind>, now: f64) -> f64 {
+        let Held { mut slots, mut state, .. } = held.clone();
+        let mut at = now;
+        while let Some((units, ended)) = slots.expire_next(now) {
+            at = ended;
+            self.step_bare(&mut state, &spend(units, at));
         }
+        at - now + self.step_bare(&mut state, &EngineRequest::observe(at)).reset
     }
 
     /// Returns whether an empty key admits this cost. With an overdraft, what is held may exceed
@@ -79,7 +92,7 @@ impl Params {
         self.step_bare(&mut State::Initial, &EngineRequest::observe(0.0)).remaining
     }
 
-    /// The longest time until these units, once they are spent, do not count any more.
+    /// The time until these units of an unused key, once they are spent, do not count any more.
     fn drain(&self, units: f64, now: f64) -> f64 {
         self.step_bare(&mut State::Initial, &spend(units, now)).reset
     }
@@ -98,11 +111,21 @@ impl Params {
         held
     }
 
+    /// Returns a state with these holds, as the scripts pack them.
+    #[cfg(test)]
+    pub(super) fn with_holds(&self, bytes: &[u8], state: State) -> State {
+        let (slots, _) = super::hold::decode(bytes).expect("holds");
+        self.close(Held { slots, ..self.held(state) })
+    }
+
     pub(super) fn held(&self, state: State) -> Held<State, Kind> {
         Held { slots: Slots::default(), state, algorithm: self.kind() }
     }
 
-    pub(super) fn close(&self, held: Held<State, Kind>) -> State {
+    pub(super) fn close(&self, mut held: Held<State, Kind>) -> State {
+        if held.state.is_initial() {
+            held.state = State::Initial;
+        }
         if held.slots.is_empty() { held.state } else { State::Held(Box::new(held)) }
     }
 
@@ -131,10 +154,16 @@ impl Params {
         {
             return self.change_holds(&mut block.state, now, epoch, changes);
         }
+        let is_stale = state.has_stale_holds(now);
         let mut held = self.open(state, now);
+        if is_stale {
+            held.slots.touch(now);
+        }
+        let time = held.slots.time(now);
         let (mut used, mut replies) = (0.0, Vec::with_capacity(changes.len()));
         for change in changes {
-            let (more, reply) = change_hold(&mut held.slots, now, epoch, change);
+            let left = change.receipt.ends - time;
+            let (more, reply) = change_hold(&mut held.slots, now, epoch, left, change);
             used += more;
             replies.push(reply);
         }
@@ -151,9 +180,10 @@ fn change_hold(
     slots: &mut Slots,
     now: f64,
     epoch: f64,
+    left: f64,
     &HoldChange { receipt, units, action }: &HoldChange,
 ) -> (f64, HoldReply) {
-    let has_expired = receipt.ends <= slots.time(now);
+    let has_expired = left <= 0.0;
     let is_known = slots.knows(receipt);
     if is_known && !has_expired {
         slots.take(now, receipt, units);
@@ -165,7 +195,9 @@ fn change_hold(
         HoldAction::End { used } => (used, HoldReply::Lost),
         HoldAction::Renew(_) if has_expired => (0.0, HoldReply::Expired),
         HoldAction::Renew(lifetime) => {
-            let receipt = slots.hold(now, units, lifetime, epoch);
+            // Not for less than is left of it: the holder may not get this reply.
+            let time = if is_known { max(lifetime.time, left) } else { lifetime.time };
+            let receipt = slots.hold(now, units, Lifetime { time, ..lifetime }, epoch);
             (0.0, HoldReply::Renewed(receipt))
         }
     }
