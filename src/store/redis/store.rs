@@ -16,6 +16,7 @@ use super::{
     config::RedisConfig,
     cross_slot::CrossSlot,
     front::{Entrance, Front},
+    holds::Keeper,
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
@@ -146,7 +147,13 @@ impl RedisStore {
         let client = transport.client(monitor.clone())?;
         Ok(Self {
             front: Front::new(client.clone()),
-            backend: Backend { client, monitor, prefix, denials: Denials::new(denial_ttl) },
+            backend: Backend {
+                client,
+                monitor,
+                prefix,
+                denials: Denials::new(denial_ttl),
+                holds: Keeper::default(),
+            },
             deadline,
             names: Names::default(),
             fallback: Arc::default(),
