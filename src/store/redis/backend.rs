@@ -3,13 +3,18 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{monitor::Monitor, release, transport::Client};
+use super::{
+    monitor::Monitor,
+    release::{self, ReleaseFuture},
+    script,
+    transport::{ANSWER_TIMEOUT, Client, Command, Deadline},
+};
 use crate::{
-    algorithm::{HoldReceipt, Release, units as count},
+    algorithm::{HoldAction, HoldChange, Release, units as count},
     decision::Receipt,
     keys::Key,
     observe::{Event, Observers},
-    store::{Hold, HoldGuard, Settings, denials::Denials},
+    store::{Hold, HoldGuard, RetryQueues, Settings, denials::Denials},
 };
 
 #[derive(Clone)]
@@ -30,21 +35,37 @@ impl Backend {
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 
-    /// Keeps a hold until it ends.
-    pub(super) fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        Box::new(RedisHold { backend: self.clone(), hold })
+    /// Keeps a hold until it ends. `queues` have the requests that wait for its units.
+    pub(super) fn keep_hold(&self, hold: Hold, queues: Arc<RetryQueues>) -> Box<dyn HoldGuard> {
+        Box::new(RedisHold { backend: self.clone(), hold, queues })
     }
 
-    /// Ends a hold in the background.
+    /// Ends a hold in the background, and then calls `on_end`.
     fn end_hold(
         &self,
         settings: &Settings,
         key: &Key<'_>,
-        units: u64,
-        receipt: &HoldReceipt,
-        used: u64,
+        change: HoldChange,
+        on_end: impl Fn() + Send + Sync + 'static,
     ) {
-        let _ = (&self.client, settings, key, units, receipt, used);
+        let (client, params) = (self.client.clone(), settings.params);
+        let (key, on_end) = (self.key(settings, key), Arc::new(on_end));
+        let name = key.clone();
+        let run = move || -> ReleaseFuture {
+            let (client, key, on_end) = (client.clone(), key.clone(), on_end.clone());
+            Box::pin(async move {
+                let changes = [change];
+                let of_key = [(&*key, &changes[..])].into_iter();
+                let (command, script) = script::change_holds(&params, of_key);
+                let command = Command::script(&command, &script.text);
+                let deadline = Deadline::new(ANSWER_TIMEOUT);
+                let (reply, _): (script::Reply, _) = client.execute(deadline, command).await?;
+                drop(reply);
+                on_end();
+                Ok(())
+            })
+        };
+        self.client.execute_later(release::task(&name, run));
     }
 
     /// Releases in the background the units that a decision has spent for one limit: its caller has
@@ -59,7 +80,9 @@ impl Backend {
         let instant = match of {
             Receipt::At(instant, _) => *instant,
             Receipt::Hold(receipt) => {
-                self.end_hold(settings, key, units, receipt, 0);
+                let (receipt, action) = (**receipt, HoldAction::End { used: 0.0 });
+                let change = HoldChange { receipt, units: count(units), action };
+                self.end_hold(settings, key, change, || ());
                 return true;
             }
             Receipt::None | Receipt::Id(_) => return false,
@@ -76,6 +99,7 @@ impl Backend {
 struct RedisHold {
     backend: Backend,
     hold: Hold,
+    queues: Arc<RetryQueues>,
 }
 
 impl fmt::Debug for RedisHold {
@@ -86,8 +110,10 @@ impl fmt::Debug for RedisHold {
 
 impl HoldGuard for RedisHold {
     fn end(self: Box<Self>, used: u64) {
-        let Hold { settings, key, units, receipt, .. } = &self.hold;
-        self.backend.end_hold(settings, key, *units, receipt, used);
+        let Self { backend, hold, queues } = *self;
+        let (limiter, key) = (hold.settings.name, hold.key.clone());
+        let on_end = move || queues.units_returned(limiter, &key);
+        backend.end_hold(&hold.settings, &hold.key, hold.end(used), on_end);
     }
 
     fn is_expired(&self) -> bool {

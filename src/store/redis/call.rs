@@ -6,7 +6,7 @@ use super::{
     transport::{Client, Command, Deadline, TransportError},
 };
 use crate::{
-    algorithm::{Action, EngineReply},
+    algorithm::{Action, EngineReply, Lifetime, micros},
     decision::{Outcome, Policy},
     store::{LimitRequest, StoreRequest},
 };
@@ -21,9 +21,10 @@ pub(super) struct ScriptCall {
 impl ScriptCall {
     pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
-            let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
+            let LimitRequest { settings, key, cost, max_wait, hold, .. } = *limit;
             let key = backend.key(settings, key);
-            Limit { key, params: settings.params, cost, max_wait, lifetime: None }
+            let lifetime = hold.map(|lifetime| Lifetime::new(micros(lifetime) as u64));
+            Limit { key, params: settings.params, cost, max_wait, lifetime }
         };
         Self {
             action: request.action,

@@ -297,10 +297,6 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        if request.limits.iter().any(|limit| limit.hold.is_some()) {
-            let error = StoreError::config("this store holds no units".to_owned());
-            return StoreFuture::ready(Err(error.into()));
-        }
         let undecided = match self.backend.denials.look_up(request, Instant::now) {
             Lookup::Denied(decision) => {
                 return StoreFuture::cached(Outcome::of_nothing(decision));
@@ -383,7 +379,7 @@ impl Store for RedisStore {
     }
 
     fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        self.backend.keep_hold(hold)
+        self.backend.keep_hold(hold, self.names.retry_queues().clone())
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
