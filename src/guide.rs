@@ -10,6 +10,7 @@ macro_rules! pages {
         #[doc = "[connections]: crate::guide::connections"]
         #[doc = "[http]: crate::guide::http"]
         #[doc = "[keys]: crate::guide::keys"]
+        #[doc = "[llm]: crate::guide::llm"]
         #[doc = "[operation]: crate::guide::operation"]
         #[doc = "[servers]: crate::guide::servers"]
         #[doc = "[several-limits]: crate::guide::several_limits"]
@@ -28,6 +29,7 @@ pages! {
     http "../docs/http.md"
     keys "../docs/keys.md"
     layers "../docs/layers.md"
+    llm "../docs/llm.md"
     operation "../docs/operation.md"
     redisson "../docs/redisson.md"
     servers "../docs/servers.md"
