@@ -84,12 +84,18 @@ impl Change {
 pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCode, Failure> {
     let limits = limits::limits(flags, true)?;
     let store = limits::store(flags)?;
-    let (mut seen, mut found) = (false, vec![]);
+    let mut peeked = vec![];
     for (name, limit) in &limits {
-        let limiter =
-            limit.limiter(name, store.clone()).map_err(|it| Failure::usage(it.to_string()))?;
+        let limiter = limit.limiter(name, store.clone());
+        let limiter = limiter.map_err(|error| Failure::usage(error.to_string()))?;
         let before = limiter.peek(key).await?;
-        seen |= is_seen(&before);
+        peeked.push((name, limit, limiter, before));
+    }
+    let seen = peeked.iter().any(|(.., before)| is_seen(before));
+    // Before a block, which is state, too.
+    let warning = if seen { None } else { Some(never_seen(flags, key, &limits).await?) };
+    let mut found = vec![];
+    for (name, limit, limiter, before) in peeked {
         let applies = is_seen(&before) || change.applies_to_unseen();
         let after = match applies && !flags.dry_run {
             true => Some(change.apply(&limiter, key).await?),
@@ -117,9 +123,7 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
     } else if seen && !change.applies_to_unseen() {
         println!("replicas that remember a denial of the key deny it for up to 1 s more");
     }
-    if seen {
-        return Ok(ExitCode::SUCCESS);
-    }
-    eprintln!("{}", never_seen(flags, key, &limits).await?);
+    let Some(warning) = warning else { return Ok(ExitCode::SUCCESS) };
+    eprintln!("{warning}");
     Ok(if change.applies_to_unseen() { ExitCode::SUCCESS } else { NEVER_SEEN.into() })
 }

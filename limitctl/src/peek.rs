@@ -71,7 +71,7 @@ pub async fn never_seen(
     }
     let names: Vec<_> = limits.iter().map(|(name, _)| name.as_str()).collect();
     Ok(format!(
-        "never seen: {} has no state of the key {key}; it is mistyped, or has sent nothing since \
+        "never seen: no state of the key {key} under {}: it is mistyped, or has sent nothing since \
          its quota was restored; `limitctl top` lists the keys with state",
         names.join(", ")
     ))
@@ -92,6 +92,9 @@ async fn other_algorithm(
         Algorithm::token_bucket(),
         Algorithm::leaky_bucket(),
     ] {
+        if algorithm.name() == limit.algorithm().name() {
+            continue;
+        }
         let quota = limit.quota().burst(limit.quota().limit());
         let Ok(limit) = Limit::try_new(algorithm, quota) else { continue };
         // The name is free again when the limiter is dropped.

@@ -131,7 +131,11 @@ async fn a_mistyped_key_was_never_seen() {
     for command in ["peek", "unblock", "reset"] {
         let found = site.run(&["--limit", "api", command, "header:x-api-key=k2"]);
         assert_eq!(found.code, 3, "{command}");
-        assert!(found.errors.contains("never seen: api has no state"), "{}", found.errors);
+        assert!(
+            found.errors.contains("never seen: no state of the key header:x-api-key=k2 under api"),
+            "{}",
+            found.errors
+        );
         assert!(found.errors.contains("mistyped"), "{}", found.errors);
     }
     let found = site.run(&["--limit", "api", "--json", "peek", "header:x-api-key=k2"]);
@@ -139,7 +143,7 @@ async fn a_mistyped_key_was_never_seen() {
     // A block is possible before the first request, but says so.
     let found = site.run(&["--limit", "api", "block", "--for", "10m", "header:x-api-key=k2"]);
     assert_eq!(found.code, 0);
-    assert!(found.errors.contains("never seen"), "{}", found.errors);
+    assert!(found.errors.contains("never seen: no state"), "{}", found.errors);
 }
 
 #[tokio::test]

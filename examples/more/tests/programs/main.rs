@@ -12,4 +12,5 @@ mod outbound;
 mod plans;
 mod quickstart;
 mod redisson;
+mod replay;
 mod server;
