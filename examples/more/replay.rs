@@ -83,8 +83,8 @@ struct Flags {
     #[arg(value_name = "FILE", required_unless_present = "sample")]
     files: Vec<PathBuf>,
 
-    /// The field that is the key, such as ip, user, path, or a field of JSON
-    /// (request.user) or CSV; several, joined by commas, are one key
+    /// The field that is the key: ip, user, path, or one of JSON or CSV, such
+    /// as request.user; several, joined by commas, are one key
     #[arg(long, value_name = "FIELDS", default_value = "ip", verbatim_doc_comment)]
     key: String,
 
@@ -118,7 +118,7 @@ struct Flags {
     #[arg(long, verbatim_doc_comment)]
     no_spread: bool,
 
-    /// The number of keys in the list of those that are denied most
+    /// The number of keys to list that are denied most
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
 
