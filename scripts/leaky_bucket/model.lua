@@ -1,5 +1,13 @@
 -- Model of the leaky bucket: the functions of the engine. state.lua stands before this text.
 
+-- No units of a leaky bucket can be held.
+local function hold_back() end
+local fits_beside
+
+local function size_of()
+  return size
+end
+
 local function is_foreign()
   return unit ~= new_unit or tick ~= new_tick
 end
@@ -86,16 +94,16 @@ end
 
 local refund
 if returns then
-  function refund(instant, units, kept)
+  function refund(instant, units)
     local back = units * unit
     if instant then
-      -- Units that have flowed out since are back already. Units that are kept flowed out first.
+      -- Units that have flowed out since are back already.
       local flowed_out = (now - instant) * tick
       if is_foreign() then
         local other = (now - instant) * new_tick / new_unit * unit
         flowed_out = math.max(flowed_out, math.ceil(other))
       end
-      back = math.max(back - math.max(flowed_out - kept * unit, 0), 0)
+      back = math.max(back - flowed_out, 0)
     end
     if back > 0 then
       lower(back)

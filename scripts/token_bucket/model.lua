@@ -1,5 +1,24 @@
 -- Model of the token bucket: the functions of the engine. state.lua stands before this text.
 
+local capacity = burst
+
+-- Decides by a quota that is smaller by the units that are held.
+local function hold_back(units)
+  burst = capacity - units
+end
+
+local function fits_beside(units)
+  return units <= burst + overdraft and burst + (overdraft > 0 and 1 or 0) >= 1
+end
+
+function drain(units)
+  return math.ceil(math.min(units * new_unit, max_debt) / new_lump) * new_period
+end
+
+local function size_of()
+  return size
+end
+
 local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
@@ -116,16 +135,16 @@ end
 
 local refund
 if returns then
-  function refund(instant, units, kept)
+  function refund(instant, units)
     local back = units * unit
     if instant then
-      -- Units that were refilled since, up to `at`, are back already. They repaid those kept first.
+      -- Units that were refilled since, up to `at`, are back already.
       local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
       if is_foreign() then
         local lumps = math.floor((now - instant) / new_period) + 1
         refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
       end
-      back = math.max(back - math.max(refilled - kept * unit, 0), 0)
+      back = math.max(back - refilled, 0)
     end
     if back > 0 then
       lower(back)

@@ -47,10 +47,9 @@ impl Step {
             }
             let (instant, cost) = admitted.swap_remove(which.index(admitted.len()));
             let units = (cost * f64::from(*quarters) / 4.0).ceil();
-            let kept = cost - units;
-            releases.push(Release { instant: Some(instant), units, kept });
-            if kept > 0.0 {
-                admitted.push((instant, kept));
+            releases.push(Release { instant: Some(instant), units });
+            if units < cost {
+                admitted.push((instant, cost - units));
             }
         }
         releases
@@ -347,7 +346,7 @@ fn max_lateness(params: &Params) -> f64 {
 }
 
 /// Asserts that both replies are the same. A peek after a refund shows its effect, too.
-fn both(
+pub(super) fn both(
     scripted: &mut Scripted,
     twin: &mut State,
     params: &Params,

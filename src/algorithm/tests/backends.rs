@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use super::super::{
-    Action, EngineReply, EngineRequest, Params, Release, State,
+    Action, EngineReply, EngineRequest, HoldChange, HoldReply, Params, Release, State,
     model::Model,
     reservations::{Reservation, Reservations, Reserved, Waiting},
     sliding_log,
@@ -29,6 +29,13 @@ pub(super) trait Backend {
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]);
 }
 
+/// A backend of an algorithm that can hold units.
+pub(super) trait Holds: Backend {
+    /// Ends and renews holds of the key.
+    fn change_holds(&mut self, params: &Params, now: f64, changes: &[HoldChange])
+    -> Vec<HoldReply>;
+}
+
 /// The twin.
 impl Backend for State {
     fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply {
@@ -37,6 +44,17 @@ impl Backend for State {
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
         params.return_units(self, now, releases);
+    }
+}
+
+impl Holds for State {
+    fn change_holds(
+        &mut self,
+        params: &Params,
+        now: f64,
+        changes: &[HoldChange],
+    ) -> Vec<HoldReply> {
+        params.change_holds(self, now, now, changes)
     }
 }
 
@@ -125,6 +143,14 @@ fn state(text: &[u8], params: &Params) -> State {
         let state = if text.is_empty() { State::Initial } else { state(text, params) };
         return params.blocked(state, integer(ends));
     }
+    if let [before @ .., count, b'H'] = text
+        && let Some(length) = text.len().checked_sub(25 + 14 * usize::from(*count))
+        && before.get(length) == Some(&b'H')
+    {
+        let (before, held) = text.split_at(length);
+        let beside = if before.is_empty() { State::Initial } else { state(before, params) };
+        return params.with_holds(held, beside);
+    }
     match params {
         Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 28))),
         Params::TokenBucket(_) => {
@@ -189,6 +215,12 @@ pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
         (State::Blocked(block), _) => {
             block.state = settled(std::mem::take(&mut block.state), now, params);
             return open(state, params, now);
+        }
+        (State::Held(held), _) => {
+            let beside = settled(std::mem::take(&mut held.state), now, params);
+            let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+            let is_over = beside.clone().decide(params, peek).reset == 0.0;
+            held.state = if is_over { State::Initial } else { beside };
         }
         (State::FixedWindow(Some(state)), Params::FixedWindow(params)) => {
             settle(state, now, params);
@@ -268,6 +300,19 @@ impl Backend for Scripted {
     }
 }
 
+impl Holds for Scripted {
+    fn change_holds(
+        &mut self,
+        params: &Params,
+        now: f64,
+        changes: &[HoldChange],
+    ) -> Vec<HoldReply> {
+        let (command, script) = script::change_holds(params, [(&*self.key, changes)].into_iter());
+        let reply = eval_at(&mut self.connection, command, script, now);
+        script::read_changes(&reply).unwrap().remove(0).unwrap()
+    }
+}
+
 /// Runs the script for limits with these parameters, each with the same request. Returns the reply
 /// of the limit that binds, and its index.
 pub(super) fn eval(
@@ -282,6 +327,10 @@ pub(super) fn eval(
         params: *params,
         cost: cost as u64,
         max_wait,
+        lifetime: match action {
+            Action::Hold { lifetime, .. } => Some(lifetime),
+            _ => None,
+        },
     };
     let limits: Vec<_> = keys.iter().zip(limits).map(limit).collect();
     let (command, script) = script::decide(action, &limits);
@@ -368,5 +417,7 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
             _ => 0.0,
         },
         blocked: micros(decision.block_rest()),
+        held: 0.0,
+        hold: None,
     }
 }

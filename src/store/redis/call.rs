@@ -23,7 +23,7 @@ impl ScriptCall {
         let limit = |limit: &LimitRequest<'_>| {
             let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
             let key = backend.key(settings, key);
-            Limit { key, params: settings.params, cost, max_wait }
+            Limit { key, params: settings.params, cost, max_wait, lifetime: None }
         };
         Self {
             action: request.action,

@@ -1,0 +1,198 @@
+//! Decisions about keys with holds, and changes of holds, for every algorithm: what is held makes
+//! the quota smaller that the model decides by. The units themselves are in `hold.rs`, decisions
+//! about other keys in `engine.rs`.
+
+use std::mem::take;
+
+use super::{
+    arithmetic::max,
+    hold::{Held, HoldAction, HoldChange, HoldReply, Slots},
+    request::{Action, Admission, EngineReply, EngineRequest},
+    table::{Kind, Params, State},
+};
+
+impl Params {
+    /// Decides about a key with holds, or holds the first units of a key.
+    #[cold]
+    pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+        let EngineRequest { action, cost, now, .. } = *request;
+        // A request that changes nothing leaves slots that have ended as they are (law 1).
+        let found = state.has_ended_holds(now).then(|| state.clone());
+        let mut held = self.open(state, now);
+        let before = found.is_some().then(|| held.state.clone());
+        let mut reply = self.step_beside(&mut held, request);
+        let mut changed = action == Action::Refund || action.commits() && reply.admitted;
+        if let (true, Action::Hold { lifetime, epoch }) = (reply.admitted, action) {
+            let epoch = epoch.map_or(now, |epoch| epoch as f64);
+            reply.hold = Some(held.slots.hold(now, cost, lifetime, epoch));
+            changed = true;
+        }
+        self.describe(&mut reply, &mut held, now);
+        *state = match (found, before) {
+            (Some(found), Some(before)) if !changed && before.is_same(&held.state) => found,
+            _ => self.close(held),
+        };
+        reply
+    }
+
+    /// Decides beside what is held. Holds nothing.
+    fn step_beside(&self, held: &mut Held<State, Kind>, request: &EngineRequest) -> EngineReply {
+        let beside = self.beside(held.slots.total());
+        if request.action.can_be_denied() && !beside.fits(request.cost) {
+            // No time helps: holds have to end. The state is looked at all the same, because a
+            // check converts one that another quota has counted.
+            let wait = request.admission.map_or(f64::INFINITY, |all| all.wait);
+            let admission = Some(Admission { admitted: false, wait });
+            return beside.step_bare(&mut held.state, &EngineRequest { admission, ..*request });
+        }
+        let action = match request.action {
+            Action::Hold { .. } => Action::Peek, // which spends nothing
+            other => other,
+        };
+        beside.step_bare(&mut held.state, &EngineRequest { action, ..*request })
+    }
+
+    /// Describes the key beside what is held after the decision.
+    fn describe(&self, reply: &mut EngineReply, held: &mut Held<State, Kind>, now: f64) {
+        reply.held = held.slots.total();
+        let beside = self.beside(reply.held);
+        let seen = beside.step_bare(&mut held.state, &EngineRequest::observe(now));
+        reply.remaining = max(seen.remaining, 0.0);
+        // More than an empty key has left beside the holds is left only when they end.
+        let grows = reply.remaining < beside.most();
+        reply.replenish = if grows { seen.replenish } else { 0.0 };
+        reply.reset = match held.slots.have_ends() {
+            true => self.reset_after_expiry(held, now),
+            false => seen.reset + self.drain(reply.held, now),
+        };
+    }
+
+    /// The time until the state is the initial one, if all holds expire.
+    fn reset_after_expiry(&self, held: &Held<State, Kind>, now: f64) -> f64 {
+        let Held { mut slots, mut state, .. } = held.clone();
+        let mut at = now;
+        while let Some((units, ended)) = slots.expire_next(now) {
+            at = ended;
+            self.step_bare(&mut state, &spend(units, at));
+        }
+        at - now + self.step_bare(&mut state, &EngineRequest::observe(at)).reset
+    }
+
+    /// Returns whether an empty key admits this cost. With an overdraft, what is held may exceed
+    /// the quota, and then nothing is admitted.
+    fn fits(&self, cost: f64) -> bool {
+        cost <= self.max_cost() && self.most() >= 1.0
+    }
+
+    /// The units that an empty key has left.
+    fn most(&self) -> f64 {
+        self.step_bare(&mut State::Initial, &EngineRequest::observe(0.0)).remaining
+    }
+
+    /// The time until these units of an unused key, once they are spent, do not count any more.
+    fn drain(&self, units: f64, now: f64) -> f64 {
+        self.step_bare(&mut State::Initial, &spend(units, now)).reset
+    }
+
+    /// Takes the state for a decision, after all slots that have ended: their units are spent at
+    /// their ends.
+    fn open(&self, state: &mut State, now: f64) -> Held<State, Kind> {
+        let mut held = match take(state) {
+            State::Held(held) if held.algorithm == self.kind() => *held,
+            State::Held(_) => self.held(State::Initial), // for another algorithm
+            state => self.held(state),
+        };
+        while let Some((units, ended)) = held.slots.expire(now) {
+            self.step_bare(&mut held.state, &spend(units, ended));
+        }
+        held
+    }
+
+    /// Returns a state with these holds, as the scripts pack them.
+    #[cfg(test)]
+    pub(super) fn with_holds(&self, bytes: &[u8], state: State) -> State {
+        let (slots, _) = super::hold::decode(bytes).expect("holds");
+        self.close(Held { slots, ..self.held(state) })
+    }
+
+    pub(super) fn held(&self, state: State) -> Held<State, Kind> {
+        Held { slots: Slots::default(), state, algorithm: self.kind() }
+    }
+
+    pub(super) fn close(&self, mut held: Held<State, Kind>) -> State {
+        if held.state.is_initial() {
+            held.state = State::Initial;
+        }
+        if held.slots.is_empty() { held.state } else { State::Held(Box::new(held)) }
+    }
+
+    /// Calls `change` with the state beside the holds.
+    pub(super) fn change_beside(
+        &self,
+        state: &mut State,
+        now: f64,
+        change: impl FnOnce(&mut State),
+    ) {
+        let mut held = self.open(state, now);
+        change(&mut held.state);
+        *state = self.close(held);
+    }
+
+    /// Ends and renews holds, all of one key.
+    pub(crate) fn change_holds(
+        &self,
+        state: &mut State,
+        now: f64,
+        epoch: f64,
+        changes: &[HoldChange],
+    ) -> Vec<HoldReply> {
+        if let State::Blocked(block) = state
+            && block.algorithm == self.kind()
+        {
+            return self.change_holds(&mut block.state, now, epoch, changes);
+        }
+        let mut held = self.open(state, now);
+        let time = held.slots.time(now);
+        let (mut used, mut replies) = (0.0, Vec::with_capacity(changes.len()));
+        for change in changes {
+            let has_expired = change.receipt.ends <= time;
+            let (more, reply) = change_hold(&mut held.slots, now, epoch, has_expired, change);
+            used += more;
+            replies.push(reply);
+        }
+        if used > 0.0 {
+            self.step_bare(&mut held.state, &spend(used, now));
+        }
+        *state = self.close(held);
+        replies
+    }
+}
+
+/// Changes one hold. Returns the units to spend, too.
+fn change_hold(
+    slots: &mut Slots,
+    now: f64,
+    epoch: f64,
+    has_expired: bool,
+    &HoldChange { receipt, units, action }: &HoldChange,
+) -> (f64, HoldReply) {
+    let is_known = slots.knows(receipt);
+    if is_known && !has_expired {
+        slots.take(now, receipt, units);
+    }
+    match action {
+        // Its units were spent when it expired.
+        HoldAction::End { used } if has_expired => (max(used - units, 0.0), HoldReply::Expired),
+        HoldAction::End { used } if is_known => (used, HoldReply::Ended),
+        HoldAction::End { used } => (used, HoldReply::Lost),
+        HoldAction::Renew(_) if has_expired => (0.0, HoldReply::Expired),
+        HoldAction::Renew(lifetime) => {
+            let receipt = slots.hold(now, units, lifetime, epoch);
+            (0.0, HoldReply::Renewed(receipt))
+        }
+    }
+}
+
+fn spend(units: f64, now: f64) -> EngineRequest {
+    EngineRequest { action: Action::Spend, cost: units, ..EngineRequest::observe(now) }
+}
