@@ -22,7 +22,7 @@ const STYLE: &str = "
   :root { --paper: #ffffff; --ink: #1f2328; --soft: #59636e; --area: #d5dae1; --grid: #e4e7eb;
     --c0: #b35900; --c1: #8250df; --c2: #0969da; --c3: #1a7f37; --c4: #bf3989; }
   @media (prefers-color-scheme: dark) { :root { --paper: #0d1117; --ink: #e6edf3;
-    --soft: #9da7b3; --area: #30363d; --grid: #21262d; --c0: #f0a04b; --c1: #b083f0; --c2: #58a6ff;
+    --soft: #9da7b3; --area: #4a535f; --grid: #2a3038; --c0: #f0a04b; --c1: #b083f0; --c2: #58a6ff;
     --c3: #3fb950; --c4: #f778ba; } }
   svg { font: 12px system-ui, sans-serif; max-width: 900px; width: 100%; height: auto; }
   .paper { fill: var(--paper); } text { fill: var(--ink); } .soft { fill: var(--soft); }
@@ -52,6 +52,7 @@ pub fn draw(flags: &Flags, traffic: &Traffic, tried: &[Candidate]) -> String {
             y += 30.0;
             body += &label(LEFT, y, "title", &candidate.quota.to_string());
             body += &label_end(WIDTH - LEFT, y, "soft", "denied");
+            y += 4.0;
         }
         let group = tried.iter().filter(|other| other.quota == candidate.quota);
         let group = group.map(|other| other.series.like(&traffic.series));
