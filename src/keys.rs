@@ -97,8 +97,8 @@ impl<'a> Key<'a> {
         bounded([self.as_bytes(), b"|", other.as_bytes()].concat())
     }
 
-    /// Returns the key that [`as_str`](Key::as_str) prints as this text, such as a key from a log or
-    /// from a list of denied keys; `None` if no key is printed so.
+    /// Returns the key that [`as_str`](Key::as_str) prints as this text, such as a key from a log,
+    /// or from a list of denied keys; `None` if no key is printed so.
     ///
     /// For the value of a request, use `From` or the extractor of the layer: they escape it.
     ///

@@ -307,8 +307,8 @@ fn work(
     })
 }
 
-/// Advances the paused clock of this thread. The future advances it when it is first polled; then it
-/// yields to other tasks, of which there are none, and which would take longer than a decision.
+/// Advances the paused clock of this thread. The future does so when it is first polled. Then it
+/// yields to other tasks: there are none, and a turn of the scheduler costs as much as a decision.
 fn advance(duration: Duration) {
     let advance = pin!(tokio::time::advance(duration));
     let _ = advance.poll(&mut Context::from_waker(Waker::noop()));

@@ -1,4 +1,4 @@
-//! The commands against a private Redis: what they print, as text and as JSON, and their exit codes.
+//! The commands against a private Redis: what they print, as text and JSON, and their exit codes.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../../tests/support/server.rs"]

@@ -85,7 +85,7 @@ fn head(lines: &Lines, traffic: &Traffic) -> String {
     }
     if lines.late > 0 {
         text += &format!(
-            "late lines: {} are more than {WINDOW} s out of order, and count later than their time\n",
+            "late lines: {} are more than {WINDOW} s out of order, and count after their time\n",
             number(lines.late)
         );
     }

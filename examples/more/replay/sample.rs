@@ -46,9 +46,8 @@ pub fn log() -> String {
         let Entry { second, address, user, request, status, agent } = entry;
         let time = common(START + *second as i64);
         let bytes = 200 + (number * 7_919) % 4_000;
-        text += &format!(
-            "{address} - {user} [{time}] \"{request} HTTP/1.1\" {status} {bytes} \"-\" \"{agent}\"\n"
-        );
+        text += &format!("{address} - {user} [{time}] \"{request} HTTP/1.1\" {status} {bytes} ");
+        text += &format!("\"-\" \"{agent}\"\n");
         if number == 1_000 {
             text += "worker process 4711 exited on signal 11\n"; // as logs have it
         }

@@ -15,7 +15,8 @@ const MONTHS: [&[u8]; 12] = [
     b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec",
 ];
 
-/// Reads a number since 1970, or a date since then: `2026-03-02T08:00:00.123Z` or `02/Mar/2026:08:00:00 +0000`.
+/// Reads a number since 1970, or a date since then: `2026-03-02T08:00:00.123Z` or
+/// `02/Mar/2026:08:00:00 +0000`.
 pub fn parse(text: &[u8]) -> Option<Stamp> {
     let text = text.trim_ascii();
     let stamp = match text.get(2) {
