@@ -13,6 +13,7 @@ fn the_help_of_each_example_fits_into_100_columns() {
         "grpc",
         "outbound",
         "plans",
+        "playground",
         "redisson",
         "replay",
         "server",
