@@ -7,9 +7,11 @@ macro_rules! pages {
     ($($name:ident $file:literal)*) => {$(
         #[doc = "[algorithms]: crate::guide::algorithms"]
         #[doc = "[benchmarks]: crate::guide::benchmarks"]
+        #[doc = "[configuration]: crate::guide::configuration"]
         #[doc = "[connections]: crate::guide::connections"]
         #[doc = "[http]: crate::guide::http"]
         #[doc = "[keys]: crate::guide::keys"]
+        #[doc = "[limitctl]: crate::guide::limitctl"]
         #[doc = "[operation]: crate::guide::operation"]
         #[doc = "[servers]: crate::guide::servers"]
         #[doc = "[several-limits]: crate::guide::several_limits"]
@@ -28,6 +30,7 @@ pages! {
     http "../docs/http.md"
     keys "../docs/keys.md"
     layers "../docs/layers.md"
+    limitctl "../docs/limitctl.md"
     operation "../docs/operation.md"
     redisson "../docs/redisson.md"
     servers "../docs/servers.md"

@@ -36,9 +36,9 @@
 //! The pages of the [`guide`] describe [algorithms](guide::algorithms), [keys](guide::keys),
 //! [several limits](guide::several_limits), [waiting](guide::waiting), [responses](guide::http),
 //! [layers](guide::layers), [configuration](guide::configuration),
-//! [Redis operation](guide::operation), [servers](guide::servers), [Redis
-//! connections](guide::connections), [Redisson](guide::redisson) and
-//! [benchmarks](guide::benchmarks).
+//! [Redis operation](guide::operation), [the tool for people on call](guide::limitctl),
+//! [servers](guide::servers), [Redis connections](guide::connections),
+//! [Redisson](guide::redisson) and [benchmarks](guide::benchmarks).
 //!
 //! # Glossary
 //!

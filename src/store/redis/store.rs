@@ -20,10 +20,11 @@ use super::{
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
+    scan::KeyScan,
     transport::{ANSWER_TIMEOUT, Command, Deadline},
 };
 use crate::{
-    algorithm::{Action, Release},
+    algorithm::{Action, Algorithm, Release},
     decision::Outcome,
     error::StoreError,
     keys::Key,
@@ -231,6 +232,13 @@ impl RedisStore {
     #[must_use]
     pub fn health(&self) -> Health {
         self.backend.monitor.health(self.backend.client.health(self.deadline))
+    }
+
+    /// Returns a scan over the keys with state of the limiter with this name and algorithm, on all
+    /// servers of the store: see [`KeyScan`].
+    #[must_use]
+    pub fn scan(&self, limiter: &str, algorithm: Algorithm) -> KeyScan {
+        KeyScan::new(self.backend.clone(), limiter, algorithm)
     }
 
     /// Adds an observer to the store and its clones: see [`observe`](crate::observe).
