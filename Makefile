@@ -1,5 +1,6 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  nightly soak release-check bench bench-peers connections redis-server
+  nightly soak release-check bench bench-memory \
+  bench-instructions bench-peers connections redis-server valgrind
 
 test: redis-server
 	cargo test --workspace --all-features
@@ -97,10 +98,22 @@ release-check:
 	  cargo semver-checks -p tower-ratelimit --baseline-rev "$$tag"
 	$(MAKE) features package
 
-bench: redis-server
-	cargo bench --bench memory
+bench: redis-server bench-memory
 	cargo bench --bench redis
 	cargo bench --bench waiting
+
+# The memory store and the layer beside other rate limiters: times, allocations, instructions.
+# MEMORY="checks layers" selects parts of the times: see benches/memory/src/bin/memory/main.rs.
+bench-memory: valgrind
+	cargo build --release --manifest-path benches/memory/Cargo.toml --target-dir target/memory --features peers
+	target/memory/release/memory $(MEMORY)
+	target/memory/release/allocations
+	PEERS=1 BASE=none benches/memory/instructions.sh
+
+# Fails if the memory store or the layer takes over 2 % more instructions than in the commit before.
+# BASE=commit compares with another one; benches/memory/instructions.sh describes it.
+bench-instructions: valgrind
+	benches/memory/instructions.sh
 
 # This crate beside other rate limiters. PEERS="--quick throttled" measures some of them for a short
 # time; PEERS=--list prints their names. Without PEERS, it writes the tables of docs/benchmarks.md.
@@ -113,6 +126,13 @@ bench-peers: redis-server
 connections: redis-server
 	cargo run --release --manifest-path benches/connections/Cargo.toml \
 	  --target-dir target/connections -- $(EXPERIMENTS)
+
+valgrind:
+	@command -v valgrind >/dev/null || { \
+	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  if command -v apt-get >/dev/null; then \
+	    $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -qy valgrind; \
+	  else echo "install valgrind, then run this again" >&2; exit 1; fi; }
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:
