@@ -2,9 +2,11 @@
 //! `instructions.sh` starts it, and divides the counts by the number of requests.
 //!
 //! For each subject it prints a line: the number of the row whose instructions are to be
-//! subtracted, 0 for none, and the name.
+//! subtracted, 0 for none, and the name. With an argument, it runs only the row of that name: the
+//! functions of a row are seen with `valgrind --tool=callgrind
+//! --toggle-collect=instructions::counted_by_callgrind` and `callgrind_annotate`.
 
-use std::{convert::Infallible, hint::black_box, time::Duration};
+use std::{convert::Infallible, env, hint::black_box, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
@@ -29,6 +31,7 @@ fn counted_by_callgrind(work: &mut dyn FnMut()) {
 
 /// The rows, as they are printed.
 struct Rows {
+    only: Option<String>,
     count: usize,
     /// The row of the bare service.
     bare: usize,
@@ -38,6 +41,9 @@ struct Rows {
 
 impl Rows {
     fn row(&mut self, name: &str, base: usize, mut work: impl FnMut()) {
+        if self.only.as_ref().is_some_and(|only| only != name) {
+            return;
+        }
         self.count += 1;
         println!("{base} {name}");
         counted_by_callgrind(&mut work);
@@ -75,7 +81,8 @@ impl Rows {
 fn main() {
     assert_eq!(REQUESTS, KEYS * PASSES);
     let keys = shuffled_keys(KEYS);
-    let mut rows = Rows { count: 0, bare: 0, values: header_values(&keys), keys };
+    let mut rows =
+        Rows { only: env::args().nth(1), count: 0, bare: 0, values: header_values(&keys), keys };
     let algorithms = [
         ("token bucket", Algorithm::token_bucket()),
         ("fixed window", Algorithm::fixed_window()),
