@@ -33,7 +33,7 @@ use super::{
     StoreRequest,
 };
 use crate::{
-    algorithm::{EngineReply, EngineRequest, Release},
+    algorithm::{Action, EngineReply, EngineRequest, Release, units},
     decision::Decision,
     error::{Error, StoreError},
     keys::Key,
@@ -73,13 +73,14 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// the earliest.
 ///
 /// A store never holds more than `max_keys` keys, even if threads race for the last ones. An
-/// insertion into a full store looks at up to 32 keys, so that it takes bounded time; the next
-/// insertion looks at the next 32. The new key takes the place of the first of these:
+/// insertion into a full store looks at the next keys, at most 32, until it finds four that are not
+/// in use, so that it takes bounded time. The new key takes the place of the first of these:
 ///
 /// 1. A key that is back in its initial state.
-/// 2. The key with the most of its quota left, among keys that are not in use. Its usage is
+/// 2. The key with the most of its quota left, of the four keys that are not in use. Its usage is
 ///    forgotten, so it gets its quota once more.
-/// 3. With [`WhenFull::EvictSoonest`], the key whose quota is restored soonest.
+/// 3. With [`WhenFull::EvictSoonest`], if all 32 keys are in use, the key whose quota is restored
+///    soonest.
 ///
 /// If there is none, the new key gets [`ErrorKind::Full`](crate::store::ErrorKind::Full), and the
 /// layer responds with 503.
@@ -92,9 +93,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// A charge fails if there is no room for all of its new keys. A charge that finds room for only
 /// some of its keys may still evict a key.
 ///
-/// In a store of at most 32 keys the choice is exact. In a larger one it is a sample: when nearly
-/// all keys are in use, a new one may be rejected although a key outside the sample could be
-/// evicted.
+/// The choice is a sample, except in a store of at most four keys: when nearly all keys of a large
+/// store are in use, a new one may be rejected although a key outside the sample could be evicted.
 ///
 /// By default, a client that can make up keys can lock out other new keys. This takes
 /// `max_keys x burst` units of cost, or two requests for each of `max_keys` keys if the client can
@@ -220,32 +220,51 @@ impl MemoryStore {
         }
     }
 
+    #[inline]
     fn decide_single(
         &self,
         request: &StoreRequest<'_>,
         limit: &LimitRequest<'_>,
     ) -> Result<Decision, Error> {
+        let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
+        let hash = self.hash(settings, key.as_bytes());
+        if request.action == Action::Check && settings.params.has_fast_path() {
+            // A clock that is read under the lock delays other threads, and the look-up of the key.
+            let now = self.now();
+            let mut shard = self.shard(hash);
+            let found = shard.find(hash, settings, key.as_bytes());
+            let step = found.and_then(|it| it.check_fast(settings, units(cost), max_wait, now));
+            drop(shard);
+            if let Some(step) = step {
+                let reply = settings.params.reply_fast(&step);
+                return Ok(Decision::new(limit.policy(), reply, Action::Check, 0.0));
+            }
+        }
+        self.decide_carefully(request, limit, hash)
+    }
+
+    /// Decides without the fast path.
+    // Inlined, it would make a check of a known key 5 % slower.
+    #[inline(never)]
+    fn decide_carefully(
+        &self,
+        request: &StoreRequest<'_>,
+        limit: &LimitRequest<'_>,
+        hash: u64,
+    ) -> Result<Decision, Error> {
         let LimitRequest { settings, key, .. } = *limit;
-        let key = key.as_bytes();
-        let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
-        let found = shard.find(hash, settings, key);
+        let found = shard.find(hash, settings, key.as_bytes());
         let engine_request = request.at(limit, self.now());
-        let decision = |reply| Decision::new(limit.policy(), reply, request.action, 0.0);
-        match found {
-            Some(entry) => match entry.decide_fast(settings, &engine_request) {
-                Some(checked) => {
-                    drop(shard);
-                    Ok(decision(checked.reply()))
-                }
-                None => Ok(decision(entry.decide(settings, &engine_request))),
-            },
+        let reply = match found {
+            Some(entry) => entry.decide(settings, &engine_request),
             None => {
                 let reply = self.decide_new(request, limit, hash, shard, &engine_request);
                 self.report_keys();
-                Ok(decision(reply?))
+                reply?
             }
-        }
+        };
+        Ok(Decision::new(limit.policy(), reply, request.action, 0.0))
     }
 
     /// Returns units to a key.
@@ -264,8 +283,6 @@ impl MemoryStore {
     }
 
     /// Decides about a key that is not in its shard.
-    // Inlined, it would make a check of a known key 5 % slower.
-    #[inline(never)]
     fn decide_new(
         &self,
         request: &StoreRequest<'_>,
