@@ -151,9 +151,6 @@ impl Limiter {
     /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check
     /// applies its own.
     ///
-    /// After the first change, each check reads the quota under a lock that is shared by all
-    /// threads: about 20 ns more.
-    ///
     /// # Errors
     ///
     /// If the algorithm does not support the quota. The limiter then keeps its quota.
