@@ -31,7 +31,7 @@ test-properties: redis-server
 	  cargo test -p tower-ratelimit --all-features --lib
 
 # Those that change the library; the others only add dependencies to one of them.
-FEATURES = axum metrics redis redisson serde tls-rustls-no-provider tls-rustls tracing uuid
+FEATURES = axum cpu-counter metrics redis redisson serde tls-rustls-no-provider tls-rustls tracing uuid
 
 lint: msrv long-lines
 	cargo fmt --all --check

@@ -87,9 +87,8 @@ impl Entry {
         matches!(self.counts, Counts::Packed { packed: INITIAL, .. })
     }
 
-    /// Decides about a check as [`decide`](Entry::decide) does; `None` in uncommon cases: if `now`,
-    /// which was read before the key was locked, is older than the state, if the request can wait,
-    /// or if two numbers do not represent the state.
+    /// Decides about a check as [`decide`](Entry::decide) does; `None` in uncommon cases: if the
+    /// request has to wait, or if two numbers do not represent the state.
     #[inline]
     pub(super) fn check_fast(
         &mut self,

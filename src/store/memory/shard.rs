@@ -7,6 +7,7 @@ use hashbrown::HashTable;
 
 use super::{
     WhenFull,
+    clock::Clock,
     entry::{Entry, Usage},
     slots::{Slot, Slots},
 };
@@ -25,10 +26,17 @@ const MAX_BUCKETS_LOOKED_AT: usize = 512;
 /// is likely to come soon.
 const KEPT: f64 = 1e6;
 
+/// The difference between the clocks of two threads up to which the later one holds, in
+/// microseconds: no unit is refilled twice. A clock that steps back further has another origin, and
+/// must not stand still until then.
+const LONGEST_DIFFERENCE: f64 = 1e6;
+
 pub(super) struct Shard {
     table: HashTable<Entry>,
     /// The bucket at which the next sweep continues.
     cursor: usize,
+    /// The latest instant at which something was decided.
+    pub(super) latest: f64,
 }
 
 /// A search for a key to evict. It is bounded, and may extend over several shards.
@@ -70,7 +78,27 @@ impl<'a> Search<'a> {
 
 impl Shard {
     pub(super) fn new() -> Self {
-        Self { table: HashTable::new(), cursor: 0 }
+        Self { table: HashTable::new(), cursor: 0, latest: 0.0 }
+    }
+
+    /// Returns the instant of a `reading` of the clock. Before this thread locked the shard, another
+    /// one may have read a later instant: then it is that one.
+    #[inline]
+    pub(super) fn instant(&mut self, reading: f64, clock: &Clock) -> f64 {
+        if reading < self.latest {
+            self.latest = self.instant_again(clock.now());
+        } else {
+            self.latest = reading;
+        }
+        self.latest
+    }
+
+    /// Returns the instant of a reading while the shard is locked. It is older than the latest one
+    /// if the counters of two processors differ, or if another runtime of a test has advanced its
+    /// paused time.
+    #[cold]
+    fn instant_again(&self, reading: f64) -> f64 {
+        if self.latest - reading > LONGEST_DIFFERENCE { reading } else { reading.max(self.latest) }
     }
 
     #[cfg(test)]
