@@ -45,11 +45,12 @@ impl FixedWindowParams {
 
     /// Decides as the engine does about a check that does not wait; `None` if the state is newer.
     #[inline]
-    pub(super) fn step_fast(&self, packed: Packed, cost: f64, now: f64) -> Option<FastStep> {
-        let [start, count] = self.window_at(packed, now)?;
+    pub(super) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
+        let [start, count] = self.window_at(*packed, now)?;
         Some(if count + cost <= self.limit {
+            *packed = [start, count + cost];
             let admission = Admission { admitted: true, wait: 0.0 };
-            FastStep { admission, after: [start, count + cost], now }
+            FastStep { admission, after: *packed, now }
         } else {
             let admission = Admission { admitted: false, wait: start + self.window - now };
             FastStep { admission, after: [start, count], now }

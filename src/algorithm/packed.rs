@@ -14,6 +14,6 @@ pub(crate) const INITIAL: Packed = [0.0; 2];
 pub(crate) struct FastStep {
     pub(crate) admission: Admission,
     /// The state after the check.
-    pub(crate) after: Packed,
+    pub(super) after: Packed,
     pub(super) now: f64,
 }

@@ -396,10 +396,10 @@ impl Params {
         matches!(self, Self::TokenBucket(_) | Self::FixedWindow(_))
     }
 
-    /// Decides as [`step`](Params::step) does about a check that does not wait; `None` in uncommon
-    /// cases.
+    /// Decides as [`step`](Params::step) does about a check that does not wait, and changes the
+    /// state if it is admitted; `None` in uncommon cases.
     #[inline]
-    pub(crate) fn step_fast(&self, packed: Packed, cost: f64, now: f64) -> Option<FastStep> {
+    pub(crate) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
         match self {
             Self::TokenBucket(params) => params.step_fast(packed, cost, now),
             Self::FixedWindow(params) => params.step_fast(packed, cost, now),

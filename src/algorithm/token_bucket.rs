@@ -84,9 +84,9 @@ impl TokenBucketParams {
     /// Decides as the engine does about a check that does not wait; `None` if the settings are not
     /// plain, or the state is newer.
     #[inline]
-    pub(super) fn step_fast(&self, packed: Packed, cost: f64, now: f64) -> Option<FastStep> {
+    pub(super) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
         let Self { burst, unit, lump, max_debt, .. } = *self;
-        let [at, debt] = packed;
+        let [at, debt] = *packed;
         if !self.is_plain() || now < at {
             return None;
         }
@@ -97,8 +97,9 @@ impl TokenBucketParams {
         }
         let missing = after - burst * unit;
         Some(if missing <= 0.0 {
+            *packed = [now, after];
             let admission = Admission { admitted: true, wait: 0.0 };
-            FastStep { admission, after: [now, after], now }
+            FastStep { admission, after: *packed, now }
         } else {
             let admission = Admission { admitted: false, wait: ceil_div(missing, lump) };
             FastStep { admission, after: [now, debt], now }

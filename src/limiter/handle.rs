@@ -371,11 +371,11 @@ impl Limiter {
     /// decides or several, now or later. Behind it are the observers and the store.
     #[inline]
     pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
-        let mut answer = self.0.store.decide(request);
-        if is_reported(request, &answer) {
-            answer = reported(request, answer);
+        let answer = self.0.store.decide(request);
+        if !is_reported(request, &answer) {
+            return answer;
         }
-        answer
+        reported(request, answer)
     }
 
     /// Returns `units` of those that a decision about the key has `spent` or reserved.

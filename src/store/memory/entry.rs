@@ -99,12 +99,11 @@ impl Entry {
     ) -> Option<FastStep> {
         match &mut self.counts {
             Counts::Packed { denied_until, packed } if Arc::ptr_eq(&self.settings, settings) => {
-                let step = settings.params.step_fast(*packed, cost, now)?;
-                if step.admission.admitted {
-                    *packed = step.after;
-                } else if max_wait > 0.0 {
-                    return None;
-                } else {
+                let step = settings.params.step_fast(packed, cost, now)?;
+                if !step.admission.admitted {
+                    if max_wait > 0.0 {
+                        return None;
+                    }
                     *denied_until = second(now + step.admission.wait).max(*denied_until);
                 }
                 Some(step)
