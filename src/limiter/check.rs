@@ -9,7 +9,7 @@ use std::{
 use super::{handle::Limiter, max_wait::MaxWait, recovery::Recovered};
 use crate::{
     algorithm::Action,
-    decision::{Decision, KeyState},
+    decision::{Decision, KeyState, Outcome},
     error::Error,
     keys::Key,
     store::{Store, StoreFuture},
@@ -79,13 +79,18 @@ impl Limiter {
         let key = key.into();
         let answer = self.decide(Action::Check, &key, n, MaxWait::DEFAULT);
         let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
-        result.or_else(|error| match self.recover(error, &key, n)? {
+        let recovered = match result {
+            Ok(outcome) => return Ok(outcome.decision),
+            Err(error) => self.recover(error, &key, n)?,
+        };
+        match recovered {
             Recovered::Uncounted(decision) => Ok(decision),
             Recovered::Fallback(charge) => {
                 let answer = charge.decide(Action::Check, MaxWait::DEFAULT);
-                answer.into_now().ok_or(Error::NotImmediate { limiter })?
+                let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
+                result.map(|outcome| outcome.decision)
             }
-        })
+        }
     }
 
     /// Spends `n` units of the quota of `key` if they are left.
@@ -150,7 +155,8 @@ impl Limiter {
     /// # }
     /// ```
     pub async fn peek_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<KeyState, Error> {
-        self.decide(Action::Peek, &key.into(), n, MaxWait::DEFAULT).await.map(KeyState::peeked)
+        let outcome = self.decide(Action::Peek, &key.into(), n, MaxWait::DEFAULT).await?;
+        Ok(KeyState::peeked(outcome.decision))
     }
 }
 
@@ -166,9 +172,9 @@ struct Check<'s, 'k> {
 /// The state of a check that no answer has ended yet.
 enum State {
     Starting,
-    Waiting(StoreFuture<Decision>),
+    Waiting(StoreFuture<Outcome>),
     /// The store has failed.
-    FallingBack(StoreFuture<Decision>),
+    FallingBack(StoreFuture<Outcome>),
 }
 
 impl<'s, 'k> Check<'s, 'k> {
@@ -189,11 +195,11 @@ impl<'s, 'k> Check<'s, 'k> {
                         self.state = State::FallingBack(answer);
                     }
                 },
-                answer => return Poll::Ready(answer),
+                Ok(outcome) => return Poll::Ready(Ok(outcome.decision)),
             }
         }
         let State::FallingBack(answer) = &mut self.state else { panic!("polled after completion") };
-        Pin::new(answer).poll(cx)
+        Pin::new(answer).poll(cx).map_ok(|outcome| outcome.decision)
     }
 }
 
@@ -205,7 +211,7 @@ impl Future for Check<'_, '_> {
         let this = self.get_mut();
         if let State::Starting = this.state {
             match this.limiter.decide(Action::Check, &this.key, this.n, MaxWait::DEFAULT) {
-                StoreFuture::Ready(Some(Ok(decision))) => return Poll::Ready(Ok(decision)),
+                StoreFuture::Ready(Some(Ok(outcome))) => return Poll::Ready(Ok(outcome.decision)),
                 later => this.state = State::Waiting(later),
             }
         }
