@@ -16,7 +16,8 @@ pub struct Outcome {
 pub struct Receipts {
     /// That of each limit, if they do not differ.
     shared: Receipt,
-    each: Option<Box<[Receipt]>>,
+    /// Behind a thin pointer, as every outcome carries it.
+    each: Option<Box<Box<[Receipt]>>>,
 }
 
 /// The evidence by which a store finds the units that a request has taken of one limit.
@@ -92,7 +93,7 @@ impl Receipts {
     pub(crate) fn new(mut each: Vec<Receipt>) -> Self {
         match each.split_first() {
             Some((first, rest)) if rest.iter().any(|other| other != first) => {
-                Self { shared: Receipt::None, each: Some(each.into()) }
+                Self { shared: Receipt::None, each: Some(Box::new(each.into())) }
             }
             Some(_) => Self::shared(each.swap_remove(0)),
             None => Self::NONE,

@@ -169,12 +169,14 @@ struct Check<'s, 'k> {
     state: State,
 }
 
-/// The state of a check that no answer has ended yet.
+/// The state of a check that no answer has ended yet. Answers are boxed, so that the future of a
+/// check in memory is small.
 enum State {
     Starting,
-    Waiting(StoreFuture<Outcome>),
+    Waiting(Box<StoreFuture<Outcome>>),
     /// The store has failed.
-    FallingBack(StoreFuture<Outcome>),
+    FallingBack(Box<StoreFuture<Outcome>>),
+    Done,
 }
 
 impl<'s, 'k> Check<'s, 'k> {
@@ -185,21 +187,51 @@ impl<'s, 'k> Check<'s, 'k> {
 
     /// Waits for the answer to a check that is not there yet, or is an error.
     #[inline(never)]
-    fn poll_later(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        if let State::Waiting(answer) = &mut self.state {
-            match ready!(Pin::new(answer).poll(cx)) {
-                Err(error) => match self.limiter.recover(error, &self.key, self.n)? {
-                    Recovered::Uncounted(decision) => return Poll::Ready(Ok(decision)),
-                    Recovered::Fallback(charge) => {
-                        let answer = charge.decide(Action::Check, MaxWait::DEFAULT);
-                        self.state = State::FallingBack(answer);
-                    }
-                },
-                Ok(outcome) => return Poll::Ready(Ok(outcome.decision)),
+    fn wait(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut answer: StoreFuture<Outcome>,
+    ) -> Poll<Result<Decision, Error>> {
+        match Pin::new(&mut answer).poll(cx) {
+            Poll::Ready(result) => self.finish(cx, result),
+            Poll::Pending => {
+                self.state = State::Waiting(Box::new(answer));
+                Poll::Pending
             }
         }
-        let State::FallingBack(answer) = &mut self.state else { panic!("polled after completion") };
-        Pin::new(answer).poll(cx).map_ok(|outcome| outcome.decision)
+    }
+
+    fn finish(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: Result<Outcome, Error>,
+    ) -> Poll<Result<Decision, Error>> {
+        let error = match result {
+            Ok(outcome) => return Poll::Ready(Ok(outcome.decision)),
+            Err(error) => error,
+        };
+        match self.limiter.recover(error, &self.key, self.n)? {
+            Recovered::Uncounted(decision) => Poll::Ready(Ok(decision)),
+            Recovered::Fallback(charge) => {
+                let answer = charge.decide(Action::Check, MaxWait::DEFAULT);
+                self.state = State::FallingBack(Box::new(answer));
+                self.poll_later(cx)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn poll_later(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
+        match &mut self.state {
+            State::Waiting(answer) => {
+                let result = ready!(Pin::new(&mut **answer).poll(cx));
+                self.finish(cx, result)
+            }
+            State::FallingBack(answer) => {
+                Pin::new(&mut **answer).poll(cx).map_ok(|outcome| outcome.decision)
+            }
+            State::Starting | State::Done => panic!("polled after completion"),
+        }
     }
 }
 
@@ -209,12 +241,13 @@ impl Future for Check<'_, '_> {
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if let State::Starting = this.state {
-            match this.limiter.decide(Action::Check, &this.key, this.n, MaxWait::DEFAULT) {
-                StoreFuture::Ready(Some(Ok(outcome))) => return Poll::Ready(Ok(outcome.decision)),
-                later => this.state = State::Waiting(later),
-            }
+        if !matches!(this.state, State::Starting) {
+            return this.poll_later(cx);
         }
-        this.poll_later(cx)
+        this.state = State::Done;
+        match this.limiter.decide(Action::Check, &this.key, this.n, MaxWait::DEFAULT) {
+            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
+            later => this.wait(cx, later),
+        }
     }
 }
