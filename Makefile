@@ -1,9 +1,20 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  nightly soak release-check bench bench-memory \
-  bench-instructions bench-peers connections redis-server valgrind
+  nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
+  request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant
 
 test: redis-server
 	cargo test --workspace --all-features
+
+BROWSER_TEST = cargo test --workspace --all-features --test browser --
+
+# The page of the playground in a browser, without a window.
+test-browser: redis-server chromium
+	$(BROWSER_TEST)
+
+# The pictures of docs/playground.md.
+screenshots: chromium pngquant
+	SCREENSHOTS=$(CURDIR)/docs $(BROWSER_TEST) the_page_fits_each_width
+	pngquant --force --ext .png --strip docs/playground-*.png
 
 # SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
 test-servers:
@@ -19,10 +30,10 @@ test-lua54:
 	done
 	cmp target/lua/51 target/lua/54
 
-# FAULTS="kill,planned" selects rows; `cargo bench --bench faults -- list` prints their names. Rows that
-# need network namespaces are left out without root.
+# FAULTS=kill,planned selects rows; FAULTS=list prints their names. Rows that need network namespaces
+# are left out without root.
 test-faults: redis-server
-	cargo bench --bench faults
+	cargo run --release -p test-tools --bin faults -- $(FAULTS)
 
 # The properties that take their number of random inputs from the environment, with 20 times as many
 # histories as in `make test`.
@@ -80,8 +91,9 @@ features:
 	cargo package -p tower-ratelimit --target-dir target --no-verify --allow-dirty
 	$(call in-package,cargo hack check --lib --each-feature)
 
+# For ten minutes, or SECONDS=60.
 soak: redis-server
-	cargo bench --bench soak
+	cargo run --release -p test-tools --bin soak -- $(SECONDS)
 
 # What takes too long for each change: the workflow runs it every night. `make --keep-going nightly`
 # runs the other parts after a failure, too.
@@ -116,10 +128,19 @@ bench-instructions: valgrind
 	benches/memory/instructions.sh
 
 # This crate beside other rate limiters. PEERS="--quick throttled" measures some of them for a short
-# time; PEERS=--list prints their names. Without PEERS, it writes the tables of docs/benchmarks.md.
+# time; PEERS=--list prints their names; PEERS="--commit=HEAD~1 token-bucket" compares a commit with
+# another one. Without PEERS, it writes the tables of docs/benchmarks.md.
 bench-peers: redis-server
 	cargo run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers \
 	  --features driver --bin peers -- $(PEERS)
+
+# The files that an allowed request goes through, by coverage.
+request-path: redis-server
+	tests/tools/request-path.sh
+
+# The lines of code of each storey, without tests and comments.
+code-lines:
+	tests/tools/code-lines.sh
 
 # What the clients of the crate `redis` do in eight faults, and what this crate does: the table of
 # docs/connections.md. EXPERIMENTS="late order" runs some of them.
@@ -127,12 +148,8 @@ connections: redis-server
 	cargo run --release --manifest-path benches/connections/Cargo.toml \
 	  --target-dir target/connections -- $(EXPERIMENTS)
 
-valgrind:
-	@command -v valgrind >/dev/null || { \
-	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
-	  if command -v apt-get >/dev/null; then \
-	    $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -qy valgrind; \
-	  else echo "install valgrind, then run this again" >&2; exit 1; fi; }
+  nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
+  request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:

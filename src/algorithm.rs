@@ -36,7 +36,7 @@ pub(crate) use self::{
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
 };
-use crate::{error::ConfigError, quota::Quota};
+use crate::quota::{ConfigError, Quota};
 
 /// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good default.
 ///

@@ -1,4 +1,5 @@
-//! The guide: one module for each page of `docs/`, and no code.
+//! The guide: one module for each page of `docs/`, and no code. The page on the playground is not
+//! among them, because its pictures are only in the repository.
 
 /// Links between the pages. The first definition of a link counts, so these replace the definitions
 /// at the end of a page, which lead to files.

@@ -6,7 +6,7 @@ use std::mem::take;
 
 use super::{
     arithmetic::max,
-    hold::{Held, HoldAction, HoldChange, HoldReply, Slots},
+    hold::{Held, HoldAction, HoldChange, HoldReply, Lifetime, Slots},
     request::{Action, Admission, EngineReply, EngineRequest},
     table::{Kind, Params, State},
 };
@@ -16,12 +16,18 @@ impl Params {
     #[cold]
     pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
+        // A hold reserves no instant: it would count from now on.
+        let max_wait = if let Action::Hold { .. } = action { 0.0 } else { request.max_wait };
+        let request = &EngineRequest { max_wait, ..*request };
+        let is_stale = state.has_stale_holds(now);
         // A request that changes nothing leaves slots that have ended as they are (law 1).
-        let found = state.has_ended_holds(now).then(|| state.clone());
+        let found = (is_stale || state.has_ended_holds(now)).then(|| state.clone());
         let mut held = self.open(state, now);
         let before = found.is_some().then(|| held.state.clone());
         let mut reply = self.step_beside(&mut held, request);
-        let mut changed = action == Action::Refund || action.commits() && reply.admitted;
+        let mut changed = action == Action::Refund
+            || action.commits() && reply.admitted
+            || action.inserts() && is_stale;
         if let (true, Action::Hold { lifetime, epoch }) = (reply.admitted, action) {
             let epoch = epoch.map_or(now, |epoch| epoch as f64);
             reply.hold = Some(held.slots.hold(now, cost, lifetime, epoch));
@@ -45,11 +51,7 @@ impl Params {
             let admission = Some(Admission { admitted: false, wait });
             return beside.step_bare(&mut held.state, &EngineRequest { admission, ..*request });
         }
-        let action = match request.action {
-            Action::Hold { .. } => Action::Peek, // which spends nothing
-            other => other,
-        };
-        beside.step_bare(&mut held.state, &EngineRequest { action, ..*request })
+        beside.step_bare(&mut held.state, request)
     }
 
     /// Describes the key beside what is held after the decision.
@@ -94,14 +96,17 @@ impl Params {
         self.step_bare(&mut State::Initial, &spend(units, now)).reset
     }
 
-    /// Takes the state for a decision, after all slots that have ended: their units are spent at
-    /// their ends.
+    /// Takes the state for a decision, by a clock that may have stepped back, and after all slots
+    /// that have ended: their units are spent at their ends.
     fn open(&self, state: &mut State, now: f64) -> Held<State, Kind> {
         let mut held = match take(state) {
             State::Held(held) if held.algorithm == self.kind() => *held,
             State::Held(_) => self.held(State::Initial), // for another algorithm
             state => self.held(state),
         };
+        if held.slots.is_stale(now) {
+            held.slots.touch(now);
+        }
         while let Some((units, ended)) = held.slots.expire(now) {
             self.step_bare(&mut held.state, &spend(units, ended));
         }
@@ -155,8 +160,8 @@ impl Params {
         let time = held.slots.time(now);
         let (mut used, mut replies) = (0.0, Vec::with_capacity(changes.len()));
         for change in changes {
-            let has_expired = change.receipt.ends <= time;
-            let (more, reply) = change_hold(&mut held.slots, now, epoch, has_expired, change);
+            let left = change.receipt.ends - time;
+            let (more, reply) = change_hold(&mut held.slots, now, epoch, left, change);
             used += more;
             replies.push(reply);
         }
@@ -173,9 +178,10 @@ fn change_hold(
     slots: &mut Slots,
     now: f64,
     epoch: f64,
-    has_expired: bool,
+    left: f64,
     &HoldChange { receipt, units, action }: &HoldChange,
 ) -> (f64, HoldReply) {
+    let has_expired = left <= 0.0;
     let is_known = slots.knows(receipt);
     if is_known && !has_expired {
         slots.take(now, receipt, units);
@@ -187,7 +193,9 @@ fn change_hold(
         HoldAction::End { used } => (used, HoldReply::Lost),
         HoldAction::Renew(_) if has_expired => (0.0, HoldReply::Expired),
         HoldAction::Renew(lifetime) => {
-            let receipt = slots.hold(now, units, lifetime, epoch);
+            // Not for less than is left of it: the holder may not get this reply.
+            let time = if is_known { max(lifetime.time, left) } else { lifetime.time };
+            let receipt = slots.hold(now, units, Lifetime { time, ..lifetime }, epoch);
             (0.0, HoldReply::Renewed(receipt))
         }
     }

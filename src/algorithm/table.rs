@@ -15,7 +15,7 @@ use super::{
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
 };
-use crate::{error::ConfigError, quota::Quota};
+use crate::quota::{ConfigError, Quota};
 
 /// The Lua text that decides by one algorithm.
 #[cfg(feature = "redis")]
@@ -85,6 +85,11 @@ macro_rules! algorithms {
             /// Returns whether units are still held whose slot has ended.
             pub(super) fn has_ended_holds(&self, now: f64) -> bool {
                 matches!(self, Self::Held(held) if held.slots.has_ended(now))
+            }
+
+            /// Returns whether the clock has stepped back since what is held was changed.
+            pub(super) fn has_stale_holds(&self, now: f64) -> bool {
+                matches!(self, Self::Held(held) if held.slots.is_stale(now))
             }
 
             /// Returns whether units are held.
