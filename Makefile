@@ -148,8 +148,25 @@ connections: redis-server
 	cargo run --release --manifest-path benches/connections/Cargo.toml \
 	  --target-dir target/connections -- $(EXPERIMENTS)
 
-  nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
-  request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant
+SUDO = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+APT = $(SUDO) apt-get update -q && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -qy
+
+valgrind:
+	@command -v valgrind >/dev/null || { \
+	  if command -v apt-get >/dev/null; then $(APT) valgrind; \
+	  else echo "install valgrind, then run this again" >&2; exit 1; fi; }
+
+# The browser and its driver. Google Chrome with a chromedriver will do, too.
+chromium:
+	@find() { for name; do command -v $$name >/dev/null && return; done; false; }; \
+	  find chromium chromium-browser google-chrome && find chromedriver chromium.chromedriver || { \
+	  if command -v apt-get >/dev/null; then $(APT) --no-install-recommends chromium chromium-driver fonts-liberation; \
+	  elif command -v apk >/dev/null; then $(SUDO) apk add chromium chromium-chromedriver; \
+	  elif command -v dnf >/dev/null; then $(SUDO) dnf install -y chromium chromedriver; \
+	  else echo "install chromium and chromedriver, then run this again" >&2; exit 1; fi; }
+
+pngquant:
+	@command -v pngquant >/dev/null || { $(APT) pngquant; }
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:

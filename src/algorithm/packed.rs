@@ -1,6 +1,7 @@
 //! A two-number encoding that fits most states in the memory store. Each model defines the meaning
 //! of the numbers, which depends on the parameters by which the state was counted. The fast path of
-//! the memory store works on the two numbers: its steps are in the models, in `table.rs` their list.
+//! the memory store works on the two numbers: its steps are in the models, their list in
+//! `table.rs`.
 
 use super::request::Admission;
 

@@ -81,8 +81,8 @@ impl Shard {
         Self { table: HashTable::new(), cursor: 0, latest: 0.0 }
     }
 
-    /// Returns the instant of a `reading` of the clock. Before this thread locked the shard, another
-    /// one may have read a later instant: then it is that one.
+    /// Returns the instant of a `reading` of the clock. Before this thread locked the shard,
+    /// another one may have read a later instant: then it is that one.
     #[inline]
     pub(super) fn instant(&mut self, reading: f64, clock: &Clock) -> f64 {
         if reading < self.latest {
