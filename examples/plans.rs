@@ -18,11 +18,13 @@ use std::{collections::HashMap, net::SocketAddr, process::ExitCode};
 
 use axum::{Extension, Router, extract::State, routing::post};
 use clap::Parser;
-use http::request::Parts;
+use http::{HeaderMap, request::Parts};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::RequestError, layer::Rule,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer,
+    http::{RequestError, Settle},
+    layer::Rule,
 };
 
 /// Answers POST /answer for the API keys ada and carl (plan free) and ben (plan pro).
@@ -52,7 +54,7 @@ struct Flags {
     #[arg(long, value_name = "QUOTA", default_value = "1000/min")]
     all_tokens: Quota,
 
-    /// Tokens charged before the usage of a request is known
+    /// Tokens held before the usage of a request is known
     #[arg(long, value_name = "N", default_value = "100")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     estimate: u64,
@@ -89,7 +91,6 @@ impl ByPlan {
             Limiter::try_new(name, store.clone(), algorithm, quota)
                 .context(format_args!("--{name}"))
         };
-        // A window returns all unused tokens; a bucket returns only those that it has not refilled.
         let (requests, tokens) = (Algorithm::token_bucket(), Algorithm::sliding_window());
         Ok(Self {
             accounts: Accounts(
@@ -113,40 +114,43 @@ impl Rule<Parts> for ByPlan {
             Some(Plan::Free) => &self.free,
             Some(Plan::Pro) => &self.pro,
         };
-        let all_keys = Charge::new_n(&self.all_tokens, "all", self.estimate);
-        Ok(Charge::new(requests, key).also_n(&self.tokens, self.estimate).and(all_keys))
+        let all_keys = Charge::new(&self.all_tokens, "all").estimate(self.estimate);
+        let of_key = Charge::new(requests, key).also(&self.tokens).estimate(self.estimate);
+        Ok(of_key.and(all_keys))
     }
 }
 
 async fn answer(
-    State(estimate): State<u64>,
-    Extension(charge): Extension<Charge>,
+    State((estimate, tokens)): State<(u64, Limiter)>,
+    Extension(settle): Extension<Settle>,
+    head: HeaderMap,
     question: String,
 ) -> String {
     let used = 10 * question.split_whitespace().count() as u64;
     for limiter in ["tokens", "all-tokens"] {
         // The work is done: an error concerns only the count, so the client gets its answer.
-        if let Err(error) = charge.settle(limiter, used).await {
-            eprintln!("cannot settle {limiter}: {error:?}");
+        if let Err(error) = settle.settle(limiter, used) {
+            eprintln!("{error}");
         }
     }
     let settled = match estimate.checked_sub(used) {
         Some(unused) => format!("{unused} returned"),
         None => format!("{} more charged", used - estimate),
     };
-    let left = match charge.of("tokens").peek().await {
+    let key = head.get("x-api-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
+    let left = match tokens.peek(key).await {
         Ok(state) => state.remaining().to_string(),
         Err(_) => String::from("an unknown number"),
     };
-    format!("42\ntokens: {estimate} charged first, {used} used, {settled}, {left} left\n")
+    format!("42\ntokens: {estimate} held first, {used} used, {settled}, {left} left\n")
 }
 
 fn app(rule: ByPlan) -> Router {
-    let estimate = rule.estimate;
+    let state = (rule.estimate, rule.tokens.clone());
     Router::new()
         .route("/answer", post(answer))
-        .with_state(estimate)
-        .layer(RateLimitLayer::by_rule(rule).charge_handle(true))
+        .with_state(state)
+        .layer(RateLimitLayer::by_rule(rule).settle_handle(true))
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {
@@ -158,8 +162,8 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     println!("listening on {url}");
     println!("requests per key: {} (plan free), {} (plan pro)", flags.free, flags.pro);
     println!(
-        "tokens: {} per key, {} for all keys; a request is charged {} first, and returns those \
-         that it does not use",
+        "tokens: {} per key, {} for all keys; a request holds {} first, and returns those that it \
+         does not use",
         flags.tokens, flags.all_tokens, flags.estimate
     );
     let count = flags.free.burst_size().saturating_add(2).min(100);
