@@ -56,8 +56,13 @@ impl Outcome {
         let all = || limits.clone().zip(replies);
         let counts = all().map(|(limit, reply)| Count::new(limit.limiter, reply));
         let decision = decision.with_counts(counts.collect());
-        let receipts = all().map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
-        Self { decision, receipts: Receipts::new(receipts.collect()) }
+        let each = || all().map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
+        let receipts = match each().next() {
+            // Most limits have the same one: no allocation.
+            Some(first) if each().all(|other| other == first) => Receipts::shared(first),
+            _ => Receipts::new(each().collect()),
+        };
+        Self { decision, receipts }
     }
 
     /// Returns the outcome of a request that has taken nothing.
