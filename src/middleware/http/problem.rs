@@ -4,10 +4,7 @@
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 
 use super::body::RejectionBody;
-use crate::{
-    decision::{Decision, whole_seconds},
-    middleware::rejection::{Rejection, RequestError},
-};
+use crate::middleware::rejection::{Rejection, RequestError};
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -38,19 +35,22 @@ struct Problem<'a> {
 /// What happened to this request.
 enum Detail<'a> {
     TryAgainAfter(u64),
+    /// Units that are held have to be returned first.
+    TryAgainAfterOthers,
     TryAgainLater,
-    TooLarge { cost: u64, max: u64 },
+    TooLarge {
+        cost: u64,
+        max: u64,
+    },
     Request(&'a RequestError),
 }
 
 /// Makes the response to a request that is not gRPC.
 pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<RejectionBody> {
     headers.insert(CONTENT_TYPE, PROBLEM_JSON);
-    let (status, body) = match rejection {
-        Rejection::Denied(decision) if !decision.is_blocked() => {
-            (StatusCode::TOO_MANY_REQUESTS, denied(decision))
-        }
-        _ => {
+    let (status, body) = match denied(rejection) {
+        Some(body) => (StatusCode::TOO_MANY_REQUESTS, body),
+        None => {
             let problem = Problem::new(rejection);
             (problem.status, problem.to_json())
         }
@@ -61,24 +61,28 @@ pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Respons
     response
 }
 
-/// Returns the body that [`Problem::to_json`] returns for a denial without a block.
-fn denied(decision: &Decision) -> String {
+/// Returns the body that [`Problem::to_json`] returns for a denial of the most common kind: without
+/// a block, and until a known instant.
+fn denied(rejection: &Rejection) -> Option<String> {
+    let Rejection::Denied(decision) = rejection else { return None };
+    let seconds = decision.retry_after_secs().filter(|_| !decision.is_blocked())?;
     let [before, behind, end] = DENIED;
     let mut digits = itoa::Buffer::new();
-    let seconds = digits.format(whole_seconds(decision.retry_after().unwrap_or_default()));
-    [before, seconds, behind, decision.limiter(), end].concat()
+    Some([before, digits.format(seconds), behind, decision.limiter(), end].concat())
 }
 
 impl<'a> Problem<'a> {
     fn new(rejection: &'a Rejection) -> Self {
         match rejection {
             Rejection::Denied(decision) => {
-                let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
+                let detail = match decision.retry_after_secs() {
+                    Some(seconds) => Detail::TryAgainAfter(seconds),
+                    None => Detail::TryAgainAfterOthers,
+                };
                 let title = match decision.is_blocked() {
                     true => "This client is blocked",
                     false => "Rate limit exceeded",
                 };
-                let detail = Detail::TryAgainAfter(seconds);
                 Self::quota_exceeded(title, detail, decision.limiter())
             }
             Rejection::CostAboveQuota { limiter, cost, max } => {
@@ -122,6 +126,9 @@ impl<'a> Problem<'a> {
         let detail = match &self.detail {
             Detail::TryAgainAfter(seconds) => {
                 ["\"Try again in ", first.format(*seconds), " s.\"", "", ""]
+            }
+            Detail::TryAgainAfterOthers => {
+                ["\"Try again when earlier requests have ended.\"", "", "", "", ""]
             }
             Detail::TryAgainLater => ["\"Try again later.\"", "", "", "", ""],
             Detail::TooLarge { cost, max } => [
@@ -189,7 +196,7 @@ mod tests {
         let decisions = [(); 2].map(|()| limiter.check_now("alice").unwrap());
         assert!(!decisions[1].is_allowed());
         let rejection = Rejection::Denied(decisions[1].clone());
-        let body = denied(&decisions[1]);
+        let body = denied(&rejection).unwrap();
         assert_eq!(body, Problem::new(&rejection).to_json());
         assert_eq!(body.len(), body.capacity(), "a `Bytes` needs no other allocation");
     }

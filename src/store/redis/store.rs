@@ -16,6 +16,7 @@ use super::{
     config::RedisConfig,
     cross_slot::CrossSlot,
     front::{Entrance, Front},
+    holds::Keeper,
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
@@ -144,11 +145,18 @@ impl RedisStore {
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
         let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
+        let names = Names::default();
         Ok(Self {
             front: Front::new(client.clone()),
-            backend: Backend { client, monitor, prefix, denials: Denials::new(denial_ttl) },
+            backend: Backend {
+                client,
+                monitor,
+                prefix,
+                denials: Denials::new(denial_ttl),
+                holds: Keeper::new(names.retry_queues().clone()),
+            },
             deadline,
-            names: Names::default(),
+            names,
             fallback: Arc::default(),
         })
     }
@@ -297,10 +305,6 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        if request.limits.iter().any(|limit| limit.hold.is_some()) {
-            let error = StoreError::config("this store holds no units".to_owned());
-            return StoreFuture::ready(Err(error.into()));
-        }
         let undecided = match self.backend.denials.look_up(request, Instant::now) {
             Lookup::Denied(decision) => {
                 return StoreFuture::cached(Outcome::of_nothing(decision));
