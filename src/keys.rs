@@ -15,7 +15,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use self::secret::Secret;
-pub(crate) use self::text::Text;
+pub(crate) use self::text::{Text, are_same};
 
 /// Longer keys are replaced by their hash, so that a client cannot fill the store with a few keys.
 const LONGEST: usize = 128;
@@ -172,29 +172,30 @@ impl Scope {
     }
 }
 
-/// The bytes that need no escaping.
-const PLAIN: [bool; 256] = {
-    let mut plain = [false; 256];
-    let mut byte = b'!';
-    while byte <= b'~' {
-        plain[byte as usize] = !matches!(byte, b'%' | b'{' | b'}' | b'=' | b'|');
-        byte += 1;
-    }
-    plain
-};
-
+/// Returns whether a byte needs no escaping: printable ASCII, except `% { } = |`.
+// Without a table and branches, so that many bytes are compared at once.
+#[inline]
 fn is_plain(byte: u8) -> bool {
-    PLAIN[usize::from(byte)]
+    let between = byte.wrapping_sub(b'!') <= b'z' - b'!';
+    (between & (byte != b'%') & (byte != b'=')) | (byte == b'~')
 }
 
 /// Does not stop early: most text is plain to its end, so that branches would cost more.
 #[inline]
 fn all_plain(bytes: &[u8]) -> bool {
-    let (chunks, rest) = bytes.as_chunks::<4>();
-    let plain = chunks.iter().fold(true, |plain, &[a, b, c, d]| {
-        plain & is_plain(a) & is_plain(b) & is_plain(c) & is_plain(d)
-    });
-    rest.iter().fold(plain, |plain, &byte| plain & is_plain(byte))
+    #[inline]
+    fn all<const N: usize>(bytes: &[u8; N]) -> bool {
+        bytes.iter().fold(true, |plain, &byte| plain & is_plain(byte))
+    }
+    // The first and the last bytes overlap, instead of a rest byte by byte.
+    let (chunks, _) = bytes.as_chunks::<16>();
+    if let Some(last) = bytes.last_chunk::<16>() {
+        return chunks.iter().fold(all(last), |plain, chunk| plain & all(chunk));
+    }
+    if let (Some(first), Some(last)) = (bytes.first_chunk::<8>(), bytes.last_chunk::<8>()) {
+        return all(first) & all(last);
+    }
+    bytes.iter().fold(true, |plain, &byte| plain & is_plain(byte))
 }
 
 fn escaped(bytes: &[u8]) -> String {

@@ -68,6 +68,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`http::Rejection`] is a response |
+//! | `cpu-counter` | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor, where the kernel does: faster checks |
 //! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |
 //! | `redisson` | [`redisson`]; implies `redis` |
