@@ -36,7 +36,7 @@ fn panel(picture: &mut Picture, scenario: &Scenario, outcome: &Outcome) {
     let [admitted, denied, most] = [admitted, denied, most].map(grouped);
     let result = format!("{admitted} admitted, {denied} denied; at most {most} in any {name}");
     picture.heading(scenario.title, &result);
-    let mut bins = [[0.0_f64; BINS]; 3];
+    let mut bins = [[0.0_f64; 3]; BINS];
     for fate in &outcome.fates {
         let (row, at) = match fate {
             Fate::Admitted(at) => (0, at),
@@ -45,19 +45,19 @@ fn panel(picture: &mut Picture, scenario: &Scenario, outcome: &Outcome) {
         };
         let bin = (at / scenario.seconds * BINS as f64 + 1e-6) as usize;
         if bin < BINS {
-            bins[row][bin] += 1.0;
+            bins[bin][row] += 1.0;
         }
     }
-    let up = (0..BINS).map(|i| bins[0][i] + bins[1][i]).fold(0.0, f64::max);
-    let down = bins[2].into_iter().fold(0.0, f64::max);
+    let up = bins.iter().map(|bin| bin[0] + bin[1]).fold(0.0, f64::max);
+    let down = bins.iter().map(|bin| bin[2]).fold(0.0, f64::max);
     let most = f64::max(up, down).max(1.0);
     let scale = 66.0 / most;
     let axis = Axis::wide(scenario.seconds);
     let zero = picture.y + up * scale + 4.0;
     let width = axis.width / BINS as f64;
-    for bin in 0..BINS {
-        let x = axis.x + width * bin as f64 + 1.0;
-        let heights = [bins[0][bin] * scale, bins[1][bin] * scale, bins[2][bin] * scale];
+    for (i, bin) in bins.iter().enumerate() {
+        let x = axis.x + width * i as f64 + 1.0;
+        let heights = bin.map(|count| count * scale);
         for (height, y, class) in [
             (heights[0], zero - heights[0], "allowed"),
             (heights[1], zero - heights[0] - heights[1], "waited"),

@@ -164,14 +164,14 @@ pub fn failure() -> String {
         "Admitted and denied per quarter of a second",
     );
     let axis = Axis::wide(8.0);
-    let mut bins = [[0.0_f64; 32]; 3];
+    let mut bins = [[0.0_f64; 3]; 32];
     for (at, _, source, is_allowed) in &decisions {
         let row = match (*is_allowed, *source) {
             (false, _) => 2,
             (true, "local") => 1,
             (true, _) => 0,
         };
-        bins[row][(at * 4.0) as usize] += 1.0;
+        bins[(at * 4.0) as usize][row] += 1.0;
     }
     let top = picture.y + 4.0;
     let (scale, zero) = (9.0, top + 6.0 * 9.0);
@@ -179,9 +179,9 @@ pub fn failure() -> String {
     let (x, end) = (axis.at(SILENT.0), axis.at(SILENT.1));
     picture.rect(x, top - 4.0, end - x, bottom - top + 4.0, "shade");
     let width = axis.width / 32.0;
-    for i in 0..32 {
+    for (i, bin) in bins.iter().enumerate() {
         let x = axis.x + width * i as f64 + 1.5;
-        let [redis, local, denied] = [bins[0][i], bins[1][i], bins[2][i]].map(|it| it * scale);
+        let [redis, local, denied] = bin.map(|it| it * scale);
         picture.rect(x, zero - redis, width - 3.0, redis, "allowed");
         picture.rect(x, zero - redis - local, width - 3.0, local, "waited");
         picture.rect(x, zero, width - 3.0, denied, "denied");

@@ -178,10 +178,10 @@ fn columns(picture: &mut Picture, title: &str, rows: &[[f64; 8]; 2]) {
     let axis = Axis { x: MARGIN, width: WIDTH - 2.0 * MARGIN - 70.0, seconds: 8.0 };
     let scale = 5.0;
     let zero = picture.y + most * scale + 4.0;
-    for i in 0..8 {
+    for (i, (one, two)) in rows[0].iter().zip(&rows[1]).enumerate() {
         let x = axis.at(i as f64) + 6.0;
         let width = axis.width / 8.0 - 12.0;
-        let (one, two) = (rows[0][i] * scale, rows[1][i] * scale);
+        let (one, two) = (one * scale, two * scale);
         picture.rect(x, zero - one, width, one, "allowed");
         picture.rect(x, zero - one - two, width, two, "other");
     }
