@@ -1,7 +1,7 @@
 //! The guide: one module for each page of `docs/`, and no code.
 //!
 //! Begin with the [quick start](quick_start), [how it works](how_it_works) and [choosing an
-//! algorithm](algorithms). [Recipes](recipes) and [troubleshooting](troubleshooting) are for one
+//! algorithm](algorithms). [Recipes](recipes) and [troubleshooting] are for one
 //! question each.
 
 /// The pages. The first definition of a link counts, so the definitions here replace those at the

@@ -143,16 +143,18 @@ impl Picture {
         let _ = writeln!(self.body, "{element}");
     }
 
-    /// Returns the file. The background is part of it: a page can be dark where the system is light.
+    /// Returns the file. The background is part of it, because a page can be dark although the
+    /// system is light.
     pub fn finish(self) -> String {
         let height = number(self.y + 18.0);
-        let inner = (number(WIDTH - 1.0), number(self.y + 17.0));
+        let (inner_width, inner_height) = (number(WIDTH - 1.0), number(self.y + 17.0));
+        let Self { label, body, .. } = self;
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-             viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{}</title>\n\
+             viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{label}</title>\n\
              <style>\n{STYLE}\n</style>\n\
-             <rect x=\".5\" y=\".5\" width=\"{}\" height=\"{}\" rx=\"8\" class=\"page\"/>\n{}</svg>\n",
-            self.label, inner.0, inner.1, self.body
+             <rect x=\".5\" y=\".5\" width=\"{inner_width}\" height=\"{inner_height}\" rx=\"8\" \
+             class=\"page\"/>\n{body}</svg>\n"
         )
     }
 }
