@@ -20,12 +20,14 @@
 //! }
 //! ```
 //!
-//! **Several replicas, a limit for each API key.** The counters are in Redis. While Redis fails, each
-//! replica enforces its share:
+//! **Several replicas, a limit for each API key.** The counters are in Redis. While Redis fails,
+//! each replica enforces its share:
 //!
 //! ```no_run
 //! use axum::{Router, routing::get};
-//! use tower_ratelimit::{Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key};
+//! use tower_ratelimit::{
+//!     Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+//! };
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {

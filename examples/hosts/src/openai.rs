@@ -12,8 +12,8 @@ use async_openai::{
 use tower::ServiceBuilder;
 use tower_ratelimit::{Limiter, RateLimitLayer, key};
 
-/// Returns a client whose requests wait for up to a minute. A request that would have to wait longer
-/// gets a `429` of the layer, like one of the vendor.
+/// Returns a client whose requests wait for up to a minute. A request that would have to wait for
+/// longer gets a `429` of the layer, like one of the vendor.
 pub fn client(config: OpenAIConfig, limiter: Limiter) -> Client<OpenAIConfig> {
     let limit = RateLimitLayer::custom(
         limiter,
