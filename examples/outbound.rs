@@ -226,7 +226,7 @@ impl Vendor {
     }
 
     fn progress(&self) -> String {
-        format!("{} accepted, bans: {}", self.accepted, self.bans)
+        format!("{:4} accepted, bans: {}", self.accepted, self.bans)
     }
 
     fn summary(&self, seconds: u32) -> String {
