@@ -8,13 +8,13 @@ if returns then
   -- Returns the units of the request or, to release, those of the requests that the items name.
   local function releases()
     if action == 'refund' then
-      return {{nil, cost, 0}} -- units of any request
+      return {{nil, cost}} -- units of any request
     elseif blocks then
       return {}
     end
     local all = {}
-    for position = 1, #items, 24 do
-      all[#all + 1] = {struct.unpack('<ddd', items, position)}
+    for position = 1, #items, 16 do
+      all[#all + 1] = {struct.unpack('<dd', items, position)}
     end
     return all
   end

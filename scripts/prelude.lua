@@ -6,8 +6,8 @@
 --          limits those of each; items
 --          parameters: the letter of the algorithm, then doubles
 --          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
---          release, for each request of the one key {instant, units, kept}, doubles: the units to
---          return, and those that it has used; to block, for how long, a double
+--          release, for each request of the one key {instant, units}, doubles; to block, for how
+--          long, a double
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
 --          a refund or a block the state that it has left, and none to release; see each.lua for
 --          an error in place of a state

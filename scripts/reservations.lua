@@ -180,7 +180,7 @@ if returns then
       if instant and instant > now then
         tails.lower(entries, instant, units)
       else
-        refund(instant, units, release[3])
+        refund(instant, units)
       end
     end
     local behind, reset = tails.recount(entries), reset_after()

@@ -9,6 +9,8 @@ mod combine;
 mod counts;
 mod engine;
 mod fixed_window;
+mod hold;
+mod holding;
 mod leaky_bucket;
 mod model;
 mod packed;
@@ -29,6 +31,7 @@ pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
+    hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
     packed::{INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},

@@ -86,16 +86,16 @@ end
 
 local refund
 if returns then
-  function refund(instant, units, kept)
+  function refund(instant, units)
     local back = units * unit
     if instant then
-      -- Units that have flowed out since are back already. Units that are kept flowed out first.
+      -- Units that have flowed out since are back already.
       local flowed_out = (now - instant) * tick
       if is_foreign() then
         local other = (now - instant) * new_tick / new_unit * unit
         flowed_out = math.max(flowed_out, math.ceil(other))
       end
-      back = math.max(back - math.max(flowed_out - kept * unit, 0), 0)
+      back = math.max(back - flowed_out, 0)
     end
     if back > 0 then
       lower(back)

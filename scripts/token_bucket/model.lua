@@ -116,16 +116,16 @@ end
 
 local refund
 if returns then
-  function refund(instant, units, kept)
+  function refund(instant, units)
     local back = units * unit
     if instant then
-      -- Units that were refilled since, up to `at`, are back already. They repaid those kept first.
+      -- Units that were refilled since, up to `at`, are back already.
       local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
       if is_foreign() then
         local lumps = math.floor((now - instant) / new_period) + 1
         refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
       end
-      back = math.max(back - math.max(refilled - kept * unit, 0), 0)
+      back = math.max(back - refilled, 0)
     end
     if back > 0 then
       lower(back)

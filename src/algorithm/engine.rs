@@ -46,7 +46,17 @@ pub(super) fn step<M: Model>(
     } else {
         *stored = None;
     }
-    EngineReply { admitted, wait, remaining, replenish, reset, instant, blocked: 0.0 }
+    EngineReply {
+        admitted,
+        wait,
+        remaining,
+        replenish,
+        reset,
+        instant,
+        blocked: 0.0,
+        held: 0.0,
+        hold: None,
+    }
 }
 
 /// Lets time pass, and adopts the parameters. Returns whether another clock or quota has counted

@@ -73,6 +73,10 @@ impl Model for FixedWindowState {
         params.limit
     }
 
+    fn beside(params: &FixedWindowParams, held: f64) -> FixedWindowParams {
+        FixedWindowParams { limit: params.limit - held, ..*params }
+    }
+
     #[inline]
     fn initial(now: f64, params: &FixedWindowParams) -> Self {
         Self { start: now, last: now, count: 0.0, length: params.window }
@@ -142,7 +146,7 @@ impl Model for FixedWindowState {
     }
 
     fn refund(&mut self, _: f64, release: &Release, _: &FixedWindowParams) {
-        let Release { instant, units, .. } = *release;
+        let Release { instant, units } = *release;
         // An older window does not count any more.
         if instant.is_none_or(|instant| self.index_of(instant) == self.ahead()) {
             self.count = max(self.count - units, 0.0);

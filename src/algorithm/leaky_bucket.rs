@@ -88,6 +88,9 @@ impl Model for LeakyBucketState {
 
     const SHAPES: bool = true;
 
+    /// The departures of requests are its units: each has an instant of its own.
+    const HOLDS: bool = false;
+
     fn args(params: &LeakyBucketParams) -> Vec<f64> {
         let LeakyBucketParams { burst, unit, tick, max_debt } = *params;
         vec![burst, unit, tick, max_debt, grain_exponent(burst * unit / tick)]
@@ -95,6 +98,10 @@ impl Model for LeakyBucketState {
 
     fn max_cost(params: &LeakyBucketParams) -> f64 {
         params.burst
+    }
+
+    fn beside(params: &LeakyBucketParams, _: f64) -> LeakyBucketParams {
+        *params
     }
 
     fn restores_evenly(_: &LeakyBucketParams) -> bool {
@@ -185,17 +192,16 @@ impl Model for LeakyBucketState {
     }
 
     fn refund(&mut self, now: f64, release: &Release, params: &LeakyBucketParams) {
-        let Release { instant, units, kept } = *release;
+        let Release { instant, units } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
-            // Units that have flowed out since are back already. Units that are kept flowed out
-            // first.
+            // Units that have flowed out since are back already.
             let mut flowed_out = (now - instant) * self.tick;
             if self.rate() != params.rate() {
                 let other = (now - instant) * params.tick / params.unit * self.unit;
                 flowed_out = max(flowed_out, other.ceil()); // can exceed an i64
             }
-            back = max(back - max(flowed_out - kept * self.unit, 0.0), 0.0);
+            back = max(back - flowed_out, 0.0);
         }
         if back > 0.0 {
             self.lower(back);

@@ -25,12 +25,18 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// request can be denied for lack of room, too, whatever it may wait.
     const SHAPES: bool = false;
 
+    /// True if units can be held: their use must not have an instant of its own.
+    const HOLDS: bool = true;
+
     /// The parameters of the script.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn args(params: &Self::Params) -> Vec<f64>;
 
     /// The largest cost that a check can be granted.
     fn max_cost(params: &Self::Params) -> f64;
+
+    /// The parameters of a quota that is smaller by the units that are held.
+    fn beside(params: &Self::Params, held: f64) -> Self::Params;
 
     /// True if units are restored one by one, false if the units of a window may all be restored at
     /// one instant.

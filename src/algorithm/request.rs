@@ -1,15 +1,24 @@
 //! The requests to an algorithm, and its replies. Times are in microseconds.
 
-use super::arithmetic::max;
+use super::{
+    arithmetic::max,
+    hold::{HoldReceipt, Lifetime},
+};
 
 /// The action of a request on the state of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Action {
     Check,
     Peek,
     Refund,
     /// Spends units, also more than are left.
     Spend,
+    /// Holds units, if they are left: their use is known later.
+    Hold {
+        lifetime: Lifetime,
+        /// That of the first hold of a key; the instant, if there is none.
+        epoch: Option<u64>,
+    },
     /// Denies the key for a time in microseconds, without a change of its count.
     Block {
         duration: u64,
@@ -24,12 +33,17 @@ pub enum Action {
 impl Action {
     /// Returns true if the action can be denied.
     pub(crate) fn can_be_denied(self) -> bool {
-        matches!(self, Self::Check | Self::Peek)
+        matches!(self, Self::Check | Self::Peek | Self::Hold { .. })
     }
 
     /// Returns true if the action counts units when it is admitted.
     pub(crate) fn commits(self) -> bool {
         matches!(self, Self::Check | Self::Spend)
+    }
+
+    /// Returns true if the action may write a key that it has found without a state.
+    pub(crate) fn inserts(self) -> bool {
+        self.commits() || matches!(self, Self::Hold { .. })
     }
 
     /// Returns true if the action begins or ends a block.
@@ -89,7 +103,8 @@ impl EngineRequest {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct EngineReply {
     pub(crate) admitted: bool,
-    /// The delay of an admitted request, the retry-after of a denied one.
+    /// The delay of an admitted request, the retry-after of a denied one: infinite if it is unknown,
+    /// because holds have to end first.
     pub(crate) wait: f64,
     pub(crate) remaining: f64,
     /// The time until `remaining` grows; 0 when it cannot.
@@ -99,6 +114,10 @@ pub(crate) struct EngineReply {
     pub(crate) instant: f64,
     /// The time until the block of the key ends; 0 without one.
     pub(crate) blocked: f64,
+    /// The units of the key that are held.
+    pub(crate) held: f64,
+    /// The hold that an admitted request has now.
+    pub(crate) hold: Option<HoldReceipt>,
 }
 
 impl EngineReply {
@@ -112,6 +131,8 @@ impl EngineReply {
             reset: 0.0,
             instant,
             blocked: 0.0,
+            held: 0.0,
+            hold: None,
         }
     }
 
@@ -131,19 +152,17 @@ impl EngineReply {
     }
 }
 
-/// Units to return of what a request has spent or reserved.
+/// Units to return, which a request has spent or reserved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Release {
     /// The instant at which the request proceeded, or would have; none for units of any request.
     pub(crate) instant: Option<f64>,
     pub(crate) units: f64,
-    /// The units that the request has used, of those that it has spent.
-    pub(crate) kept: f64,
 }
 
 impl Release {
     /// Units of any request.
     pub(crate) fn grant(units: f64) -> Self {
-        Self { instant: None, units, kept: 0.0 }
+        Self { instant: None, units }
     }
 }

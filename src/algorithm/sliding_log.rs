@@ -169,6 +169,10 @@ impl Model for SlidingLogState {
         params.limit
     }
 
+    fn beside(params: &SlidingLogParams, held: f64) -> SlidingLogParams {
+        SlidingLogParams { limit: params.limit - held, ..*params }
+    }
+
     /// The longest wait for which the sum of all costs in the log stays exact.
     fn max_reservable(params: &SlidingLogParams) -> f64 {
         let exact = (MAX_SUM / 2.0 / params.limit).floor() * params.window;

@@ -168,6 +168,10 @@ impl Model for SlidingWindowState {
         params.limit
     }
 
+    fn beside(params: &SlidingWindowParams, held: f64) -> SlidingWindowParams {
+        SlidingWindowParams { limit: params.limit - held, ..*params }
+    }
+
     #[inline]
     fn initial(
         now: f64,
@@ -255,7 +259,7 @@ impl Model for SlidingWindowState {
     }
 
     fn refund(&mut self, now: f64, release: &Release, params: &SlidingWindowParams) {
-        let Release { instant, mut units, .. } = *release;
+        let Release { instant, mut units } = *release;
         if let Some(instant) = instant {
             if self.is_foreign_to(params) {
                 return; // a changed quota has moved the counts

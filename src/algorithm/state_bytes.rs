@@ -50,4 +50,9 @@ impl<'a> Reader<'a> {
     pub(super) fn is_at_end(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// The bytes that were not read.
+    pub(super) fn rest(self) -> &'a [u8] {
+        self.0
+    }
 }

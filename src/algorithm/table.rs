@@ -6,7 +6,9 @@ use std::mem::take;
 use super::{
     Algorithm,
     block::{self, Block},
-    engine, fixed_window, leaky_bucket,
+    engine, fixed_window,
+    hold::{self, Held},
+    leaky_bucket,
     model::Model,
     packed::{INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release},
@@ -39,6 +41,7 @@ macro_rules! algorithms {
             #[default]
             Initial,
             Blocked(Box<Block<State, Kind>>),
+            Held(Box<Held<State, Kind>>),
             $($variant(Option<Reserved<$module::$state>>),)*
         }
 
@@ -68,8 +71,22 @@ macro_rules! algorithms {
             pub(crate) fn is_initial(&self) -> bool {
                 match self {
                     Self::Initial => true,
-                    Self::Blocked(_) => false,
+                    Self::Blocked(_) | Self::Held(_) => false,
                     $(Self::$variant(stored) => stored.is_none(),)*
+                }
+            }
+
+            /// Returns whether both are equal to later requests.
+            pub(super) fn is_same(&self, other: &Self) -> bool {
+                self.is_initial() && other.is_initial() || self == other
+            }
+
+            /// Returns whether units are held.
+            pub(crate) fn is_held(&self) -> bool {
+                match self {
+                    Self::Blocked(block) => block.state.is_held(),
+                    Self::Held(_) => true,
+                    _ => false,
                 }
             }
 
@@ -87,6 +104,7 @@ macro_rules! algorithms {
                 let instant = match self {
                     Self::Initial => None,
                     Self::Blocked(block) => return block.state.waited_until(now),
+                    Self::Held(held) => return held.state.waited_until(now),
                     $(Self::$variant(stored) => {
                         let Reserved { state, waiting } = stored.as_ref()?;
                         waiting.until().or_else(|| state.waits_until(now))
@@ -100,6 +118,7 @@ macro_rules! algorithms {
             pub(crate) fn forget_reservations(&mut self, now: f64) {
                 match self {
                     Self::Blocked(block) => block.state.forget_reservations(now),
+                    Self::Held(held) => held.state.forget_reservations(now),
                     $(Self::$variant(Some(Reserved { waiting, .. })) if waiting.is_over(now) => {
                         waiting.0 = None;
                     })*
@@ -138,6 +157,10 @@ macro_rules! algorithms {
                     let (ends, inside) = block::decode(bytes)?;
                     return Some(self.blocked(self.decode(inside)?, ends));
                 }
+                if bytes[0] == hold::FORM {
+                    let (slots, beside) = hold::decode(bytes)?;
+                    return Some(self.close(Held { slots, ..self.held(self.decode(beside)?) }));
+                }
                 Some(match self {
                     $(Self::$variant(_) => {
                         let state = <$module::$state as Model>::decode(bytes)?;
@@ -158,6 +181,22 @@ macro_rules! algorithms {
             pub(crate) fn max_cost(&self) -> f64 {
                 match self {
                     $(Self::$variant(params) => <$module::$state as Model>::max_cost(params),)*
+                }
+            }
+
+            /// The same with a quota that is smaller by the units that are held.
+            pub(super) fn beside(&self, held: f64) -> Self {
+                match self {
+                    $(Self::$variant(params) => {
+                        Self::$variant(<$module::$state as Model>::beside(params, held))
+                    })*
+                }
+            }
+
+            /// True if units can be held.
+            pub(crate) fn can_hold(&self) -> bool {
+                match self {
+                    $(Self::$variant(_) => <$module::$state as Model>::HOLDS,)*
                 }
             }
 
@@ -212,7 +251,22 @@ macro_rules! algorithms {
 
             /// Decides about the state inside of a block, or of a key without one.
             #[inline]
-            fn step_inside(
+            pub(super) fn step_inside(
+                &self,
+                state: &mut State,
+                request: &EngineRequest,
+            ) -> EngineReply {
+                match (&*state, request.action) {
+                    (State::Held(_), _) | (_, Action::Hold { .. }) => {
+                        self.step_held(state, request)
+                    }
+                    _ => self.step_bare(state, request),
+                }
+            }
+
+            /// Decides about a state without a block and without holds.
+            #[inline]
+            pub(super) fn step_bare(
                 &self,
                 state: &mut State,
                 request: &EngineRequest,
@@ -240,6 +294,9 @@ macro_rules! algorithms {
                     (_, State::Blocked(block)) => {
                         self.return_units(&mut block.state, now, releases);
                     }
+                    (_, state @ State::Held(_)) => self.change_beside(state, now, |beside| {
+                        self.return_units(beside, now, releases);
+                    }),
                     $((Self::$variant(params), State::$variant(stored)) => {
                         engine::return_units(stored, now, releases, params);
                     })*

@@ -6,6 +6,7 @@ mod calls;
 mod changes;
 mod combine;
 mod contract;
+mod holds;
 mod large;
 mod memory;
 mod oracle;

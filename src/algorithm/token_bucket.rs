@@ -127,7 +127,17 @@ impl FastStep<'_> {
         let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
         let reset = ceil_div(debt, *lump);
         let instant = now + wait;
-        EngineReply { admitted, wait, remaining, replenish, reset, instant, blocked: 0.0 }
+        EngineReply {
+            admitted,
+            wait,
+            remaining,
+            replenish,
+            reset,
+            instant,
+            blocked: 0.0,
+            held: 0.0,
+            hold: None,
+        }
     }
 }
 
@@ -178,6 +188,10 @@ impl Model for TokenBucketState {
 
     fn max_cost(params: &TokenBucketParams) -> f64 {
         params.burst + params.overdraft
+    }
+
+    fn beside(params: &TokenBucketParams, held: f64) -> TokenBucketParams {
+        TokenBucketParams { burst: params.burst - held, ..*params }
     }
 
     fn restores_evenly(params: &TokenBucketParams) -> bool {
@@ -278,18 +292,17 @@ impl Model for TokenBucketState {
     }
 
     fn refund(&mut self, now: f64, release: &Release, params: &TokenBucketParams) {
-        let Release { instant, units, kept } = *release;
+        let Release { instant, units } = *release;
         let mut back = units * self.unit;
         if let Some(instant) = instant {
-            // Units that were refilled since, up to `at`, are back already. They repaid those kept
-            // first.
+            // Units that were refilled since, up to `at`, are back already.
             let mut refilled = ceil_div(max(self.at - instant, 0.0), self.period) * self.lump;
             if self.rate() != params.rate() {
                 let lumps = floor_div(now - instant, params.period) + 1.0;
                 // `f64::ceil`, as the number can exceed an i64.
                 refilled = max(refilled, (lumps * params.lump / params.unit * self.unit).ceil());
             }
-            back = max(back - max(refilled - kept * self.unit, 0.0), 0.0);
+            back = max(back - refilled, 0.0);
         }
         if back > 0.0 {
             self.lower(back);

@@ -54,8 +54,8 @@ impl Version {
             Receipt::At(instant, algorithm)
                 if units > 0 && algorithm == self.settings.params.kind() =>
             {
-                let (units, kept) = (count(units), count(spent.saturating_sub(units)));
-                Some(Release { instant: Some(instant as f64), units, kept })
+                let units = count(units.min(spent));
+                Some(Release { instant: Some(instant as f64), units })
             }
             _ => None,
         }

@@ -221,7 +221,7 @@ impl Operation {
 impl From<Action> for Operation {
     fn from(action: Action) -> Self {
         match action {
-            Action::Check => Self::Check,
+            Action::Check | Action::Hold { .. } => Self::Check,
             Action::Peek | Action::Observe => Self::Peek,
             Action::Spend => Self::Spend,
             Action::Refund => Self::Refund,

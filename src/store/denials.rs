@@ -160,7 +160,7 @@ impl Denials {
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
             Action::Refund | Action::Block { .. } | Action::Unblock => true,
             Action::Spend => memory.has_other_quota(limit),
-            Action::Check | Action::Peek | Action::Observe => false,
+            Action::Check | Action::Peek | Action::Hold { .. } | Action::Observe => false,
         };
         let changes = request.limits.iter().filter(is_change);
         let ends_block = request.action == Action::Unblock;

@@ -47,10 +47,9 @@ impl Step {
             }
             let (instant, cost) = admitted.swap_remove(which.index(admitted.len()));
             let units = (cost * f64::from(*quarters) / 4.0).ceil();
-            let kept = cost - units;
-            releases.push(Release { instant: Some(instant), units, kept });
-            if kept > 0.0 {
-                admitted.push((instant, kept));
+            releases.push(Release { instant: Some(instant), units });
+            if units < cost {
+                admitted.push((instant, cost - units));
             }
         }
         releases

@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use super::super::{
-    Action, EngineReply, EngineRequest, Params, Release, State,
+    Action, EngineReply, EngineRequest, HoldChange, HoldReply, Params, Release, State,
     model::Model,
     reservations::{Reservation, Reservations, Reserved, Waiting},
     sliding_log,
@@ -29,6 +29,13 @@ pub(super) trait Backend {
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]);
 }
 
+/// A backend of an algorithm that can hold units.
+pub(super) trait Holds: Backend {
+    /// Ends and renews holds of the key.
+    fn change_holds(&mut self, params: &Params, now: f64, changes: &[HoldChange])
+    -> Vec<HoldReply>;
+}
+
 /// The twin.
 impl Backend for State {
     fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply {
@@ -37,6 +44,17 @@ impl Backend for State {
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
         params.return_units(self, now, releases);
+    }
+}
+
+impl Holds for State {
+    fn change_holds(
+        &mut self,
+        params: &Params,
+        now: f64,
+        changes: &[HoldChange],
+    ) -> Vec<HoldReply> {
+        params.change_holds(self, now, now, changes)
     }
 }
 
@@ -368,5 +386,7 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
             _ => 0.0,
         },
         blocked: micros(decision.block_rest()),
+        held: 0.0,
+        hold: None,
     }
 }

@@ -179,7 +179,7 @@ fn admitted(
                     let index = passed + which.index(admitted.len() - passed);
                     let Admitted { instant, cost, .. } = admitted.remove(index);
                     let (instant, units) = (Some(instant as f64), cost as f64);
-                    backend.release(&params, now, &[Release { instant, units, kept: 0.0 }]);
+                    backend.release(&params, now, &[Release { instant, units }]);
                 }
                 continue;
             }

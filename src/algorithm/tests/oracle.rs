@@ -116,7 +116,7 @@ fn always_in_history(
 }
 
 fn release(units: f64, instant: f64) -> Release {
-    Release { instant: Some(instant), units, kept: 0.0 }
+    Release { instant: Some(instant), units }
 }
 
 #[test]

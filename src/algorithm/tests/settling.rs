@@ -184,13 +184,6 @@ impl<B: Lossy> History<'_, B> {
         if used > charged {
             let action = Action::Spend;
             self.admit(EngineRequest { action, ..check(used - charged, self.now) });
-        } else if used < charged {
-            let units = charged - used;
-            let grant = self.granted(units);
-            let release = Release { instant: Some(instant), units, kept: used };
-            self.backend.release(&self.limiters[charged_by], self.now, &[release]);
-            self.uses[index].used = used;
-            self.returned(index, grant);
         }
     }
 
@@ -202,7 +195,7 @@ impl<B: Lossy> History<'_, B> {
             }
             let (index, charged_by) = self.open.swap_remove(which.index(self.open.len()));
             let Use { instant, used: units, .. } = self.uses[index];
-            releases[charged_by].push(Release { instant: Some(instant), units, kept: 0.0 });
+            releases[charged_by].push(Release { instant: Some(instant), units });
             self.uses[index].used = 0.0;
             let grant = self.granted(units);
             self.returned(index, grant);
@@ -370,7 +363,7 @@ fn a_late_release_by_a_limiter_with_a_faster_quota_grants_nothing() {
         let left = left_after(&slow, now, |backend| {
             assert!(backend.decide(&fast, check(10, then)).admitted);
             assert!(backend.decide(&slow, check(10, now)).admitted);
-            let release = Release { instant: Some(then), units: 10.0, kept: 0.0 };
+            let release = Release { instant: Some(then), units: 10.0 };
             backend.release(&fast, now, &[release]);
         });
         assert_eq!(left, [0.0; 2], "{algorithm}");
@@ -388,7 +381,7 @@ fn the_refill_of_a_much_faster_quota_may_exceed_all_integers() {
     let left = left_after(&slow, now, |backend| {
         let spend = EngineRequest { action: Action::Spend, ..check(770_946_643.0, then) };
         assert!(backend.decide(&slow, spend).admitted);
-        let release = Release { instant: Some(then), units: 192_736_661.0, kept: 578_209_982.0 };
+        let release = Release { instant: Some(then), units: 192_736_661.0 };
         backend.release(&fast, now, &[release]);
     });
     assert_eq!(left, [0.0; 2]);
@@ -406,33 +399,10 @@ fn a_sliding_window_returns_no_units_that_a_change_of_its_quota_moved() {
         assert!(backend.decide(&before, check(1, at(0.0))).admitted);
         assert!(backend.decide(&before, check(5, at(59e6))).admitted);
         assert!(backend.decide(&after, check(4, at(59.5e6))).admitted);
-        let release = Release { instant: Some(at(59e6)), units: 5.0, kept: 0.0 };
+        let release = Release { instant: Some(at(59e6)), units: 5.0 };
         backend.release(&before, at(60e6), &[release]);
     });
     assert_eq!(left, [3.0; 2]);
-}
-
-#[test]
-fn a_bucket_refills_the_units_that_are_kept_before_those_that_are_returned() {
-    for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
-        let params = Params::new(algorithm, Quota::new(1_000, Duration::from_secs(60))).unwrap();
-        let (then, now) = (1.7e15, 1.7e15 + 10e6);
-        let left = |charged: f64, settled: &'static [f64]| {
-            left_after(&params, now, move |backend| {
-                assert!(backend.decide(&params, check(charged, then)).admitted);
-                let mut charged = charged;
-                for kept in settled {
-                    let units = charged - kept;
-                    let release = Release { instant: Some(then), units, kept: *kept };
-                    backend.release(&params, now, &[release]);
-                    charged = *kept;
-                }
-            })
-        };
-        assert_eq!(left(500.0, &[180.0]), left(180.0, &[]), "{algorithm}");
-        assert_eq!(left(500.0, &[300.0, 180.0]), left(180.0, &[]), "{algorithm}");
-        assert_eq!(left(500.0, &[100.0]), [1_000.0; 2], "{algorithm}");
-    }
 }
 
 #[test]
@@ -511,7 +481,7 @@ fn requests_of_one_instant_that_need_several_entries_of_a_log_are_all_released()
         // More than fits into the four bytes of an entry.
         backend.decide(&params, EngineRequest { action: Action::Spend, ..check(all, now) });
         for units in [7.0, all - 9.0, 9.0] {
-            let release = Release { instant: Some(now), units, kept: 0.0 };
+            let release = Release { instant: Some(now), units };
             backend.release(&params, now, &[release]);
         }
         let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
@@ -539,7 +509,7 @@ fn a_full_log_counts_no_more_units_and_returns_those_that_it_counts() {
         let spend = check(f64::from(u32::MAX), now + ahead);
         scripted.decide(&params, EngineRequest { action: Action::Spend, ..spend });
     }
-    let release = Release { instant: Some(now), units: 1.0, kept: 0.0 };
+    let release = Release { instant: Some(now), units: 1.0 };
     scripted.release(&params, now + 3.0, &[release]);
     let bytes = scripted.bytes().expect("a log");
     assert_eq!(bytes.len(), 11 + 52, "no entry without units");

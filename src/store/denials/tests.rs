@@ -866,7 +866,7 @@ impl World {
             Changing::Cancel => {
                 if let Some((instant, cost)) = self.allowed.take() {
                     let units = cost.into();
-                    let release = Release { instant: Some(instant), units, kept: 0.0 };
+                    let release = Release { instant: Some(instant), units };
                     let now = self.engine_request(Action::Peek, 1, 0.0).now;
                     settings.params.return_units(&mut self.state, now, &[release]);
                 }

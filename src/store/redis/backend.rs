@@ -42,7 +42,7 @@ impl Backend {
         let Receipt::At(instant, _) = of else { return false };
         let change = self.denials.begin_return(settings, key);
         let key = self.key(settings, key);
-        let release = Release { instant: Some(instant as f64), units: count(units), kept: 0.0 };
+        let release = Release { instant: Some(instant as f64), units: count(units) };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
     }

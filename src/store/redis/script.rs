@@ -236,9 +236,9 @@ pub(crate) fn release_command(key: &str, params: &Params) -> (Cmd, &'static Scri
 }
 
 pub(crate) fn release_item(release: &Release) -> Vec<u8> {
-    let Release { instant, units, kept } = *release;
+    let Release { instant, units } = *release;
     let instant = instant.expect("a release names the request");
-    [instant, units, kept].map(f64::to_le_bytes).concat()
+    [instant, units].map(f64::to_le_bytes).concat()
 }
 
 fn command<'a>(
@@ -261,6 +261,7 @@ fn name(action: Action) -> &'static str {
         Action::Peek => "peek",
         Action::Refund => "refund",
         Action::Spend => "spend",
+        Action::Hold { .. } => "hold",
         Action::Block { .. } => "block",
         Action::Unblock => "unblock",
         Action::Observe => "peek", // of a change that a script has made
@@ -298,7 +299,11 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
         // The script has made the change already.
         match action {
             Action::Refund | Action::Block { .. } | Action::Unblock => EngineRequest::observe(now),
-            Action::Check | Action::Peek | Action::Spend | Action::Observe => request,
+            Action::Check
+            | Action::Peek
+            | Action::Spend
+            | Action::Hold { .. }
+            | Action::Observe => request,
         }
     };
     let mut step = |limit: usize, request: &EngineRequest| {

@@ -1,0 +1,228 @@
+//! Holds: units that are taken now, and of which it is known later how many are used. They stand
+//! beside the state of an algorithm, which does not know them: what is held makes its quota
+//! smaller. Decisions with them are in `holding.rs`. The Lua twin is `scripts/hold.lua`.
+//!
+//! The units are counted by the slot of time in which their holds expire, so that a key has few
+//! counters however many holds it has.
+
+use super::arithmetic::{EXACT, max, min};
+#[cfg(feature = "redis")]
+use super::state_bytes::Reader;
+
+/// The most slots of a key: those of one lifetime, whose grid is at least an eighth of it.
+pub(super) const MAX_SLOTS: usize = 9;
+
+/// What is held of a key, the state beside it, and the algorithm that both are for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Held<S, A> {
+    pub(super) slots: Slots,
+    pub(super) state: S,
+    pub(super) algorithm: A,
+}
+
+/// The units that are held, by the instants at which their holds expire.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Slots {
+    /// The instant at which the first of the units was held. A hold with another epoch has lost
+    /// its units, because the state was lost: these are others.
+    pub(super) epoch: f64,
+    /// The time of the slots at their last change: that of the clock, and `skew`, which keeps it
+    /// from following a clock that stepped back.
+    pub(super) at: f64,
+    pub(super) skew: f64,
+    /// In the order of their ends, by the time of the slots.
+    pub(super) slots: Vec<Slot>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Slot {
+    pub(super) ends: f64,
+    pub(super) units: f64,
+}
+
+/// How long a hold lives, in microseconds, before it has to be renewed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lifetime {
+    pub(crate) time: f64,
+    /// The ends of slots are multiples of this: the smallest power of two that is at least an
+    /// eighth of the lifetime. So grids of several lifetimes nest.
+    pub(crate) grid: f64,
+}
+
+/// The evidence by which a store finds the units of a hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HoldReceipt {
+    pub(crate) epoch: f64,
+    /// The end of its slot. After it, the hold has expired.
+    pub(crate) ends: f64,
+}
+
+/// A change of a hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HoldChange {
+    pub(crate) receipt: HoldReceipt,
+    /// The units of the hold.
+    pub(crate) units: f64,
+    pub(crate) action: HoldAction,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HoldAction {
+    /// Ends the hold: this many units were used, perhaps more than it holds.
+    End { used: f64 },
+    /// Holds the units for another lifetime.
+    Renew(Lifetime),
+}
+
+/// The result of a change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HoldReply {
+    /// The units were found, and are not held any more.
+    Ended,
+    /// The state of the key was lost meanwhile. What was used is spent.
+    Lost,
+    /// The hold had expired: its units were spent then.
+    Expired,
+    /// The hold has this receipt from now on.
+    Renewed(HoldReceipt),
+}
+
+impl Lifetime {
+    /// The lifetime of holds whose end cannot be missed.
+    pub(crate) const ENDLESS: Self = Self { time: f64::INFINITY, grid: 1.0 };
+
+    pub(crate) fn new(micros: u64) -> Self {
+        let grid = micros.div_ceil(8).next_power_of_two();
+        Self { time: micros as f64, grid: grid as f64 }
+    }
+
+    /// Returns the end of the slot of a hold that begins at `time`.
+    fn end(self, time: f64) -> f64 {
+        let ends = time + self.time;
+        if ends.is_finite() { (ends / self.grid).ceil() * self.grid } else { ends }
+    }
+}
+
+impl Slots {
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The sum of all units.
+    pub(super) fn total(&self) -> f64 {
+        min(self.slots.iter().map(|slot| slot.units).sum(), EXACT)
+    }
+
+    /// Returns the skew of the slots at a time of the clock.
+    fn skew_at(&self, now: f64) -> f64 {
+        match now + self.skew < self.at {
+            true => self.at - now,
+            false => self.skew,
+        }
+    }
+
+    /// Returns the time of the slots.
+    pub(super) fn time(&self, now: f64) -> f64 {
+        now + self.skew_at(now)
+    }
+
+    /// Follows the clock, before a change.
+    fn touch(&mut self, now: f64) {
+        self.skew = self.skew_at(now);
+        self.at = now + self.skew;
+    }
+
+    /// Removes the first slot that has ended. Returns its units, and the instant by the clock.
+    pub(super) fn expire(&mut self, now: f64) -> Option<(f64, f64)> {
+        let Slot { ends, units } = *self.slots.first()?;
+        if ends > self.time(now) {
+            return None;
+        }
+        self.touch(now);
+        self.slots.remove(0);
+        Some((units, ends - self.skew))
+    }
+
+    /// The instant of the clock at which the last slot ends, or `now` if that never happens.
+    pub(super) fn last_end(&self, now: f64) -> f64 {
+        let last = self.slots.last().map_or(0.0, |slot| slot.ends);
+        if last.is_finite() { last - self.skew_at(now) } else { now }
+    }
+
+    /// Holds units. `epoch` is that of the first ones.
+    pub(super) fn hold(
+        &mut self,
+        now: f64,
+        units: f64,
+        lifetime: Lifetime,
+        epoch: f64,
+    ) -> HoldReceipt {
+        if self.is_empty() {
+            *self = Self { epoch, at: now, ..Self::default() };
+        }
+        self.touch(now);
+        let ends = lifetime.end(self.at);
+        self.add(Slot { ends, units });
+        HoldReceipt { epoch: self.epoch, ends }
+    }
+
+    /// Adds units to a slot. With more slots than are stored, the one whose neighbour ends soonest
+    /// after it joins that neighbour: so no hold ends too early.
+    fn add(&mut self, new: Slot) {
+        let index = self.slots.partition_point(|slot| slot.ends < new.ends);
+        match self.slots.get_mut(index) {
+            Some(same) if same.ends == new.ends => same.units += new.units,
+            _ => self.slots.insert(index, new),
+        }
+        if self.slots.len() > MAX_SLOTS {
+            let gap = |i: &usize| self.slots[i + 1].ends - self.slots[*i].ends;
+            let mut nearest = 0;
+            for i in 1..MAX_SLOTS {
+                if gap(&i) < gap(&nearest) {
+                    nearest = i;
+                }
+            }
+            let Slot { units, .. } = self.slots.remove(nearest);
+            self.slots[nearest].units += units;
+        }
+    }
+
+    /// Returns whether the slots contain the units of a hold that has not expired.
+    pub(super) fn knows(&self, receipt: HoldReceipt) -> bool {
+        !self.is_empty() && self.epoch == receipt.epoch
+    }
+
+    /// Removes units, from the first slot at or after the end that the receipt names: its slot may
+    /// have joined a later one.
+    pub(super) fn take(&mut self, now: f64, receipt: HoldReceipt, mut units: f64) {
+        self.touch(now);
+        for slot in self.slots.iter_mut().filter(|slot| slot.ends >= receipt.ends) {
+            let taken = min(slot.units, units);
+            slot.units -= taken;
+            units = max(units - taken, 0.0);
+        }
+        self.slots.retain(|slot| slot.units > 0.0);
+    }
+}
+
+/// The letter that what is held begins and ends with.
+#[cfg(feature = "redis")]
+pub(super) const FORM: u8 = b'H';
+
+/// Reads what is held of a key, in front of the bytes of the state, which it returns, too.
+#[cfg(feature = "redis")]
+pub(super) fn decode(bytes: &[u8]) -> Option<(Slots, &[u8])> {
+    let mut reader = Reader::new(bytes, FORM)?;
+    let count = reader.integer(1)?;
+    let [epoch, at, skew] = reader.integers([7; 3])?;
+    let mut slots = vec![];
+    for _ in 0..count as usize {
+        let [ends, units] = reader.integers([7; 2])?;
+        // An unused slot keeps its place, because the scripts cannot shorten a value.
+        if units > 0.0 {
+            slots.push(Slot { ends, units });
+        }
+    }
+    reader.integers([1; 2])?; // the count and the letter again, to be read from the end
+    Some((Slots { epoch, at, skew, slots }, reader.rest()))
+}
