@@ -218,10 +218,10 @@ fn listed() -> Vec<Alert> {
 
 /// Returns the text without links and code marks.
 fn plain(markdown: &str) -> String {
-    let mut parts = markdown.split("](");
+    let mut parts = markdown.split("][");
     let mut text = parts.next().unwrap().to_owned();
     for part in parts {
-        text += part.split_once(')').unwrap().1;
+        text += part.split_once(']').unwrap().1;
     }
     text.replace(['[', '`'], "")
 }
