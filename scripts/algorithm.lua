@@ -3,7 +3,7 @@
 -- Returns  how long the request has to wait, by how much that is too long, and a function that ends
 --          the decision: it takes whether all limits admit the request, and its wait, and returns
 --          the state that was found
-local function NAME(key, params, cost, max_wait, is_plain)
+local function NAME(key, params, cost, max_wait, lifetime, grid, is_plain)
   local block -- see block.lua
 -- STATE
   if is_plain then

@@ -2,7 +2,7 @@
 -- bytes), and another 'B'. States begin or end with another letter, so that a fast path, which
 -- looks at that end, leaves a blocked key to the engine.
 -- Stands before a model. The engine reads and stores a state by `get`, `put` and `patch`, wherever
--- the state is. `block` is nil for a key without one; else {ends}, and {state, expires, changed} if
+-- the state is: what is held (hold.lua) stands behind it. `block` is nil for a key without one; else {ends}, and {state, expires, changed} if
 -- the state counts: a request that may not wait until the end of the block is denied without it.
 
 local function in_block(state)
@@ -10,7 +10,13 @@ local function in_block(state)
 end
 
 -- Returns bytes of the state, by indices as GETRANGE takes them.
-local function get(from, to)
+function get(from, to)
+  if held then
+    from, to = inside(from, to)
+    if from > to then
+      return ''
+    end
+  end
   if block then
     from, to = tonumber(from), tonumber(to)
     return string.sub(block.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
@@ -18,8 +24,22 @@ local function get(from, to)
   return call('GETRANGE', key, from, to)
 end
 
--- Stores a state; an empty one deletes the key.
+-- Returns the length of the state.
+function state_length()
+  return held and held.length or block and #block.state or call('STRLEN', key)
+end
+
+-- Stores a state, with what is held; if both are empty, deletes the key.
 local function put(state, expires)
+  if held then
+    held.length = #state
+    if #held.slots > 0 then
+      state, expires = state .. packed_holds(#held.slots), held_until(expires)
+      held.count, held.changed = #held.slots, false
+    else
+      held = nil
+    end
+  end
   if block then
     block.state, block.expires, block.changed = state, expires, true
   elseif state == '' then
@@ -31,11 +51,19 @@ end
 
 -- Replaces bytes of the state from an index on, and its expiry if there is a new one.
 local function patch(from, bytes, expires)
+  if held then
+    from, expires = tonumber(from), expires and held_until(expires)
+    if from + #bytes > held.length then -- the state grows
+      held.length, held.count = from + #bytes, math.max(held.count, #held.slots)
+      bytes, held.changed = bytes .. packed_holds(held.count), false
+    end
+  end
   if block then
     local state = block.state
     from = tonumber(from)
     local rest = string.sub(state, from + #bytes + 1)
-    put(string.sub(state, 1, from) .. bytes .. rest, expires or block.expires)
+    block.state, block.changed = string.sub(state, 1, from) .. bytes .. rest, true
+    block.expires = expires or block.expires
     return
   end
   call('SETRANGE', key, from, bytes)

@@ -4,8 +4,13 @@
 local limits, wait, too_long = {}, 0, 0
 local is_plain = action == 'check'
 for i = 1, #KEYS do
-  local cost, max_wait = struct.unpack('<dd', items, 16 * i - 15)
-  limits[i] = {cost = cost, max_wait = max_wait}
+  local cost, max_wait, lifetime, grid = nil, nil, 0, 0
+  if action == 'hold' then
+    cost, max_wait, lifetime, grid = struct.unpack('<dddd', items, 32 * i - 31)
+  else
+    cost, max_wait = struct.unpack('<dd', items, 16 * i - 15)
+  end
+  limits[i] = {cost = cost, max_wait = max_wait, lifetime = lifetime, grid = grid}
   is_plain = is_plain and max_wait == 0
 end
 
@@ -16,7 +21,8 @@ local function decide_all()
     local params, over = ARGV[i + 1], nil
     local decide = algorithms[string.byte(params)]
     key = KEYS[i]
-    limit.wait, over, limit.finish = decide(key, params, limit.cost, limit.max_wait, is_plain)
+    limit.wait, over, limit.finish =
+      decide(key, params, limit.cost, limit.max_wait, limit.lifetime, limit.grid, is_plain)
     wait, too_long = math.max(wait, limit.wait), math.max(too_long, over)
   end
   for i, limit in ipairs(limits) do

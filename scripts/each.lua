@@ -2,7 +2,9 @@
 -- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path.
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
 --        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last
---        runs are those of all further keys, too. To block, see prelude.lua.
+--        runs are those of all further keys, too. To block or hold, see prelude.lua. To end and
+--        renew holds, for each key their number, an integer of two bytes; then for each {epoch,
+--        ends, units, used, lifetime, grid}, doubles: it ends if the lifetime is 0
 -- A key that the script cannot decide about, or for which the server rejects the write, has an
 -- error instead of a state; the other keys are decided.
 local params = ARGV[2]
@@ -12,6 +14,7 @@ local key, block -- about which the engine decides; see block.lua
 -- Creates the functions of the engine, which takes more time than most calls need.
 local function create_engine()
   local cost, max_wait
+  local lifetime, grid = 0, 0
 -- MODEL
   local function decide()
     plan()
@@ -20,11 +23,12 @@ local function create_engine()
 
   -- Decides about the requests one after the other. Returns the state that they have found.
   local function decide_all(runs)
-    block = nil
+    block, first_held = nil, nil
     forget()
     local state
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
+      lifetime, grid = run.lifetime or 0, run.grid
       for _ = 1, run.count do
         state = decide()
         if too_long > 0 then -- so it is for the others
@@ -35,7 +39,7 @@ local function create_engine()
     return state
   end
 
-  return {decide_all = decide_all, reserve_all = reserve_all}
+  return {change_holds = change_holds, decide_all = decide_all, reserve_all = reserve_all}
 end
 
 local created
@@ -48,6 +52,23 @@ if action == 'release' then
   key = KEYS[1]
   engine().decide_all({{count = 1}})
   return {now}
+end
+
+-- Ends and renews holds.
+if action == 'holds' then
+  local position, reply = 1, {now}
+  for i = 1, #KEYS do
+    local count, changes = nil, {}
+    count, position = struct.unpack('<I2', items, position)
+    for j = 1, count do
+      changes[j] = {struct.unpack('<dddddd', items, position)}
+      position = position + 48
+    end
+    key = KEYS[i]
+    local ok, result = pcall(engine().change_holds, changes)
+    reply[i + 1] = ok and result or failure(key, result)
+  end
+  return reply
 end
 
 -- Returns the states of all keys; `false` for a key without one.
@@ -72,14 +93,17 @@ local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
--- A block has one request, of no cost; its items are read where it begins.
+-- A block has one request, of no cost; its items are read where it begins. So has a hold.
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
+if action == 'hold' then
+  runs[1].cost, runs[1].lifetime, runs[1].grid = struct.unpack('<ddd', items)
+end
 -- Decides about the keys behind `index`, which is the key at work.
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if not blocks and position <= #items then
+    if not blocks and action ~= 'hold' and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil

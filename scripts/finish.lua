@@ -25,8 +25,7 @@ if returns then
     returns = false
     plan()
     returns = true
-    local state = found_state()
-    return block and in_block(state) or state
+    return described(found_state())
   end
 
   function finish()
@@ -44,17 +43,23 @@ if returns then
 else
   function finish(admitted, wait)
     local before
-    if commits and admitted then
+    local holds = lifetime > 0
+    if commits and admitted and not holds then
       before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
-    local state = found_state()
-    if commits and (admitted or stale) then
+    local state = described(found_state())
+    if holds and admitted then
+      hold(cost, lifetime, grid)
+      store_holds()
+    elseif commits and not holds and (admitted or stale) then
       store(before, now + wait)
-      if block then
-        close_block()
-      end
+    else
+      return state
     end
-    return block and in_block(state) or state
+    if block then
+      close_block()
+    end
+    return state
   end
 end

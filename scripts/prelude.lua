@@ -2,19 +2,21 @@
 -- Behind it stands each.lua or, for several limits, a function for each algorithm (see
 -- algorithm.lua) and combine.lua.
 -- KEYS     for each limit: the key of its state
--- ARGV     action (check, peek, spend, refund, release, block, unblock); parameters, for several
---          limits those of each; items
+-- ARGV     action (check, hold, peek, spend, refund, release, block, unblock, holds); parameters, for
+--          several limits those of each; items
 --          parameters: the letter of the algorithm, then doubles
 --          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
 --          release, for each request of the one key {instant, units}, doubles; to block, for how
---          long, a double
+--          long, a double; to hold, {cost, lifetime, grid}, doubles, for several limits for each
+--          {cost, max_wait, lifetime, grid}, with a lifetime of 0 to spend; to end and renew holds,
+--          see each.lua
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
 --          a refund or a block the state that it has left, and none to release; see each.lua for
 --          an error in place of a state
 -- Times are in microseconds; all numbers are integers below 2^53.
 local action, items = ARGV[1], ARGV[#ARGV]
-local can_be_denied = action == 'check' or action == 'peek'
-local commits = action == 'check' or action == 'spend'
+local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
+local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks -- a block returns nothing
 

@@ -11,10 +11,19 @@ local found, stale
 local first_found -- the state before the first request
 
 local ENTRY = 16
+local read_size = tonumber(size_text)
 
 -- Forgets what requests to another key have found.
 local function forget()
-  first_found = nil
+  first_found, held = nil, nil
+end
+
+-- Returns whether anything is held, behind the state or without one. The cost of a reservation,
+-- which can stand there, too, never ends with that letter.
+local function has_holds()
+  local own = size_of(found)
+  local is_longer = #found > own or own > read_size and state_length() > own
+  return string.byte(found) == 72 or is_longer and get('-1', '-1') == 'H'
 end
 
 local function load()
@@ -24,6 +33,10 @@ local function load()
   elseif block and not block.state then
     found = nil
     return
+  end
+  if not held and has_holds() then
+    open_holds()
+    found = get('0', size_text)
   end
   found = found ~= '' and decode(found, true) or nil
   first_found = first_found or found or ''
@@ -35,6 +48,10 @@ end
 
 local function expiry_after(reset)
   return expiry and expiry(reset) or now + reset
+end
+
+local function expiry_now()
+  return expiry_after(reset_after())
 end
 
 -- Few calls need the functions of this and of `reserving`, and each takes time to create.
@@ -122,7 +139,7 @@ local function reserving()
   -- longer; `before` is the state without them.
   local function reserve(head, before, instant, cost, more, reset)
     local entry = struct.pack('<dd', instant, cost)
-    local length = block and #block.state or call('STRLEN', key)
+    local length = state_length()
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
       newest, newest_cost = struct.unpack('<dd', get(length - ENTRY, -1))

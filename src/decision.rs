@@ -1,16 +1,23 @@
-//! `Decision`: the result of a check, and the receipt by which a store finds the spent units. It
-//! knows no store. The state of a key, without a decision, is in `decision/key_state.rs`.
+//! `Decision`: the result of a check. It knows no store. What a request has taken is in
+//! `decision/outcome.rs`, and the state of a key, without a decision, in `decision/key_state.rs`.
 
 mod key_state;
+mod outcome;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-pub use self::key_state::KeyState;
+pub use self::{
+    key_state::KeyState,
+    outcome::{Outcome, Receipt, Receipts},
+};
 
 use crate::{
-    algorithm::{Action, EngineReply, Kind},
+    algorithm::{EngineReply, Kind},
     quota::Quota,
 };
+
+/// The wait of a denied request if it is unknown: that of an infinite wait of the engine.
+const UNKNOWN: u64 = i64::MAX as u64;
 
 /// The result of a check: whether the request is allowed, and the state of its key afterwards.
 ///
@@ -46,28 +53,22 @@ pub struct Decision {
     limiter: &'static str,
     quota: Quota,
     cost: u64,
-    /// The delay of an allowed request; the time until a denied one would be allowed.
+    /// The delay of an allowed request; the time until a denied one would be allowed, or
+    /// [`UNKNOWN`].
     wait: u64,
     remaining: u64,
     replenish: u64,
     reset: u64,
     /// The time until the block of the key ends; 0 without one.
     blocked: u64,
-    receipt: Receipt,
-    /// Only decisions about several limits pay for it.
-    several: Option<Arc<Several>>,
+    /// The units of the key that are held.
+    held: u64,
+    /// What is left of each of several limits. Only decisions about several pay for it.
+    counts: Option<Arc<[Count]>>,
     /// The time since the store decided. An hour is enough: no call takes longer.
     age: u32,
     source: Source,
     is_allowed: bool,
-}
-
-/// What a decision about several limits says about each of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Several {
-    counts: Box<[Count]>,
-    /// Empty if all limits have the receipt of the decision.
-    receipts: Box<[Receipt]>,
 }
 
 /// What is left of one of several limits, after a decision.
@@ -91,18 +92,6 @@ impl Count {
     pub(crate) const fn replenish_after(&self) -> Duration {
         Duration::from_micros(self.replenish)
     }
-}
-
-/// The evidence by which a store finds the units that a request has spent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Receipt {
-    /// Nothing was spent.
-    None,
-    /// The instant at which the request proceeds, in microseconds by the clock of the store, and
-    /// the algorithm. Another algorithm has not counted the request, and must return nothing.
-    At(u64, Kind),
-    /// The id of an acquire in the log of a foreign limiter.
-    Id(u64),
 }
 
 /// The limit that a request is checked against.
@@ -138,24 +127,9 @@ pub enum Source {
 
 impl Decision {
     #[inline]
-    pub(crate) fn new(limit: Policy, reply: EngineReply, action: Action, age: f64) -> Self {
-        let spent = reply.admitted && action.commits();
-        let receipt = match limit.algorithm {
-            Some(algorithm) if spent => Receipt::At(integer(reply.instant), algorithm),
-            _ => Receipt::None,
-        };
-        Self::with_receipt(limit, reply, receipt, age)
-    }
-
-    #[inline]
-    pub(crate) fn with_receipt(
-        limit: Policy,
-        reply: EngineReply,
-        receipt: Receipt,
-        age: f64,
-    ) -> Self {
+    pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
         let Policy { limiter, quota, cost, source, .. } = limit;
-        let EngineReply { admitted, wait, remaining, replenish, reset, blocked, .. } = reply;
+        let EngineReply { admitted, wait, remaining, replenish, reset, blocked, held, .. } = reply;
         Self {
             limiter,
             quota,
@@ -165,8 +139,8 @@ impl Decision {
             replenish: integer(replenish),
             reset: integer(reset),
             blocked: integer(blocked),
-            receipt,
-            several: None,
+            held: integer(held),
+            counts: None,
             age: age as u32,
             source,
             is_allowed: admitted,
@@ -176,7 +150,7 @@ impl Decision {
     /// Returns the decision of a request that proceeds uncounted, because the store did not decide.
     pub(crate) fn uncounted(limit: Policy) -> Self {
         let limit = Policy { source: Source::Open, ..limit };
-        Self::with_receipt(limit, EngineReply::uncounted(0.0), Receipt::None, 0.0)
+        Self::new(limit, EngineReply::uncounted(0.0), 0.0)
     }
 
     /// Returns a denial of a request of this cost and wait, which describes its key as this
@@ -240,12 +214,26 @@ impl Decision {
     /// before. Exact to the microsecond. If a key is [blocked](crate::Limiter::block), it is a
     /// lower bound: the decision then describes the block, and not the count.
     ///
-    /// It is `None` if the request is allowed, or if the time is unknown. Limits of this version
-    /// know the time of each denial; so ask [`is_allowed`](Decision::is_allowed), not this method,
-    /// whether the request may proceed.
+    /// It is `None` if the request is allowed, or if the time is unknown, because units that are
+    /// [held](crate::Limiter::hold) have to be returned first. So ask
+    /// [`is_allowed`](Decision::is_allowed), not this method, whether the request may proceed.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        if self.is_allowed { None } else { Some(Duration::from_micros(self.wait)) }
+        if self.is_allowed || self.wait == UNKNOWN {
+            None
+        } else {
+            Some(Duration::from_micros(self.wait))
+        }
+    }
+
+    /// Returns whether the request was denied until units that are held are returned.
+    pub(crate) const fn waits_for_holds(&self) -> bool {
+        !self.is_allowed && self.wait == UNKNOWN
+    }
+
+    /// Returns the units of the key that are held.
+    pub(crate) const fn held(&self) -> u64 {
+        self.held
     }
 
     /// Returns [`retry_after`](Decision::retry_after) in whole seconds, as the header `Retry-After`
@@ -302,33 +290,10 @@ impl Decision {
         self.source
     }
 
-    /// Returns the receipt of one limit, by its index in the charge.
-    pub(crate) fn receipt(&self, limit: usize) -> Receipt {
-        match self.several.as_deref() {
-            Some(Several { receipts, .. }) if !receipts.is_empty() => {
-                receipts.get(limit).copied().unwrap_or(Receipt::None)
-            }
-            _ => self.receipt,
-        }
-    }
-
-    /// Returns whether the request has spent or reserved anything.
-    pub(crate) fn has_spent(&self) -> bool {
-        self.receipt != Receipt::None
-    }
-
-    /// Returns whether both are decisions about one request, which has spent units.
-    pub(crate) fn is_same_spending(&self, other: &Self) -> bool {
-        fn receipts(decision: &Decision) -> &[Receipt] {
-            decision.several.as_deref().map_or(&[], |several| &several.receipts)
-        }
-        self.receipt == other.receipt && receipts(self) == receipts(other)
-    }
-
     /// Sets what is left of all limits, if there are several.
-    pub(crate) fn with_counts(mut self, counts: impl ExactSizeIterator<Item = Count>) -> Self {
+    pub(crate) fn with_counts(mut self, counts: Vec<Count>) -> Self {
         if counts.len() > 1 {
-            self.several_mut().counts = counts.collect();
+            self.counts = Some(counts.into());
         }
         self
     }
@@ -336,38 +301,16 @@ impl Decision {
     /// Forgets what is left of the other limits.
     #[cfg(feature = "redis")]
     pub(crate) fn without_counts(self) -> Self {
-        Self { several: None, ..self }
+        Self { counts: None, ..self }
     }
 
     /// Returns what is left of each limit of the request. A remembered denial knows the limit that
     /// has denied.
     pub(crate) fn counts(&self) -> impl Iterator<Item = Count> {
         let Self { limiter, remaining, replenish, .. } = *self;
-        let all = self.several.as_deref().map_or(&[][..], |several| &several.counts);
+        let all = self.counts.as_deref().unwrap_or_default();
         let own = all.is_empty().then_some(Count { limiter, remaining, replenish });
         all.iter().copied().chain(own)
-    }
-
-    /// Sets the receipts of all limits of a request that proceeds at one instant.
-    pub(crate) fn counted_by(self, algorithms: impl Iterator<Item = Kind> + Clone) -> Self {
-        match self.receipt {
-            Receipt::At(instant, known) if algorithms.clone().any(|kind| kind != known) => {
-                self.with_receipts(algorithms.map(|kind| Receipt::At(instant, kind)))
-            }
-            _ => self,
-        }
-    }
-
-    /// Sets the receipts of all limits, if the request has spent anything.
-    pub(crate) fn with_receipts(mut self, receipts: impl Iterator<Item = Receipt>) -> Self {
-        if self.has_spent() {
-            self.several_mut().receipts = receipts.collect();
-        }
-        self
-    }
-
-    fn several_mut(&mut self) -> &mut Several {
-        Arc::make_mut(self.several.get_or_insert_default())
     }
 
     /// Returns the cost of the request.

@@ -32,15 +32,36 @@ pub enum Error {
         /// The name of the limiter.
         limiter: &'static str,
     },
-    /// The limiter to settle was not charged.
+    /// The permit to settle holds no units of this limiter.
     #[non_exhaustive]
-    NotCharged {
+    NotHeld {
         /// The name that was given.
         limiter: String,
     },
-    /// The charge to settle is not bound to a decision that has spent units: pass the decision to
-    /// [`Charge::decided`](crate::Charge::decided).
-    NotDecided,
+    /// The units to settle have been settled already, or the request has ended.
+    #[non_exhaustive]
+    HoldEnded {
+        /// The name of the limiter.
+        limiter: String,
+    },
+    /// The cost of a limit of the charge is an estimate, which a check would spend: call
+    /// [`Charge::hold`](crate::Charge::hold).
+    #[non_exhaustive]
+    HasEstimate {
+        /// The name of the limiter.
+        limiter: String,
+    },
+    /// The charge to hold has no estimate: add one with
+    /// [`Charge::estimate`](crate::Charge::estimate), or call
+    /// [`Charge::check`](crate::Charge::check).
+    NoEstimate,
+    /// The limiter cannot hold units: it is a leaky bucket, whose units are departures, or Redisson
+    /// shares it.
+    #[non_exhaustive]
+    CannotHold {
+        /// The name of the limiter.
+        limiter: String,
+    },
     /// The limits of one charge cannot be decided together: they are in different stores, or
     /// Redisson shares one of them.
     DifferentStores,
@@ -52,8 +73,8 @@ pub enum Error {
         /// The name of the limiter.
         name: String,
     },
-    /// A limiter that Redisson shares does not support the operation. It supports checks, waiting,
-    /// refunds, and settling with at most the charged cost.
+    /// A limiter that Redisson shares does not support the operation. It supports checks, waiting
+    /// and refunds.
     Unsupported,
     /// The store of the limiter answers later, such as a `RedisStore`: only a
     /// [`MemoryStore`](crate::MemoryStore) answers a call that is not awaited. Nothing was spent.
@@ -89,14 +110,29 @@ impl fmt::Display for Error {
                 "invalid charge: limiter {limiter:?} is charged for the same key twice; charge it \
                  once, with the sum of the costs"
             ),
-            Self::NotCharged { limiter } => write!(
+            Self::NotHeld { limiter } => write!(
                 f,
-                "the charge cannot be settled: it has no limiter {limiter:?}; pass the name of one \
-                 of its limiters"
+                "cannot settle limiter {limiter:?}: the request holds no units of it; pass the \
+                 name of a limiter with an estimate"
             ),
-            Self::NotDecided => f.write_str(
-                "the charge cannot be settled: its decision was a denial, or it has none; settle \
-                 an allowed charge, from `Charge::decided` or from the extensions of the request",
+            Self::HoldEnded { limiter } => write!(
+                f,
+                "cannot settle limiter {limiter:?}: its units are settled, or the request has \
+                 ended; settle once, before the end of the request"
+            ),
+            Self::HasEstimate { limiter } => write!(
+                f,
+                "the charge cannot be checked: the cost of limiter {limiter:?} is an estimate; \
+                 call `hold` or `hold_within`"
+            ),
+            Self::NoEstimate => f.write_str(
+                "the charge cannot be held: it has no estimate; add one with `estimate`, or call \
+                 `check`",
+            ),
+            Self::CannotHold { limiter } => write!(
+                f,
+                "limiter {limiter:?} cannot hold units: it is a leaky bucket, or Redisson shares \
+                 it; use another algorithm"
             ),
             Self::DifferentStores => f.write_str(
                 "invalid charge: its limits are in different stores or prefixes, or Redisson \
@@ -108,8 +144,8 @@ impl fmt::Display for Error {
                  set a rate with `try_set_rate`"
             ),
             Self::Unsupported => f.write_str(
-                "the operation is not supported: Redisson shares the limiter; check, wait, refund, \
-                 or settle with at most the charged cost",
+                "the operation is not supported: Redisson shares the limiter; check, wait or \
+                 refund",
             ),
             Self::NotImmediate { limiter } => write!(
                 f,

@@ -70,7 +70,8 @@
 //! | limit a service | [`RateLimitLayer`], [`key`]: which client a request is counted for |
 //! | limit anything else | [`Limiter`], [`Key`], [`Decision`], [`Reservation`], [`Error`] |
 //! | say how much is allowed | [`Quota`], [`Algorithm`] |
-//! | charge several limits at once, or a cost that is known later | [`Charge`] |
+//! | charge several limits at once | [`Charge`] |
+//! | charge a cost that is known later | [`Limiter::hold`], [`Permit`] |
 //! | keep the counters | [`MemoryStore`], [`RedisStore`] |
 //! | serve requests while Redis is down | [`FailurePolicy`] |
 //!
@@ -100,6 +101,8 @@
 //! | denial | a decision against a request: the quota has too few units left, or the key is blocked |
 //! | forbidden | a client that is not let in at all, whatever its quota |
 //! | rejection | the layer's response in place of that of the service: the request is denied, is forbidden, or failed |
+//! | hold | units that are taken now, and of which it is known later how many are used |
+//! | permit | the handle of a hold, which ends it: settled, cancelled or dropped |
 //! | reservation | the future instant at which a waiting request may proceed; its units are spent |
 //! | charge | the limits, keys and costs of one request: all of them are charged, or none |
 //! | rule | the closure or type that returns the charge of each request |
@@ -162,12 +165,13 @@ pub mod http {
     //! | reject requests, in a rule or a key extractor | [`RequestError`] |
     //! | handle requests without a key | [`MissingKey`] |
     //! | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
+    //! | settle what a request holds, in the service | [`Settle`] |
     //! | name the body of a limited service | [`ResponseBody`] |
     //!
     //! The page on [responses](crate::guide::http) shows them.
 
     pub use crate::middleware::{
-        Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody,
+        Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody, Settle,
     };
 }
 
@@ -189,7 +193,7 @@ pub use {
     decision::Decision,
     error::Error,
     keys::Key,
-    limiter::{Charge, FailurePolicy, Limiter, Reservation},
+    limiter::{Charge, FailurePolicy, Limiter, Permit, Reservation},
     middleware::RateLimitLayer,
     quota::Quota,
     store::MemoryStore,

@@ -7,7 +7,9 @@ mod charge;
 mod check;
 mod failure_policy;
 mod handle;
+mod hold;
 mod max_wait;
+mod permit;
 mod recovery;
 mod report;
 mod reservation;
@@ -19,6 +21,7 @@ mod wait_queue;
 pub(crate) use self::{
     acquire::{Acquire, DEFAULT_MAX_LATENESS},
     max_wait::MaxWait,
+    permit::Holds,
     recovery::Recovery,
     wait_queue::{WaitQueue, WaitSlot},
 };
@@ -26,6 +29,7 @@ pub use self::{
     charge::Charge,
     failure_policy::FailurePolicy,
     handle::Limiter,
+    permit::Permit,
     reservation::Reservation,
     target::{AnyLimiter, IntoLimiter},
 };

@@ -21,6 +21,7 @@ mod protocol;
 mod rejection;
 mod rule;
 mod service;
+mod settle;
 
 pub use self::{
     custom::Custom,
@@ -30,4 +31,5 @@ pub use self::{
     rejection::{MissingKey, Rejection, RequestError},
     rule::Rule,
     service::RateLimit,
+    settle::Settle,
 };

@@ -7,6 +7,7 @@ mod connect;
 #[cfg(feature = "redis")]
 mod denials;
 mod health;
+mod hold;
 mod memory;
 mod names;
 #[cfg(feature = "redis")]
@@ -40,6 +41,7 @@ pub use self::{
     memory::{MemoryStore, WhenFull},
 };
 pub(crate) use self::{
+    hold::{Hold, HoldGuard},
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
@@ -47,7 +49,7 @@ pub(crate) use self::{
 };
 use crate::{
     algorithm::Release,
-    decision::Decision,
+    decision::Outcome,
     keys::Key,
     observe::{Observer, Observers},
 };
@@ -79,16 +81,11 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     /// limits are of this store and differ from each other. The store bounds the time of the
     /// answer. If the future is dropped, the request may have been counted.
     #[doc(hidden)]
-    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision>;
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome>;
 
-    /// Returns units that a request of a key has spent or reserved. The release names the request
-    /// by the instant in the receipt of its decision.
-    #[doc(hidden)]
-    fn release(&self, settings: &Arc<Settings>, key: &Key<'_>, release: Release)
-    -> StoreFuture<()>;
-
-    /// Returns units in the background, if possible. The result completes when they are back; the
-    /// release continues if it is dropped.
+    /// Returns units that a request of a key has spent or reserved, in the background, if possible.
+    /// The release names the request by the instant in its receipt. The result completes when they
+    /// are back; the release continues if it is dropped.
     #[doc(hidden)]
     fn release_in_background(
         &self,
@@ -96,6 +93,10 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
         key: &Key<'_>,
         release: Release,
     ) -> Option<Released>;
+
+    /// Keeps an admitted hold until it ends.
+    #[doc(hidden)]
+    fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard>;
 
     /// True if every call is done when it returns, a release in the background too.
     #[doc(hidden)]
@@ -161,17 +162,8 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
 impl Sealed for AnyStore {}
 
 impl Store for AnyStore {
-    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         self.decide(request)
-    }
-
-    fn release(
-        &self,
-        settings: &Arc<Settings>,
-        key: &Key<'_>,
-        release: Release,
-    ) -> StoreFuture<()> {
-        self.as_dyn().release(settings, key, release)
     }
 
     fn release_in_background(
@@ -181,6 +173,10 @@ impl Store for AnyStore {
         release: Release,
     ) -> Option<Released> {
         self.as_dyn().release_in_background(settings, key, release)
+    }
+
+    fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
+        self.as_dyn().keep_hold(hold)
     }
 
     fn is_immediate(&self) -> bool {
@@ -247,7 +243,7 @@ pub enum AnyStore {
 
 impl AnyStore {
     #[inline]
-    pub(crate) fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+    pub(crate) fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         match self {
             Self::Memory(store) => StoreFuture::ready(store.decide_now(request)),
             Self::Dyn(store) => store.decide(request),

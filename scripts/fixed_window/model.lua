@@ -1,5 +1,23 @@
 -- Model of the fixed window: the functions of the engine. state.lua stands before this text.
 local expiry -- none: a key expires at the end of its newest window
+local capacity = limit
+
+-- Decides by a quota that is smaller by the units that are held.
+local function hold_back(units)
+  limit = capacity - units
+end
+
+local function fits_beside(units)
+  return units <= limit
+end
+
+function drain()
+  return window
+end
+
+local function size_of()
+  return size
+end
 
 -- The windows between the current one and the newest one that a request has reserved.
 local function ahead()

@@ -1,5 +1,13 @@
 -- Model of the leaky bucket: the functions of the engine. state.lua stands before this text.
 
+-- No units of a leaky bucket can be held.
+local function hold_back() end
+local fits_beside
+
+local function size_of()
+  return size
+end
+
 local function is_foreign()
   return unit ~= new_unit or tick ~= new_tick
 end

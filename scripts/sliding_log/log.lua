@@ -5,12 +5,16 @@ local reserve_all -- none: an entry is a reservation
 
 -- Forgets what requests to another key have found.
 local function forget()
-  found_last, found_live, cuts = nil, nil, {}
+  found_last, found_live, cuts, held = nil, nil, {}, nil
 end
 
 local function load()
   tail = get(tail_text, '-1')
   if open_block(string.byte(tail, -1)) then
+    tail = get(tail_text, '-1')
+  end
+  if not held and string.byte(tail, -1) == 72 then
+    open_holds()
     tail = get(tail_text, '-1')
   end
   found, stale, committed, merges = tail ~= '', false, false, false
@@ -40,6 +44,10 @@ local function found_state()
     return a[2] < b[2]
   end)
   return condensed(cuts)
+end
+
+local function expiry_now()
+  return length > 0 and expiry_of(last, skew, window) or now
 end
 
 -- Stores the state after a decision.

@@ -1,5 +1,29 @@
 -- Model of the sliding window: the functions of the engine. state.lua stands before this text.
 local expiry -- none: a key expires when its counts have left the window
+local capacity = limit
+
+-- Decides by a quota that is smaller by the units that are held.
+local function hold_back(units)
+  limit = capacity - units
+end
+
+local function fits_beside(units)
+  return units <= limit
+end
+
+function drain()
+  return math.ceil((buckets + 1) * window / buckets)
+end
+
+-- The size of a state, which has a count for each of its own buckets.
+local function size_of(state)
+  local letter, own = string.byte(state, 1, 2)
+  local head, each = 35, 4
+  if letter == WIDE then
+    head, each = 37, 7
+  end
+  return head + each * ((own or 0) + 1)
+end
 
 local function is_foreign()
   return length ~= window or parts ~= buckets

@@ -1,5 +1,24 @@
 -- Model of the token bucket: the functions of the engine. state.lua stands before this text.
 
+local capacity = burst
+
+-- Decides by a quota that is smaller by the units that are held.
+local function hold_back(units)
+  burst = capacity - units
+end
+
+local function fits_beside(units)
+  return units <= burst + overdraft and burst + (overdraft > 0 and 1 or 0) >= 1
+end
+
+function drain(units)
+  return math.ceil(math.min(units * new_unit, max_debt) / new_lump) * new_period
+end
+
+local function size_of()
+  return size
+end
+
 local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end

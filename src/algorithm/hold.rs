@@ -132,21 +132,27 @@ impl Slots {
         self.at = now + self.skew;
     }
 
-    /// Removes the first slot that has ended. Returns its units, and the instant by the clock.
+    /// Returns whether a slot has ended, and its units are still held.
+    pub(super) fn has_ended(&self, now: f64) -> bool {
+        self.slots.first().is_some_and(|slot| slot.ends <= self.time(now))
+    }
+
+    /// Removes the first slot, if it has ended. Returns its units, and the instant by the clock.
     pub(super) fn expire(&mut self, now: f64) -> Option<(f64, f64)> {
-        let Slot { ends, units } = *self.slots.first()?;
-        if ends > self.time(now) {
-            return None;
-        }
+        if self.has_ended(now) { self.expire_next(now) } else { None }
+    }
+
+    /// Removes the first slot, and returns the same.
+    pub(super) fn expire_next(&mut self, now: f64) -> Option<(f64, f64)> {
         self.touch(now);
+        let Slot { ends, units } = *self.slots.first()?;
         self.slots.remove(0);
         Some((units, ends - self.skew))
     }
 
-    /// The instant of the clock at which the last slot ends, or `now` if that never happens.
-    pub(super) fn last_end(&self, now: f64) -> f64 {
-        let last = self.slots.last().map_or(0.0, |slot| slot.ends);
-        if last.is_finite() { last - self.skew_at(now) } else { now }
+    /// Returns whether the holds expire if they are not renewed.
+    pub(super) fn have_ends(&self) -> bool {
+        self.slots.last().is_none_or(|slot| slot.ends.is_finite())
     }
 
     /// Holds units. `epoch` is that of the first ones.

@@ -16,20 +16,22 @@ impl Params {
     #[cold]
     pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
-        let found = state.clone();
+        // A request that changes nothing leaves slots that have ended as they are (law 1).
+        let found = state.has_ended_holds(now).then(|| state.clone());
         let mut held = self.open(state, now);
-        let before = held.state.clone();
+        let before = found.is_some().then(|| held.state.clone());
         let mut reply = self.step_beside(&mut held, request);
-        let holds = matches!(action, Action::Hold { .. }) && reply.admitted;
-        if let (true, Action::Hold { lifetime, epoch }) = (holds, action) {
+        let mut changed = action == Action::Refund || action.commits() && reply.admitted;
+        if let (true, Action::Hold { lifetime, epoch }) = (reply.admitted, action) {
             let epoch = epoch.map_or(now, |epoch| epoch as f64);
             reply.hold = Some(held.slots.hold(now, cost, lifetime, epoch));
+            changed = true;
         }
-        self.describe(&mut reply, &held, now);
-        let changed = action == Action::Refund
-            || holds
-            || action.commits() && (reply.admitted || !held.state.is_same(&before));
-        *state = if changed { self.close(held) } else { found };
+        self.describe(&mut reply, &mut held, now);
+        *state = match (found, before) {
+            (Some(found), Some(before)) if !changed && before.is_same(&held.state) => found,
+            _ => self.close(held),
+        };
         reply
     }
 
@@ -51,21 +53,29 @@ impl Params {
     }
 
     /// Describes the key beside what is held after the decision.
-    fn describe(&self, reply: &mut EngineReply, held: &Held<State, Kind>, now: f64) {
-        let total = held.slots.total();
-        reply.held = total;
-        let beside = self.beside(total);
-        let mut state = held.state.clone();
-        let seen = beside.step_bare(&mut state, &EngineRequest::observe(now));
+    fn describe(&self, reply: &mut EngineReply, held: &mut Held<State, Kind>, now: f64) {
+        reply.held = held.slots.total();
+        let beside = self.beside(reply.held);
+        let seen = beside.step_bare(&mut held.state, &EngineRequest::observe(now));
         reply.remaining = max(seen.remaining, 0.0);
         // More than an empty key has left beside the holds is left only when they end.
         let grows = reply.remaining < beside.most();
         reply.replenish = if grows { seen.replenish } else { 0.0 };
-        reply.reset = seen.reset;
-        if total > 0.0 {
-            let last = held.slots.last_end(now) - now;
-            reply.reset = max(seen.reset, last) + self.drain(total, now);
+        reply.reset = match held.slots.have_ends() {
+            true => self.reset_after_expiry(held, now),
+            false => seen.reset + self.drain(reply.held, now),
+        };
+    }
+
+    /// The time until the state is the initial one, if all holds expire.
+    fn reset_after_expiry(&self, held: &Held<State, Kind>, now: f64) -> f64 {
+        let Held { mut slots, mut state, .. } = held.clone();
+        let mut at = now;
+        while let Some((units, ended)) = slots.expire_next(now) {
+            at = ended;
+            self.step_bare(&mut state, &spend(units, at));
         }
+        at - now + self.step_bare(&mut state, &EngineRequest::observe(at)).reset
     }
 
     /// Returns whether an empty key admits this cost. With an overdraft, what is held may exceed
@@ -79,7 +89,7 @@ impl Params {
         self.step_bare(&mut State::Initial, &EngineRequest::observe(0.0)).remaining
     }
 
-    /// The longest time until these units, once they are spent, do not count any more.
+    /// The time until these units of an unused key, once they are spent, do not count any more.
     fn drain(&self, units: f64, now: f64) -> f64 {
         self.step_bare(&mut State::Initial, &spend(units, now)).reset
     }
@@ -98,11 +108,21 @@ impl Params {
         held
     }
 
+    /// Returns a state with these holds, as the scripts pack them.
+    #[cfg(test)]
+    pub(super) fn with_holds(&self, bytes: &[u8], state: State) -> State {
+        let (slots, _) = super::hold::decode(bytes).expect("holds");
+        self.close(Held { slots, ..self.held(state) })
+    }
+
     pub(super) fn held(&self, state: State) -> Held<State, Kind> {
         Held { slots: Slots::default(), state, algorithm: self.kind() }
     }
 
-    pub(super) fn close(&self, held: Held<State, Kind>) -> State {
+    pub(super) fn close(&self, mut held: Held<State, Kind>) -> State {
+        if held.state.is_initial() {
+            held.state = State::Initial;
+        }
         if held.slots.is_empty() { held.state } else { State::Held(Box::new(held)) }
     }
 
@@ -132,9 +152,11 @@ impl Params {
             return self.change_holds(&mut block.state, now, epoch, changes);
         }
         let mut held = self.open(state, now);
+        let time = held.slots.time(now);
         let (mut used, mut replies) = (0.0, Vec::with_capacity(changes.len()));
         for change in changes {
-            let (more, reply) = change_hold(&mut held.slots, now, epoch, change);
+            let has_expired = change.receipt.ends <= time;
+            let (more, reply) = change_hold(&mut held.slots, now, epoch, has_expired, change);
             used += more;
             replies.push(reply);
         }
@@ -151,9 +173,9 @@ fn change_hold(
     slots: &mut Slots,
     now: f64,
     epoch: f64,
+    has_expired: bool,
     &HoldChange { receipt, units, action }: &HoldChange,
 ) -> (f64, HoldReply) {
-    let has_expired = receipt.ends <= slots.time(now);
     let is_known = slots.knows(receipt);
     if is_known && !has_expired {
         slots.take(now, receipt, units);

@@ -57,10 +57,12 @@ macro_rules! algorithms {
             form: $form,
             state: include_str!(concat!("../../scripts/", stringify!($module), "/state.lua")),
             model: concat!(
+                include_str!("../../scripts/hold.lua"),
                 include_str!("../../scripts/block.lua"),
                 include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
+                include_str!("../../scripts/holding.lua"),
                 include_str!("../../scripts/finish.lua"),
             ),
             fast: include_str!(concat!("../../scripts/", stringify!($module), "/fast.lua")),
@@ -79,6 +81,11 @@ macro_rules! algorithms {
             /// Returns whether both are equal to later requests.
             pub(super) fn is_same(&self, other: &Self) -> bool {
                 self.is_initial() && other.is_initial() || self == other
+            }
+
+            /// Returns whether units are still held whose slot has ended.
+            pub(super) fn has_ended_holds(&self, now: f64) -> bool {
+                matches!(self, Self::Held(held) if held.slots.has_ended(now))
             }
 
             /// Returns whether units are held.

@@ -3,7 +3,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Decision, Receipt, Source};
+use super::{Decision, Source, UNKNOWN};
 use crate::quota::Quota;
 
 /// The state of a key: what a peek returns, and a call that spends, refunds, blocks or unblocks
@@ -44,9 +44,12 @@ impl KeyState {
     /// Returns the state after a change, which no quota denies.
     pub(crate) fn changed(change: Decision) -> Self {
         let is_allowed = change.remaining > 0;
-        let wait = if is_allowed { 0 } else { change.replenish };
-        let (receipt, several) = (Receipt::None, None);
-        Self(Decision { cost: 1, is_allowed, wait, receipt, several, ..change })
+        let wait = match (is_allowed, change.replenish) {
+            (true, _) => 0,
+            (false, 0) => UNKNOWN, // units that are held have to be returned first
+            (false, replenish) => replenish,
+        };
+        Self(Decision { cost: 1, is_allowed, wait, counts: None, ..change })
     }
 
     /// Returns the name of the limiter; of several limiters, of the one that
@@ -66,6 +69,13 @@ impl KeyState {
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.0.remaining()
+    }
+
+    /// Returns the number of units that are [held](crate::Limiter::hold): taken, until their
+    /// permits are settled or dropped.
+    #[must_use]
+    pub const fn held(&self) -> u64 {
+        self.0.held()
     }
 
     /// Returns the time until [`remaining`](KeyState::remaining) grows; zero if it is at its
@@ -123,6 +133,7 @@ impl fmt::Debug for KeyState {
             .field("limiter", &self.limiter())
             .field("quota", &self.quota())
             .field("remaining", &self.remaining())
+            .field("held", &self.held())
             .field("replenish_after", &self.replenish_after())
             .field("reset_after", &self.reset_after())
             .field("blocked_for", &self.blocked_for())

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, micros},
-    decision::Decision,
+    decision::{Decision, Outcome, Receipts},
     error::Error,
     keys::Key,
     store::{Released, StoreFuture},
@@ -73,8 +73,9 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// Dropping the future before its first poll spends nothing. Dropping it before it is ready
-    /// returns the units that were spent or reserved, exactly once, as [`cancel`](Limiter::cancel)
-    /// does. Requests queued behind it keep their reservations. With a
+    /// returns the units that were spent or reserved, exactly once: all of them before the reserved
+    /// instant, and after it those that still count. Requests queued behind it keep their
+    /// reservations. With a
     /// [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`,
     /// a background task does: see [capacity](crate::guide::redis_capacity#dropped-requests).
     ///
@@ -133,7 +134,10 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let (key, max_wait) = (&key.into(), MaxWait::UpTo(micros(timeout)));
         let answer = self.decide(Action::Check, key, n, max_wait);
-        if let Some(decision) = answer.now().filter(|decision| decision.delay().is_zero()) {
+        if let Some(Outcome { decision, .. }) = answer.now()
+            && decision.delay().is_zero()
+            && !decision.waits_for_holds()
+        {
             return Ok(decision.clone());
         }
         Acquire::new(Charge::new_n(self, key, n), answer, max_wait).wait_or_recover().await
@@ -213,6 +217,7 @@ impl Charge {
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn try_acquire(&self, timeout: Duration) -> Result<Decision, Error> {
+        self.check_costs()?;
         let max_wait = MaxWait::UpTo(micros(timeout));
         if self.retry_deadline(max_wait).is_some() {
             yield_to_queue(self).await;
@@ -235,6 +240,7 @@ impl Charge {
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
     pub async fn acquire(&self) -> Result<Decision, Error> {
+        self.check_costs()?;
         yield_to_queue(self).await;
         let max_wait = MaxWait::LONGEST;
         let answer = self.decide(Action::Check, max_wait);
@@ -250,13 +256,13 @@ impl Charge {
         Wait::begin(waiting.observers(), limiter)
     }
 
-    /// Returns the units that `answer` spends or reserves, in the background, and then drops
+    /// Returns the units that `answer` spends, reserves or holds, in the background, and then drops
     /// `slot`.
-    fn release_answer_in_background(self, answer: StoreFuture<Decision>, slot: Option<WaitSlot>) {
+    fn release_answer_in_background(self, answer: StoreFuture<Outcome>, slot: Option<WaitSlot>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
         limiter.spawn_background(Box::pin(async move {
-            if let Ok(decision) = answer.await {
-                self.decided(&decision).release_in_background();
+            if let Ok(outcome) = answer.await {
+                self.release_in_background(&outcome.receipts);
             }
             drop(slot);
         }));
@@ -264,7 +270,7 @@ impl Charge {
 }
 
 /// A request that waits for a decision, and then until it may proceed. If it is dropped before
-/// that, it returns the units that it has spent or reserved.
+/// that, it returns the units that it has spent, reserved or held.
 pub(crate) struct Acquire {
     phase: Phase,
     charge: Charge,
@@ -286,8 +292,8 @@ pub(crate) struct Acquire {
 }
 
 enum Phase {
-    Deciding(StoreFuture<Decision>),
-    Admitted(Decision, Option<Pin<Box<Sleep>>>),
+    Deciding(StoreFuture<Outcome>),
+    Admitted(Outcome, Option<Pin<Box<Sleep>>>),
     /// The reservation of a late request is being released.
     Releasing(Vec<Released>, Option<Pin<Box<Sleep>>>),
     /// The request waits to check again, after this denial.
@@ -296,7 +302,7 @@ enum Phase {
 }
 
 impl Acquire {
-    pub(crate) fn new(charge: Charge, answer: StoreFuture<Decision>, max_wait: MaxWait) -> Self {
+    pub(crate) fn new(charge: Charge, answer: StoreFuture<Outcome>, max_wait: MaxWait) -> Self {
         let deadline = charge.retry_deadline(max_wait);
         Self {
             phase: Phase::Deciding(answer),
@@ -314,9 +320,9 @@ impl Acquire {
     }
 
     /// Returns an admitted request, which waits only for the service.
-    pub(crate) fn admitted(charge: Charge, decision: Decision) -> Self {
+    pub(crate) fn admitted(charge: Charge, outcome: Outcome) -> Self {
         let mut acquire = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
-        acquire.phase = Phase::Admitted(decision, None);
+        acquire.phase = Phase::Admitted(outcome, None);
         acquire
     }
 
@@ -341,10 +347,10 @@ impl Acquire {
                         return Poll::Ready(Ok(denied));
                     }
                 }
-                Phase::Admitted(decision, None) => {
+                Phase::Admitted(outcome, None) => {
                     // Others may wait now. The phase stays: until `disarm`, a drop releases.
                     (self.slot, self.wait) = (None, None);
-                    return Poll::Ready(Ok(decision.clone()));
+                    return Poll::Ready(Ok(outcome.decision.clone()));
                 }
                 Phase::Admitted(_, timer @ Some(_)) => {
                     let lateness = ready!(poll_timer(timer, cx));
@@ -367,7 +373,8 @@ impl Acquire {
                     if !ready!(retry.poll(cx, self.deadline)) {
                         return Poll::Ready(Ok(denied.clone()));
                     }
-                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.max_wait));
+                    let max_wait = self.max_wait.at_most(self.remaining_wait());
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
                 }
                 Phase::Done => panic!("polled after completion"),
             }
@@ -375,7 +382,8 @@ impl Acquire {
     }
 
     /// Moves on to the phase after a decision, or returns a final denial.
-    fn advance(&mut self, decision: Decision) -> Option<Decision> {
+    fn advance(&mut self, outcome: Outcome) -> Option<Decision> {
+        let decision = outcome.decision.clone();
         if !decision.is_allowed() {
             return self.denied(decision);
         }
@@ -384,20 +392,30 @@ impl Acquire {
         }
         let lateness = self.start_wait(&decision);
         // Creating a timer panics without a runtime: the drop then releases the reservation.
-        self.phase = Phase::Admitted(decision.clone(), None);
+        self.phase = Phase::Admitted(outcome, None);
         if self.is_too_late(lateness) {
             self.begin_release();
-        } else {
-            let timer = timer(&decision);
-            if timer.is_some() {
-                self.begin_wait(&decision);
-            }
-            self.phase = Phase::Admitted(decision, timer);
+        } else if let Some(sleep) = timer(&decision) {
+            self.begin_wait(&decision);
+            self.set_timer(sleep);
         }
         None
     }
 
+    fn set_timer(&mut self, sleep: Pin<Box<Sleep>>) {
+        if let Phase::Admitted(_, timer) = &mut self.phase {
+            *timer = Some(sleep);
+        }
+    }
+
     fn denied(&mut self, decision: Decision) -> Option<Decision> {
+        let wait = self.charge.resolve(self.max_wait);
+        if decision.waits_for_holds() && !self.retries && wait > 0.0 {
+            // There is no instant to reserve before a hold ends.
+            let wait = Duration::from_micros(wait as u64);
+            self.deadline.get_or_insert_with(|| after_decision(&decision, wait));
+            self.retries = true;
+        }
         let retries = self.retries
             && self.retry.get_or_insert_default().denied(&self.charge, &decision, self.deadline);
         if !retries {
@@ -452,10 +470,10 @@ impl Acquire {
     /// the reservation of the same request before it. After a stop many requests are late, some of
     /// which may have been dropped, and the store releases all of their reservations together.
     fn begin_release(&mut self) {
-        let Phase::Admitted(decision, _) = mem::replace(&mut self.phase, Phase::Done) else {
+        let Phase::Admitted(outcome, _) = mem::replace(&mut self.phase, Phase::Done) else {
             panic!("only an admitted request has a reservation");
         };
-        let released = self.charge.clone().decided(&decision).begin_release();
+        let released = self.charge.begin_release(&outcome.receipts);
         let limit = (!released.is_empty()).then(|| Box::pin(sleep(RELEASE_TIMEOUT)));
         self.phase = Phase::Releasing(released, limit);
     }
@@ -471,10 +489,11 @@ impl Acquire {
         let Phase::Deciding(answer) = &mut self.phase else { panic!("polled after completion") };
         let answer = ready!(Pin::new(answer).poll(cx));
         self.phase = Phase::Done;
-        let decision = answer?;
+        let outcome = answer?;
+        let decision = outcome.decision.clone();
         if decision.is_allowed() {
             self.start_wait(&decision);
-            self.phase = Phase::Admitted(decision.clone(), None);
+            self.phase = Phase::Admitted(outcome, None);
         }
         Poll::Ready(Ok(decision))
     }
@@ -482,11 +501,11 @@ impl Acquire {
     /// Waits for the reserved instant of an admitted request, which is `due`: [`poll`](Self::poll)
     /// is ready then.
     pub(super) fn sleep_until(&mut self, due: Instant) {
-        let Phase::Admitted(decision, None) = &self.phase else { return };
-        let decision = decision.clone();
+        let Phase::Admitted(outcome, None) = &self.phase else { return };
+        let decision = outcome.decision.clone();
         if !decision.delay().is_zero() {
             self.begin_wait(&decision);
-            self.phase = Phase::Admitted(decision, Some(Box::pin(sleep_until(due))));
+            self.set_timer(Box::pin(sleep_until(due)));
         }
     }
 
@@ -500,7 +519,7 @@ impl Acquire {
     pub(super) async fn wait_or_recover(mut self) -> Result<Decision, Error> {
         let result = poll_fn(|cx| self.poll(cx)).await;
         let rest = self.max_wait.at_most(self.remaining_wait());
-        let charge = self.disarm();
+        let (charge, _) = self.disarm();
         match result {
             Err(error) => match charge.recover_by_limiter(error)? {
                 Recovered::Uncounted(decision) => Ok(decision),
@@ -513,12 +532,16 @@ impl Acquire {
         }
     }
 
-    /// Ends the wait, so that the drop releases nothing. Returns the charge of the request.
-    pub(crate) fn disarm(&mut self) -> Charge {
-        self.phase = Phase::Done;
+    /// Ends the wait, so that the drop releases nothing. Returns the charge of the request, and the
+    /// receipts of what it has taken.
+    pub(crate) fn disarm(&mut self) -> (Charge, Receipts) {
+        let receipts = match mem::replace(&mut self.phase, Phase::Done) {
+            Phase::Admitted(outcome, _) => outcome.receipts,
+            _ => Receipts::NONE,
+        };
         (self.slot, self.wait) = (None, None);
         self.retry = None;
-        mem::replace(&mut self.charge, Charge::exempt())
+        (mem::replace(&mut self.charge, Charge::exempt()), receipts)
     }
 }
 
@@ -552,7 +575,7 @@ impl Drop for Acquire {
             Phase::Deciding(answer) => {
                 charge.release_answer_in_background(answer, self.slot.take());
             }
-            Phase::Admitted(decision, _) => charge.decided(&decision).release_in_background(),
+            Phase::Admitted(outcome, _) => charge.release_in_background(&outcome.receipts),
             Phase::Releasing(..) | Phase::Retrying(_) | Phase::Done => {}
         }
     }

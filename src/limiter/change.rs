@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, LONGEST_BLOCK, micros},
-    decision::{Decision, KeyState},
+    decision::KeyState,
     error::Error,
     keys::Key,
     observe::{KeyChange, Operation},
@@ -17,53 +17,12 @@ use crate::{
 };
 
 impl Limiter {
-    /// Returns the units that an allowed `decision` about `key` has spent or reserved.
-    ///
-    /// Before the instant at which the request may proceed, the reservation is released: requests
-    /// behind it keep their instants; later requests still proceed after these, but may find more
-    /// units left. After that instant, only units that still count are returned: none if their
-    /// window is over, and for a bucket none that were refilled since.
-    ///
-    /// A reservation is not returned in these cases:
-    ///
-    /// - The store has lost the key in the meantime: the units would be those of other requests.
-    /// - The clock of the store stepped back after the reservation was made. A sliding log finds
-    ///   the reservation nevertheless.
-    /// - Another quota was applied to the key after the reservation was made, in a bucket or if the
-    ///   length of the window has changed. A sliding log finds the reservation nevertheless. See
-    ///   [configuration](crate::guide::configuration#changes-without-a-restart).
-    ///
-    /// If another algorithm was applied to the limiter after the decision, nothing is returned:
-    /// that algorithm has not counted the units.
-    ///
-    /// Call it on the limiter that decided; a decision about several limits is cancelled by its
-    /// [charge](crate::Charge::cancel). On a limiter with another quota, units refilled in the
-    /// meantime are counted at the faster rate, and a sliding window returns nothing. If the quota
-    /// of the key was changed and changed back, or if the clock of the store stepped back, units
-    /// that were refilled then can be returned a second time.
-    ///
-    /// Cancel a decision only once, and do not [settle](Limiter::settle) it as well: the second
-    /// call would return units that other requests have spent. A
-    /// [bound charge](crate::Charge::decided) prevents that.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Store`] if the store fails.
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`check`](Limiter::check).
-    pub async fn cancel(&self, key: impl Into<Key<'_>>, decision: Decision) -> Result<(), Error> {
-        let cost = decision.cost();
-        self.release(&key.into(), decision.receipt(0), cost, cost).await
-    }
-
     /// Spends `n` units of the quota of `key`, even if fewer are left: for a cost that is known
     /// only after the request was served.
     ///
     /// If more is spent than is left, later requests are denied or wait until the debt is repaid. A
-    /// fixed window forgets the debt when it ends. Waiting requests keep their reservations. To
-    /// adjust the cost of a request that was checked, call [`settle`](Limiter::settle).
+    /// fixed window forgets the debt when it ends. Waiting requests keep their reservations. If an
+    /// estimate is known before the request is served, [hold](Limiter::hold) it.
     ///
     /// Returns the state of the key afterwards. If `n` is 0, nothing is spent.
     ///
@@ -99,8 +58,8 @@ impl Limiter {
     /// Grants `n` units to `key`, up to the units that were spent.
     ///
     /// A refund refers to no decision, so it returns units that any request has spent: the key gets
-    /// `n` units more than its quota. To return the unused units of one request, call
-    /// [`cancel`](Limiter::cancel) or [`settle`](Limiter::settle).
+    /// `n` units more than its quota. To return the unused units of one request,
+    /// [hold](Limiter::hold) them.
     ///
     /// The sliding algorithms return the units that were spent first, so that later ones still
     /// count for their full time. A fixed window returns units of the current window. Reservations
@@ -124,7 +83,8 @@ impl Limiter {
         if n == 0 {
             return self.peek(key).await;
         }
-        self.decide(action, key, n, MaxWait::DEFAULT).await.map(KeyState::changed)
+        let outcome = self.decide(action, key, n, MaxWait::DEFAULT).await?;
+        Ok(KeyState::changed(outcome.decision))
     }
 
     /// Denies the requests of `key` for `duration`, whatever is left of its quota: for a client
@@ -134,7 +94,7 @@ impl Limiter {
     /// The block begins now, by the clock of the store, and holds for all processes that share the
     /// store, in one call. Until it ends,
     ///
-    /// - [`check`](Limiter::check) is denied, and [`is_blocked`](Decision::is_blocked) is true
+    /// - [`check`](Limiter::check) is denied, and [`is_blocked`](crate::Decision::is_blocked) is true
     /// - a request that may wait as long proceeds after the end of the block: with
     ///   [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire), a layer with a
     ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait
@@ -143,7 +103,8 @@ impl Limiter {
     ///   of another process does so if a decision there has found the block
     ///
     /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend)
-    /// and [`refund`](Limiter::refund) change it. A block of a key that is blocked never shortens
+    /// and [`refund`](Limiter::refund) change it, and so does a [`Permit`](crate::Permit) that
+    /// ends; new holds are denied. A block of a key that is blocked never shortens
     /// the block. It is at most 100 years long, and the end is an instant of the clock of the
     /// store: if the clock is set back, the block is longer. [`unblock`](Limiter::unblock) ends it,
     /// and so does [`reset`](Limiter::reset), which also deletes the count. So does another
@@ -219,15 +180,18 @@ impl Limiter {
         let answer = {
             let version = self.current();
             let (settings, observers) = (&version.settings, &**self.observers());
-            let limits = &[LimitRequest { settings, observers, key, cost: 1, max_wait: 0.0 }];
+            let (cost, max_wait, hold) = (1, 0.0, None);
+            let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
             self.decide_limits(&StoreRequest { action, limits })
         };
-        answer.await.map(KeyState::changed)
+        Ok(KeyState::changed(answer.await?.decision))
     }
 
     /// Deletes the state of `key`: its next request counts as its first.
     ///
-    /// Requests that are waiting keep their instants. Other processes may deny the key for up to
+    /// Requests that are waiting keep their instants. Units that are [held](Limiter::hold) are
+    /// forgotten: in Redis until the next renewal, in memory until their permits end, which then
+    /// spend what was used. Other processes may deny the key for up to
     /// [`denial_ttl`](crate::store::RedisConfig::denial_ttl) more. For a key that a layer counts,
     /// pass the key that its extractor makes: each has a method `key`.
     ///

@@ -1,13 +1,10 @@
 //! `Charge`: the limits, keys and costs of one request. Waiting is in `acquire.rs` and `retry.rs`,
-//! and the record of the units that a charge has spent in `charge/record.rs`.
+//! and the calls that hold units in `hold.rs`.
 
-mod record;
-
-use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::record::{Record, Return, Spent};
 use super::{
     handle::Limiter,
     max_wait::MaxWait,
@@ -15,7 +12,7 @@ use super::{
 };
 use crate::{
     algorithm::Action,
-    decision::{Decision, KeyState},
+    decision::{Decision, KeyState, Outcome, Receipts},
     error::Error,
     keys::Key,
     store::{LimitRequest, Released, StoreFuture, StoreRequest},
@@ -57,8 +54,8 @@ use crate::{
 /// - Units that were taken stay spent if the node fails during the decision or the return.
 /// - [`Decision::retry_after`] is that of the first limit that denies. A limit behind it may deny
 ///   for longer.
-/// - [`cancel`](Charge::cancel) and [`refund`](Charge::refund) change all limits that they can
-///   reach, and return an error if they could not reach all.
+/// - [`refund`](Charge::refund) changes all limits that it can reach, and returns an error if it
+///   could not reach all.
 ///
 /// So add the limit that denies most often first, such as the limit of a user before the limit that
 /// all users share.
@@ -94,8 +91,6 @@ pub struct Charge {
     /// True if all limits were added on one key. Equal keys do not suffice: they can be equal by
     /// accident, or because a client chose its key.
     one_key: bool,
-    /// The units that were spent, once the charge is [bound](Charge::decided).
-    record: Option<Arc<Record>>,
 }
 
 #[derive(Clone, Debug)]
@@ -103,6 +98,8 @@ struct Part {
     limiter: AnyLimiter,
     key: Key<'static>,
     cost: Option<u64>,
+    /// True if the cost is an estimate, which is held.
+    is_held: bool,
 }
 
 impl Charge {
@@ -120,25 +117,22 @@ impl Charge {
     }
 
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
-        let first = Some(Part { limiter, key: key.into_owned(), cost });
-        Self { first, rest: vec![], one_key: true, record: None }
+        let first = Some(Part { limiter, key: key.into_owned(), cost, is_held: false });
+        Self { first, rest: vec![], one_key: true }
     }
 
     /// Creates an empty charge: the request is not counted.
     pub fn exempt() -> Self {
-        Self { first: None, rest: vec![], one_key: true, record: None }
+        Self { first: None, rest: vec![], one_key: true }
     }
 
     /// Adds a limit on the same key, which is charged one unit, or the
     /// [cost](crate::RateLimitLayer::cost) of the layer. An exempt charge has no key, and stays
     /// exempt.
     ///
-    /// The result is not [bound](Charge::decided), even if `self` was: the decision was not about
-    /// the new limit. The same holds for [`and`](Charge::and) and [`of`](Charge::of).
-    ///
     /// # Examples
     ///
-    /// One request, and an estimate of 500 tokens:
+    /// One request, and 500 tokens:
     ///
     /// ```
     /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
@@ -163,10 +157,33 @@ impl Charge {
     fn with(mut self, limiter: AnyLimiter, cost: Option<u64>) -> Self {
         if let Some(Part { key, .. }) = self.parts().last() {
             let key = key.clone();
-            self.rest.push(Part { limiter, key, cost });
-            self.record = None;
+            self.rest.push(Part { limiter, key, cost, is_held: false });
         }
         self
+    }
+
+    /// Makes the cost of the last limit an estimate of `n` units. They are held, and not spent,
+    /// until their [`Permit`](crate::Permit) ends: call [`hold`](Charge::hold) instead of
+    /// [`check`](Charge::check). An exempt charge stays exempt.
+    ///
+    /// The other limits are spent at once: a hold of everything would keep the place of a request
+    /// for as long as it is served.
+    pub fn estimate(mut self, n: u64) -> Self {
+        if let Some(part) = self.rest.last_mut().or(self.first.as_mut()) {
+            (part.cost, part.is_held) = (Some(n), true);
+        }
+        self
+    }
+
+    /// Makes the costs of all limits estimates.
+    pub(crate) fn estimate_all(mut self) -> Result<Self, Error> {
+        for part in self.parts_mut() {
+            if !part.limiter.can_hold() {
+                return Err(Error::CannotHold { limiter: part.limiter.name().to_owned() });
+            }
+            part.is_held = true;
+        }
+        Ok(self)
     }
 
     /// Adds the limits of another charge, on another key.
@@ -177,7 +194,7 @@ impl Charge {
         if other.is_exempt() {
             return self;
         }
-        (self.one_key, self.record) = (false, None);
+        self.one_key = false;
         self.rest.extend(other.first.into_iter().chain(other.rest));
         self
     }
@@ -211,13 +228,16 @@ impl Charge {
     ///   invalid charge, immediately and without spending.
     /// - [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid cost, immediately and
     ///   without spending.
+    /// - [`Error::HasEstimate`] if the cost of a limit is an [estimate](Charge::estimate).
     /// - [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
     pub async fn check(&self) -> Result<Decision, Error> {
-        self.decide(Action::Check, MaxWait::DEFAULT).await
+        self.check_costs()?;
+        let outcome = self.decide(Action::Check, MaxWait::DEFAULT).await?;
+        Ok(outcome.decision)
     }
 
     /// Returns the state of the key at the limit that binds, and whether [`check`](Charge::check)
@@ -231,7 +251,8 @@ impl Charge {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self) -> Result<KeyState, Error> {
-        self.decide(Action::Peek, MaxWait::DEFAULT).await.map(KeyState::peeked)
+        let outcome = self.decide(Action::Peek, MaxWait::DEFAULT).await?;
+        Ok(KeyState::peeked(outcome.decision))
     }
 
     /// Spends the costs, even if fewer units are left. See [`Limiter::spend`]. Returns the state
@@ -257,8 +278,7 @@ impl Charge {
     /// exempt charge grants nothing.
     ///
     /// A refund refers to no decision, so it returns units that any request has spent. To return
-    /// the unused units of one request, call [`settle`](Charge::settle) or
-    /// [`cancel`](Charge::cancel).
+    /// the unused units of one request, [hold](Charge::hold) them.
     ///
     /// Returns the state afterwards, at the limit that binds; `None` if the charge is exempt, or if
     /// Redisson shares the limiter. Costs of 0 count as for [`spend`](Charge::spend).
@@ -290,123 +310,11 @@ impl Charge {
         let mut charge = self.clone().without_free_limits();
         if !charge.is_exempt() {
             let changed = charge.decide(action, MaxWait::NONE).await?;
-            return Ok(Some(KeyState::changed(changed)));
+            return Ok(Some(KeyState::changed(changed.decision)));
         }
         charge = self.clone();
         charge.parts_mut().for_each(|part| part.cost = None);
         Ok(Some(charge.peek().await?))
-    }
-
-    /// Binds the charge to the `decision` that was made about it. A bound charge records the units
-    /// that it has spent, and can be [settled](Charge::settle).
-    ///
-    /// The decision must be about this charge: the same limits, keys and costs. Clones share the
-    /// record. Two charges that are bound separately to one decision do not: settle only one of
-    /// them.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let store = MemoryStore::new();
-    /// let limiter = |name, quota| {
-    ///     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
-    /// };
-    /// let requests = limiter("requests", Quota::per_day(60));
-    /// let tokens = limiter("tokens", Quota::per_day(100_000));
-    ///
-    /// let charge = Charge::new(&requests, "alice").also_n(&tokens, 500);
-    /// let decision = charge.check().await?;
-    /// if decision.is_allowed() {
-    ///     let used = 730; // as the response reports
-    ///     charge.decided(&decision).settle("tokens", used).await?;
-    /// }
-    /// assert_eq!(tokens.peek("alice").await?.remaining(), 99_270);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn decided(self, decision: &Decision) -> Self {
-        let record = Record::new(decision, self.parts().map(Part::cost));
-        Self { record: Some(Arc::new(record)), ..self }
-    }
-
-    /// Adjusts the cost that was charged to a limiter to the units that were actually `used`. It
-    /// returns unused units, as [`Limiter::cancel`] does, or spends missing ones, as
-    /// [`Limiter::spend`] does.
-    ///
-    /// The charge must be bound to its decision: by [`decided`](Charge::decided), or by a layer
-    /// with [`charge_handle`](crate::RateLimitLayer::charge_handle). Settling does nothing if:
-    ///
-    /// - the charge is exempt
-    /// - the charge was [cancelled](Charge::cancel)
-    /// - the response is [not charged](crate::RateLimitLayer::charge_when)
-    ///
-    /// A charge can be settled again, with a larger or a smaller number. Await one call before the
-    /// next: two concurrent calls may both spend the missing units. If one limiter is charged for
-    /// several keys, each key is settled.
-    ///
-    /// A bucket returns only units that it has not refilled since the decision, separately for each
-    /// request: at 100,000 per minute, none of 500 units after 0.3 s. If you settle below the
-    /// estimate, use a window, or a token bucket that refills once per interval.
-    ///
-    /// If the store fails, or the future is dropped, unused units may stay spent, and no later call
-    /// returns them. Missing units may have been spent, and a later call spends them again.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::NotDecided`] if the charge is not bound, or its decision spent nothing, such as a
-    ///   denial.
-    /// - [`Error::NotCharged`] if no limiter of that name is charged.
-    /// - [`Error::Unsupported`] if more was used than charged, and Redisson shares the limiter.
-    /// - [`Error::Store`] if the store fails. After an error the other keys are still settled.
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`Limiter::check`].
-    ///
-    /// # Examples
-    ///
-    /// See [`RateLimitLayer::charge_handle`](crate::RateLimitLayer::charge_handle).
-    pub async fn settle(&self, limiter: &str, used: u64) -> Result<(), Error> {
-        if self.is_exempt() {
-            return Ok(());
-        }
-        let record = self.record.as_ref().filter(|record| record.has_spent());
-        let record = record.ok_or(Error::NotDecided)?;
-        let named = |(_, part): &(usize, &Part)| part.limiter.name() == limiter;
-        let mut result = Err(Error::NotCharged { limiter: limiter.to_owned() });
-        for (number, (limit, part)) in self.parts().enumerate().filter(named).enumerate() {
-            let settled = part.settle(record, limit, used).await;
-            if number == 0 || settled.is_err() {
-                result = settled;
-            }
-        }
-        result
-    }
-
-    /// Returns the units that an allowed `decision` about this charge has spent or reserved. See
-    /// [`Limiter::cancel`].
-    ///
-    /// If the charge is [bound](Charge::decided) to this decision, it returns the units that are
-    /// still charged after calls of [`settle`](Charge::settle), and a second call returns nothing.
-    /// Otherwise cancel a decision only once.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Store`] if the store fails. After an error the units of the other limits are still
-    /// returned.
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`Limiter::check`].
-    pub async fn cancel(&self, decision: Decision) -> Result<(), Error> {
-        let bound = self.record.as_ref().is_some_and(|record| record.is_about(&decision));
-        let charge = if bound { self.clone() } else { self.clone().decided(&decision) };
-        let returns = charge.take_returns();
-        all(returns.iter().map(|(part, unused)| part.return_unused(unused)).collect()).await
     }
 
     /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
@@ -431,29 +339,22 @@ impl Charge {
         Some(Decision::uncounted(part.limiter.own().ok()?.policy(part.cost())))
     }
 
-    /// Returns the units that the charge has spent, in the background, if possible.
-    pub(crate) fn release_in_background(&self) {
-        drop(self.begin_release());
+    /// Returns the units that a request has taken, in the background, if possible.
+    pub(crate) fn release_in_background(&self, receipts: &Receipts) {
+        drop(self.begin_release(receipts));
     }
 
     /// Does the same, and returns what is left to wait for until the units are back.
-    pub(super) fn begin_release(&self) -> Vec<Released> {
-        let returns = self.take_returns().into_iter();
-        let released = returns.filter_map(|(part, Return { spent, units })| {
-            part.limiter.release_in_background(&part.key, spent.receipt, spent.units, units)
+    pub(super) fn begin_release(&self, receipts: &Receipts) -> Vec<Released> {
+        let released = self.parts().enumerate().filter_map(|(index, part)| {
+            let receipt = receipts.get(index);
+            part.limiter.release_in_background(&part.key, receipt, part.cost())
         });
         released.collect()
     }
 
-    /// Removes all units that the charge has spent from its record.
-    fn take_returns(&self) -> Vec<(&Part, Return)> {
-        let Some(record) = &self.record else { return vec![] };
-        let returns = self.parts().zip(record.cancel());
-        returns.flat_map(|(part, all)| all.into_iter().map(move |unused| (part, unused))).collect()
-    }
-
     fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {
-        Self { first: parts.next(), rest: parts.collect(), one_key, record: None }
+        Self { first: parts.next(), rest: parts.collect(), one_key }
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -472,6 +373,29 @@ impl Charge {
     /// were added.
     pub(super) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u64)> {
         self.parts().filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
+    }
+
+    /// Returns the same with the index of each limit in the charge.
+    pub(super) fn own_parts_with_index(
+        &self,
+    ) -> impl Iterator<Item = (usize, &Limiter, &Key<'static>, u64)> {
+        self.parts().enumerate().filter_map(|(index, part)| {
+            let limiter = part.limiter.own().ok()?;
+            Some((index, limiter, &part.key, part.cost()))
+        })
+    }
+
+    /// Returns whether the cost of a limit is an estimate.
+    pub(crate) fn has_estimate(&self) -> bool {
+        self.parts().any(|part| part.is_held)
+    }
+
+    /// Returns an error if the cost of a limit is an estimate.
+    pub(super) fn check_costs(&self) -> Result<(), Error> {
+        match self.parts().find(|part| part.is_held) {
+            Some(part) => Err(Error::HasEstimate { limiter: part.limiter.name().to_owned() }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {
@@ -498,7 +422,7 @@ impl Charge {
 
     /// Returns whether instants can be reserved.
     fn reserves(&self) -> bool {
-        self.one_key && self.limiters().all(AnyLimiter::reserves)
+        self.one_key && !self.has_estimate() && self.limiters().all(AnyLimiter::reserves)
     }
 
     /// Resolves a wait in microseconds: the longest of all limits.
@@ -527,10 +451,12 @@ impl Charge {
     }
 
     /// Decides about all limits: the one door for decisions about a charge.
-    pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Decision> {
+    pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
         match (&self.first, &*self.rest) {
             (None, _) => StoreFuture::ready(Err(Error::NoLimits)),
-            (Some(part), []) => part.limiter.decide(action, &part.key, part.cost(), max_wait),
+            (Some(part), []) if !part.is_held => {
+                part.limiter.decide(action, &part.key, part.cost(), max_wait)
+            }
             (Some(first), _) => {
                 let answer = self.decide_together(&first.limiter, action, max_wait);
                 answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
@@ -538,13 +464,16 @@ impl Charge {
         }
     }
 
-    /// Decides about several limits, the first of which is that of `first`.
+    /// Decides about several limits, or about one that is held. `first` is the limiter of the first.
     fn decide_together(
         &self,
         first: &AnyLimiter,
         action: Action,
         max_wait: MaxWait,
-    ) -> Result<StoreFuture<Decision>, Error> {
+    ) -> Result<StoreFuture<Outcome>, Error> {
+        if let Some(part) = self.parts().find(|part| part.is_held && !part.limiter.can_hold()) {
+            return Err(Error::CannotHold { limiter: part.limiter.name().to_owned() });
+        }
         let limiter = first.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().as_dyn().names();
@@ -557,7 +486,12 @@ impl Charge {
             if !limiter.store().as_dyn().names().is_same(names) {
                 return Err(Error::DifferentStores);
             }
-            let limit = limiter.request(version, action, &part.key, part.cost(), max_wait)?;
+            let limit = match action {
+                Action::Check if part.is_held => {
+                    limiter.hold_request(version, &part.key, part.cost())?
+                }
+                _ => limiter.request(version, action, &part.key, part.cost(), max_wait)?,
+            };
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
@@ -569,95 +503,8 @@ impl Charge {
     }
 }
 
-impl Limiter {
-    /// Adjusts the cost of an allowed `decision` about `key` to the units that were actually
-    /// `used`. It returns unused units, as [`cancel`](Limiter::cancel) does, or spends missing
-    /// ones, as [`spend`](Limiter::spend) does.
-    ///
-    /// A bucket returns only units that it has not refilled since the decision, separately for each
-    /// request: at 100,000 per minute, none of 500 units after 0.3 s. If you settle below the
-    /// estimate, use a window, or a token bucket that refills once per interval.
-    ///
-    /// Settle a decision only once, and do not cancel it as well. To settle several times, bind a
-    /// charge to the decision: [`Charge::decided`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotDecided`] if the decision spent nothing, such as a denial; [`Error::Store`] if
-    /// the store fails.
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`check`](Limiter::check).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let quota = Quota::per_minute(1000);
-    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
-    /// let decision = tokens.check_n("alice", 500).await?;
-    /// if decision.is_allowed() {
-    ///     let used = 180; // as the response reports
-    ///     tokens.settle("alice", &decision, used).await?;
-    /// }
-    /// assert_eq!(tokens.peek("alice").await?.remaining(), 820);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn settle(
-        &self,
-        key: impl Into<Key<'_>>,
-        decision: &Decision,
-        used: u64,
-    ) -> Result<(), Error> {
-        let charge = Charge::new_n(self, key, decision.cost()).decided(decision);
-        charge.settle(self.name(), used).await
-    }
-}
-
 impl Part {
     fn cost(&self) -> u64 {
         self.cost.unwrap_or(1)
     }
-
-    /// Returns or spends the difference between the record of this limit and `used`.
-    async fn settle(&self, record: &Record, limit: usize, used: u64) -> Result<(), Error> {
-        let (returns, missing) = record.adjust(limit, used);
-        all(returns.iter().map(|unused| self.return_unused(unused)).collect()).await?;
-        if missing == 0 {
-            return Ok(());
-        }
-        let answer = self.limiter.decide(Action::Spend, &self.key, missing, MaxWait::NONE);
-        let receipt = answer.await?.receipt(0);
-        match record.add(limit, Spent { receipt, units: missing }) {
-            Some(unused) => self.return_unused(&unused).await,
-            None => Ok(()),
-        }
-    }
-
-    fn return_unused(&self, Return { spent, units }: &Return) -> StoreFuture<()> {
-        self.limiter.release(&self.key, spent.receipt, spent.units, *units)
-    }
-}
-
-/// Waits for all answers. Returns the last error, if there is one.
-async fn all(mut answers: Vec<StoreFuture<()>>) -> Result<(), Error> {
-    let mut result = Ok(());
-    poll_fn(|cx| {
-        answers.retain_mut(|answer| match Pin::new(answer).poll(cx) {
-            Poll::Pending => true,
-            Poll::Ready(Ok(())) => false,
-            Poll::Ready(Err(error)) => {
-                result = Err(error);
-                false
-            }
-        });
-        if answers.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    result
 }

@@ -4,7 +4,7 @@
 use super::{handle::Limiter, max_wait::MaxWait, recovery::Recovered};
 use crate::{
     algorithm::Action,
-    decision::{Decision, KeyState},
+    decision::{Decision, KeyState, Outcome},
     error::Error,
     keys::Key,
     store::{Store, StoreFuture},
@@ -28,7 +28,7 @@ impl Limiter {
     pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
         let key = key.into();
         match self.decide(Action::Check, &key, 1, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(decision))) => Ok(decision),
+            StoreFuture::Ready(Some(Ok(outcome))) => Ok(outcome.decision),
             later => self.checked_later(later, &key, 1).await,
         }
     }
@@ -74,13 +74,18 @@ impl Limiter {
         let key = key.into();
         let answer = self.decide(Action::Check, &key, n, MaxWait::DEFAULT);
         let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
-        result.or_else(|error| match self.recover(error, &key, n)? {
+        let recovered = match result {
+            Ok(outcome) => return Ok(outcome.decision),
+            Err(error) => self.recover(error, &key, n)?,
+        };
+        match recovered {
             Recovered::Uncounted(decision) => Ok(decision),
             Recovered::Fallback(charge) => {
                 let answer = charge.decide(Action::Check, MaxWait::DEFAULT);
-                answer.into_now().ok_or(Error::NotImmediate { limiter })?
+                let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
+                result.map(|outcome| outcome.decision)
             }
-        })
+        }
     }
 
     /// Spends `n` units of the quota of `key` if they are left.
@@ -96,7 +101,7 @@ impl Limiter {
     pub async fn check_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<Decision, Error> {
         let key = key.into();
         match self.decide(Action::Check, &key, n, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(decision))) => Ok(decision),
+            StoreFuture::Ready(Some(Ok(outcome))) => Ok(outcome.decision),
             later => self.checked_later(later, &key, n).await,
         }
     }
@@ -144,23 +149,27 @@ impl Limiter {
     /// # }
     /// ```
     pub async fn peek_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<KeyState, Error> {
-        self.decide(Action::Peek, &key.into(), n, MaxWait::DEFAULT).await.map(KeyState::peeked)
+        let outcome = self.decide(Action::Peek, &key.into(), n, MaxWait::DEFAULT).await?;
+        Ok(KeyState::peeked(outcome.decision))
     }
 
     /// Waits for the answer to a check that is not there yet, or is an error. The checks look at
     /// the answer before they wait, as a nested future costs 5 % of a check in memory.
     async fn checked_later(
         &self,
-        later: StoreFuture<Decision>,
+        later: StoreFuture<Outcome>,
         key: &Key<'_>,
         n: u64,
     ) -> Result<Decision, Error> {
         match later.await {
             Err(error) => match self.recover(error, key, n)? {
                 Recovered::Uncounted(decision) => Ok(decision),
-                Recovered::Fallback(charge) => charge.decide(Action::Check, MaxWait::DEFAULT).await,
+                Recovered::Fallback(charge) => {
+                    let answer = charge.decide(Action::Check, MaxWait::DEFAULT).await;
+                    answer.map(|outcome| outcome.decision)
+                }
             },
-            answer => answer,
+            Ok(outcome) => Ok(outcome.decision),
         }
     }
 }

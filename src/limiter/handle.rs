@@ -1,25 +1,34 @@
 //! `Limiter`: a name, a quota and an algorithm over a store, and the one door to its decisions. The
 //! public calls are in `check.rs`, `change.rs` and `acquire.rs`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
     failure_policy::FailurePolicy,
     max_wait::MaxWait,
-    report::{is_reported, report_released, report_settings, reported, reported_failure},
+    report::{is_reported, report_released, report_settings, reported},
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Params},
-    decision::{Decision, Policy, Receipt, Source},
+    algorithm::{Action, Algorithm, HoldReceipt, Params},
+    decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::{LimiterObservers, Operation},
+    observe::LimiterObservers,
     quota::Quota,
-    store::{AnyStore, LimitRequest, Name, Released, Settings, Store, StoreFuture, StoreRequest},
+    store::{
+        AnyStore, Hold, HoldGuard, LimitRequest, Name, Released, Settings, Store, StoreFuture,
+        StoreRequest,
+    },
 };
+
+/// The lifetime of a hold, if no setting changes it. It must be well above the longest pause of a
+/// process, and is the time for which a process that crashed keeps its units from others.
+const DEFAULT_HOLD_LIFETIME: Duration = Duration::from_secs(60);
+const MIN_HOLD_LIFETIME: Duration = Duration::from_millis(100);
+const MAX_HOLD_LIFETIME: Duration = Duration::from_secs(86_400);
 
 /// The number of requests of a key that can wait, if no setting bounds it.
 pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
@@ -56,6 +65,7 @@ struct Inner {
     taken: Arc<Name>,
     versions: Versions,
     on_failure: FailurePolicy,
+    hold_lifetime: Duration,
     observers: LimiterObservers,
 }
 
@@ -133,7 +143,7 @@ impl Limiter {
         let known = self.current();
         let settings = known.settings.changed(known.settings.algorithm, quota)?;
         let limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
-        Ok(limiter.on_failure(self.0.on_failure))
+        Ok(limiter.on_failure(self.0.on_failure).hold_lifetime(self.0.hold_lifetime))
     }
 
     /// Changes the quota of this limiter, of its clones, and of the layers and charges that hold
@@ -206,13 +216,10 @@ impl Limiter {
     ///
     /// The policy applies to [`check`](Limiter::check), [`check_n`](Limiter::check_n),
     /// [`check_now`](Limiter::check_now), [`check_n_now`](Limiter::check_n_now),
-    /// [`check_within`](Limiter::check_within), [`try_acquire`](Limiter::try_acquire) and
-    /// [`acquire`](Limiter::acquire). A layer has a [policy of its
+    /// [`check_within`](Limiter::check_within), [`try_acquire`](Limiter::try_acquire),
+    /// [`acquire`](Limiter::acquire), [`hold`](Limiter::hold) and
+    /// [`hold_within`](Limiter::hold_within). A layer has a [policy of its
     /// own](crate::RateLimitLayer::on_failure), and a [`Charge`](crate::Charge) has none.
-    ///
-    /// Do not [cancel](Limiter::cancel) or [settle](Limiter::settle) a decision whose
-    /// [source](Decision::source) is [`Source::Local`]: its units were spent in the memory of the
-    /// process.
     ///
     /// # Panics
     ///
@@ -239,6 +246,40 @@ impl Limiter {
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         let mut inner = Arc::unwrap_or_clone(self.0);
         inner.on_failure = policy.validated();
+        Self(Arc::new(inner))
+    }
+
+    /// Creates a limiter whose [holds](Limiter::hold) have another lifetime, which shares the name
+    /// and the counts of this one. The default is a minute.
+    ///
+    /// While a permit is held, its process renews the hold several times per lifetime. If no
+    /// renewal arrives for that long, because the process crashed or was stopped, the units count
+    /// as used. A process that continues after a longer pause exceeds the quota by what it uses
+    /// then: choose a lifetime well above the longest pause. In memory, holds need no renewal.
+    ///
+    /// # Panics
+    ///
+    /// If the lifetime is below 100 ms or above a day.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # let store = MemoryStore::new();
+    /// let quota = Quota::per_minute(100_000);
+    /// let tokens = Limiter::new("tokens", store, Algorithm::token_bucket(), quota)
+    ///     .hold_lifetime(Duration::from_secs(20));
+    /// # let _ = tokens;
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn hold_lifetime(self, lifetime: Duration) -> Self {
+        let allowed = MIN_HOLD_LIFETIME..=MAX_HOLD_LIFETIME;
+        assert!(allowed.contains(&lifetime), "hold lifetime {lifetime:?}: use 100 ms to a day");
+        let mut inner = Arc::unwrap_or_clone(self.0);
+        inner.hold_lifetime = lifetime;
         Self(Arc::new(inner))
     }
 
@@ -269,8 +310,8 @@ impl Limiter {
         observers: LimiterObservers,
     ) -> Self {
         let versions = Versions::new(Version::new(settings));
-        let on_failure = FailurePolicy::Closed;
-        Self(Arc::new(Inner { store, taken, versions, on_failure, observers }))
+        let (on_failure, hold_lifetime) = (FailurePolicy::Closed, DEFAULT_HOLD_LIFETIME);
+        Self(Arc::new(Inner { store, taken, versions, on_failure, hold_lifetime, observers }))
     }
 
     /// Returns the name.
@@ -354,6 +395,20 @@ impl Limiter {
         version.request(&self.0.observers, action, key, cost, max_wait)
     }
 
+    /// Returns the part of a request to the store that holds units of this limit.
+    pub(super) fn hold_request<'a>(
+        &'a self,
+        version: &'a Version,
+        key: &'a Key<'_>,
+        units: u64,
+    ) -> Result<LimitRequest<'a>, Error> {
+        if !version.settings.params.can_hold() {
+            return Err(Error::CannotHold { limiter: self.name().to_owned() });
+        }
+        let limit = self.request(version, Action::Check, key, units, MaxWait::NONE)?;
+        Ok(LimitRequest { hold: Some(self.0.hold_lifetime), ..limit })
+    }
+
     /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.
     #[inline]
     pub(super) fn decide(
@@ -362,7 +417,7 @@ impl Limiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-    ) -> StoreFuture<Decision> {
+    ) -> StoreFuture<Outcome> {
         let version = self.current();
         match self.request(&version, action, key, cost, max_wait) {
             Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }),
@@ -373,7 +428,7 @@ impl Limiter {
     /// Decides about limits of this store: the one door of all public calls, whether one limit
     /// decides or several, now or later. Behind it are the observers and the store.
     #[inline]
-    pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+    pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let mut answer = self.0.store.decide(request);
         if is_reported(request, &answer) {
             answer = reported(request, answer);
@@ -381,35 +436,47 @@ impl Limiter {
         answer
     }
 
-    /// Returns `units` of those that a decision about the key has `spent` or reserved.
-    pub(super) fn release(
-        &self,
-        key: &Key<'_>,
-        receipt: Receipt,
-        spent: u64,
-        units: u64,
-    ) -> StoreFuture<()> {
-        let version = self.current();
-        let Some(release) = version.release_of(receipt, spent, units) else {
-            return StoreFuture::ready(Ok(()));
-        };
-        report_released(&self.0.observers, self.0.taken.text, key, units);
-        let answer = self.0.store.as_dyn().release(&version.settings, key, release);
-        reported_failure(&self.0.observers, self.0.taken.text, Operation::Release, answer)
-    }
-
-    /// Releases units in the background, if possible.
+    /// Returns units that a request of the key has spent, reserved or held, in the background, if
+    /// possible.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
-        receipt: Receipt,
-        spent: u64,
+        receipt: &Receipt,
         units: u64,
     ) -> Option<Released> {
+        if let Receipt::Hold(receipt) = receipt {
+            self.keep_hold(key, units, **receipt).end(0);
+            report_released(&self.0.observers, self.0.taken.text, key, units);
+            return None;
+        }
         let version = self.current();
-        let release = version.release_of(receipt, spent, units)?;
+        let release = version.release_of(receipt, units)?;
         report_released(&self.0.observers, self.0.taken.text, key, units);
         self.0.store.as_dyn().release_in_background(&version.settings, key, release)
+    }
+
+    /// Keeps the units that an admitted request holds. If the algorithm of the limiter was changed
+    /// since the decision, the hold is unknown to the new one, and expires.
+    pub(super) fn keep_hold(
+        &self,
+        key: &Key<'_>,
+        units: u64,
+        receipt: HoldReceipt,
+    ) -> Box<dyn HoldGuard> {
+        let Inner { store, hold_lifetime, observers, .. } = &*self.0;
+        store.as_dyn().keep_hold(Hold {
+            settings: self.current().settings.clone(),
+            observers: (**observers).clone(),
+            key: key.clone().into_owned(),
+            units,
+            lifetime: *hold_lifetime,
+            receipt,
+        })
+    }
+
+    /// Returns whether units can be held.
+    pub(super) fn can_hold(&self) -> bool {
+        self.params().can_hold()
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     algorithm::{Action, Algorithm},
-    decision::Decision,
+    decision::{Decision, Outcome},
     error::Error,
     keys::Key,
     observe::{Event, KeyChange, Observers, Operation, log},
@@ -15,11 +15,13 @@ use crate::{
 
 /// Returns whether an answer is to be passed through [`reported`].
 #[inline]
-pub(super) fn is_reported(request: &StoreRequest<'_>, answer: &StoreFuture<Decision>) -> bool {
+pub(super) fn is_reported(request: &StoreRequest<'_>, answer: &StoreFuture<Outcome>) -> bool {
     let is_observed = request.limits.iter().any(|limit| !limit.observers.is_empty());
     is_observed
         || match answer {
-            StoreFuture::Ready(Some(result)) => is_logged(result.as_ref()),
+            StoreFuture::Ready(Some(result)) => {
+                is_logged(result.as_ref().map(|outcome| &outcome.decision))
+            }
             _ => log::records_denials(),
         }
 }
@@ -33,12 +35,12 @@ fn is_logged(result: Result<&Decision, &Error>) -> bool {
 #[inline(never)]
 pub(super) fn reported(
     request: &StoreRequest<'_>,
-    answer: StoreFuture<Decision>,
-) -> StoreFuture<Decision> {
+    answer: StoreFuture<Outcome>,
+) -> StoreFuture<Outcome> {
     let result = match &answer {
-        StoreFuture::Ready(Some(result)) => result.as_ref(),
+        StoreFuture::Ready(Some(result)) => result.as_ref().map(|outcome| &outcome.decision),
         #[cfg(feature = "redis")]
-        StoreFuture::Cached(Some(decision)) => Ok(decision),
+        StoreFuture::Cached(Some(outcome)) => Ok(&outcome.decision),
         StoreFuture::Pending(_) => return reported_later(request, answer),
         _ => return answer,
     };
@@ -50,8 +52,8 @@ pub(super) fn reported(
 
 fn reported_later(
     request: &StoreRequest<'_>,
-    answer: StoreFuture<Decision>,
-) -> StoreFuture<Decision> {
+    answer: StoreFuture<Outcome>,
+) -> StoreFuture<Outcome> {
     let (action, start) = (request.action, Instant::now());
     let owned = |limit: &LimitRequest<'_>| {
         (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
@@ -60,7 +62,8 @@ fn reported_later(
     StoreFuture::Pending(Box::pin(async move {
         let result = answer.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
-        report_result(action, limits, result.as_ref(), Some(start));
+        let decided = result.as_ref().map(|outcome| &outcome.decision);
+        report_result(action, limits, decided, Some(start));
         result
     }))
 }
@@ -129,6 +132,21 @@ pub(super) fn report_settings(
 /// Reports that units of a key are returned.
 pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
     observers.report(&Event::Released { limiter, key, units });
+}
+
+/// Reports that units of a key are held.
+pub(super) fn report_hold_began(observers: &Observers, limiter: &str, key: &Key<'_>, held: u64) {
+    observers.report(&Event::HoldBegan { limiter, key, held });
+}
+
+/// Reports that a permit of units has ended, and how many of them were held and used.
+pub(super) fn report_hold_ended(
+    observers: &Observers,
+    limiter: &str,
+    key: &Key<'_>,
+    [held, used]: [u64; 2],
+) {
+    observers.report(&Event::HoldEnded { limiter, key, held, used });
 }
 
 /// Reports that a call has changed a key.

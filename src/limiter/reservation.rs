@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, micros},
-    decision::Decision,
+    decision::{Decision, Outcome},
     error::Error,
     keys::Key,
 };
@@ -25,7 +25,8 @@ impl Limiter {
     ///
     /// Reservations are made in the order of the checks. If the request would have to wait longer
     /// than `max_wait`, it is denied and reserves nothing, and the same check would succeed after
-    /// [`retry_after`](Decision::retry_after). `max_wait` is bounded by 100 years, and by less for
+    /// [`retry_after`](Decision::retry_after). So is a request that needs units that are
+    /// [held](Limiter::hold), as there is no instant to reserve. `max_wait` is bounded by 100 years, and by less for
     /// a bucket whose rate needs large fractions: by 2.5 hours for 1,000,003 per second, by one
     /// second for 4,294,967,291 (2^32 - 5) per second.
     ///
@@ -98,8 +99,8 @@ impl Limiter {
 ///
 /// - [`ready`](Reservation::ready) waits until the request may proceed.
 /// - [`keep`](Reservation::keep) leaves the wait to the caller; the units stay spent.
-/// - Dropping it releases the units, exactly once, as [`Limiter::cancel`] does. Requests queued
-///   behind it keep their instants. With a [`MemoryStore`](crate::MemoryStore), the drop itself
+/// - Dropping it releases the units, exactly once: all of them before the reserved instant, and
+///   after it those that still count. Requests queued behind it keep their instants. With a [`MemoryStore`](crate::MemoryStore), the drop itself
 ///   returns the units. With a `RedisStore`, a background task does: see
 ///   [capacity](crate::guide::redis_capacity#dropped-requests).
 ///
@@ -146,7 +147,10 @@ impl Reservation {
 
     /// Returns the reservation of a request that proceeds uncounted: there is nothing to release.
     fn uncounted(decision: Decision) -> Self {
-        Self::new(Acquire::admitted(Charge::exempt(), decision.clone()), decision)
+        Self::new(
+            Acquire::admitted(Charge::exempt(), Outcome::of_nothing(decision.clone())),
+            decision,
+        )
     }
 
     fn new(acquire: Acquire, decision: Decision) -> Self {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     algorithm::Action,
-    decision::{Decision, Receipt},
+    decision::{Outcome, Receipt},
     error::Error,
     keys::Key,
     observe::LimiterObservers,
@@ -26,13 +26,10 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     /// Returns the name, as clients see it.
     fn name(&self) -> &str;
 
-    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Decision>;
+    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome>;
 
-    /// Returns `units` of those that a decision about the key has `spent`.
-    fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()>;
-
-    /// Returns units in the background, if possible.
-    fn release_in_background(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64);
+    /// Returns units that a request of the key has spent, in the background, if possible.
+    fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, units: u64);
 
     /// Returns units of the key, of whatever request.
     fn refund(&self, key: &Key<'_>, units: u64) -> StoreFuture<()>;
@@ -107,42 +104,33 @@ impl AnyLimiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-    ) -> StoreFuture<Decision> {
+    ) -> StoreFuture<Outcome> {
         match &self.0 {
             Kind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
             Kind::Foreign(target) => target.decide(action, key, cost),
         }
     }
 
-    /// Returns `units` of those that a decision about the key has `spent`.
-    pub(super) fn release(
-        &self,
-        key: &Key<'_>,
-        receipt: Receipt,
-        spent: u64,
-        units: u64,
-    ) -> StoreFuture<()> {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.release(key, receipt, spent, units),
-            Kind::Foreign(target) => target.release(key, receipt, spent, units),
-        }
-    }
-
-    /// Returns units in the background, if possible.
+    /// Returns units that a request of the key has spent, reserved or held, in the background, if
+    /// possible.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
-        receipt: Receipt,
-        spent: u64,
+        receipt: &Receipt,
         units: u64,
     ) -> Option<Released> {
         match &self.0 {
-            Kind::Own(limiter) => limiter.release_in_background(key, receipt, spent, units),
+            Kind::Own(limiter) => limiter.release_in_background(key, receipt, units),
             Kind::Foreign(target) => {
-                target.release_in_background(key, receipt, spent, units);
+                target.release_in_background(key, receipt, units);
                 None
             }
         }
+    }
+
+    /// Returns whether units can be held.
+    pub(super) fn can_hold(&self) -> bool {
+        matches!(&self.0, Kind::Own(limiter) if limiter.can_hold())
     }
 
     /// Returns whether instants can be reserved.

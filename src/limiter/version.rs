@@ -47,15 +47,12 @@ impl Version {
         max_wait.resolve(self.default_wait, self.max_reservable)
     }
 
-    /// Returns the release of `units` of those that a request has `spent`; `None` if there is
-    /// nothing to return.
-    pub(super) fn release_of(&self, receipt: Receipt, spent: u64, units: u64) -> Option<Release> {
-        match receipt {
-            Receipt::At(instant, algorithm)
-                if units > 0 && algorithm == self.settings.params.kind() =>
-            {
-                let units = count(units.min(spent));
-                Some(Release { instant: Some(instant as f64), units })
+    /// Returns the release of `units` that a request has spent; `None` if there is nothing to
+    /// return.
+    pub(super) fn release_of(&self, receipt: &Receipt, units: u64) -> Option<Release> {
+        match *receipt {
+            Receipt::At(instant, algorithm) if algorithm == self.settings.params.kind() => {
+                Some(Release { instant: Some(instant as f64), units: count(units) })
             }
             _ => None,
         }
@@ -79,7 +76,7 @@ impl Version {
             return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
         }
         let max_wait = self.resolve(max_wait);
-        Ok(LimitRequest { settings, observers, key, cost, max_wait })
+        Ok(LimitRequest { settings, observers, key, cost, max_wait, hold: None })
     }
 }
 

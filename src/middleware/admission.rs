@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Action, micros},
-    decision::Decision,
+    decision::{Decision, Outcome},
     error::Error,
     limiter::{
         Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, Recovery,
@@ -91,11 +91,11 @@ impl<P: ProtocolBase> Shared<P> {
         }
         let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
         match answer {
-            StoreFuture::Ready(Some(Ok(decision))) if decision.proceeds_immediately() => {
+            StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
                 let charge = |key| Charge::new_n(limiter, key, cost);
-                let release = || charge(key.clone()).decided(&decision).release_in_background();
+                let release = || charge(key.clone()).release_in_background(&outcome.receipts);
                 let is_ready = poll_or(release, is_ready);
-                state.decision = Some(decision);
+                state.set_outcome(outcome);
                 if !is_ready {
                     state.charge = charge(key);
                 }
@@ -116,6 +116,10 @@ impl<P: ProtocolBase> Shared<P> {
         state: &mut ChargeState,
     ) -> Next {
         match charge {
+            Ok(charge) if self.protocol.holds_costs() => match charge.estimate_all() {
+                Ok(charge) => state.charge = charge,
+                Err(error) => return self.reject(error.into(), state),
+            },
             Ok(charge) => state.charge = charge,
             Err(error) => return self.reject(Rejection::Request(error), state),
         }
@@ -129,18 +133,20 @@ impl<P: ProtocolBase> Shared<P> {
 
     fn evaluate(
         &self,
-        answer: StoreFuture<Decision>,
+        answer: StoreFuture<Outcome>,
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
         state: &mut ChargeState,
     ) -> Next {
         match answer {
-            StoreFuture::Ready(Some(Ok(decision))) if decision.proceeds_immediately() => {
-                state.decision = Some(decision);
+            StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
+                state.set_outcome(outcome);
                 Next::Proceed(None)
             }
             // With a slot, the request may retry: an `Acquire` decides that.
-            StoreFuture::Ready(Some(Ok(decision))) if !decision.is_allowed() && slot.is_none() => {
+            StoreFuture::Ready(Some(Ok(Outcome { decision, .. })))
+                if !decision.is_allowed() && slot.is_none() =>
+            {
                 self.reject(Rejection::Denied(decision), state)
             }
             answer => Next::Wait(self.acquire(state.take_charge(), answer, max_wait, slot)),
@@ -151,7 +157,7 @@ impl<P: ProtocolBase> Shared<P> {
     pub(crate) fn after_wait(
         &self,
         head: &P::Head,
-        mut acquire: Box<Acquire>,
+        acquire: Box<Acquire>,
         result: Result<Decision, Error>,
         state: &mut ChargeState,
     ) -> Next {
@@ -161,13 +167,13 @@ impl<P: ProtocolBase> Shared<P> {
                 Next::Proceed(Some(acquire))
             }
             Ok(decision) => {
-                state.charge = acquire.disarm();
+                state.take_over(acquire);
                 self.reject(Rejection::Denied(decision), state)
             }
             Err(error) => {
                 // What is left: the fallback must not begin the wait anew.
                 let budget = acquire.remaining_wait();
-                state.charge = acquire.disarm();
+                state.take_over(acquire);
                 self.apply_failure_policy(head, error, budget, state)
             }
         }
@@ -228,7 +234,7 @@ impl<P: ProtocolBase> Shared<P> {
     fn acquire(
         &self,
         charge: Charge,
-        answer: StoreFuture<Decision>,
+        answer: StoreFuture<Outcome>,
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
     ) -> Box<Acquire> {

@@ -81,7 +81,8 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
 
     fn annotate(&self, _: &mut Req, _: &mut ChargeState) {}
 
-    fn respond(&self, response: Res, _: &mut ChargeState) -> Res {
+    fn respond(&self, response: Res, state: &mut ChargeState) -> Res {
+        drop(state.holds.take());
         response
     }
 

@@ -37,7 +37,8 @@ pin_project! {
     /// request has spent or reserved are released exactly once; requests queued behind it keep
     /// their reservations. In memory the release happens in the drop, with Redis in the background:
     /// see [dropped requests](crate::guide::redis_capacity#dropped-requests). If it is dropped
-    /// after the service is called, the cost stays spent.
+    /// after the service is called, the cost stays spent, and what the request holds counts as
+    /// used.
     pub struct ResponseFuture<S, P, Req>
     where
         S: Service<Req>,
@@ -167,6 +168,7 @@ where
                 }
                 Step::Call => {
                     // From here on the cost stays spent: the service may do its work.
+                    call.charge.begin_holds(call.shared.protocol.shares_holds());
                     call.shared.protocol.annotate(&mut head, &mut call.charge);
                     let future = call.inner.call(P::join(head, rest));
                     state.set(State::Calling { future });
@@ -276,8 +278,8 @@ impl<S, P> Call<S, P> {
     {
         match readiness {
             Poll::Ready(Ok(())) => {
-                if let Some(mut acquire) = acquire {
-                    self.charge.charge = acquire.disarm();
+                if let Some(acquire) = acquire {
+                    self.charge.take_over(acquire);
                 }
                 Step::Call
             }

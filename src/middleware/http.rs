@@ -38,7 +38,7 @@ pub struct Http {
     pricing: Pricing<Parts>,
     pub(crate) headers: HeaderWriter,
     pub(crate) extensions: bool,
-    pub(crate) charge_handle: bool,
+    pub(crate) settle_handle: bool,
     pub(crate) map_rejection: Option<MapRejection>,
     pub(crate) charge_when: Option<ChargeWhen>,
 }
@@ -58,7 +58,7 @@ impl Http {
             pricing,
             headers,
             extensions: false,
-            charge_handle: false,
+            settle_handle: false,
             map_rejection: None,
             charge_when: None,
         }
@@ -86,8 +86,13 @@ impl ProtocolBase for Http {
         &mut self.pricing
     }
 
-    fn keeps_charge(&self) -> bool {
-        self.charge_handle || self.charge_when.is_some()
+    fn holds_costs(&self) -> bool {
+        // A rule says which costs are estimates.
+        self.charge_when.is_some() || self.settle_handle && self.pricing.limiter().is_some()
+    }
+
+    fn shares_holds(&self) -> bool {
+        self.settle_handle
     }
 
     fn timeout(head: &Parts) -> Option<Duration> {
@@ -115,13 +120,10 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         {
             head.extensions.insert(decision.clone());
         }
-        if !self.keeps_charge() {
-            return;
-        }
-        let is_charged = state.bind();
-        if self.charge_handle {
-            let charge = if is_charged { state.charge.clone() } else { Charge::exempt() };
-            head.extensions.insert(charge);
+        if self.settle_handle
+            && let Some(holds) = &state.holds
+        {
+            head.extensions.insert(holds.handle());
         }
     }
 
@@ -139,8 +141,9 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
                 response.extensions_mut().insert(decision.clone());
             }
         }
-        if !is_charged {
-            state.charge.release_in_background();
+        match state.holds.take() {
+            Some(holds) if !is_charged => holds.cancel(),
+            holds => drop(holds),
         }
         response.map(ResponseBody::service)
     }

@@ -263,13 +263,13 @@ impl RateLimitLayer {
 
     /// Sets which responses of the service are charged. The default is all.
     ///
-    /// Each request is charged before the service is called, so that concurrent requests cannot
-    /// exceed the limit. If the closure returns `false`, the cost is returned, as by
-    /// [`Charge::cancel`](crate::Charge::cancel). If there is no response, because the service
-    /// fails or the client disconnects, the request stays charged.
+    /// The cost is [held](crate::Limiter::hold) before the service is called, so that concurrent
+    /// requests cannot exceed the limit. With the response it is spent, or returned if the closure
+    /// returns `false`. If there is no response, because the service fails or the client
+    /// disconnects, the request is charged.
     ///
-    /// Use a window algorithm: a bucket returns only units that it has not refilled since the
-    /// decision.
+    /// A leaky bucket and a limiter that Redisson shares hold no units: requests are rejected with
+    /// 500 then, and the feature `tracing` logs the mistake.
     ///
     /// The headers report the state before the cost is returned.
     ///
@@ -294,24 +294,28 @@ impl RateLimitLayer {
         self.with(|http| http.charge_when = Some(Arc::new(charge_when)))
     }
 
-    /// Sets whether the extensions of requests contain the [`Charge`](crate::Charge), for costs
-    /// that are known later: the service can [settle](crate::Charge::settle) the actual usage. The
-    /// default is `false`.
+    /// Sets whether the extensions of requests contain a [`Settle`](crate::http::Settle), by which
+    /// the service settles costs that are known later. The default is `false`.
     ///
-    /// The service can settle during the request or after its response, from any clone of the
-    /// charge. With [`charge_when`](RateLimitLayer::charge_when), a response that is not charged
-    /// returns the units that are still charged, and settling does nothing afterwards.
+    /// In a layer with a key extractor, the [cost](RateLimitLayer::cost) is the estimate that is
+    /// held. A [`Rule`] says which costs are [estimates](crate::Charge::estimate).
     ///
-    /// The charge is exempt, and settling it does nothing, if the request was not counted, because:
+    /// The service can settle from any clone of the handle, until its response is there. What is
+    /// not settled then counts as used; so does everything if there is no response, because the
+    /// service fails or the client disconnects. With [`charge_when`](RateLimitLayer::charge_when),
+    /// all costs are estimates, and a response that is not charged returns what is not settled.
+    ///
+    /// The handle is there for each request. Settling does nothing if the request was not counted,
+    /// because:
     ///
     /// * it is [exempt](RateLimitLayer::exempt), or its [cost](RateLimitLayer::cost) is 0
     /// * it was denied in a [dry run](RateLimitLayer::dry_run)
     /// * the store did not decide, and the policy is [`FailurePolicy::Open`]
     ///
-    /// Under [`FailurePolicy::Local`], the charge is settled in the memory of the process.
+    /// Under [`FailurePolicy::Local`], the units are held in the memory of the process.
     ///
-    /// If layers are stacked, the charge is that of the inner one. The headers report the state
-    /// before `settle` adjusted the cost.
+    /// If layers are stacked, the handle is that of the inner one. The headers report the state
+    /// before the cost was settled.
     ///
     /// # Examples
     ///
@@ -320,12 +324,14 @@ impl RateLimitLayer {
     /// ```
     /// use axum::{Extension, Router, routing::post};
     /// use http::request::Parts;
-    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer};
+    /// use tower_ratelimit::{
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::Settle,
+    /// };
     ///
-    /// async fn answer(Extension(charge): Extension<Charge>) -> &'static str {
+    /// async fn answer(Extension(settle): Extension<Settle>) -> &'static str {
     ///     let used = 730; // as the model reports
-    ///     if let Err(error) = charge.settle("tokens", used).await {
-    ///         eprintln!("cannot settle the tokens: {error:?}"); // the work is done: answer anyway
+    ///     if let Err(error) = settle.settle("tokens", used) {
+    ///         eprintln!("{error}"); // the work is done: answer anyway
     ///     }
     ///     "42"
     /// }
@@ -337,12 +343,12 @@ impl RateLimitLayer {
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
     /// let layer = RateLimitLayer::by_rule(move |_: &Parts| {
-    ///     Ok(Charge::new(&requests, "alice").also_n(&tokens, 500))
+    ///     Ok(Charge::new(&requests, "alice").also(&tokens).estimate(500))
     /// });
-    /// let app: Router = Router::new().route("/", post(answer)).layer(layer.charge_handle(true));
+    /// let app: Router = Router::new().route("/", post(answer)).layer(layer.settle_handle(true));
     /// ```
-    pub fn charge_handle(self, on: bool) -> Self {
-        self.with(|http| http.charge_handle = on)
+    pub fn settle_handle(self, on: bool) -> Self {
+        self.with(|http| http.settle_handle = on)
     }
 
     /// Sets a closure that can change every rejection. It receives the reason of the rejection, the

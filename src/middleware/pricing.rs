@@ -4,13 +4,14 @@
 use std::{fmt, mem, sync::Arc};
 
 use crate::{
-    decision::Decision,
+    decision::{Decision, Outcome, Receipts},
     keys::Key,
-    limiter::{Acquire, AnyLimiter, Charge},
+    limiter::{Acquire, AnyLimiter, Charge, Holds},
     middleware::{
         extractor::KeyExtractor,
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Rule},
+        settle::RequestHolds,
     },
 };
 
@@ -219,33 +220,57 @@ pub struct ChargeState {
     pub(crate) charge: Charge,
     /// `None` before the decision, and if the request proceeds without one.
     pub(crate) decision: Option<Decision>,
+    /// Those of an allowed request.
+    receipts: Receipts,
+    /// What the request holds, from the call of the service on.
+    pub(crate) holds: Option<RequestHolds>,
 }
 
 impl ChargeState {
     pub(crate) fn new() -> Self {
-        Self { charge: Charge::exempt(), decision: None }
+        Self { charge: Charge::exempt(), decision: None, receipts: Receipts::NONE, holds: None }
     }
 
     pub(crate) fn take_charge(&mut self) -> Charge {
         mem::replace(&mut self.charge, Charge::exempt())
     }
 
-    /// Binds the charge to its decision if the request was allowed. Returns whether it was.
-    pub(crate) fn bind(&mut self) -> bool {
-        let charge = self.take_charge();
-        let allowed = self.decision.as_ref().filter(|decision| decision.is_allowed());
-        self.charge = match allowed {
-            Some(decision) => charge.decided(decision),
-            None => charge,
+    /// Sets the decision and the receipts of a request that was allowed.
+    #[inline]
+    pub(crate) fn set_outcome(&mut self, outcome: Outcome) {
+        self.receipts = outcome.receipts;
+        self.decision = Some(outcome.decision);
+    }
+
+    /// Takes over the charge and the receipts of a request that has waited.
+    pub(crate) fn take_over(&mut self, mut acquire: Box<Acquire>) {
+        (self.charge, self.receipts) = acquire.disarm();
+    }
+
+    /// Keeps what the request holds from now on, if anything. The drop of the state ends it.
+    /// `shares`: the service can settle it, even if there is nothing.
+    #[inline]
+    pub(crate) fn begin_holds(&mut self, shares: bool) {
+        if !shares && !self.charge.has_estimate() {
+            return;
+        }
+        let is_allowed = self.decision.as_ref().is_some_and(Decision::is_allowed);
+        let holds = match is_allowed && !self.charge.is_exempt() {
+            true => self.charge.holds(&self.receipts),
+            false => Holds::default(),
         };
-        allowed.is_some()
+        if shares || !holds.is_empty() {
+            self.holds = Some(RequestHolds::new(holds));
+        }
     }
 
     /// Takes the charge of an allowed request as an [`Acquire`], whose drop releases the units that
-    /// were spent.
+    /// were taken.
     pub(crate) fn take_acquire(&mut self) -> Option<Box<Acquire>> {
         let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
-        Some(Box::new(Acquire::admitted(self.take_charge(), decision)))
+        let receipts = mem::replace(&mut self.receipts, Receipts::NONE);
+        let outcome = Outcome { decision, receipts };
+        Some(Box::new(Acquire::admitted(self.take_charge(), outcome)))
     }
 }
 

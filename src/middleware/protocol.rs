@@ -38,12 +38,11 @@ pub trait Protocol<Req, Res>: ProtocolBase {
     #[doc(hidden)]
     fn join(head: Self::Head, rest: Self::Rest) -> Req;
 
-    /// Adds the decision and the charge to the head of a request that proceeds.
+    /// Adds the decision and the handle of the holds to the head of a request that proceeds.
     #[doc(hidden)]
     fn annotate(&self, head: &mut Self::Head, state: &mut ChargeState);
 
-    /// Converts the response of the inner service, and releases the charge if the response is not
-    /// charged.
+    /// Converts the response of the inner service, and ends what the request holds.
     #[doc(hidden)]
     fn respond(&self, response: Res, state: &mut ChargeState) -> Self::Response;
 
@@ -78,6 +77,16 @@ pub trait ProtocolBase: Clone {
 
     /// Returns whether the charge is needed after the decision to proceed.
     fn keeps_charge(&self) -> bool {
+        self.holds_costs() || self.shares_holds()
+    }
+
+    /// Returns whether all costs are held until the response.
+    fn holds_costs(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the service gets a handle to settle what its request holds.
+    fn shares_holds(&self) -> bool {
         false
     }
 

@@ -66,7 +66,8 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the time after which a retry can succeed; `None` if a retry does not help.
+    /// Returns the time after which a retry can succeed; `None` if a retry does not help, or if the
+    /// time is unknown, because units are [held](crate::Limiter::hold).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -102,12 +103,14 @@ impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Denied(decision) => {
-                let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
                 let reason = match decision.is_blocked() {
                     true => "this client is blocked",
                     false => "rate limit exceeded",
                 };
-                write!(f, "{reason}; try again in {seconds} s")
+                match decision.retry_after_secs() {
+                    Some(seconds) => write!(f, "{reason}; try again in {seconds} s"),
+                    None => write!(f, "{reason}; try again when earlier requests have ended"),
+                }
             }
             Self::CostAboveQuota { cost, max, .. } => {
                 write!(

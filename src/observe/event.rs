@@ -43,8 +43,8 @@ pub enum Event<'a> {
         /// The length of the wait.
         duration: Duration,
     },
-    /// Units that a request has spent or reserved are returned: it was cancelled, was dropped while
-    /// it waited, or used less than it was charged.
+    /// Units that a request has spent, reserved or held are returned: it was dropped before it
+    /// proceeded.
     #[non_exhaustive]
     Released {
         /// The name of the limiter.
@@ -53,6 +53,52 @@ pub enum Event<'a> {
         key: &'a Key<'a>,
         /// The number of units. A bucket returns only those that it has not refilled since.
         units: u64,
+    },
+    /// Units are [held](crate::Limiter::hold) from now on, until [`HoldEnded`](Event::HoldEnded).
+    #[non_exhaustive]
+    HoldBegan {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
+        /// The number of units.
+        held: u64,
+    },
+    /// Units are not held any more: their [`Permit`](crate::Permit) was settled, cancelled or
+    /// dropped.
+    #[non_exhaustive]
+    HoldEnded {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
+        /// The number of units that were held.
+        held: u64,
+        /// The number of units that were used. It is `held` if the permit was dropped.
+        used: u64,
+    },
+    /// Units count as used although their permit is held: no renewal reached the store within the
+    /// [lifetime](crate::Limiter::hold_lifetime) of the hold. What the request still uses may exceed
+    /// the quota.
+    #[non_exhaustive]
+    HoldExpired {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
+        /// The number of units.
+        held: u64,
+    },
+    /// The store has lost units that are held: the key was [reset](crate::Limiter::reset), or a
+    /// server has lost its memory. A renewal holds them again; an end spends what was used.
+    #[non_exhaustive]
+    HoldLost {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
+        /// The number of units.
+        held: u64,
     },
     /// A call of the store failed. If the [failure policy](crate::FailurePolicy) lets the request
     /// proceed, or decides in memory, [`Decided`](Event::Decided) follows.
@@ -143,6 +189,10 @@ impl<'a> Event<'a> {
             Self::WaitBegan { limiter }
             | Self::WaitEnded { limiter, .. }
             | Self::Released { limiter, .. }
+            | Self::HoldBegan { limiter, .. }
+            | Self::HoldEnded { limiter, .. }
+            | Self::HoldExpired { limiter, .. }
+            | Self::HoldLost { limiter, .. }
             | Self::StoreFailed { limiter, .. }
             | Self::KeyChanged { limiter, .. }
             | Self::SettingsChanged { limiter, .. }
@@ -190,8 +240,6 @@ pub enum Operation {
     Spend,
     /// To return units that any request has spent.
     Refund,
-    /// To return units that one request has spent or reserved.
-    Release,
     /// To delete the state of a key.
     Reset,
     /// To block a key.
@@ -201,8 +249,8 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns the name, as in a label: `check`, `peek`, `spend`, `refund`, `release`, `reset`,
-    /// `block` or `unblock`.
+    /// Returns the name, as in a label: `check`, `peek`, `spend`, `refund`, `reset`, `block` or
+    /// `unblock`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -210,7 +258,6 @@ impl Operation {
             Self::Peek => "peek",
             Self::Spend => "spend",
             Self::Refund => "refund",
-            Self::Release => "release",
             Self::Reset => "reset",
             Self::Block => "block",
             Self::Unblock => "unblock",

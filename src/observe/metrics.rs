@@ -27,6 +27,10 @@ const REJECTIONS: &str = "tower_ratelimit_rejections_total";
 const WAITING: &str = "tower_ratelimit_waiting_requests";
 const WAIT_DURATION: &str = "tower_ratelimit_wait_duration_seconds";
 const RELEASED: &str = "tower_ratelimit_released_units_total";
+const HELD: &str = "tower_ratelimit_held_units";
+const SETTLED: &str = "tower_ratelimit_settled_units_total";
+const HOLDS_EXPIRED: &str = "tower_ratelimit_expired_holds_total";
+const HOLDS_LOST: &str = "tower_ratelimit_lost_holds_total";
 const KEY_CHANGES: &str = "tower_ratelimit_key_changes_total";
 const SETTINGS_CHANGES: &str = "tower_ratelimit_settings_changes_total";
 const RELOADS: &str = "tower_ratelimit_reloads_total";
@@ -108,6 +112,11 @@ struct LimiterHandles {
     waiting: Gauge,
     wait_duration: Histogram,
     released: Counter,
+    held: Gauge,
+    settled_held: Counter,
+    settled_used: Counter,
+    holds_expired: Counter,
+    holds_lost: Counter,
     keys_blocked: Counter,
     keys_unblocked: Counter,
     keys_reset: Counter,
@@ -194,6 +203,10 @@ impl OfLimiter {
         describe_gauge!(WAITING, Unit::Count, "Requests that wait for quota");
         describe_histogram!(WAIT_DURATION, Unit::Seconds, "Time that requests waited for quota");
         describe_counter!(RELEASED, Unit::Count, "Units that requests returned");
+        describe_gauge!(HELD, Unit::Count, "Units that permits of this process hold");
+        describe_counter!(SETTLED, Unit::Count, "Units of ended permits: held, and used");
+        describe_counter!(HOLDS_EXPIRED, Unit::Count, "Holds that were not renewed in time");
+        describe_counter!(HOLDS_LOST, Unit::Count, "Holds that the store has lost");
         describe_counter!(KEY_CHANGES, Unit::Count, "Keys blocked, unblocked or reset");
         describe_counter!(SETTINGS_CHANGES, Unit::Count, "Changes of a quota or an algorithm");
         describe_counter!(
@@ -206,6 +219,8 @@ impl OfLimiter {
             let labels = [("outcome", outcome.into()), ("source", source.into())];
             counter!(DECISIONS, self.labels(labels))
         };
+        let settled =
+            |units: &'static str| counter!(SETTLED, self.labels([("units", units.into())]));
         let key_changes = |change: KeyChange| {
             counter!(KEY_CHANGES, self.labels([("change", change.as_str().into())]))
         };
@@ -224,6 +239,11 @@ impl OfLimiter {
             waiting: gauge!(WAITING, self.labels([])),
             wait_duration: histogram!(WAIT_DURATION, self.labels([])),
             released: counter!(RELEASED, self.labels([])),
+            held: gauge!(HELD, self.labels([])),
+            settled_held: settled("held"),
+            settled_used: settled("used"),
+            holds_expired: counter!(HOLDS_EXPIRED, self.labels([])),
+            holds_lost: counter!(HOLDS_LOST, self.labels([])),
             keys_blocked: key_changes(KeyChange::Blocked(Duration::ZERO)),
             keys_unblocked: key_changes(KeyChange::Unblocked),
             keys_reset: key_changes(KeyChange::Reset),
@@ -268,6 +288,14 @@ impl Observer for OfLimiter {
                 handles.wait_duration.record(duration);
             }
             Event::Released { units, .. } => handles.released.increment(units),
+            Event::HoldBegan { held, .. } => handles.held.increment(held as f64),
+            Event::HoldEnded { held, used, .. } => {
+                handles.held.decrement(held as f64);
+                handles.settled_held.increment(held);
+                handles.settled_used.increment(used);
+            }
+            Event::HoldExpired { .. } => handles.holds_expired.increment(1),
+            Event::HoldLost { .. } => handles.holds_lost.increment(1),
             Event::KeyChanged { change, .. } => match change {
                 KeyChange::Blocked(_) => handles.keys_blocked.increment(1),
                 KeyChange::Unblocked => handles.keys_unblocked.increment(1),

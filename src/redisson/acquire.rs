@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     algorithm::EngineReply,
-    decision::{Decision, Policy, Receipt, Source},
+    decision::{Decision, Outcome, Policy, Receipt, Receipts, Source},
     error::Error,
     keys::Key,
     limiter::{Charge, Retry, report_decided, report_failed, visit_queue, yield_to_queue},
@@ -68,7 +68,7 @@ impl RateLimiter {
         let id = random();
         let attempt = || self.attempt(self.store.start_deadline(), permits, id);
         if timeout.is_zero() || permits == 0 {
-            return attempt().await;
+            return attempt().await.map(|outcome| outcome.decision);
         }
         self.retry(permits, timeout, attempt).await
     }
@@ -82,14 +82,14 @@ impl RateLimiter {
         attempt: impl Fn() -> F,
     ) -> Result<Decision, Error>
     where
-        F: Future<Output = Result<Decision, Error>>,
+        F: Future<Output = Result<Outcome, Error>>,
     {
         let deadline = Instant::now().checked_add(timeout);
         let (charge, mut retry) = (Charge::new_n(self, "", permits), Retry::default());
         let mut waiting = None;
         yield_to_queue(&charge).await;
         loop {
-            let decision = attempt().await?;
+            let decision = attempt().await?.decision;
             if decision.is_allowed() {
                 retry.allowed(&charge, &decision);
                 return Ok(decision);
@@ -129,7 +129,7 @@ impl RateLimiter {
         deadline: Deadline,
         permits: u64,
         id: u64,
-    ) -> Result<Decision, Error> {
+    ) -> Result<Outcome, Error> {
         if permits == 0 {
             return Err(Error::ZeroCost);
         }
@@ -137,9 +137,9 @@ impl RateLimiter {
         let answer = StoreFuture::pending(self.clone().acquire_in_steps(deadline, permits, id));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
         let reply = poll_fn(|cx| attempt.poll(cx)).await;
-        let result = reply.and_then(|reply| self.decision(permits, id, &reply));
+        let result = reply.and_then(|reply| self.outcome(permits, id, &reply));
         match &result {
-            Ok(decision) => {
+            Ok(Outcome { decision, .. }) => {
                 let (key, duration) = (self.key(), Some(start.elapsed()));
                 report_decided(&self.observers, decision, Some(&key), duration);
             }
@@ -177,7 +177,7 @@ impl RateLimiter {
         }
     }
 
-    fn decision(&self, cost: u64, id: u64, reply: &AcquireReply) -> Result<Decision, Error> {
+    fn outcome(&self, cost: u64, id: u64, reply: &AcquireReply) -> Result<Outcome, Error> {
         let AcquireReply { wait, remaining, replenish, reset, .. } = *reply;
         match reply.status {
             NO_RATE => return Err(self.no_rate()),
@@ -200,7 +200,8 @@ impl RateLimiter {
         let (limiter, source) = (self.label, Source::Store);
         let policy = Policy { limiter, algorithm: None, quota, cost, source };
         let receipt = if admitted { Receipt::Id(id) } else { Receipt::None };
-        Ok(Decision::with_receipt(policy, reply, receipt, 0.0))
+        let decision = Decision::new(policy, reply, 0.0);
+        Ok(Outcome { decision, receipts: Receipts::shared(receipt) })
     }
 
     /// Releases in the background the permits that `answer` grants.
@@ -304,7 +305,7 @@ mod tests {
             Arc::new(Self { limiter: limiter(), rate, interval, entries: Mutex::default() })
         }
 
-        fn decide(&self) -> Decision {
+        fn decide(&self) -> Outcome {
             let (mut entries, now) = (lock(&self.entries), Instant::now());
             while entries.front().is_some_and(|at| *at + self.interval <= now) {
                 entries.pop_front();
@@ -324,7 +325,7 @@ mod tests {
                 interval: self.interval.as_millis() as f64,
                 tally: vec![],
             };
-            self.limiter.decision(1, 0, &reply).unwrap()
+            self.limiter.outcome(1, 0, &reply).unwrap()
         }
 
         /// Acquires as `try_acquire` does.
@@ -359,7 +360,7 @@ mod tests {
             interval: 1_000.0,
             ..AcquireReply::default()
         };
-        let denied = limiter.decision(1, 0, &reply).unwrap();
+        let denied = limiter.outcome(1, 0, &reply).unwrap().decision;
         let (charge, delay) = (Charge::new(limiter, "ada"), Duration::from_millis(ms));
         let mut retry = Retry::default();
         for _ in 0..100 {

@@ -5,13 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    RateLimiter,
-    id::{id_of, random},
-};
+use super::{RateLimiter, id::random};
 use crate::{
     algorithm::Action,
-    decision::{Decision, Receipt},
+    decision::{Outcome, Receipt},
     error::Error,
     keys::Key,
     limiter::{AnyLimiter, ChargeTarget, IntoLimiter, report_released},
@@ -24,7 +21,7 @@ impl ChargeTarget for RateLimiter {
         self.label
     }
 
-    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Decision> {
+    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome> {
         let (limiter, deadline) = match self.for_key(key) {
             _ if action != Action::Check => return StoreFuture::ready(Err(Error::Unsupported)),
             Ok(limiter) => (limiter, self.store.start_deadline()),
@@ -33,23 +30,10 @@ impl ChargeTarget for RateLimiter {
         StoreFuture::pending(async move { limiter.attempt(deadline, cost, random()).await })
     }
 
-    fn release(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) -> StoreFuture<()> {
-        let (limiter, id) = match (self.for_key(key), receipt) {
-            (Ok(limiter), Receipt::Id(id)) => (limiter, id_of(id)),
-            (Err(error), _) => return StoreFuture::ready(Err(error.into())),
-            _ => return StoreFuture::ready(Ok(())),
-        };
-        let deadline = self.store.start_deadline();
-        report_released(&self.observers, self.label, &limiter.key(), units);
-        StoreFuture::pending(async move {
-            ok_without_rate(limiter.release_taken(deadline, units, spent, &id).await)
-        })
-    }
-
-    fn release_in_background(&self, key: &Key<'_>, receipt: Receipt, spent: u64, units: u64) {
+    fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, units: u64) {
         if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
             report_released(&self.observers, self.label, &limiter.key(), units);
-            limiter.release_later(units, spent, id);
+            limiter.release_later(units, units, *id);
         }
     }
 

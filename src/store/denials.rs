@@ -6,6 +6,8 @@
 //! whatever other limits the requests have: of several limits, the one that denies for longest
 //! denies for that time by itself. `denials/entry.rs` says for which waits.
 //!
+//! A denial of a key with holds is not remembered: it may last only until one of them ends.
+//!
 //! Changes can end it earlier: units are returned, the key is reset or unblocked, or another quota
 //! is applied to it. If this process makes the change, the denials are dropped. A change by another
 //! process, or one whose answer was lost, is seen when the TTL of the denial is over.
@@ -37,7 +39,7 @@ use self::{
 use super::{LimitRequest, Settings, StoreRequest};
 use crate::{
     algorithm::{Action, Algorithm},
-    decision::Decision,
+    decision::{Decision, Outcome},
     keys::Key,
     sync::lock,
 };
@@ -304,17 +306,18 @@ impl DenialShard {
 }
 
 impl Undecided {
-    /// Remembers the decision if it is a denial, and returns it.
-    pub(crate) fn resolve(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
+    /// Remembers the decision if it is a denial, and returns the outcome.
+    pub(crate) fn resolve(self, outcome: Outcome, now: impl FnOnce() -> Instant) -> Outcome {
+        let decision = &outcome.decision;
         let Self { check, changes, block_sent } = self;
         if let (Some(sent), [change]) = (block_sent, &*changes) {
-            change.note_block(sent, &decision);
+            change.note_block(sent, decision);
         }
         drop(changes); // before the denial is remembered, which they would drop
         if let Some(check) = check {
-            check.learn(&decision, now);
+            check.learn(decision, now);
         }
-        decision
+        outcome
     }
 }
 
@@ -378,6 +381,10 @@ impl CheckedLimit {
         }
         if decision.is_blocked() {
             shard.blocks.insert(hash, self.limiter, &self.key, block_end(*sent, decision));
+        }
+        // A hold that ends elsewhere can return units at any time.
+        if decision.held() > 0 {
+            return;
         }
         let times = [*sent, received];
         let denial = Denial::new(shapes, decision, max_wait, times, *ttl);

@@ -13,7 +13,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Waker},
     time::Duration,
@@ -29,12 +29,12 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, LimitRequest, Names, Released, Sealed, Settings, Store, StoreFuture,
-    StoreRequest,
+    AnyStore, BackgroundTask, Hold, HoldGuard, LimitRequest, Names, Released, Sealed, Settings,
+    Store, StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{EngineReply, EngineRequest, Release},
-    decision::Decision,
+    algorithm::{Action, EngineReply, EngineRequest, HoldReply, Lifetime, Release},
+    decision::Outcome,
     error::{Error, StoreError},
     keys::Key,
     observe::{Event, Observer, Observers},
@@ -123,6 +123,8 @@ struct Inner {
     is_observed: AtomicBool,
     /// The number of keys that was reported last.
     reported_keys: AtomicUsize,
+    /// The number of holds. It orders nothing else, so it is `Relaxed`.
+    holds: AtomicU64,
 }
 
 /// In a cache line of its own, so that threads disturb each other only over one shard.
@@ -159,6 +161,7 @@ impl MemoryStore {
             observers: Mutex::default(),
             is_observed: AtomicBool::new(false),
             reported_keys: AtomicUsize::new(0),
+            holds: AtomicU64::new(0),
         }))
     }
 
@@ -209,13 +212,13 @@ impl MemoryStore {
 
     /// Decides immediately.
     #[inline]
-    pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Decision, Error> {
+    pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Outcome, Error> {
         match request.limits {
             [limit] => self.decide_single(request, limit),
             _ => {
-                let decision = self.decide_combined(request);
+                let outcome = self.decide_combined(request);
                 self.report_keys();
-                Ok(decision?)
+                Ok(outcome?)
             }
         }
     }
@@ -224,26 +227,26 @@ impl MemoryStore {
         &self,
         request: &StoreRequest<'_>,
         limit: &LimitRequest<'_>,
-    ) -> Result<Decision, Error> {
+    ) -> Result<Outcome, Error> {
         let LimitRequest { settings, key, .. } = *limit;
         let key = key.as_bytes();
         let hash = self.hash(settings, key);
         let mut shard = self.shard(hash);
         let found = shard.find(hash, settings, key);
-        let engine_request = request.at(limit, self.now());
-        let decision = |reply| Decision::new(limit.policy(), reply, request.action, 0.0);
+        let engine_request = request.at(limit, self.now(), || self.new_hold());
+        let outcome = |reply| Outcome::new(limit.policy(), reply, request.action, 0.0);
         match found {
             Some(entry) => match entry.decide_fast(settings, &engine_request) {
                 Some(checked) => {
                     drop(shard);
-                    Ok(decision(checked.reply()))
+                    Ok(outcome(checked.reply()))
                 }
-                None => Ok(decision(entry.decide(settings, &engine_request))),
+                None => Ok(outcome(entry.decide(settings, &engine_request))),
             },
             None => {
                 let reply = self.decide_new(request, limit, hash, shard, &engine_request);
                 self.report_keys();
-                Ok(decision(reply?))
+                Ok(outcome(reply?))
             }
         }
     }
@@ -260,6 +263,43 @@ impl MemoryStore {
         let mut shard = self.shard(hash);
         if let Some(entry) = shard.find(hash, settings, key) {
             entry.return_units(settings, self.now(), releases);
+        }
+    }
+
+    /// Returns the action that holds units. Each hold has a number of its own for the epoch: a
+    /// `reset` may not take time, and must not confuse the holds before it with later ones.
+    fn new_hold(&self) -> Action {
+        let epoch = self.0.holds.fetch_add(1, Ordering::Relaxed);
+        Action::Hold { lifetime: Lifetime::ENDLESS, epoch: Some(epoch) }
+    }
+
+    /// Ends a hold.
+    fn end_hold(&self, hold: &Hold, used: u64) {
+        let Hold { settings, observers, key, units, .. } = hold;
+        let hash = self.hash(settings, key.as_bytes());
+        let found = {
+            let mut shard = self.shard(hash);
+            let entry = shard.find(hash, settings, key.as_bytes());
+            entry.map(|entry| entry.change_hold(settings, self.now(), hold.end(used)))
+        };
+        if found.is_none() {
+            self.spend_of_lost(hold, used);
+        }
+        if found.is_none_or(|reply| reply == HoldReply::Lost) {
+            let (limiter, held) = (settings.name, *units);
+            observers.report(&Event::HoldLost { limiter, key, held });
+        }
+        self.0.names.retry_queues().units_returned(settings.name, key);
+    }
+
+    /// Spends the used units of a hold whose key was reset. A store that is full of other keys
+    /// cannot count them.
+    fn spend_of_lost(&self, hold: &Hold, used: u64) {
+        let Hold { settings, observers, key, .. } = hold;
+        if used > 0 {
+            let (cost, max_wait, hold) = (used, 0.0, None);
+            let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
+            drop(self.decide_now(&StoreRequest { action: Action::Spend, limits }));
         }
     }
 
@@ -298,7 +338,7 @@ impl MemoryStore {
         drop(shard);
         let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
         let mut shard = self.shard(hash);
-        let engine_request = request.at(limit, self.now());
+        let engine_request = request.at(limit, self.now(), || self.new_hold());
         if let Some(entry) = shard.find(hash, settings, key) {
             // Another request inserted the key while the shard was not locked.
             return Ok(entry.decide(settings, &engine_request));
@@ -387,18 +427,8 @@ impl fmt::Debug for MemoryStore {
 impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
-    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         StoreFuture::ready(self.decide_now(request))
-    }
-
-    fn release(
-        &self,
-        settings: &Arc<Settings>,
-        key: &Key<'_>,
-        release: Release,
-    ) -> StoreFuture<()> {
-        self.return_units(settings, key, &[release]);
-        StoreFuture::ready(Ok(()))
     }
 
     fn release_in_background(
@@ -409,6 +439,10 @@ impl Store for MemoryStore {
     ) -> Option<Released> {
         self.return_units(settings, key, &[release]);
         None
+    }
+
+    fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
+        Box::new(MemoryHold { store: self.clone(), hold })
     }
 
     fn is_immediate(&self) -> bool {
@@ -446,5 +480,22 @@ impl Store for MemoryStore {
 
     fn into_any(self) -> AnyStore {
         AnyStore::Memory(self)
+    }
+}
+
+/// A hold of a key in memory. It needs no renewal: it ends when its permit does.
+#[derive(Debug)]
+struct MemoryHold {
+    store: MemoryStore,
+    hold: Hold,
+}
+
+impl HoldGuard for MemoryHold {
+    fn end(self: Box<Self>, used: u64) {
+        self.store.end_hold(&self.hold, used);
+    }
+
+    fn is_expired(&self) -> bool {
+        false
     }
 }

@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 #[cfg(feature = "redis")]
@@ -65,6 +66,8 @@ pub struct LimitRequest<'a> {
     pub(crate) cost: u64,
     /// In microseconds.
     pub(crate) max_wait: f64,
+    /// The lifetime of the hold, if a check holds the units instead of spending them.
+    pub(crate) hold: Option<Duration>,
 }
 
 impl LimitRequest<'_> {
@@ -73,10 +76,11 @@ impl LimitRequest<'_> {
         self.settings.name == other.settings.name && self.key == other.key
     }
 
-    /// Returns whether the request can get a reservation.
+    /// Returns whether the units have to be returned if the caller does not take the answer: the
+    /// request can get a reservation, or holds units.
     #[cfg(feature = "redis")]
-    pub(crate) fn may_wait(&self) -> bool {
-        self.max_wait > 0.0
+    pub(crate) fn is_returned(&self) -> bool {
+        self.max_wait > 0.0 || self.hold.is_some()
     }
 
     /// Returns what the release of its units needs: settings, key and cost.
@@ -91,9 +95,16 @@ impl LimitRequest<'_> {
 }
 
 impl StoreRequest<'_> {
-    pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: f64) -> EngineRequest {
+    /// Returns the request to the engine. `hold` returns the action that holds units.
+    #[inline]
+    pub(crate) fn at(
+        &self,
+        limit: &LimitRequest<'_>,
+        now: f64,
+        hold: impl FnOnce() -> Action,
+    ) -> EngineRequest {
         EngineRequest {
-            action: self.action,
+            action: if limit.hold.is_some() { hold() } else { self.action },
             cost: units(limit.cost),
             max_wait: limit.max_wait,
             now,

@@ -8,7 +8,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    hash::{BuildHasher, Hasher, RandomState},
+    hash::{BuildHasher, Hash, Hasher, RandomState},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -19,7 +19,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{sync::lock, time::random_fraction};
+use crate::{keys::Key, sync::lock, time::random_fraction};
 
 /// The longest time between the instant at which a request is due to check and the end of its
 /// check. A request that takes longer no longer holds up others. It is ten times the default
@@ -110,6 +110,8 @@ impl Group {
 struct Checking {
     cost: u64,
     at: Instant,
+    /// Of a request that sleeps until `at`.
+    waker: Option<Waker>,
 }
 
 impl Checking {
@@ -129,6 +131,25 @@ impl RetryQueues {
     /// Returns the hasher for the hashes of an [`QueueEntry`].
     pub(crate) fn hasher(&self) -> impl Hasher + use<> {
         self.hasher.build_hasher()
+    }
+
+    /// Returns the hash of limits, by the names of their limiters and their keys.
+    pub(crate) fn hash_of<'a>(
+        &self,
+        limits: impl Iterator<Item = (&'a str, &'a Key<'static>)>,
+    ) -> u64 {
+        let mut hasher = self.hasher();
+        limits.for_each(|limit| limit.hash(&mut hasher));
+        hasher.finish()
+    }
+
+    /// Lets the first request that waits for the key check: units were returned, of which its
+    /// forecast did not know.
+    pub(crate) fn units_returned(&self, limiter: &str, key: &Key<'static>) {
+        let id = self.hash_of([(limiter, key)].into_iter());
+        let queue = lock(&self.queues).get(&id).cloned();
+        let wakers = queue.map(|queue| lock(&queue).check_now());
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 
     /// Returns the next number in the order of arrival.
@@ -219,11 +240,22 @@ impl Queue {
             let sleeps = !fits && forecast.cost.is_none_or(|expected| expected == cost);
             let at = if sleeps { forecast.next_at } else { now };
             let (arrival, Waiting { waker, .. }) = first.remove_entry();
-            self.checking.insert(arrival, Checking { cost, at });
+            self.checking.insert(arrival, Checking { cost, at, waker: None });
             self.units_checking += cost;
             wakers.extend(waker);
         }
         wakers
+    }
+
+    /// Ends the sleep of all requests that are to check. Returns their wakers.
+    fn check_now(&mut self) -> Vec<Waker> {
+        let now = Instant::now();
+        let sleeping = self.checking.values_mut().filter(|checking| checking.at > now);
+        let woken = sleeping.filter_map(|checking| {
+            checking.at = now;
+            checking.waker.take()
+        });
+        woken.collect()
     }
 
     fn stop_check(&mut self, arrival: u64) -> Option<Checking> {
@@ -297,20 +329,28 @@ impl Ticket {
 
     /// Returns the instant at which the request checks, once it is known.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Instant> {
-        let mut queue = lock(&self.queue);
+        let (at, outdated) = self.poll_queue(cx);
+        drop(outdated); // can run foreign code, and must not hold the lock
+        at
+    }
+
+    /// Does the same. Returns a waker to drop, too.
+    fn poll_queue(&self, cx: &Context<'_>) -> (Poll<Instant>, Option<Waker>) {
+        let queue = &mut *lock(&self.queue);
         // Stays there until the check has ended, so that a poll in between finds the same instant.
-        if let Some(checking) = queue.checking.get(&self.arrival) {
-            return Poll::Ready(checking.at);
-        }
-        let waker = queue.waiting.get_mut(&self.arrival).map(|waiting| &mut waiting.waker);
+        let (at, waker) = match queue.checking.get_mut(&self.arrival) {
+            Some(Checking { at, waker, .. }) => (Poll::Ready(*at), Some(waker)),
+            None => {
+                let waiting = queue.waiting.get_mut(&self.arrival);
+                (Poll::Pending, waiting.map(|waiting| &mut waiting.waker))
+            }
+        };
         let outdated = match waker {
             Some(Some(waker)) if waker.will_wake(cx.waker()) => None,
             Some(waker) => waker.replace(cx.waker().clone()),
             None => None,
         };
-        drop(queue);
-        drop(outdated); // can run foreign code, and must not hold the lock
-        Poll::Pending
+        (at, outdated)
     }
 
     /// Leaves the queue, with a forecast for the requests behind.

@@ -9,6 +9,7 @@ mod changes;
 mod charge;
 mod limiter;
 mod memory;
+mod permit;
 mod reservation;
 mod settling;
 mod waiting;

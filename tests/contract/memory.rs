@@ -203,20 +203,20 @@ async fn a_store_decides_in_its_first_microsecond_as_it_does_later() {
             let (mut seen, mut admitted) = (vec![], vec![]);
             // A leaky bucket holds three requests, two of which wait; elsewhere the fourth waits.
             for _ in 0..if algorithm == Algorithm::LeakyBucket { 3 } else { 4 } {
-                let decision = limiter.check_within("key", day).await.unwrap().keep();
-                assert!(decision.is_allowed(), "{algorithm}");
-                admitted.push(decision.clone());
-                seen.push(format!("{decision:?}"));
+                let turn = limiter.check_within("key", day).await.unwrap();
+                assert!(turn.decision().is_allowed(), "{algorithm}");
+                seen.push(format!("{:?}", turn.decision()));
+                admitted.push(turn);
             }
-            for decision in admitted {
-                limiter.cancel("key", decision).await.unwrap();
+            for turn in admitted {
+                drop(turn);
                 seen.push(format!("{:?}", limiter.peek("key").await.unwrap()));
             }
             assert_eq!(limiter.peek("key").await.unwrap().remaining(), 3, "{algorithm}");
-            let early = limiter.check("key").await.unwrap();
+            let early = limiter.check_within("key", Duration::ZERO).await.unwrap();
             seen.push(format!("{:?}", limiter.check_n("key", 2).await.unwrap()));
             seen.push(format!("{:?}", limiter.check("key").await.unwrap()));
-            limiter.cancel("key", early).await.unwrap();
+            drop(early);
             seen.push(format!("{:?}", limiter.peek("key").await.unwrap()));
             advance(Duration::from_micros(1)).await;
             let denied = limiter.check_n("key", 2).await.unwrap();

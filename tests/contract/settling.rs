@@ -1,4 +1,4 @@
-//! Random histories through the public API: requests wait, are dropped, settle, cancel or are not
+//! Random histories through the public API: requests wait, are dropped, hold and settle, or are not
 //! charged, and the store loses its state in between. The oracle counts the actual usage; it does
 //! not know any state. `HISTORIES` in the environment sets the number of histories in memory; over
 //! Redis it is a tenth.
@@ -27,8 +27,10 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation,
+    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Permit, Quota, RateLimitLayer,
+    Reservation,
     config::Refill,
+    http::Settle,
     store::{Store, WhenFull},
 };
 
@@ -56,7 +58,9 @@ enum Shape {
 struct Setup {
     shape: Shape,
     limits: [(Algorithm, Quota); 2],
-    charge_handle: bool,
+    /// The limits whose costs are held.
+    held: [bool; 2],
+    /// True if a response can be uncharged: then all costs are held.
     charge_when: bool,
     /// In thousandths of the first window.
     max_wait: Option<u32>,
@@ -81,12 +85,11 @@ enum Step {
         settles: Option<(usize, u64)>,
         responds: Option<bool>,
     },
-    /// A check without the layer; the longest wait is in thousandths of a window. It is settled and
-    /// cancelled once, by the limiter, or any number of times, by its charge.
+    /// A check without the layer, or a hold, with a permit. The longest wait of a check is in
+    /// thousandths of a window.
     Check {
         costs: [u64; 2],
         max_wait: u32,
-        by_limiter: bool,
     },
     /// An admitted request, the limit, and the part of its cost that was used, in quarters.
     Settle(Index, usize, u64),
@@ -114,11 +117,20 @@ fn setups() -> impl Strategy<Value = Setup> {
         1 => Just(Some(WhenFull::EvictSoonest)),
     ];
     let max_wait = prop::option::weighted(0.8, 0_u32..5_000);
-    let flags = (any::<bool>(), any::<bool>());
+    let flags = ([any::<bool>(), any::<bool>()], any::<bool>());
     (shape, [limit.clone(), limit], flags, max_wait, full).prop_map(
-        |(shape, limits, (charge_handle, charge_when), max_wait, full)| {
+        |(shape, limits, (held, charge_when), max_wait, full)| {
             let full = full.filter(|_| shape == Shape::One);
-            Setup { shape, limits, charge_handle, charge_when, max_wait, full }
+            let can_hold = |limit: usize| {
+                let is_there = limit == 0 || shape != Shape::One;
+                is_there && limits[limit].0 != Algorithm::LeakyBucket
+            };
+            let mut held = [0, 1].map(|limit| held[limit] && can_hold(limit));
+            let charge_when = charge_when && can_hold(0) && (shape == Shape::One || can_hold(1));
+            if charge_when {
+                held = [true, shape != Shape::One];
+            }
+            Setup { shape, limits, held, charge_when, max_wait, full }
         },
     )
 }
@@ -133,8 +145,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => (costs.clone(), settles, responds)
             .prop_map(|(costs, settles, responds)| Step::Request { costs, settles, responds }),
-        4 => (costs, wait, any::<bool>())
-            .prop_map(|(costs, max_wait, by_limiter)| Step::Check { costs, max_wait, by_limiter }),
+        4 => (costs, wait).prop_map(|(costs, max_wait)| Step::Check { costs, max_wait }),
         6 => (index(), 0_usize..2, 0_u64..8)
             .prop_map(|(which, limit, used)| Step::Settle(which, limit, used)),
         2 => index().prop_map(Step::Cancel),
@@ -179,11 +190,11 @@ struct Entry {
     indices: [Vec<usize>; 2],
     arrival: f64,
     is_admitted: bool,
-    is_cancelled: bool,
-    decision: Option<Decision>,
-    /// The handle for settling.
-    charge: Option<Charge>,
-    by_limiter: bool,
+    /// The limits whose holds have ended.
+    has_ended: [bool; 2],
+    permit: Option<Permit>,
+    /// The handle of a request.
+    settle: Option<Settle>,
     respond: Option<oneshot::Sender<bool>>,
 }
 
@@ -204,13 +215,27 @@ impl Account {
 
     /// Units that were spent before a loss are not in the state, so that their return is a grant.
     /// Reserved units are not returned, unless by chance others are reserved for the same instant.
-    fn lower(&mut self, index: usize, units: f64, now: f64, window: f64) {
+    fn lower(&mut self, index: usize, units: f64, now: f64, window: f64, is_held: bool) {
         self.uses[index].used -= units;
+        if is_held {
+            return; // an end that finds no hold returns nothing
+        }
         let Use { at, losses, .. } = self.uses[index];
         let is_same = |u: &Use| u.at == at;
         let same = self.uses.iter().any(|u| u.losses == self.losses && is_same(u));
         if losses < self.losses && (at <= now || same) && units > 0.0 {
             self.add(now, -units, false, window);
+        }
+    }
+
+    /// Lets units that were held have been used at the end of the hold: at any instant of it is
+    /// within the promise.
+    fn use_at_end(&mut self, indices: &[usize], now: f64, window: f64) {
+        for index in indices {
+            let it = &mut self.uses[*index];
+            if it.losses == self.losses {
+                (it.at, it.window, it.is_check) = (now, window, false);
+            }
         }
     }
 
@@ -231,7 +256,25 @@ struct Harness {
     ledger: Mutex<Ledger>,
 }
 
-const KEYS: [&str; 2] = ["alice", "all"];
+/// The keys of the limits.
+fn keys(shape: Shape) -> [&'static str; 2] {
+    ["alice", if shape == Shape::And { "all" } else { "alice" }]
+}
+
+impl Setup {
+    fn charge(&self, limiters: &[Limiter], keys: [&str; 2], costs: [u64; 2]) -> Charge {
+        let part = |limit: usize| {
+            let charge = Charge::new_n(&limiters[limit], keys[limit], costs[limit]);
+            if self.held[limit] { charge.estimate(costs[limit]) } else { charge }
+        };
+        match (self.shape, self.held[1]) {
+            (Shape::One, _) => part(0),
+            (Shape::Also, false) => part(0).also_n(&limiters[1], costs[1]),
+            (Shape::Also, true) => part(0).also(&limiters[1]).estimate(costs[1]),
+            (Shape::And, _) => part(0).and(part(1)),
+        }
+    }
+}
 
 impl Harness {
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -249,17 +292,11 @@ impl Harness {
     }
 
     fn key(&self, limit: usize) -> &'static str {
-        KEYS[if self.setup.shape == Shape::And { limit } else { 0 }]
+        keys(self.setup.shape)[limit]
     }
 
     fn charge(&self, costs: [u64; 2]) -> Charge {
-        let part =
-            |limit: usize| Charge::new_n(&self.limiters[limit], self.key(limit), costs[limit]);
-        match self.setup.shape {
-            Shape::One => part(0),
-            Shape::Also => part(0).also_n(&self.limiters[1], costs[1]),
-            Shape::And => part(0).and(part(1)),
-        }
+        self.setup.charge(&self.limiters, keys(self.setup.shape), costs)
     }
 
     /// The ends of the newest window of a limit, and of the window that is open now.
@@ -290,7 +327,7 @@ impl Harness {
         }
     }
 
-    async fn admitted(&self, id: usize, decision: Decision, charge: Option<Charge>) {
+    async fn admitted(&self, id: usize, decision: Decision, settle: Option<Settle>) {
         let is_reserved = !self.ledger().entries[id].indices[0].is_empty();
         if !is_reserved {
             assert!(self.is_real || decision.delay().is_zero());
@@ -307,7 +344,7 @@ impl Harness {
                 *known = at;
             }
         }
-        (entry.is_admitted, entry.charge, entry.decision) = (true, charge, Some(decision));
+        (entry.is_admitted, entry.settle) = (true, settle);
     }
 
     /// Forgets the uses of a request that seemed to wait, and was denied.
@@ -323,6 +360,7 @@ impl Harness {
 
     /// Adjusts the recorded uses of a limit, the latest first.
     async fn used(&self, id: usize, limit: usize, used: u64, in_background: bool) {
+        let is_held = self.setup.held[limit];
         let [newest, open] = self.windows(limit).await;
         let now = self.now();
         let Ledger { accounts, entries, .. } = &mut *self.ledger();
@@ -334,8 +372,11 @@ impl Harness {
             if self.is_real && in_background && account.uses[*index].at <= now {
                 account.late += units;
             }
-            account.lower(*index, units, now, open);
+            account.lower(*index, units, now, open, is_held);
             above -= units;
+        }
+        if is_held && used % 2 == 1 {
+            account.use_at_end(indices, now, newest);
         }
         if above < 0.0 {
             indices.push(account.add(now, -above, false, newest));
@@ -344,49 +385,58 @@ impl Harness {
 
     async fn settle(&self, id: usize, limit: usize, quarters: u64) {
         let limit = limit % self.limiters.len();
-        let (charge, decision, cost, name) = {
-            let Entry { charge, decision, costs, .. } = &self.ledger().entries[id];
-            let name = self.limiters[limit].name().to_owned();
-            (charge.clone(), decision.clone(), costs[limit], name)
+        let name = self.limiters[limit].name();
+        let (settle, mut permit, cost, has_ended) = {
+            let Entry { settle, permit, costs, has_ended, .. } = &mut self.ledger().entries[id];
+            (settle.clone(), permit.take(), costs[limit], has_ended[limit])
         };
         let used = (cost * quarters).div_ceil(4);
-        let result = match (charge, decision) {
-            (Some(charge), _) => charge.settle(&name, used).await,
-            (None, Some(decision)) if self.ledger().entries[id].by_limiter => {
-                self.ledger().entries[id].decision = None; // once
-                self.limiters[limit].settle(self.key(limit), &decision, used).await
-            }
+        let result = match (settle, &mut permit) {
+            (Some(settle), _) => settle.settle(name, used),
+            (None, Some(permit)) => permit.settle_for(name, used),
             _ => return,
         };
+        self.ledger().entries[id].permit = permit;
         match result {
-            Ok(()) if self.ledger().entries[id].is_cancelled => {}
-            Ok(()) => self.used(id, limit, used, false).await,
-            Err(Error::Store(error)) if error.kind() == ErrorKind::Full => {} // nothing was spent
+            Ok(()) => {
+                assert!(self.setup.held[limit] && !has_ended);
+                self.ended(id, limit, Some(used)).await;
+            }
+            Err(Error::HoldEnded { .. }) => assert!(self.setup.held[limit] && has_ended),
+            Err(Error::NotHeld { .. }) => assert!(!self.setup.held[limit]),
             Err(error) => panic!("{error}"),
         }
     }
 
     async fn cancel(&self, id: usize) {
-        let (charge, decision) = {
-            let entry = &mut self.ledger().entries[id];
-            (entry.charge.clone(), entry.decision.clone())
-        };
-        match (charge, decision) {
-            (Some(charge), Some(decision)) => charge.cancel(decision).await.unwrap(),
-            (None, Some(decision)) if self.ledger().entries[id].by_limiter => {
-                self.ledger().entries[id].decision = None;
-                self.limiters[0].cancel(self.key(0), decision).await.unwrap();
-            }
-            _ => return,
+        let permit = self.ledger().entries[id].permit.take();
+        if let Some(permit) = permit {
+            permit.cancel();
+            self.all_ended(id, Some(0)).await;
         }
-        self.cancelled(id, false).await;
     }
 
-    async fn cancelled(&self, id: usize, in_background: bool) {
-        if !std::mem::replace(&mut self.ledger().entries[id].is_cancelled, true) {
-            for limit in 0..self.limiters.len() {
-                self.used(id, limit, 0, in_background).await;
+    /// Records that the holds of a request have ended, which had not ended before.
+    async fn all_ended(&self, id: usize, used: Option<u64>) {
+        for limit in 0..self.limiters.len() {
+            if self.setup.held[limit] && !self.ledger().entries[id].has_ended[limit] {
+                self.ended(id, limit, used).await;
             }
+        }
+    }
+
+    /// Records the end of a hold: without a number, all of its units were used.
+    async fn ended(&self, id: usize, limit: usize, used: Option<u64>) {
+        self.ledger().entries[id].has_ended[limit] = true;
+        if let Some(used) = used {
+            self.used(id, limit, used, false).await;
+        }
+    }
+
+    /// Records that a request was dropped before it proceeded.
+    async fn dropped(&self, id: usize) {
+        for limit in 0..self.limiters.len() {
+            self.used(id, limit, 0, true).await;
         }
     }
 
@@ -429,11 +479,10 @@ async fn serve(
             response.await.unwrap_or(true)
         }
     };
-    if !is_charged && harness.setup.charge_when {
-        harness.ledger().busy += 1;
-        harness.cancelled(plan.id, true).await;
-        harness.ledger().busy -= 1; // before it responds
-    }
+    harness.ledger().busy += 1;
+    let used = (!is_charged && harness.setup.charge_when).then_some(0);
+    harness.all_ended(plan.id, used).await;
+    harness.ledger().busy -= 1; // before it responds
     let status = if is_charged { StatusCode::OK } else { StatusCode::BAD_GATEWAY };
     Ok(Response::builder().status(status).body(Body::empty()).unwrap())
 }
@@ -450,28 +499,13 @@ struct Player {
 
 impl Player {
     fn new(harness: Arc<Harness>, lose: Box<dyn Fn() -> bool>) -> Self {
-        let Setup { shape, limits, charge_handle, charge_when, max_wait, .. } = harness.setup;
+        let Setup { shape, limits, charge_when, max_wait, .. } = harness.setup;
         let costs = |head: &Parts| head.extensions.get::<Plan>().unwrap().costs;
-        let mut layer = match shape {
-            Shape::One => {
-                let key = harness.key(0).to_owned();
-                let layer = RateLimitLayer::new(&harness.limiters[0], move |_: &Parts| key.clone());
-                layer.cost(move |head: &Parts| costs(head)[0])
-            }
-            _ => {
-                let limiters = harness.limiters.clone();
-                let keys = [0, 1].map(|limit| harness.key(limit));
-                RateLimitLayer::by_rule(move |head: &Parts| {
-                    let [first, second] = costs(head);
-                    let charge = Charge::new_n(&limiters[0], keys[0], first);
-                    Ok(match shape {
-                        Shape::And => charge.and(Charge::new_n(&limiters[1], keys[1], second)),
-                        _ => charge.also_n(&limiters[1], second),
-                    })
-                })
-            }
-        };
-        layer = layer.extensions(true).charge_handle(charge_handle);
+        let (setup, limiters) = (harness.setup, harness.limiters.clone());
+        let mut layer = RateLimitLayer::by_rule(move |head: &Parts| {
+            Ok(setup.charge(&limiters, keys(shape), costs(head)))
+        });
+        layer = layer.extensions(true).settle_handle(true);
         if charge_when {
             layer = layer.charge_when(|response| response.status == StatusCode::OK);
         }
@@ -540,9 +574,7 @@ impl Player {
             Step::Request { costs, settles, responds } => {
                 self.request(*costs, *settles, *responds).await;
             }
-            Step::Check { costs, max_wait, by_limiter } => {
-                self.check(*costs, *max_wait, *by_limiter).await;
-            }
+            Step::Check { costs, max_wait } => self.check(*costs, *max_wait).await,
             Step::Settle(which, limit, quarters) => self.settle(which, *limit, *quarters).await,
             Step::Cancel(which) => self.cancel(which).await,
             Step::Respond(which, is_charged) => self.respond(which, *is_charged).await,
@@ -589,36 +621,37 @@ impl Player {
         self.calm().await;
         let waits = self.pending.iter().any(|(other, _)| *other == id);
         let is_admitted = harness.ledger().entries[id].is_admitted;
-        if waits && !is_admitted && harness.setup.shape != Shape::And {
+        let reserves = harness.setup.shape != Shape::And && harness.setup.held == [false; 2];
+        if waits && !is_admitted && reserves {
             assert!(harness.setup.shape != Shape::One || harness.is_real || at > now);
             harness.add(id, at).await;
         }
     }
 
-    async fn check(&mut self, costs: [u64; 2], max_wait: u32, by_limiter: bool) {
+    async fn check(&mut self, costs: [u64; 2], max_wait: u32) {
         let harness = &self.harness;
         let (id, costs) = self.open(costs);
-        let by_limiter = by_limiter && harness.setup.shape == Shape::One;
         let max_wait = harness.setup.limits[0].1.window() * max_wait / 1_000;
         let charge = harness.charge(costs);
-        let result = match harness.setup.shape {
-            Shape::One => {
-                let limiter = &harness.limiters[0];
-                let reserved = limiter.check_within_n(harness.key(0), costs[0], max_wait).await;
-                reserved.map(Reservation::keep)
+        let (decision, permit) = if harness.setup.held != [false; 2] {
+            match charge.hold().await {
+                Ok(Ok(permit)) => (Ok(permit.decision().clone()), Some(permit)),
+                Ok(Err(denied)) => (Ok(denied), None),
+                Err(error) => (Err(error), None),
             }
-            _ => charge.check().await,
+        } else if harness.setup.shape == Shape::One {
+            let limiter = &harness.limiters[0];
+            let reserved = limiter.check_within_n(harness.key(0), costs[0], max_wait).await;
+            (reserved.map(Reservation::keep), None)
+        } else {
+            (charge.check().await, None)
         };
-        match result {
+        match decision {
             Ok(decision) if decision.is_allowed() => {
                 let at = harness.at(harness.now(), decision.delay());
                 harness.add(id, at).await;
                 let entry = &mut harness.ledger().entries[id];
-                if !by_limiter {
-                    entry.charge = Some(charge.decided(&decision));
-                }
-                (entry.is_admitted, entry.by_limiter) = (true, by_limiter);
-                entry.decision = Some(decision);
+                (entry.is_admitted, entry.permit) = (true, permit);
             }
             Err(Error::Store(error)) if error.kind() == ErrorKind::Full => {}
             Err(error) => panic!("{error}"),
@@ -628,7 +661,7 @@ impl Player {
 
     /// Chooses one of the entries that can be settled.
     fn settleable(&self, which: &Index) -> Option<usize> {
-        self.one(which, |entry| entry.charge.is_some() || entry.by_limiter)
+        self.one(which, |entry| entry.permit.is_some() || entry.settle.is_some())
     }
 
     async fn settle(&self, which: &Index, limit: usize, quarters: u64) {
@@ -696,8 +729,9 @@ impl Player {
     async fn drop(&mut self, (id, request): (usize, Pending)) {
         drop(request);
         let waited = !self.harness.ledger().entries[id].is_admitted;
-        if waited {
-            self.harness.cancelled(id, true).await;
+        match waited {
+            true => self.harness.dropped(id).await,
+            false => self.harness.all_ended(id, None).await,
         }
     }
 

@@ -16,7 +16,8 @@ use tokio::{
 };
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, config::Refill, key,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation, config::Refill,
+    key,
 };
 
 use crate::support::{self, ALGORITHMS, counting, get, server::RedisServer};
@@ -95,6 +96,14 @@ async fn requests_proceed_in_the_order_of_their_arrival() {
 }
 
 /// Waits for an effect of another task or process.
+/// Releases a reservation, and waits until Redis has done it.
+async fn released(server: Option<&RedisServer>, turn: Reservation) {
+    let calls = || server.map_or(0, |server| server.calls("evalsha"));
+    let before = calls();
+    drop(turn);
+    until(async || server.is_none() || calls() > before).await;
+}
+
 async fn until(mut happened: impl AsyncFnMut() -> bool) {
     for _ in 0..10_000 {
         if happened().await {
@@ -179,11 +188,12 @@ async fn a_dropped_request_releases_its_reservation_once_and_later_requests_keep
         let redis = (in_redis(&server, algorithm, quota).await, Some(&server));
         for (limiter, server) in [memory, redis] {
             let next = async || {
-                let decision = limiter.check_within("key", 9 * HOUR).await.unwrap().keep();
-                limiter.cancel("key", decision.clone()).await.unwrap();
+                let turn = limiter.check_within("key", 9 * HOUR).await.unwrap();
+                let delay = turn.decision().delay();
+                released(server, turn).await;
                 // Reservations are at least an eighth of an hour apart: rounds off the time of the
                 // test.
-                (decision.delay().as_secs() + 60) / 300
+                (delay.as_secs() + 60) / 300
             };
             drain(&limiter).await;
             let first = next().await;
@@ -328,13 +338,13 @@ async fn a_request_dropped_after_a_quota_change_releases_no_more_than_it_reserve
         for other in [Quota::per_second(100), Quota::per_minute(2), Quota::new(3, 5 * SECOND)] {
             let limiter = in_memory(algorithm, Quota::per_second(2));
             drain(&limiter).await;
-            let waiting = limiter.check_within("key", HOUR).await.unwrap().keep();
+            let waiting = limiter.check_within("key", HOUR).await.unwrap();
             assert!(!waiting.delay().is_zero(), "{algorithm}");
 
             let changed = limiter.with_quota(other).unwrap();
             let used = other.limit() - changed.peek("key").await.unwrap().remaining();
             let _ = changed.check_within("key", HOUR).await.unwrap().keep();
-            changed.cancel("key", waiting).await.unwrap();
+            drop(waiting);
             let mut admitted = 0;
             while changed.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {
                 admitted += 1;
@@ -666,12 +676,12 @@ async fn a_release_takes_few_redis_commands_with_any_number_of_waiting_requests(
         assert!(spent.await.unwrap().is_allowed());
         let mut waiting = vec![];
         for _ in 0..300 {
-            waiting.push(limiter.check_within("key", 24 * HOUR).await.unwrap().keep());
+            waiting.push(limiter.check_within("key", 24 * HOUR).await.unwrap());
         }
         redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut server.connection()).unwrap();
-        for decision in waiting {
-            assert!(decision.is_allowed() && !decision.delay().is_zero(), "{algorithm}");
-            limiter.cancel("key", decision).await.unwrap();
+        for turn in waiting {
+            assert!(!turn.decision().delay().is_zero(), "{algorithm}");
+            released(Some(&server), turn).await;
         }
         let stats: String =
             redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -909,9 +919,9 @@ async fn a_request_dropped_while_its_late_reservation_is_released_releases_it_on
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
     drain(&limiter).await;
     let first = async || {
-        let decision = limiter.check_within("key", 9 * HOUR).await.unwrap().keep();
-        let delay = decision.delay();
-        limiter.cancel("key", decision).await.unwrap();
+        let turn = limiter.check_within("key", 9 * HOUR).await.unwrap();
+        let delay = turn.decision().delay();
+        released(Some(&server), turn).await;
         (delay.as_secs() + 60) / 300
     };
     let expected = first().await;
@@ -955,10 +965,11 @@ async fn late_requests_that_are_dropped_are_released_together() {
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
     drain(&limiter).await;
     let first = async || {
-        let decision = limiter.check_within("key", 40 * HOUR).await.unwrap().keep();
-        assert!(decision.is_allowed());
-        limiter.cancel("key", decision.clone()).await.unwrap();
-        (decision.delay().as_secs() + 60) / 300
+        let turn = limiter.check_within("key", 40 * HOUR).await.unwrap();
+        let delay = turn.decision().delay();
+        assert!(turn.decision().is_allowed());
+        released(Some(&server), turn).await;
+        (delay.as_secs() + 60) / 300
     };
     let expected = first().await;
     let before = server.calls("evalsha");

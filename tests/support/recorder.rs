@@ -59,6 +59,12 @@ impl Observer for Recorder {
             Event::WaitBegan { .. } => format!("wait began {limiter}"),
             Event::WaitEnded { .. } => format!("wait ended {limiter}"),
             Event::Released { key, units, .. } => format!("released {limiter} {key} {units}"),
+            Event::HoldBegan { key, held, .. } => format!("hold began {limiter} {key} {held}"),
+            Event::HoldEnded { key, held, used, .. } => {
+                format!("hold ended {limiter} {key} {held} {used}")
+            }
+            Event::HoldExpired { key, held, .. } => format!("hold expired {limiter} {key} {held}"),
+            Event::HoldLost { key, held, .. } => format!("hold lost {limiter} {key} {held}"),
             Event::StoreFailed { operation, error, .. } => {
                 format!("failed {limiter} {} {}", operation.as_str(), error.kind().as_str())
             }

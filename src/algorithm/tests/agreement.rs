@@ -346,7 +346,7 @@ fn max_lateness(params: &Params) -> f64 {
 }
 
 /// Asserts that both replies are the same. A peek after a refund shows its effect, too.
-fn both(
+pub(super) fn both(
     scripted: &mut Scripted,
     twin: &mut State,
     params: &Params,

@@ -10,7 +10,7 @@ use super::super::{
     sliding_log,
 };
 use crate::{
-    decision::{Decision, Receipt},
+    decision::{Outcome, Receipt},
     store::{
         ScriptText,
         script::{self, CheckEach, Limit},
@@ -143,6 +143,14 @@ fn state(text: &[u8], params: &Params) -> State {
         let state = if text.is_empty() { State::Initial } else { state(text, params) };
         return params.blocked(state, integer(ends));
     }
+    if let [before @ .., count, b'H'] = text
+        && let Some(length) = text.len().checked_sub(25 + 14 * usize::from(*count))
+        && before.get(length) == Some(&b'H')
+    {
+        let (before, held) = text.split_at(length);
+        let beside = if before.is_empty() { State::Initial } else { state(before, params) };
+        return params.with_holds(held, beside);
+    }
     match params {
         Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 28))),
         Params::TokenBucket(_) => {
@@ -207,6 +215,12 @@ pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
         (State::Blocked(block), _) => {
             block.state = settled(std::mem::take(&mut block.state), now, params);
             return open(state, params, now);
+        }
+        (State::Held(held), _) => {
+            let beside = settled(std::mem::take(&mut held.state), now, params);
+            let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+            let is_over = beside.clone().decide(params, peek).reset == 0.0;
+            held.state = if is_over { State::Initial } else { beside };
         }
         (State::FixedWindow(Some(state)), Params::FixedWindow(params)) => {
             settle(state, now, params);
@@ -286,6 +300,19 @@ impl Backend for Scripted {
     }
 }
 
+impl Holds for Scripted {
+    fn change_holds(
+        &mut self,
+        params: &Params,
+        now: f64,
+        changes: &[HoldChange],
+    ) -> Vec<HoldReply> {
+        let (command, script) = script::change_holds(params, [(&*self.key, changes)].into_iter());
+        let reply = eval_at(&mut self.connection, command, script, now);
+        script::read_changes(&reply).unwrap().remove(0).unwrap()
+    }
+}
+
 /// Runs the script for limits with these parameters, each with the same request. Returns the reply
 /// of the limit that binds, and its index.
 pub(super) fn eval(
@@ -300,6 +327,10 @@ pub(super) fn eval(
         params: *params,
         cost: cost as u64,
         max_wait,
+        lifetime: match action {
+            Action::Hold { lifetime, .. } => Some(lifetime),
+            _ => None,
+        },
     };
     let limits: Vec<_> = keys.iter().zip(limits).map(limit).collect();
     let (command, script) = script::decide(action, &limits);
@@ -373,7 +404,8 @@ pub(super) fn check(cost: impl Units, now: f64) -> EngineRequest {
     }
 }
 
-pub(super) fn reply_of(decision: Decision) -> EngineReply {
+pub(super) fn reply_of(outcome: Outcome) -> EngineReply {
+    let Outcome { decision, receipts } = outcome;
     let micros = |time: Duration| time.as_micros() as f64;
     EngineReply {
         admitted: decision.is_allowed(),
@@ -381,8 +413,8 @@ pub(super) fn reply_of(decision: Decision) -> EngineReply {
         remaining: decision.remaining() as f64,
         replenish: micros(decision.replenish_after()),
         reset: micros(decision.reset_after()),
-        instant: match decision.receipt(0) {
-            Receipt::At(instant, _) => instant as f64,
+        instant: match receipts.get(0) {
+            Receipt::At(instant, _) => *instant as f64,
             _ => 0.0,
         },
         blocked: micros(decision.block_rest()),

@@ -72,6 +72,7 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
                     params,
                     cost: request.cost as u64,
                     max_wait: request.max_wait,
+                    lifetime: None,
                 });
                 let limits: Vec<_> = limits.collect();
                 let replies = eval_each(&mut scripted[0].borrow_mut().connection, &limits, now);

@@ -7,6 +7,7 @@ use super::{
     backends::{Backend, RedisServer, Scripted, check, reply_of},
 };
 use crate::{
+    decision::Outcome,
     limiter::{Limiter, Reservation},
     quota::Quota,
     store::MemoryStore,
@@ -252,7 +253,7 @@ async fn the_memory_store_keeps_the_contract() {
             }
         })
         .unwrap();
-        reply_of(decision)
+        reply_of(Outcome::of_nothing(decision))
     });
 }
 

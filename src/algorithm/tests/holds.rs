@@ -1,13 +1,17 @@
-//! Holds by the twin: what is admitted beside them, their ends, expiries and renewals.
+//! Holds: what is admitted beside them, their ends, expiries and renewals; and that the script and
+//! the twin agree about them. What they promise is in `hold_promise.rs`.
 
-use std::time::Duration;
+use std::{cell::RefCell, time::Duration};
+
+use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
         HoldReply, Lifetime, Params, State,
     },
-    backends::{Backend, Holds, check},
+    agreement::{Step, both, goes_back, params as any_params, same_states, steps},
+    backends::{Backend, Holds, RedisServer, Scripted, check},
 };
 use crate::quota::Quota;
 
@@ -103,4 +107,150 @@ fn a_renewal_after_a_loss_of_the_state_holds_the_units_again() {
     assert_eq!(ended, HoldReply::Lost);
     let ended = end(&mut state, &params, START + SECOND, renewed, [8.0, 0.0]);
     assert_eq!(ended, HoldReply::Ended);
+}
+
+/// A step of a history with holds.
+#[derive(Clone, Debug)]
+enum Hold {
+    /// Of this part of the quota, and for one of two lifetimes.
+    Begin(u32, bool),
+    /// Of one of the open holds, with quarters of it used; twice, if it stays open.
+    End(Index, u32, bool),
+    Renew(Index, bool),
+    None,
+}
+
+fn holds() -> impl Strategy<Value = Vec<Hold>> {
+    let hold = prop_oneof![
+        4 => (1_u32..600, any::<bool>()).prop_map(|(part, long)| Hold::Begin(part, long)),
+        3 => (any::<Index>(), 0_u32..6, prop::bool::weighted(0.1))
+            .prop_map(|(which, quarters, stays)| Hold::End(which, quarters, stays)),
+        2 => (any::<Index>(), any::<bool>()).prop_map(|(which, long)| Hold::Renew(which, long)),
+        3 => Just(Hold::None),
+    ];
+    prop::collection::vec(hold, 60)
+}
+
+struct Histories<'a> {
+    scripted: &'a mut Scripted,
+    twin: State,
+    open: Vec<(HoldReceipt, f64)>,
+    lifetimes: [Lifetime; 2],
+}
+
+impl Histories<'_> {
+    /// Does a step with a hold. Returns false if there is none to do.
+    fn step(&mut self, params: &Params, now: f64, hold: &Hold) -> bool {
+        let index = |which: &Index| which.index(self.open.len());
+        let change = match hold {
+            Hold::None => return false,
+            Hold::Begin(part, long) => {
+                let cost = (params.max_cost() * f64::from(*part) / 1e3).ceil();
+                let action =
+                    Action::Hold { lifetime: self.lifetimes[usize::from(*long)], epoch: None };
+                let request = EngineRequest { action, ..check(cost, now) };
+                let reply = both(self.scripted, &mut self.twin, params, request);
+                self.open.extend(reply.hold.map(|receipt| (receipt, cost)));
+                return true;
+            }
+            Hold::End(..) | Hold::Renew(..) if self.open.is_empty() => return false,
+            Hold::End(which, quarters, stays) => {
+                let i = index(which);
+                let (receipt, units) = self.open[i];
+                if !stays {
+                    self.open.swap_remove(i);
+                }
+                let used = (units * f64::from(*quarters) / 4.0).floor();
+                HoldChange { receipt, units, action: HoldAction::End { used } }
+            }
+            Hold::Renew(which, long) => {
+                let (receipt, units) = self.open[index(which)];
+                let lifetime = self.lifetimes[usize::from(*long)];
+                HoldChange { receipt, units, action: HoldAction::Renew(lifetime) }
+            }
+        };
+        let before = self.twin.clone();
+        let replies = self.twin.change_holds(params, now, &[change]);
+        let scripted = self.scripted.change_holds(params, now, &[change]);
+        assert_eq!(scripted, replies, "{params:?} {change:?} at {now} {before:?}");
+        if let HoldReply::Renewed(receipt) = replies[0] {
+            let same = self.open.iter_mut().find(|(other, _)| *other == change.receipt);
+            same.unwrap().0 = receipt;
+        }
+        true
+    }
+}
+
+#[test]
+fn the_script_and_the_twin_agree_about_holds() {
+    let server = RedisServer::start();
+    let scripted = RefCell::new(Scripted::new(&server, "{key}"));
+    let config = ProptestConfig {
+        cases: 1_000,
+        max_shrink_iters: 300,
+        failure_persistence: None,
+        ..Default::default()
+    };
+    TestRunner::new(config)
+        .run(&(any_params(), steps(), holds(), 1_u32..3_000, any::<bool>()), |history| {
+            let (limits, steps, holds, life, steady) = history;
+            prop_assume!(limits[0].can_hold());
+            let mut scripted = scripted.borrow_mut();
+            scripted.forget();
+            agree(&mut scripted, limits, (&steps, &holds), life, steady);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn agree(
+    scripted: &mut Scripted,
+    limits: [Params; 2],
+    (steps, holds): (&[Step], &[Hold]),
+    thousandths: u32,
+    steady: bool,
+) {
+    let (window, _) = super::agreement::window_and_max_cost(&limits[0]);
+    let lifetime = |part: u32| Lifetime::new((window * f64::from(part) / 1e3).max(1.0) as u64);
+    let lifetimes = [lifetime(thousandths), lifetime(thousandths / 7 + 1)];
+    let twin = State::Initial;
+    let mut histories = Histories { scripted, twin, open: vec![], lifetimes };
+    let (mut now, mut current, mut admitted) = (1.7e15, 0, vec![]);
+    let goes_back = !steady && goes_back(steps);
+    for (step, hold) in steps.iter().zip(holds) {
+        if step.switch && !steady {
+            current = 1 - current;
+        }
+        let params = &limits[current];
+        now += step.ahead(params, goes_back);
+        if histories.scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= now) {
+            histories.twin = State::Initial;
+        }
+        let releases = step.releases(&mut admitted);
+        if histories.step(params, now, hold) {
+        } else if !releases.is_empty() {
+            histories.twin.release(params, now, &releases);
+            histories.scripted.release(params, now, &releases);
+        } else {
+            let request = step.decide(params, now);
+            let reply = both(histories.scripted, &mut histories.twin, params, request);
+            if request.action == Action::Check && reply.admitted {
+                admitted.push((reply.instant, request.cost));
+            }
+        }
+        let context = format!("{step:?} {hold:?} at {now}");
+        let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+        let reset = histories.twin.clone().decide(params, peek).reset;
+        let expiry = histories.scripted.expiry().unwrap_or(0.0) * 1e3;
+        // A clock that steps back makes the key stay longer than its expiry says, and after a change
+        // of the quota no call has set the expiry yet.
+        if histories.twin.is_held() && steady {
+            assert!(
+                expiry >= now + reset,
+                "{context}: expires at {expiry}, not {reset} later: {:?}",
+                histories.twin
+            );
+        }
+        same_states(histories.scripted, params, &histories.twin, now, &context);
+    }
 }

@@ -178,6 +178,7 @@ pub(super) fn decide(
         key: &Key::from(key),
         cost: request.cost as u64,
         max_wait: request.max_wait,
+        hold: None,
     }];
     reply_of(store.decide_now(&StoreRequest { action: request.action, limits }).unwrap())
 }

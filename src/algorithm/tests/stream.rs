@@ -55,7 +55,7 @@ impl Stream {
 fn limit(key: &str, params: &Params, request: &EngineRequest) -> Limit {
     let cost = request.cost.min(params.max_cost()) as u64;
     let max_wait = request.max_wait.min(params.max_reservable());
-    Limit { key: key.to_owned(), params: *params, cost, max_wait }
+    Limit { key: key.to_owned(), params: *params, cost, max_wait, lifetime: None }
 }
 
 /// A history of one limiter, whose requests also go to another limit, and to further keys.

@@ -103,7 +103,7 @@ fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
         headers.insert(PUSHBACK, (millis as u64).into());
         let details = BASE64_STANDARD_NO_PAD.encode(status(code, &message, retry_after));
         headers.insert(DETAILS, HeaderValue::try_from(details).expect("printable ASCII"));
-    } else if code == RESOURCE_EXHAUSTED {
+    } else if code == RESOURCE_EXHAUSTED && !matches!(rejection, Rejection::Denied(_)) {
         headers.insert(PUSHBACK, HeaderValue::from_static("-1")); // no retry
     }
 }

@@ -6,7 +6,10 @@ use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, FastStep, INITIAL, Packed, Release, State},
+    algorithm::{
+        Action, EngineReply, EngineRequest, FastStep, HoldChange, HoldReply, INITIAL, Packed,
+        Release, State,
+    },
     keys::Text,
     store::Settings,
 };
@@ -52,7 +55,7 @@ pub(super) struct Usage {
     pub(super) reset: f64,
     /// True if a request would be denied, or waits, or if a denied request would be denied again.
     in_use: bool,
-    /// True if a request waits.
+    /// True if a request waits, or holds units.
     waited_for: bool,
 }
 
@@ -104,7 +107,7 @@ impl Entry {
         request: &EngineRequest,
     ) -> EngineReply {
         let reply = self.step(settings, request);
-        if !reply.admitted && request.action == Action::Check {
+        if !reply.admitted && request.action.inserts() {
             self.note_denial(request.now + reply.wait);
         }
         reply
@@ -116,8 +119,7 @@ impl Entry {
         request: &EngineRequest,
     ) -> EngineReply {
         let reply = self.counts.step(&self.settings, settings, request);
-        let applies = request.action.commits() || request.action.blocks();
-        if applies && !Arc::ptr_eq(&self.settings, settings) {
+        if applies(request.action, &reply) && !Arc::ptr_eq(&self.settings, settings) {
             self.settings = settings.clone();
         }
         reply
@@ -130,8 +132,29 @@ impl Entry {
         self.counts.put(state, &self.settings, now, None);
     }
 
+    /// Changes a hold. If another algorithm has counted the key since, it does not know the hold.
+    pub(super) fn change_hold(
+        &mut self,
+        settings: &Settings,
+        now: f64,
+        change: HoldChange,
+    ) -> HoldReply {
+        let params = self.settings.params;
+        if params.kind() != settings.params.kind() {
+            return HoldReply::Lost;
+        }
+        let mut state = self.counts.take(&self.settings);
+        let replies = params.change_holds(&mut state, now, 0.0, &[change]);
+        self.counts.put(state, &self.settings, now, None);
+        replies[0]
+    }
+
     /// Remembers that a request would be denied until that instant. A smaller one may be admitted.
+    /// A key with holds, for which the instant may be unknown, is in use anyway.
     pub(super) fn note_denial(&mut self, until: f64) {
+        if until.is_infinite() {
+            return;
+        }
         let denied_until = self.denied_until();
         *denied_until = second(until).max(*denied_until);
     }
@@ -183,12 +206,9 @@ impl Counts {
         {
             boxed.forgotten_until = boxed.forgotten_until.max(instant);
         }
-        match request.action {
-            action if action.commits() => self.put(state, settings, request.now, Some(reply)),
-            // A block holds for the algorithm that began it. By another one, it would seem over.
-            action if action.blocks() => self.put(state, settings, request.now, None),
-            _ => self.put(state, counted, request.now, None),
-        }
+        let counted = if applies(request.action, &reply) { settings } else { counted };
+        let known = request.action.commits().then_some(reply);
+        self.put(state, counted, request.now, known);
         reply
     }
 
@@ -251,12 +271,23 @@ impl Counts {
                 Usage { left, reset, in_use, waited_for: false }
             }
             Self::Boxed { denied_until, boxed } => {
+                if boxed.state.is_held() {
+                    // Its permits end later: they would return units that other requests hold.
+                    let (left, reset) = (boxed.left, f64::INFINITY);
+                    return Usage { left, reset, in_use: true, waited_for: true };
+                }
                 let waited_for = self.has_forgotten(now) || boxed.state.waited_until(now).is_some();
                 let in_use = *denied_until >= second(now) || waited_for;
                 Usage { left: boxed.left, reset: boxed.reset, in_use, waited_for }
             }
         }
     }
+}
+
+/// Returns whether the state is counted with the settings of the request from now on.
+fn applies(action: Action, reply: &EngineReply) -> bool {
+    // A block holds for the algorithm that began it. By another one, it would seem over.
+    action.commits() || action.blocks() || reply.hold.is_some()
 }
 
 /// Returns the part of the quota that is left.

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use super::{Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, combine},
-    decision::{Count, Decision},
+    decision::Outcome,
     error::StoreError,
     store::{LimitRequest, StoreRequest},
     sync::lock,
@@ -16,14 +16,14 @@ impl MemoryStore {
     pub(super) fn decide_combined(
         &self,
         request: &StoreRequest<'_>,
-    ) -> Result<Decision, StoreError> {
+    ) -> Result<Outcome, StoreError> {
         let limits = request.limits;
         let mut slots = vec![];
         loop {
             let mut transaction = Transaction::new(self, limits);
             let now = self.now();
             let requests: Vec<EngineRequest> =
-                limits.iter().map(|limit| request.at(limit, now)).collect();
+                limits.iter().map(|limit| request.at(limit, now, || self.new_hold())).collect();
             if request.action.commits() && !transaction.take_slots(&mut slots) {
                 // A denied request needs no room.
                 if request.action == Action::Check
@@ -47,21 +47,19 @@ impl MemoryStore {
                 });
             transaction.insert_fresh(slots, now);
             drop(transaction);
-            let decision = decision(limits, request.action, &replies, binding);
-            return Ok(decision.counted_by(limits.iter().map(|limit| limit.settings.params.kind())));
+            return Ok(outcome(limits, request.action, &replies, binding));
         }
     }
 }
 
-fn decision(
+fn outcome(
     limits: &[LimitRequest<'_>],
     action: Action,
     replies: &[EngineReply],
     binding: usize,
-) -> Decision {
-    let decision = Decision::new(limits[binding].policy(), replies[binding], action, 0.0);
-    let names = limits.iter().map(|limit| limit.settings.name);
-    decision.with_counts(names.zip(replies).map(|(name, reply)| Count::new(name, reply)))
+) -> Outcome {
+    let policies = limits.iter().map(LimitRequest::policy);
+    Outcome::of_several(policies, replies, binding, action, 0.0)
 }
 
 /// The keys of several limits, with their shards locked.
@@ -127,13 +125,13 @@ impl<'a> Transaction<'a> {
         self.entry(limit).step(settings, request)
     }
 
-    /// Decides without committing. Returns the decision, if it is a denial.
-    fn denial(&mut self, requests: &[EngineRequest]) -> Option<Decision> {
+    /// Decides without committing. Returns the outcome, if it is a denial.
+    fn denial(&mut self, requests: &[EngineRequest]) -> Option<Outcome> {
         let peek = |request: &EngineRequest| EngineRequest { action: Action::Peek, ..*request };
         let peeks: Vec<EngineRequest> = requests.iter().map(peek).collect();
         let (replies, binding) = combine(&peeks, |index, request| self.step_noting(index, request));
         let denied = !replies[binding].admitted;
-        denied.then(|| decision(self.limits, Action::Check, &replies, binding))
+        denied.then(|| outcome(self.limits, Action::Check, &replies, binding))
     }
 
     fn fresh_count(&self) -> usize {

@@ -1,15 +1,15 @@
 //! What the calls of a store share: its connections, the names of its keys, and the denials that it
 //! remembers. It decides nothing.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use super::{monitor::Monitor, release, transport::Client};
 use crate::{
-    algorithm::{Release, units as count},
+    algorithm::{HoldReceipt, Release, units as count},
     decision::Receipt,
     keys::Key,
     observe::{Event, Observers},
-    store::{Settings, denials::Denials},
+    store::{Hold, HoldGuard, Settings, denials::Denials},
 };
 
 #[derive(Clone)]
@@ -30,6 +30,23 @@ impl Backend {
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 
+    /// Keeps a hold until it ends.
+    pub(super) fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
+        Box::new(RedisHold { backend: self.clone(), hold })
+    }
+
+    /// Ends a hold in the background.
+    fn end_hold(
+        &self,
+        settings: &Settings,
+        key: &Key<'_>,
+        units: u64,
+        receipt: &HoldReceipt,
+        used: u64,
+    ) {
+        let _ = (&self.client, settings, key, units, receipt, used);
+    }
+
     /// Releases in the background the units that a decision has spent for one limit: its caller has
     /// gone. Returns whether it has spent any.
     pub(super) fn release_late(
@@ -37,14 +54,44 @@ impl Backend {
         settings: &Settings,
         key: &Key<'_>,
         units: u64,
-        of: Receipt,
+        of: &Receipt,
     ) -> bool {
-        let Receipt::At(instant, _) = of else { return false };
+        let instant = match of {
+            Receipt::At(instant, _) => *instant,
+            Receipt::Hold(receipt) => {
+                self.end_hold(settings, key, units, receipt, 0);
+                return true;
+            }
+            Receipt::None | Receipt::Id(_) => return false,
+        };
         let change = self.denials.begin_return(settings, key);
         let key = self.key(settings, key);
         let release = Release { instant: Some(instant as f64), units: count(units) };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
+    }
+}
+
+/// A hold that the store keeps.
+struct RedisHold {
+    backend: Backend,
+    hold: Hold,
+}
+
+impl fmt::Debug for RedisHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisHold").field("hold", &self.hold).finish_non_exhaustive()
+    }
+}
+
+impl HoldGuard for RedisHold {
+    fn end(self: Box<Self>, used: u64) {
+        let Hold { settings, key, units, receipt, .. } = &self.hold;
+        self.backend.end_hold(settings, key, *units, receipt, used);
+    }
+
+    fn is_expired(&self) -> bool {
+        false
     }
 }
 

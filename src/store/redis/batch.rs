@@ -23,7 +23,7 @@ use super::{
     transport::{Client, Deadline, TransportError},
 };
 use crate::{
-    decision::Decision,
+    decision::Outcome,
     keys::Key,
     observe::Observers,
     store::{LimitRequest, Settings},
@@ -80,7 +80,7 @@ enum End {
 
 enum CallerState {
     Waiting(Option<Waker>),
-    Done(Option<Result<Decision, TransportError>>),
+    Done(Option<Result<Outcome, TransportError>>),
     Dropped,
 }
 
@@ -239,30 +239,30 @@ impl CheckBatch {
             let caller = &mut contents.callers[index];
             let policy = self.settings.policy(caller.cost);
             let result = match found {
-                Ok(found) => Ok(reply.decision(policy, *found)),
+                Ok(found) => Ok(reply.outcome(policy, *found)),
                 Err(error) => Err(client.at_server(slot, error.clone())),
             };
             match caller.complete(result) {
                 Delivery::Accepted(waker) => wakers.extend(waker),
-                Delivery::Refused(Ok(decision)) if caller.max_wait > 0.0 => {
-                    late.push((index, decision));
+                Delivery::Refused(Ok(outcome)) if caller.max_wait > 0.0 => {
+                    late.push((index, outcome));
                 }
                 Delivery::Refused(_) => {} // counted, as documented
             }
         }
         drop(contents); // a waker can run foreign code, and the releases lock the contents again
         wakers.into_iter().for_each(Waker::wake);
-        late.into_iter().for_each(|(index, decision)| self.release_refused(index, &decision));
+        late.into_iter().for_each(|(index, outcome)| self.release_refused(index, &outcome));
     }
 
-    /// Releases what a decision has spent, because its caller has gone.
-    fn release_refused(&self, index: usize, decision: &Decision) {
+    /// Releases what a check has spent, because its caller has gone.
+    fn release_refused(&self, index: usize, outcome: &Outcome) {
         let (key, cost) = {
             let Contents { keys, callers, .. } = &*self.contents();
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        if self.backend.release_late(&self.settings, &key, cost, decision.receipt(0)) {
+        if self.backend.release_late(&self.settings, &key, cost, outcome.receipts.get(0)) {
             report_released(&self.observers, self.settings.name, &key, cost);
         }
     }
@@ -354,7 +354,7 @@ impl CheckBatch {
     }
 
     /// Fails a caller, unless it has a result or is gone.
-    fn complete_one(&self, index: usize, result: Result<Decision, TransportError>) {
+    fn complete_one(&self, index: usize, result: Result<Outcome, TransportError>) {
         let delivery = self.contents().callers[index].complete(result);
         if let Delivery::Accepted(Some(waker)) = delivery {
             waker.wake();
@@ -374,7 +374,7 @@ impl Caller {
     }
 
     /// Sets the result, unless the caller has one or is gone.
-    fn complete(&mut self, result: Result<Decision, TransportError>) -> Delivery {
+    fn complete(&mut self, result: Result<Outcome, TransportError>) -> Delivery {
         let CallerState::Waiting(waker) = &mut self.state else { return Delivery::Refused(result) };
         let waker = waker.take();
         self.state = CallerState::Done(Some(result));
@@ -387,7 +387,7 @@ enum Delivery {
     /// The waker of the caller.
     Accepted(Option<Waker>),
     /// The caller has a result or is gone.
-    Refused(Result<Decision, TransportError>),
+    Refused(Result<Outcome, TransportError>),
 }
 
 /// A check in a batch. If it is dropped before the call of the batch, it is not counted; if it may
@@ -399,7 +399,7 @@ pub(super) struct Queued {
 }
 
 impl Future for Queued {
-    type Output = Result<Decision, TransportError>;
+    type Output = Result<Outcome, TransportError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -431,8 +431,8 @@ impl Drop for Queued {
         let may_wait = caller.max_wait > 0.0;
         let old = mem::replace(&mut caller.state, CallerState::Dropped);
         drop(contents);
-        if let (true, CallerState::Done(Some(Ok(decision)))) = (may_wait, &old) {
-            self.batch.release_refused(self.index, decision);
+        if let (true, CallerState::Done(Some(Ok(outcome)))) = (may_wait, &old) {
+            self.batch.release_refused(self.index, outcome);
         }
     }
 }

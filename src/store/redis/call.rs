@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, EngineReply},
-    decision::{Count, Decision, Policy},
+    decision::{Outcome, Policy},
     store::{LimitRequest, StoreRequest},
 };
 
@@ -23,7 +23,7 @@ impl ScriptCall {
         let limit = |limit: &LimitRequest<'_>| {
             let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
             let key = backend.key(settings, key);
-            Limit { key, params: settings.params, cost, max_wait }
+            Limit { key, params: settings.params, cost, max_wait, lifetime: None }
         };
         Self {
             action: request.action,
@@ -40,7 +40,7 @@ impl ScriptCall {
         &self,
         client: &Client,
         deadline: Deadline,
-    ) -> Result<Decision, TransportError> {
+    ) -> Result<Outcome, TransportError> {
         let (command, script) = script::decide(self.action, &self.limits);
         self.execute_command(client, deadline, Command::script(&command, &script.text)).await
     }
@@ -52,7 +52,7 @@ impl ScriptCall {
         client: &Client,
         deadline: Deadline,
         on_handover: &(dyn Fn() + Sync),
-    ) -> Result<Decision, TransportError> {
+    ) -> Result<Outcome, TransportError> {
         let (command, script) = script::decide(self.action, &self.limits);
         let command = Command::script(&command, &script.text).ready().on_handover(on_handover);
         self.execute_command(client, deadline, command).await
@@ -63,15 +63,19 @@ impl ScriptCall {
         client: &Client,
         deadline: Deadline,
         command: Command<'_>,
-    ) -> Result<Decision, TransportError> {
+    ) -> Result<Outcome, TransportError> {
         let Self { action, limits, policies } = self;
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
         let age = connection.age(decided.now);
-        let decision = decision(policies[decided.limit], decided.reply, *action, age);
-        let decision = decision.counted_by(limits.iter().map(|limit| limit.params.kind()));
-        let names = policies.iter().map(|policy| policy.limiter);
-        Ok(decision.with_counts(names.zip(&decided.all).map(|(name, it)| Count::new(name, it))))
+        let age = age_of(&decided.reply, age);
+        Ok(match policies[..] {
+            [policy] => Outcome::new(policy, decided.reply, *action, age),
+            _ => {
+                let policies = policies.iter().copied();
+                Outcome::of_several(policies, &decided.all, decided.limit, *action, age)
+            }
+        })
     }
 }
 
@@ -99,14 +103,14 @@ pub(super) struct EachReply {
 }
 
 impl EachReply {
-    /// Returns the decision about a check from its reply.
-    pub(super) fn decision(&self, policy: Policy, reply: EngineReply) -> Decision {
-        decision(policy, reply, Action::Check, self.age)
+    /// Returns the outcome of a check from its reply.
+    pub(super) fn outcome(&self, policy: Policy, reply: EngineReply) -> Outcome {
+        Outcome::new(policy, reply, Action::Check, age_of(&reply, self.age))
     }
 }
 
-fn decision(policy: Policy, reply: EngineReply, action: Action, age: f64) -> Decision {
-    // So that requests with replies of different latency go on in the order of their reservations.
-    let age = if reply.admitted { age } else { 0.0 };
-    Decision::new(policy, reply, action, age)
+/// Returns the age of a decision: so that requests with replies of different latency go on in the
+/// order of their reservations.
+fn age_of(reply: &EngineReply, age: f64) -> f64 {
+    if reply.admitted { age } else { 0.0 }
 }

@@ -11,7 +11,7 @@ use super::{
     transport::{Deadline, TransportError},
 };
 use crate::{
-    decision::{Decision, Receipt},
+    decision::{Decision, Outcome, Receipts},
     keys::Key,
     store::{LimitRequest, Settings, StoreRequest},
 };
@@ -56,64 +56,48 @@ impl CrossSlot {
     pub(super) async fn execute_in_order(
         self,
         deadline: Deadline,
-    ) -> Result<Decision, TransportError> {
-        let mut charged = Charged { calls: &self, decisions: vec![] };
+    ) -> Result<Outcome, TransportError> {
+        let mut charged = Charged { calls: &self, receipts: vec![] };
         let (mut binding, mut counts) = (None, vec![]);
         for call in &self.calls {
-            let decision = call.execute(&self.backend.client, deadline).await?;
-            if !decision.is_allowed() {
-                return Ok(decision);
+            let outcome = call.execute(&self.backend.client, deadline).await?;
+            if !outcome.decision.is_allowed() {
+                return Ok(outcome);
             }
-            counts.extend(decision.counts());
-            charged.decisions.push(decision.clone());
-            binding = tighter(binding, decision);
+            counts.extend(outcome.decision.counts());
+            charged.receipts.push(outcome.receipts);
+            binding = tighter(binding, outcome.decision);
         }
-        let decisions = mem::take(&mut charged.decisions);
-        let receipt = |call: usize, limit| decisions[call].receipt(limit);
-        Ok(self.with_receipts(binding, receipt).with_counts(counts.into_iter()))
+        let receipts = mem::take(&mut charged.receipts);
+        let receipt = |&(call, limit): &(usize, usize)| receipts[call].get(limit).clone();
+        let receipts = Receipts::new(self.call_of.iter().map(receipt).collect());
+        let decision = binding.expect("a request has a limit").with_counts(counts);
+        Ok(Outcome { decision, receipts })
     }
 
-    /// Executes all calls, even if one fails.
-    pub(super) async fn execute_all(self, deadline: Deadline) -> Result<Decision, TransportError> {
+    /// Executes all calls, even if one fails. Their requests cannot be denied, so no receipts are
+    /// needed.
+    pub(super) async fn execute_all(self, deadline: Deadline) -> Result<Outcome, TransportError> {
         let mut tasks = JoinSet::new();
         let count = self.calls.len();
         let this = Arc::new(self);
         for index in 0..count {
             let this = this.clone();
-            tasks.spawn(async move {
-                (index, this.calls[index].execute(&this.backend.client, deadline).await)
-            });
+            tasks.spawn(
+                async move { this.calls[index].execute(&this.backend.client, deadline).await },
+            );
         }
         let (mut binding, mut failure) = (None, None);
-        let mut decisions = vec![None; count];
-        for (index, result) in tasks.join_all().await {
+        for result in tasks.join_all().await {
             match result {
-                Ok(decision) => {
-                    decisions[index] = Some(decision.clone());
-                    binding = tighter(binding, decision);
-                }
+                Ok(outcome) => binding = tighter(binding, outcome.decision),
                 Err(error) => failure = Some(error),
             }
         }
         match failure {
             Some(error) => Err(error),
-            None => {
-                let receipt = |call: usize, limit| {
-                    decisions[call].as_ref().map_or(Receipt::None, |of| of.receipt(limit))
-                };
-                Ok(this.with_receipts(binding, receipt))
-            }
+            None => Ok(Outcome::of_nothing(binding.expect("a request has a limit"))),
         }
-    }
-
-    /// Sets the receipts of all limits. `receipt` returns that of a limit of a call.
-    fn with_receipts(
-        &self,
-        binding: Option<Decision>,
-        receipt: impl Fn(usize, usize) -> Receipt,
-    ) -> Decision {
-        let of_limits = self.call_of.iter().map(|&(call, limit)| receipt(call, limit));
-        binding.expect("a request has a limit").with_receipts(of_limits)
     }
 }
 
@@ -121,15 +105,15 @@ impl CrossSlot {
 struct Charged<'a> {
     calls: &'a CrossSlot,
     /// Of the calls that were answered.
-    decisions: Vec<Decision>,
+    receipts: Vec<Receipts>,
 }
 
 impl Drop for Charged<'_> {
     fn drop(&mut self) {
         let CrossSlot { call_of, limits, backend, .. } = self.calls;
         for (&(call, index), (settings, key, units)) in call_of.iter().zip(limits) {
-            if let Some(decision) = self.decisions.get(call) {
-                backend.release_late(settings, key, *units, decision.receipt(index));
+            if let Some(receipts) = self.receipts.get(call) {
+                backend.release_late(settings, key, *units, receipts.get(index));
             }
         }
     }

@@ -132,7 +132,7 @@ impl Front {
             return Entrance::Alone(None);
         }
         // A call for a request that may wait outlives its caller.
-        let may_be_alone = !request.may_wait() && client.is_ready(id.slot, id.channel);
+        let may_be_alone = !request.is_returned() && client.is_ready(id.slot, id.channel);
         let mut lanes = lock(lanes);
         let lane = lanes.entry(id).or_insert_with(|| Lane::new(runtime, request.settings.clone()));
         let is_idle = lane.calls == 0 && lane.queue.is_empty();

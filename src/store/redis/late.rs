@@ -1,5 +1,5 @@
-//! Late decisions about requests that may wait: their callers have gone, so this module releases
-//! what the decisions have spent or reserved. The calls themselves are in `batch.rs` and `call.rs`.
+//! Late answers to requests that may wait or hold units: their callers have gone, so this module
+//! releases what the requests have spent, reserved or held. The calls themselves are in `batch.rs` and `call.rs`.
 
 use std::{
     pin::Pin,
@@ -18,7 +18,7 @@ use super::{
     transport::{Deadline, TransportError},
 };
 use crate::{
-    decision::Decision,
+    decision::Outcome,
     keys::Key,
     observe::Observers,
     store::{LimitRequest, Settings, StoreRequest},
@@ -53,7 +53,7 @@ impl Drop for LateCall {
     }
 }
 
-/// A call for one request that may wait: the limits with their keys and costs.
+/// A call for one request that may wait or hold units: the limits with their keys and costs.
 pub(super) struct WaitingCall {
     call: ScriptCall,
     limits: Vec<(Arc<Settings>, Key<'static>, u64)>,
@@ -72,7 +72,7 @@ impl WaitingCall {
     }
 
     /// Executes the call in a task, which awaits the reply even if the caller has gone.
-    pub(super) async fn execute(self, deadline: Deadline) -> Result<Decision, TransportError> {
+    pub(super) async fn execute(self, deadline: Deadline) -> Result<Outcome, TransportError> {
         let client = self.backend.client.clone();
         let slot = client.slot_of(&self.call.limits()[0].key);
         let call = Arc::new(self);
@@ -88,8 +88,8 @@ impl WaitingCall {
                 return;
             }
             let result = task.call.execute(&task.backend.client, call_deadline).await;
-            if let Err(Ok(decision)) = sender.send(result) {
-                task.release_all(&decision);
+            if let Err(Ok(outcome)) = sender.send(result) {
+                task.release_all(&outcome);
             }
         });
         let answer = LateAnswer { receiver, call };
@@ -102,11 +102,11 @@ impl WaitingCall {
         Err(client.record_failure(slot, deadline, error))
     }
 
-    /// Releases what the decision has spent or reserved in all limits.
-    fn release_all(&self, decision: &Decision) {
+    /// Releases what the request has spent, reserved or held in all limits.
+    fn release_all(&self, outcome: &Outcome) {
         let limits = self.limits.iter().zip(&self.observers).enumerate();
         for (index, ((settings, key, units), observers)) in limits {
-            if self.backend.release_late(settings, key, *units, decision.receipt(index)) {
+            if self.backend.release_late(settings, key, *units, outcome.receipts.get(index)) {
                 report_released(observers, settings.name, key, *units);
             }
         }
@@ -115,12 +115,12 @@ impl WaitingCall {
 
 /// The answer to a call in a task. If it is dropped, the call releases what it spends.
 struct LateAnswer {
-    receiver: oneshot::Receiver<Result<Decision, TransportError>>,
+    receiver: oneshot::Receiver<Result<Outcome, TransportError>>,
     call: Arc<WaitingCall>,
 }
 
 impl Future for LateAnswer {
-    type Output = Result<Decision, TransportError>;
+    type Output = Result<Outcome, TransportError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = ready!(Pin::new(&mut self.receiver).poll(cx));
@@ -132,8 +132,8 @@ impl Future for LateAnswer {
 impl Drop for LateAnswer {
     fn drop(&mut self) {
         self.receiver.close();
-        if let Ok(Ok(decision)) = self.receiver.try_recv() {
-            self.call.release_all(&decision);
+        if let Ok(Ok(outcome)) = self.receiver.try_recv() {
+            self.call.release_all(&outcome);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{any::Any, pin::Pin};
 
 use super::{
     script,
-    transport::{Batch, Client, Command, Deadline, Item, Job},
+    transport::{Batch, Item, Job},
 };
 use crate::{
     algorithm::{Params, Release},
@@ -14,21 +14,6 @@ use crate::{
 
 /// Calls that release units of a key.
 pub(crate) type ReleaseFuture = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
-
-/// Releases units of a key before the deadline.
-pub(super) async fn execute(
-    client: &Client,
-    deadline: Deadline,
-    params: &Params,
-    key: &str,
-    release: Release,
-) -> Result<(), StoreError> {
-    let (mut command, script) = script::release_command(key, params);
-    command.arg(script::release_item(&release));
-    let command = Command::script(&command, &script.text);
-    let (_, _): (script::Reply, _) = client.execute(deadline, command).await?;
-    Ok(())
-}
 
 /// Returns a job that releases units of a key. One call can carry many of them. `held` is dropped
 /// when it is done or given up.

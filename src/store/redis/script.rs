@@ -7,8 +7,8 @@ use redis::{Cmd, ErrorKind, RedisError};
 
 use super::script_text::ScriptText;
 use crate::algorithm::{
-    Action, EngineReply, EngineRequest, Params, Release, SOURCES, ScriptSource, State, combine,
-    units,
+    Action, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime,
+    Params, Release, SOURCES, ScriptSource, State, combine, units,
 };
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
@@ -62,11 +62,14 @@ pub(crate) struct Limit {
     pub(crate) cost: u64,
     /// In microseconds.
     pub(crate) max_wait: f64,
+    /// That of the hold of its units; `None` if they are spent at once.
+    pub(crate) lifetime: Option<Lifetime>,
 }
 
 impl Limit {
     fn request(&self, action: Action, now: f64) -> EngineRequest {
-        request(action, self.cost, self.max_wait, now)
+        let hold = |lifetime| Action::Hold { lifetime, epoch: None };
+        request(self.lifetime.map_or(action, hold), self.cost, self.max_wait, now)
     }
 }
 
@@ -77,7 +80,9 @@ fn request(action: Action, cost: u64, max_wait: f64, now: f64) -> EngineRequest 
 /// Makes the command that decides about these limits of one request, and the script that it runs.
 pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptText) {
     let script = script(limits.iter().map(|limit| limit.params.index()));
-    let mut command = command(script, limits.iter().map(|limit| &*limit.key), name(action));
+    let holds = limits.iter().any(|limit| limit.lifetime.is_some());
+    let name = if holds { "hold" } else { name(action) };
+    let mut command = command(script, limits.iter().map(|limit| &*limit.key), name);
     for limit in limits {
         command.arg(packed(&limit.params));
     }
@@ -88,6 +93,9 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptT
         (Action::Unblock, _) => {
             command.arg("");
         }
+        (_, [Limit { cost, lifetime: Some(Lifetime { time, grid }), .. }]) => {
+            command.arg(packed_numbers([units(*cost), *time, *grid]));
+        }
         (_, [limit]) => {
             let mut items = Items::default();
             items.begin_key();
@@ -95,7 +103,7 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptT
             command.arg(items.argument());
         }
         _ => {
-            command.arg(limits.iter().flat_map(item).collect::<Vec<_>>());
+            command.arg(limits.iter().flat_map(|limit| item(limit, holds)).collect::<Vec<_>>());
         }
     }
     (command, script)
@@ -219,11 +227,18 @@ impl Items {
     const SIZE: usize = 20;
 }
 
-fn item(limit: &Limit) -> [u8; 16] {
-    let mut item = [0; 16];
-    item[..8].copy_from_slice(&units(limit.cost).to_le_bytes());
-    item[8..].copy_from_slice(&limit.max_wait.to_le_bytes());
+fn item(limit: &Limit, holds: bool) -> Vec<u8> {
+    let Limit { cost, max_wait, lifetime, .. } = *limit;
+    let (time, grid) = lifetime.map_or((0.0, 0.0), |Lifetime { time, grid }| (time, grid));
+    let mut item = packed_numbers([units(cost), max_wait]);
+    if holds {
+        item.extend(packed_numbers([time, grid]));
+    }
     item
+}
+
+fn packed_numbers<const N: usize>(numbers: [f64; N]) -> Vec<u8> {
+    numbers.map(f64::to_le_bytes).concat()
 }
 
 /// Makes the command that returns units to a key, without its last argument, a list of
@@ -238,7 +253,60 @@ pub(crate) fn release_command(key: &str, params: &Params) -> (Cmd, &'static Scri
 pub(crate) fn release_item(release: &Release) -> Vec<u8> {
     let Release { instant, units } = *release;
     let instant = instant.expect("a release names the request");
-    [instant, units].map(f64::to_le_bytes).concat()
+    packed_numbers([instant, units])
+}
+
+/// Makes the command that ends and renews holds, and the script that it runs: the changes of each
+/// key.
+pub(crate) fn change_holds<'a>(
+    params: &Params,
+    keys: impl ExactSizeIterator<Item = (&'a str, &'a [HoldChange])> + Clone,
+) -> (Cmd, &'static ScriptText) {
+    let script = script([params.index()].into_iter());
+    let mut command = command(script, keys.clone().map(|(key, _)| key), "holds");
+    let mut items = vec![];
+    for (_, changes) in keys {
+        items.extend((changes.len() as u16).to_le_bytes());
+        items.extend(changes.iter().flat_map(change_item));
+    }
+    command.arg(packed(params)).arg(items);
+    (command, script)
+}
+
+fn change_item(change: &HoldChange) -> Vec<u8> {
+    let HoldChange { receipt: HoldReceipt { epoch, ends }, units, action } = *change;
+    let (used, Lifetime { time, grid }) = match action {
+        HoldAction::End { used } => (used, Lifetime { time: 0.0, grid: 0.0 }),
+        HoldAction::Renew(lifetime) => (0.0, lifetime),
+    };
+    packed_numbers([epoch, ends, units, used, time, grid])
+}
+
+/// Reads the result of each change, key by key; an error for a key that could not be changed.
+pub(crate) fn read_changes(
+    reply: &Reply,
+) -> Result<Vec<Result<Vec<HoldReply>, RedisError>>, RedisError> {
+    let (_, results) = split(reply)?;
+    let of_key = |results: &redis::Value| match results {
+        redis::Value::BulkString(bytes) => {
+            Ok(bytes.chunks(24).map(hold_reply).collect::<Option<_>>().ok_or_else(malformed))
+        }
+        redis::Value::ServerError(error) => Ok(Err(error.clone().into())),
+        _ => Err(malformed()),
+    };
+    results.iter().map(of_key).collect()
+}
+
+fn hold_reply(bytes: &[u8]) -> Option<HoldReply> {
+    let number =
+        |i: usize| Some(f64::from_le_bytes(bytes.get(8 * i..)?.get(..8)?.try_into().ok()?));
+    Some(match number(0)? {
+        1.0 => HoldReply::Ended,
+        2.0 => HoldReply::Lost,
+        3.0 => HoldReply::Expired,
+        4.0 => HoldReply::Renewed(HoldReceipt { epoch: number(1)?, ends: number(2)? }),
+        _ => return None,
+    })
 }
 
 fn command<'a>(
@@ -346,8 +414,9 @@ mod tests {
         let is_log = source.model.contains(include_str!("../../../scripts/sliding_log/log.lua"));
         let own = |file: &str| format!("{}/{file}.lua", source.name);
         let storage = if is_log { own("log") } else { "reservations.lua".into() };
-        let shared = ["engine.lua", "finish.lua"].map(String::from);
-        let model = [own("state"), "block.lua".into(), own("model"), storage].into_iter();
+        let shared = ["engine.lua", "holding.lua", "finish.lua"].map(String::from);
+        let before = [own("state"), "hold.lua".into(), "block.lua".into()].into_iter();
+        let model = before.chain([own("model"), storage]);
         model.chain(shared).chain([own("fast")]).collect()
     }
 

@@ -23,13 +23,13 @@ use super::{
 };
 use crate::{
     algorithm::{Action, Release},
-    decision::Decision,
+    decision::Outcome,
     error::StoreError,
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        BackgroundTask, Health, LimitRequest, MemoryStore, Names, Ping, Released, Sealed, Settings,
-        Store, StoreFuture, StoreRequest,
+        BackgroundTask, Health, Hold, HoldGuard, LimitRequest, MemoryStore, Names, Ping, Released,
+        Sealed, Settings, Store, StoreFuture, StoreRequest,
         denials::{Denials, Lookup},
     },
 };
@@ -296,45 +296,54 @@ impl fmt::Debug for RedisStore {
 impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
-    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Decision> {
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
+        if request.limits.iter().any(|limit| limit.hold.is_some()) {
+            let error = StoreError::config("this store holds no units".to_owned());
+            return StoreFuture::ready(Err(error.into()));
+        }
         let undecided = match self.backend.denials.look_up(request, Instant::now) {
-            Lookup::Denied(decision) => return StoreFuture::cached(decision),
+            Lookup::Denied(decision) => {
+                return StoreFuture::cached(Outcome::of_nothing(decision));
+            }
             Lookup::Undecided(undecided) => undecided,
         };
         let (client, monitor) = (self.backend.client.clone(), self.backend.monitor.clone());
         let deadline = self.start_deadline();
         let limiter = request.limits[0].settings.name;
         let turn = match (request.action, request.limits) {
-            (Action::Check, [limit]) => match self.front.enter(limit, &self.backend, deadline) {
-                Entrance::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
-                Entrance::Queued(queued) => {
-                    return StoreFuture::pending(async move {
-                        let decision =
-                            queued.await.map_err(|it| monitor.failed(&client, limiter, it))?;
-                        Ok(undecided.resolve(decision, Instant::now))
-                    });
+            (Action::Check, [limit]) if limit.hold.is_none() => {
+                match self.front.enter(limit, &self.backend, deadline) {
+                    Entrance::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
+                    Entrance::Queued(queued) => {
+                        return StoreFuture::pending(async move {
+                            let outcome =
+                                queued.await.map_err(|it| monitor.failed(&client, limiter, it))?;
+                            Ok(undecided.resolve(outcome, Instant::now))
+                        });
+                    }
                 }
-            },
+            }
             _ => None,
         };
         let first = request.limits[0].key;
         if !self.backend.client.is_cluster()
             || request.limits.iter().all(|limit| limit.key == first)
         {
-            if request.action == Action::Check && request.limits.iter().any(LimitRequest::may_wait)
+            if request.action == Action::Check
+                && request.limits.iter().any(LimitRequest::is_returned)
             {
                 let call = WaitingCall::new(&self.backend, request, self.front.late_calls());
                 return StoreFuture::pending(async move {
-                    let decision = call.execute(deadline).await;
-                    let decision =
-                        decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-                    Ok(undecided.resolve(decision, Instant::now))
+                    let outcome = call.execute(deadline).await;
+                    let outcome =
+                        outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
+                    Ok(undecided.resolve(outcome, Instant::now))
                 });
             }
             let call = ScriptCall::new(&self.backend, request);
             return StoreFuture::pending(async move {
                 let turn = turn; // kept during the call
-                let decision = match &turn {
+                let outcome = match &turn {
                     Some((turn, observers)) => {
                         report_sent(observers, limiter, 1);
                         let on_handover = || turn.hand_over();
@@ -342,35 +351,19 @@ impl Store for RedisStore {
                     }
                     None => call.execute(&client, deadline).await,
                 };
-                let decision = decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-                Ok(undecided.resolve(decision, Instant::now))
+                let outcome = outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
+                Ok(undecided.resolve(outcome, Instant::now))
             });
         }
         let calls = CrossSlot::new(&self.backend, request);
         let action = request.action;
         StoreFuture::pending(async move {
-            let decision = match action.can_be_denied() {
+            let outcome = match action.can_be_denied() {
                 true => calls.execute_in_order(deadline).await,
                 false => calls.execute_all(deadline).await,
             };
-            let decision = decision.map_err(|error| monitor.failed(&client, limiter, error))?;
-            Ok(undecided.resolve(decision, Instant::now))
-        })
-    }
-
-    fn release(
-        &self,
-        settings: &Arc<Settings>,
-        key: &Key<'_>,
-        release: Release,
-    ) -> StoreFuture<()> {
-        let change = self.backend.denials.begin_return(settings, key);
-        let (params, key) = (settings.params, self.backend.key(settings, key));
-        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
-        StoreFuture::pending(async move {
-            let result = release::execute(&client, deadline, &params, &key, release).await;
-            drop(change);
-            Ok(result?)
+            let outcome = outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
+            Ok(undecided.resolve(outcome, Instant::now))
         })
     }
 
@@ -387,6 +380,10 @@ impl Store for RedisStore {
         let job = release::job(&settings.params, &key, release, (change, held));
         self.backend.client.execute_later(job);
         Some(Box::pin(async move { drop(dropped.await) }))
+    }
+
+    fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
+        self.backend.keep_hold(hold)
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {

@@ -1,0 +1,137 @@
+-- Hold: units that are taken now, and of which it is known later how many are used. What is held of
+-- a key stands behind its state, and is changed in its place: a log is not rewritten for it. Stands
+-- before block.lua. Decisions beside holds are in holding.lua. The twin is src/algorithm/hold.rs.
+-- held  'H', then integers of 1, 7, 7 and 7 bytes: {count, epoch, at, skew}: the instant at which
+--       the first units were held, and the time of the slots at their last change, which is that of
+--       the clock and `skew`. Then `count` slots {ends, units}, of 7 and 7 bytes, in the order of
+--       their ends; a slot of no units is unused. Then the count, of a byte, and 'H'
+-- `held` is nil for a key without holds; else these, the `slots`, the `length` of the state before
+-- them, and whether they are `changed`, and not stored yet.
+local held
+local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
+local HELD_SIZE, SLOT_SIZE, most_held = 25, 14, '-151' -- the size with all slots
+local get, state_length -- see block.lua
+local first_held -- before the first request
+local clock = now -- `now` is earlier while expired units are spent
+
+local function held_total()
+  local sum = 0
+  for _, slot in ipairs(held.slots) do
+    sum = sum + slot.units
+  end
+  return math.min(sum, 2 ^ 53)
+end
+
+-- Packs what is held, with unused slots if it was stored with more of them.
+local function packed_holds(count)
+  local slots = held.slots
+  local parts = {struct.pack(HEAD, 72, count, held.epoch, held.at, held.skew)}
+  for i = 1, count do
+    local slot = slots[i]
+    parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
+  end
+  return table.concat(parts) .. struct.pack('<BB', count, 72)
+end
+
+-- Reads what is held, at the end of the value.
+local function open_holds()
+  local tail = get(most_held, '-1')
+  local count = string.byte(tail, -2) or 0
+  local size = HELD_SIZE + SLOT_SIZE * count
+  local position, _, epoch, at, skew = #tail - size + 1
+  if count < 1 or size > #tail or string.byte(tail, position) ~= 72 then
+    fail(key)
+  end
+  _, _, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
+  local slots = {}
+  for _ = 1, count do
+    local ends, units
+    ends, units, position = struct.unpack(SLOT, tail, position)
+    if units > 0 then
+      slots[#slots + 1] = {ends = ends, units = units}
+    end
+  end
+  local before = state_length() - size
+  held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+end
+
+-- Converts a range of the state into one of the value that has holds behind it.
+local function inside(from, to)
+  from, to = tonumber(from), tonumber(to)
+  from = from < 0 and math.max(from + held.length, 0) or from
+  return from, math.min(to < 0 and to + held.length or to, held.length - 1)
+end
+
+local function skew_at()
+  return clock + held.skew < held.at and held.at - clock or held.skew
+end
+
+-- Follows the clock, before a change.
+local function touch()
+  held.skew = skew_at()
+  held.at, held.changed = clock + held.skew, true
+end
+
+-- Adds units to a slot. With more slots than are stored, the one whose neighbour ends soonest after
+-- it joins that neighbour: so no hold ends too early.
+local function add_slot(ends, units)
+  local slots, i = held.slots, 1
+  while slots[i] and slots[i].ends < ends do
+    i = i + 1
+  end
+  if slots[i] and slots[i].ends == ends then
+    slots[i].units = slots[i].units + units
+  else
+    table.insert(slots, i, {ends = ends, units = units})
+  end
+  if #slots > MAX_SLOTS then
+    local nearest = 1
+    for j = 2, MAX_SLOTS do
+      if slots[j + 1].ends - slots[j].ends < slots[nearest + 1].ends - slots[nearest].ends then
+        nearest = j
+      end
+    end
+    local joined = table.remove(slots, nearest)
+    slots[nearest].units = slots[nearest].units + joined.units
+  end
+end
+
+-- Holds units for a lifetime. Returns the end of their slot.
+local function hold(units, lifetime, grid)
+  if not held then
+    held = {slots = {}, count = 0, length = state_length()}
+  end
+  if #held.slots == 0 then
+    held.epoch, held.at, held.skew = clock, clock, 0
+  end
+  touch()
+  local ends = math.ceil((held.at + lifetime) / grid) * grid
+  add_slot(ends, units)
+  return ends
+end
+
+-- Removes units, from the first slot at or after this end: their slot may have joined a later one.
+local function take(ends, units)
+  touch()
+  local left = {}
+  for _, slot in ipairs(held.slots) do
+    if slot.ends >= ends then
+      local taken = math.min(slot.units, units)
+      slot.units, units = slot.units - taken, units - taken
+    end
+    if slot.units > 0 then
+      left[#left + 1] = slot
+    end
+  end
+  held.slots = left
+end
+
+-- The instant at which a key with holds may expire, if its state may at `expires`: when its last
+-- slot has ended, and what was held does not count any more.
+local drain -- see the model
+local function held_until(expires)
+  local slots = held.slots
+  local last = slots[1] and slots[#slots].ends - skew_at() or 0
+  return math.max(expires or clock, last) + drain(held_total())
+end
+

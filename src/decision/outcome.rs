@@ -1,0 +1,106 @@
+//! `Outcome`: the answer of a store to a request, which is a decision and the receipts of the units
+//! that the request has taken. Users see the decision alone.
+
+use super::{Count, Decision, Policy, integer};
+use crate::algorithm::{Action, EngineReply, HoldReceipt, Kind};
+
+/// A decision, and the evidence of the units that the request has taken.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub(crate) decision: Decision,
+    pub(crate) receipts: Receipts,
+}
+
+/// The receipts of all limits of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Receipts {
+    /// That of each limit, if they do not differ.
+    shared: Receipt,
+    each: Option<Box<[Receipt]>>,
+}
+
+/// The evidence by which a store finds the units that a request has taken of one limit.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Receipt {
+    /// Nothing was taken.
+    None,
+    /// The instant at which the request proceeds, in microseconds by the clock of the store, and
+    /// the algorithm. Another algorithm has not counted the request, and must return nothing.
+    At(u64, Kind),
+    /// The id of an acquire in the log of a foreign limiter.
+    Id(u64),
+    /// The units are held. Boxed, as few requests hold any.
+    Hold(Box<HoldReceipt>),
+}
+
+impl Outcome {
+    /// Returns the outcome of a request to one limit.
+    #[inline]
+    pub(crate) fn new(limit: Policy, reply: EngineReply, action: Action, age: f64) -> Self {
+        let receipt = Receipt::new(limit.algorithm, &reply, action);
+        Self { decision: Decision::new(limit, reply, age), receipts: Receipts::shared(receipt) }
+    }
+
+    /// Returns the outcome of a request to several limits, from the reply of each of them.
+    /// `binding` is the index of the limit that binds.
+    pub(crate) fn of_several(
+        limits: impl Iterator<Item = Policy> + Clone,
+        replies: &[EngineReply],
+        binding: usize,
+        action: Action,
+        age: f64,
+    ) -> Self {
+        let policy = limits.clone().nth(binding).expect("a limit binds");
+        let decision = Decision::new(policy, replies[binding], age);
+        let all = || limits.clone().zip(replies);
+        let counts = all().map(|(limit, reply)| Count::new(limit.limiter, reply));
+        let decision = decision.with_counts(counts.collect());
+        let receipts = all().map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
+        Self { decision, receipts: Receipts::new(receipts.collect()) }
+    }
+
+    /// Returns the outcome of a request that has taken nothing.
+    pub(crate) fn of_nothing(decision: Decision) -> Self {
+        Self { decision, receipts: Receipts::NONE }
+    }
+}
+
+impl Receipt {
+    #[inline]
+    fn new(algorithm: Option<Kind>, reply: &EngineReply, action: Action) -> Self {
+        match (algorithm, reply.hold) {
+            _ if !reply.admitted => Self::None,
+            (_, Some(hold)) => Self::Hold(Box::new(hold)),
+            (Some(algorithm), None) if action.commits() => {
+                Self::At(integer(reply.instant), algorithm)
+            }
+            _ => Self::None,
+        }
+    }
+}
+
+impl Receipts {
+    pub(crate) const NONE: Self = Self { shared: Receipt::None, each: None };
+
+    /// Returns the receipts of a request that has the same one for each limit.
+    #[inline]
+    pub(crate) fn shared(receipt: Receipt) -> Self {
+        Self { shared: receipt, each: None }
+    }
+
+    /// Returns the receipts of limits, in the order of the request.
+    pub(crate) fn new(mut each: Vec<Receipt>) -> Self {
+        match each.split_first() {
+            Some((first, rest)) if rest.iter().any(|other| other != first) => {
+                Self { shared: Receipt::None, each: Some(each.into()) }
+            }
+            Some(_) => Self::shared(each.swap_remove(0)),
+            None => Self::NONE,
+        }
+    }
+
+    /// Returns the receipt of one limit, by its index in the request.
+    pub(crate) fn get(&self, limit: usize) -> &Receipt {
+        self.each.as_ref().and_then(|each| each.get(limit)).unwrap_or(&self.shared)
+    }
+}

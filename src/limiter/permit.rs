@@ -1,0 +1,246 @@
+//! `Permit`: the units that an admitted request holds, until it is known how many of them are used.
+//! The calls that make a permit are in `hold.rs`.
+
+use std::{fmt, mem};
+
+use super::{
+    charge::Charge,
+    handle::Limiter,
+    report::{report_hold_began, report_hold_ended},
+};
+use crate::{
+    decision::{Decision, Receipt, Receipts},
+    error::Error,
+    keys::Key,
+    store::HoldGuard,
+};
+
+/// Units that are held: they count as taken, and it is known later how many of them were used.
+///
+/// A permit ends once, in one of these ways:
+///
+/// | call | units that were used |
+/// |---|---|
+/// | [`settle`](Permit::settle) | those that the caller reports; unused ones are returned |
+/// | [`cancel`](Permit::cancel) | none |
+/// | drop | all of them |
+///
+/// Unused units are returned exactly, in every algorithm, however long the permit was held. The
+/// calls return immediately and cannot fail: with a [`MemoryStore`](crate::MemoryStore) the call
+/// itself returns the units, with a `RedisStore` a background task does.
+///
+/// A permit cannot be cloned. To end it from several places, such as a stream and its timeout, share
+/// it behind a lock.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let quota = Quota::per_minute(100_000);
+/// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::token_bucket(), quota);
+///
+/// let Ok(permit) = tokens.hold("alice", 500).await? else {
+///     return Ok(()); // denied: fewer than 500 are left
+/// };
+/// let used = 180; // as the response reports
+/// permit.settle(used);
+/// assert_eq!(tokens.peek("alice").await?.remaining(), 99_820);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "a permit that is dropped counts as used: call `settle` or `cancel`"]
+pub struct Permit {
+    decision: Decision,
+    holds: Holds,
+}
+
+impl Permit {
+    /// Returns the decision that admitted the request.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Ends the permit: `used` units were used. If more were used than are held, the rest is spent,
+    /// whatever is left of the quota, as by [`spend`](Limiter::spend).
+    ///
+    /// A permit of several limits settles each of them that is still held with the same number of
+    /// units. To settle them separately, call [`settle_for`](Permit::settle_for).
+    pub fn settle(self, used: u64) {
+        self.holds.end(|_| used);
+    }
+
+    /// Ends the permit: none of its units were used.
+    pub fn cancel(self) {
+        self.settle(0);
+    }
+
+    /// Ends the part of the permit that the limiter of this name holds: `used` units were used. The
+    /// other parts stay held.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if the permit holds no units of a limiter of this name, and
+    /// [`Error::HoldEnded`] if that part has ended already. A permit that counts nothing, under
+    /// [`FailurePolicy::Open`](crate::FailurePolicy::Open), accepts every name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let store = MemoryStore::new();
+    /// let limiter = |name, quota| {
+    ///     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// };
+    /// let input = limiter("input", Quota::per_minute(50_000));
+    /// let output = limiter("output", Quota::per_minute(10_000));
+    ///
+    /// let charge = Charge::new(&input, "alice").estimate(2_000).also(&output).estimate(500);
+    /// if let Ok(mut permit) = charge.hold().await? {
+    ///     permit.settle_for("input", 1_900)?;
+    ///     permit.settle_for("output", 120)?;
+    /// }
+    /// assert_eq!(output.peek("alice").await?.remaining(), 9_880);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn settle_for(&mut self, limiter: &str, used: u64) -> Result<(), Error> {
+        for part in self.holds.take(limiter)? {
+            part.end(used);
+        }
+        Ok(())
+    }
+
+    /// Returns whether units of the permit count as used already: no renewal reached the store
+    /// within the [lifetime](Limiter::hold_lifetime) of the hold. The request should stop: what it
+    /// uses from now on may exceed the quota. In memory a permit never expires.
+    #[must_use]
+    pub fn is_expired(&self) -> bool {
+        self.holds.is_expired()
+    }
+
+    /// Returns the permit of a request that proceeds uncounted.
+    pub(super) fn uncounted(decision: Decision) -> Self {
+        Self { decision, holds: Holds::default() }
+    }
+}
+
+impl Charge {
+    /// Returns the permit of an admitted request.
+    pub(super) fn permit(&self, decision: Decision, receipts: &Receipts) -> Permit {
+        Permit { decision, holds: self.holds(receipts) }
+    }
+
+    /// Returns the units that an admitted request holds.
+    pub(crate) fn holds(&self, receipts: &Receipts) -> Holds {
+        let held = self.own_parts_with_index().filter_map(|(index, limiter, key, units)| {
+            let Receipt::Hold(receipt) = receipts.get(index) else { return None };
+            let guard = limiter.keep_hold(key, units, **receipt);
+            Some(HeldUnits::new(limiter.clone(), key.clone(), units, guard))
+        });
+        Holds { parts: held.collect(), is_counted: true }
+    }
+}
+
+/// The units that a request holds, of each limiter. The drop ends all of them as used.
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    parts: Vec<HeldUnits>,
+    /// False if the request proceeds uncounted: there is nothing to settle.
+    is_counted: bool,
+}
+
+impl Holds {
+    /// Ends what is still held, with the units that `used` returns for the number of units held.
+    pub(crate) fn end(self, used: impl Fn(u64) -> u64) {
+        for part in self.parts {
+            let used = used(part.units);
+            part.end(used);
+        }
+    }
+
+    /// Takes the parts of the limiter of this name out, so that they can be ended without a lock.
+    pub(crate) fn take(&mut self, limiter: &str) -> Result<Vec<HeldUnits>, Error> {
+        let named = || self.parts.iter().filter(|part| part.limiter.name() == limiter);
+        if named().next().is_none() && self.is_counted {
+            return Err(Error::NotHeld { limiter: limiter.to_owned() });
+        }
+        if named().next().is_some() && named().all(|part| part.guard.is_none()) {
+            return Err(Error::HoldEnded { limiter: limiter.to_owned() });
+        }
+        let named = self.parts.iter_mut().filter(|part| part.limiter.name() == limiter);
+        Ok(named.filter_map(HeldUnits::take).collect())
+    }
+
+    /// Takes all parts out. What remains has ended.
+    pub(crate) fn take_all(&mut self) -> Self {
+        let parts = self.parts.iter_mut().filter_map(HeldUnits::take).collect();
+        Self { parts, is_counted: self.is_counted }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    pub(crate) fn is_expired(&self) -> bool {
+        let guards = self.parts.iter().filter_map(|part| part.guard.as_ref());
+        guards.into_iter().any(|guard| guard.is_expired())
+    }
+}
+
+/// The units of one limiter. The drop ends them as used.
+pub(crate) struct HeldUnits {
+    limiter: Limiter,
+    key: Key<'static>,
+    units: u64,
+    /// None once they have ended.
+    guard: Option<Box<dyn HoldGuard>>,
+}
+
+impl HeldUnits {
+    fn new(limiter: Limiter, key: Key<'static>, units: u64, guard: Box<dyn HoldGuard>) -> Self {
+        report_hold_began(limiter.observers(), limiter.name(), &key, units);
+        Self { limiter, key, units, guard: Some(guard) }
+    }
+
+    /// Returns the units to be ended elsewhere. What remains has ended.
+    fn take(&mut self) -> Option<Self> {
+        let guard = Some(self.guard.take()?);
+        let (limiter, key) = (self.limiter.clone(), self.key.clone());
+        Some(Self { limiter, key, units: self.units, guard })
+    }
+
+    pub(crate) fn end(mut self, used: u64) {
+        self.end_once(used);
+    }
+
+    fn end_once(&mut self, used: u64) {
+        if let Some(guard) = mem::take(&mut self.guard) {
+            guard.end(used);
+            let Self { limiter, key, units, .. } = self;
+            report_hold_ended(limiter.observers(), limiter.name(), key, [*units, used]);
+        }
+    }
+}
+
+impl Drop for HeldUnits {
+    fn drop(&mut self) {
+        self.end_once(self.units);
+    }
+}
+
+impl fmt::Debug for HeldUnits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldUnits")
+            .field("limiter", &self.limiter.name())
+            .field("units", &self.units)
+            .field("has_ended", &self.guard.is_none())
+            .finish_non_exhaustive()
+    }
+}
