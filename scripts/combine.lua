@@ -10,6 +10,9 @@ for i = 1, #KEYS do
   else
     cost, max_wait = struct.unpack('<dd', items, 16 * i - 15)
   end
+  if lifetime > 0 then
+    max_wait = 0 -- a hold reserves no instant
+  end
   limits[i] = {cost = cost, max_wait = max_wait, lifetime = lifetime, grid = grid}
   is_plain = is_plain and max_wait == 0
 end

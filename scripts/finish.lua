@@ -31,6 +31,8 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
+    elseif held and blocks then
+      put('') -- what is held stays as long as the block
     end
     if blocks then
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
@@ -51,12 +53,13 @@ else
     local state = described(found_state())
     if holds and admitted then
       hold(cost, lifetime, grid)
-      store_holds()
-    elseif commits and not holds and (admitted or stale) then
+    end
+    if commits and (stale or admitted and not holds) then
       store(before, now + wait)
-    else
+    elseif not commits or not admitted and not is_behind then
       return state
     end
+    store_holds()
     if block then
       close_block()
     end

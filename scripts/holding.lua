@@ -37,15 +37,30 @@ local function expire_holds()
   return true
 end
 
+-- Whether the clock has stepped back since the last change. Unless the skew is stored then, the time
+-- of the slots stands still until the clock has caught up.
+local is_behind
+
+-- Loads the state, and applies the slots that have ended.
+local function open_key()
+  load()
+  is_behind = held and held.slots[1] and clock + held.skew < held.at
+  local time = clock + (held and held.slots[1] and skew_at() or 0) -- of the slots
+  if held and expire_holds() then
+    load()
+  end
+  if is_behind and held then
+    touch()
+  end
+  return time
+end
+
 -- Loads the state, and computes how long the request has to wait, and by how much that is too long.
 local function plan()
   if block and not block.state then
     block = nil -- of a request before this one
   end
-  load()
-  if held and expire_holds() then
-    load()
-  end
+  open_key()
   if not first_held then
     local slots = held and #held.slots or 0
     first_held = slots > 0 and packed_holds(slots) or ''
@@ -94,7 +109,8 @@ local function change_hold(time, epoch, ends, units, used, lifetime, grid)
   if has_expired then -- its units were spent then
     return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
   elseif lifetime > 0 then
-    return RENEWED, hold(units, lifetime, grid), 0
+    -- Not for less than is left of it: the holder may not get this reply.
+    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
   end
   return is_known and ENDED or LOST, 0, used
 end
@@ -103,11 +119,7 @@ end
 local function change_holds(changes)
   block, first_held, cost, max_wait = nil, nil, 0, 0
   forget()
-  load()
-  local time = clock + (held and skew_at() or 0) -- of the slots
-  if held and expire_holds() then
-    load()
-  end
+  local time = open_key()
   local results, spent = {}, 0
   for i, change in ipairs(changes) do
     local result, ends, units = change_hold(time, unpack(change, 1, 6))

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 34a4711918113876ae74fee0c572b9562298c7d7
+-- EVALSHA names the text below this line 9bac44b8a9bada84461834ff5ce6dd90a36bb78b
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -733,7 +733,7 @@ local function change_holds(changes)
   block, first_held, cost, max_wait = nil, nil, 0, 0
   forget()
   load()
-  local time = clock + (held and skew_at() or 0)
+  local time = clock + (held and held.slots[1] and skew_at() or 0)
   if held and expire_holds() then
     load()
   end
@@ -784,6 +784,8 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
+    elseif held and blocks then
+      put('')
     end
     if blocks then
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0

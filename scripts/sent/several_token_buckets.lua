@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line aa83e65734243907e0c482974362a28a7992828f
+-- EVALSHA names the text below this line 9341582809e45743504b981aef922fc4fcda85e5
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -839,7 +839,7 @@ local function change_holds(changes)
   block, first_held, cost, max_wait = nil, nil, 0, 0
   forget()
   load()
-  local time = clock + (held and skew_at() or 0)
+  local time = clock + (held and held.slots[1] and skew_at() or 0)
   if held and expire_holds() then
     load()
   end
@@ -890,6 +890,8 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
+    elseif held and blocks then
+      put('')
     end
     if blocks then
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0

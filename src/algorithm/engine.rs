@@ -35,7 +35,7 @@ pub(super) fn step<M: Model>(
 
     let reset = state.reset_after(now);
     let Report { remaining, replenish } = state.report(now, reset, params);
-    if admits || action.commits() && stale {
+    if admits || action.inserts() && stale {
         let reservation = admits.then_some(Reservation { instant, cost });
         waiting.update(stale, now, reservation, before, params);
         if reset == 0.0 {

@@ -110,7 +110,8 @@ impl Slots {
 
     /// The sum of all units.
     pub(super) fn total(&self) -> f64 {
-        min(self.slots.iter().map(|slot| slot.units).sum(), EXACT)
+        // From 0, as the sum of no floats is -0.
+        min(self.slots.iter().fold(0.0, |sum, slot| sum + slot.units), EXACT)
     }
 
     /// Returns the skew of the slots at a time of the clock.
@@ -126,8 +127,14 @@ impl Slots {
         now + self.skew_at(now)
     }
 
+    /// Returns whether the clock has stepped back since the last change. Unless the skew is stored
+    /// then, the time of the slots stands still until the clock has caught up (law 8).
+    pub(super) fn is_stale(&self, now: f64) -> bool {
+        !self.is_empty() && now + self.skew < self.at
+    }
+
     /// Follows the clock, before a change.
-    fn touch(&mut self, now: f64) {
+    pub(super) fn touch(&mut self, now: f64) {
         self.skew = self.skew_at(now);
         self.at = now + self.skew;
     }

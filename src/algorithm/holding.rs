@@ -6,7 +6,7 @@ use std::mem::take;
 
 use super::{
     arithmetic::max,
-    hold::{Held, HoldAction, HoldChange, HoldReply, Slots},
+    hold::{Held, HoldAction, HoldChange, HoldReply, Lifetime, Slots},
     request::{Action, Admission, EngineReply, EngineRequest},
     table::{Kind, Params, State},
 };
@@ -16,9 +16,16 @@ impl Params {
     #[cold]
     pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
+        // A hold reserves no instant: it would count from now on.
+        let max_wait = if let Action::Hold { .. } = action { 0.0 } else { request.max_wait };
+        let request = &EngineRequest { max_wait, ..*request };
+        let is_stale = action.inserts() && state.has_stale_holds(now);
         // A request that changes nothing leaves slots that have ended as they are (law 1).
-        let found = state.has_ended_holds(now).then(|| state.clone());
+        let found = (!is_stale && state.has_ended_holds(now)).then(|| state.clone());
         let mut held = self.open(state, now);
+        if is_stale {
+            held.slots.touch(now);
+        }
         let before = found.is_some().then(|| held.state.clone());
         let mut reply = self.step_beside(&mut held, request);
         let mut changed = action == Action::Refund || action.commits() && reply.admitted;
@@ -45,11 +52,7 @@ impl Params {
             let admission = Some(Admission { admitted: false, wait });
             return beside.step_bare(&mut held.state, &EngineRequest { admission, ..*request });
         }
-        let action = match request.action {
-            Action::Hold { .. } => Action::Peek, // which spends nothing
-            other => other,
-        };
-        beside.step_bare(&mut held.state, &EngineRequest { action, ..*request })
+        beside.step_bare(&mut held.state, request)
     }
 
     /// Describes the key beside what is held after the decision.
@@ -151,12 +154,16 @@ impl Params {
         {
             return self.change_holds(&mut block.state, now, epoch, changes);
         }
+        let is_stale = state.has_stale_holds(now);
         let mut held = self.open(state, now);
+        if is_stale {
+            held.slots.touch(now);
+        }
         let time = held.slots.time(now);
         let (mut used, mut replies) = (0.0, Vec::with_capacity(changes.len()));
         for change in changes {
-            let has_expired = change.receipt.ends <= time;
-            let (more, reply) = change_hold(&mut held.slots, now, epoch, has_expired, change);
+            let left = change.receipt.ends - time;
+            let (more, reply) = change_hold(&mut held.slots, now, epoch, left, change);
             used += more;
             replies.push(reply);
         }
@@ -173,9 +180,10 @@ fn change_hold(
     slots: &mut Slots,
     now: f64,
     epoch: f64,
-    has_expired: bool,
+    left: f64,
     &HoldChange { receipt, units, action }: &HoldChange,
 ) -> (f64, HoldReply) {
+    let has_expired = left <= 0.0;
     let is_known = slots.knows(receipt);
     if is_known && !has_expired {
         slots.take(now, receipt, units);
@@ -187,7 +195,9 @@ fn change_hold(
         HoldAction::End { used } => (used, HoldReply::Lost),
         HoldAction::Renew(_) if has_expired => (0.0, HoldReply::Expired),
         HoldAction::Renew(lifetime) => {
-            let receipt = slots.hold(now, units, lifetime, epoch);
+            // Not for less than is left of it: the holder may not get this reply.
+            let time = if is_known { max(lifetime.time, left) } else { lifetime.time };
+            let receipt = slots.hold(now, units, Lifetime { time, ..lifetime }, epoch);
             (0.0, HoldReply::Renewed(receipt))
         }
     }

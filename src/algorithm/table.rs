@@ -88,6 +88,11 @@ macro_rules! algorithms {
                 matches!(self, Self::Held(held) if held.slots.has_ended(now))
             }
 
+            /// Returns whether the clock has stepped back since what is held was changed.
+            pub(super) fn has_stale_holds(&self, now: f64) -> bool {
+                matches!(self, Self::Held(held) if held.slots.is_stale(now))
+            }
+
             /// Returns whether units are held.
             pub(crate) fn is_held(&self) -> bool {
                 match self {

@@ -1,4 +1,4 @@
-//! Settling, cancelling and releasing, in any order and after losses of state, admit no more than
+//! Releases of reservations and grants, in any order and after losses of state, admit no more than
 //! the algorithm guarantees. The oracle counts the used units; it does not know any state.
 
 use std::{env, time::Duration};
@@ -15,11 +15,10 @@ use crate::quota::Quota;
 enum Step {
     /// A cost, and the longest wait in 1/1000 of a window.
     Check(u32, u32),
-    /// An admitted request, and the part of its cost that was used, in quarters. Units above four
-    /// quarters are spent.
-    Settle(Index, u32),
+    /// Units that are spent without asking.
+    Spend(u32),
     /// Requests that are dropped together.
-    Cancel(Vec<Index>),
+    Drop(Vec<Index>),
     /// Units of no particular decision.
     Grant(u32),
     /// The state is lost.
@@ -35,8 +34,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let pass = prop_oneof![4 => 0_u32..100, 1 => 100_u32..1_500];
     let step = prop_oneof![
         12 => (1_u32..6, wait).prop_map(|(cost, wait)| Step::Check(cost, wait)),
-        4 => (any::<Index>(), 0_u32..8).prop_map(|(which, used)| Step::Settle(which, used)),
-        3 => prop::collection::vec(any::<Index>(), 1..5).prop_map(Step::Cancel),
+        1 => (1_u32..5).prop_map(Step::Spend),
+        3 => prop::collection::vec(any::<Index>(), 1..5).prop_map(Step::Drop),
         1 => (1_u32..5).prop_map(Step::Grant),
         1 => Just(Step::Lose),
         8 => (pass, 0_u32..3).prop_map(|(part, us)| Step::Pass(part, us)),
@@ -111,7 +110,7 @@ struct History<'a, B> {
     now: f64,
     losses: usize,
     uses: Vec<Use>,
-    /// The index of each use that is not settled yet, and of the quota that it was charged by.
+    /// The index of each use that is not released yet, and of the quota that it was charged by.
     open: Vec<(usize, usize)>,
 }
 
@@ -133,8 +132,12 @@ impl<B: Lossy> History<'_, B> {
     fn step(&mut self, step: &Step) {
         match step {
             Step::Check(cost, max_wait) => self.check(*cost, *max_wait),
-            Step::Settle(which, quarters) => self.settle(which, *quarters),
-            Step::Cancel(which) => self.cancel(which),
+            Step::Spend(units) if self.can_wait() => {
+                let action = Action::Spend;
+                self.admit(EngineRequest { action, ..check(*units, self.now) });
+            }
+            Step::Spend(_) => {}
+            Step::Drop(which) => self.release(which),
             Step::Grant(units) => self.grant(*units),
             Step::Lose => {
                 self.backend.lose();
@@ -173,21 +176,7 @@ impl<B: Lossy> History<'_, B> {
         reply.admitted
     }
 
-    fn settle(&mut self, which: &Index, quarters: u32) {
-        if self.open.is_empty() {
-            return;
-        }
-        let (index, charged_by) = self.open.swap_remove(which.index(self.open.len()));
-        let Use { used: charged, instant, .. } = self.uses[index];
-        let quarters = if self.can_wait() { quarters } else { quarters.min(4) };
-        let used = (charged * f64::from(quarters) / 4.0).round();
-        if used > charged {
-            let action = Action::Spend;
-            self.admit(EngineRequest { action, ..check(used - charged, self.now) });
-        }
-    }
-
-    fn cancel(&mut self, which: &[Index]) {
+    fn release(&mut self, which: &[Index]) {
         let mut releases = [vec![], vec![]];
         for which in which {
             if self.open.is_empty() {

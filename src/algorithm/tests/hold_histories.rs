@@ -1,0 +1,661 @@
+//! Random histories with holds never exceed the promise of the algorithm. The oracle uses the units
+//! of each hold at instants between its begin and its end, and does not know any state. The laws of
+//! single decisions are in `hold_laws.rs`.
+
+use std::{collections::VecDeque, env, time::Duration};
+
+use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
+
+use super::{
+    super::{
+        Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
+        HoldReply, Lifetime, Params, Refill, State,
+    },
+    backends::{Holds, check},
+    hold_laws,
+};
+use crate::quota::Quota;
+
+const START: f64 = 1.7e15;
+
+/// A key whose state can be lost.
+pub(super) trait Key: Holds {
+    fn lose(&mut self);
+
+    /// The state, if it can be copied.
+    fn copy(&self) -> Option<State>;
+}
+
+impl Key for State {
+    fn lose(&mut self) {
+        *self = Self::Initial;
+    }
+
+    fn copy(&self) -> Option<State> {
+        Some(self.clone())
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// A cost, and the longest wait in 1/1000 of a window.
+    Check(u32, u32),
+    Spend(u32),
+    Grant(u32),
+    /// The units, which of four lifetimes, the parts of the time of the hold after which its units
+    /// are used, and whether its reply is lost.
+    Hold(u32, usize, [u16; 3], bool),
+    /// A hold, and how much of it was used, in quarters: more than four exceed it.
+    End(Index, u32),
+    /// A hold that ends, and whose end comes again: a grant of its units.
+    EndTwice(Index),
+    /// A hold, its new lifetime, and whether the reply is lost.
+    Renew(Index, usize, bool),
+    /// The state is lost.
+    Lose,
+    /// Time passes: in 1/1000 of a window, and microseconds.
+    Pass(u32, u32),
+    /// Time passes, in 1/1000 of a lifetime.
+    PassLifetime(usize, u32),
+    /// The clock steps back, in 1/1000 of a window.
+    Back(u32),
+    /// From now on, the other quota applies.
+    Change,
+    /// The duration, in 1/1000 of a window.
+    Block(u32),
+    Unblock,
+}
+
+/// What a history may contain: what is left out makes the oracle stricter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scope {
+    pub(super) waits: bool,
+    pub(super) grants: bool,
+    pub(super) losses: bool,
+    pub(super) steps_back: bool,
+    pub(super) changes: bool,
+    pub(super) blocks: bool,
+    /// The holds of another epoch find the units of the current one.
+    pub(super) ignores_epochs: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) algorithm: Algorithm,
+    pub(super) quotas: [Quota; 2],
+    pub(super) lifetimes: [u64; 4],
+    pub(super) scope: Scope,
+}
+
+impl Setup {
+    pub(super) fn params(&self, which: usize) -> Params {
+        Params::new(self.algorithm, self.quotas[which]).unwrap()
+    }
+
+    pub(super) fn overdraft(&self) -> f64 {
+        match self.algorithm {
+            Algorithm::TokenBucket { overdraft, .. } => overdraft as f64,
+            _ => 0.0,
+        }
+    }
+}
+
+pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let wait = prop_oneof![2 => Just(0), 3 => 0_u32..3_000];
+    let pass = prop_oneof![4 => 0_u32..100, 1 => 100_u32..1_500];
+    let part = || prop_oneof![2 => Just(0_u16), 2 => Just(u16::MAX), 3 => any::<u16>()];
+    let parts = (part(), part(), part()).prop_map(|(one, two, three)| [one, two, three]);
+    let lost = || prop::bool::weighted(0.1);
+    let step = prop_oneof![
+        6 => (1_u32..8, wait).prop_map(|(cost, wait)| Step::Check(cost, wait)),
+        12 => (1_u32..12, 0_usize..4, parts, lost())
+            .prop_map(|(units, life, parts, lost)| Step::Hold(units, life, parts, lost)),
+        6 => (any::<Index>(), 0_u32..7).prop_map(|(which, used)| Step::End(which, used)),
+        4 => (any::<Index>(), 0_usize..4, lost())
+            .prop_map(|(which, life, lost)| Step::Renew(which, life, lost)),
+        1 => (1_u32..5).prop_map(Step::Spend),
+        1 => (1_u32..5).prop_map(Step::Grant),
+        1 => any::<Index>().prop_map(Step::EndTwice),
+        1 => Just(Step::Lose),
+        6 => (pass, 0_u32..3).prop_map(|(part, us)| Step::Pass(part, us)),
+        3 => (0_usize..4, 0_u32..1_400).prop_map(|(life, part)| Step::PassLifetime(life, part)),
+        1 => (0_u32..3_000).prop_map(Step::Back),
+        1 => Just(Step::Change),
+        1 => (0_u32..1_500).prop_map(Step::Block),
+        1 => Just(Step::Unblock),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+pub(super) fn setups(algorithms: impl Strategy<Value = Algorithm>) -> impl Strategy<Value = Setup> {
+    let window = || prop_oneof![Just(1_000_000), 1_000_u64..10_000_000];
+    let quota = || (1_u64..20, window(), 1_u64..20);
+    let life = || 10_u64..8_000;
+    let some = || prop::bool::weighted(0.3);
+    let scope = (any::<bool>(), some(), some(), some(), some(), some());
+    (algorithms, quota(), quota(), 0_u32..6, (life(), life()), scope).prop_map(
+        |(algorithm, one, other, alike, (first, second), scope)| {
+            let (waits, grants, losses, steps_back, changes, blocks) = scope;
+            let scope = Scope {
+                waits: waits && !changes,
+                grants,
+                losses,
+                steps_back,
+                changes,
+                blocks,
+                ignores_epochs: false,
+            };
+            let other = match alike {
+                0 => (other.0, one.1, one.2),
+                1 => (one.0, other.1, one.2),
+                2 => (one.0, one.1, other.2),
+                _ => other,
+            };
+            let quota = |(limit, us, burst): (u64, u64, u64)| {
+                let quota = Quota::new(limit, Duration::from_micros(us));
+                let is_bucket = matches!(algorithm, Algorithm::TokenBucket { .. });
+                if is_bucket { quota.burst(burst) } else { quota }
+            };
+            let lifetime = |part: u64| (one.1 * part / 1_000).max(1);
+            let lifetimes = [first, second, first / 4, second / 4].map(lifetime);
+            Setup { algorithm, quotas: [quota(one), quota(other)], lifetimes, scope }
+        },
+    )
+}
+
+/// Units that were used, or spent beyond what a hold contains.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    at: f64,
+    units: f64,
+    /// The decision or the change that counts them.
+    index: usize,
+    /// The number of losses of the state before they were admitted.
+    generation: usize,
+    /// True if the caller did not ask.
+    is_excess: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Admitted {
+    at: f64,
+    index: usize,
+    generation: usize,
+    /// The opening of its window, if windows are fixed.
+    window: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    units: f64,
+    begin: f64,
+    /// The instant until which its holder may use the units.
+    expires: f64,
+    receipt: HoldReceipt,
+    parts: [u16; 3],
+    index: usize,
+    generation: usize,
+    /// True if its holder does not know of it.
+    is_lost: bool,
+}
+
+/// A key while steps change it. All instants are by a clock that never steps back.
+struct History<'a, B> {
+    backend: &'a mut B,
+    setup: Setup,
+    current: usize,
+    now: f64,
+    /// How far the clock of the store has stepped back.
+    back: f64,
+    generation: usize,
+    index: usize,
+    uses: Vec<Use>,
+    admitted: Vec<Admitted>,
+    granted: f64,
+    open: Vec<Open>,
+    epoch: f64,
+}
+
+impl<B: Key> History<'_, B> {
+    fn params(&self) -> Params {
+        self.setup.params(self.current)
+    }
+
+    fn part_of_window(&self, thousandths: u32) -> f64 {
+        (self.setup.quotas[0].window_us() as f64 * f64::from(thousandths) / 1e3).floor()
+    }
+
+    fn clock(&self) -> f64 {
+        self.now - self.back
+    }
+
+    fn cost(&self, units: u32) -> f64 {
+        f64::from(units).min(self.setup.params(0).max_cost()).min(self.setup.params(1).max_cost())
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        let scope = self.setup.scope;
+        self.index += 1;
+        match *step {
+            Step::Check(cost, wait) => self.check(cost, wait)?,
+            Step::Hold(units, life, parts, is_lost) => self.hold(units, life, parts, is_lost)?,
+            Step::Spend(units) => {
+                let request = EngineRequest { action: Action::Spend, ..check(units, self.clock()) };
+                let params = self.params();
+                self.backend.decide(&params, request);
+                self.excess(units.into());
+            }
+            Step::Grant(units) if scope.grants => {
+                self.granted += f64::from(units);
+                let request =
+                    EngineRequest { action: Action::Refund, ..check(units, self.clock()) };
+                let params = self.params();
+                self.backend.decide(&params, request);
+            }
+            Step::End(which, quarters) if !self.open.is_empty() => {
+                let hold = self.open.swap_remove(which.index(self.open.len()));
+                let used = (hold.units * f64::from(quarters) / 4.0).round();
+                self.end(hold, if hold.is_lost { 0.0 } else { used });
+            }
+            Step::EndTwice(which) if !self.open.is_empty() && scope.grants => {
+                let hold = self.open.swap_remove(which.index(self.open.len()));
+                self.end(hold, 0.0);
+                self.granted += hold.units;
+                self.end(hold, 0.0);
+            }
+            Step::Renew(which, life, is_lost) if !self.open.is_empty() => {
+                let which = which.index(self.open.len());
+                self.renew(which, life, is_lost);
+            }
+            Step::Lose if scope.losses => {
+                self.backend.lose();
+                self.generation += 1;
+                self.now += 1.0; // separates the uses that are lost from the next ones
+            }
+            Step::Pass(thousandths, us) => {
+                self.now += self.part_of_window(thousandths) + f64::from(us);
+            }
+            Step::PassLifetime(life, part) => {
+                self.now += (self.setup.lifetimes[life] as f64 * f64::from(part) / 1e3).floor();
+            }
+            Step::Back(part) if scope.steps_back => {
+                self.back += self.part_of_window(part);
+            }
+            Step::Change if scope.changes => {
+                self.current ^= 1;
+            }
+            Step::Block(part) if scope.blocks => {
+                self.block(Action::Block { duration: self.part_of_window(part) as u64 });
+            }
+            Step::Unblock if scope.blocks => self.block(Action::Unblock),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, action: Action) {
+        let (params, now) = (self.params(), self.clock());
+        self.backend.decide(&params, EngineRequest { action, ..check(1, now) });
+    }
+
+    fn ask(&mut self, request: EngineRequest) -> Result<EngineReply, TestCaseError> {
+        let params = self.params();
+        let peek = EngineRequest { action: Action::Peek, ..request };
+        let peeked = (request.action == Action::Check).then(|| self.backend.decide(&params, peek));
+        let before = self.backend.copy();
+        let reply = self.backend.decide(&params, request);
+        if let Some(peek) = peeked {
+            prop_assert_eq!((peek.admitted, peek.wait), (reply.admitted, reply.wait));
+        }
+        if let (Some(before), Some(after)) = (before, self.backend.copy()) {
+            let quota = self.setup.quotas[self.current];
+            hold_laws::keeps(&self.setup, quota, &request, &reply, [&before, &after])?;
+        }
+        Ok(reply)
+    }
+
+    fn check(&mut self, cost: u32, wait: u32) -> Result<(), TestCaseError> {
+        let max_wait = if self.setup.scope.waits { self.part_of_window(wait) } else { 0.0 };
+        let max_wait = max_wait.min(self.params().max_reservable());
+        let request = EngineRequest { max_wait, ..check(self.cost(cost), self.clock()) };
+        let reply = self.ask(request)?;
+        if reply.admitted {
+            let at = self.now + reply.wait;
+            let Self { index, generation, .. } = *self;
+            let units = request.cost;
+            self.uses.push(Use { at, units, index, generation, is_excess: false });
+            let window = self.window_of(at);
+            self.admitted.push(Admitted { at, index, generation, window });
+        }
+        Ok(())
+    }
+
+    /// The opening of the fixed window of this instant, if it is known, and one is open.
+    fn window_of(&self, at: f64) -> Option<f64> {
+        let state = match self.backend.copy()? {
+            State::Held(held) => held.state,
+            state => state,
+        };
+        let State::FixedWindow(Some(reserved)) = state else { return None };
+        let state = reserved.state;
+        let opening = state.start + state.ahead() * state.length;
+        (opening <= at && at < opening + state.length).then_some(opening)
+    }
+
+    fn lifetime(&self, life: usize) -> Lifetime {
+        Lifetime::new(self.setup.lifetimes[life])
+    }
+
+    /// The instant until which a hold with this receipt may be used.
+    fn expiry(&self, receipt: HoldReceipt, life: usize) -> f64 {
+        match self.setup.scope.steps_back {
+            true => self.now + self.setup.lifetimes[life] as f64,
+            false => receipt.ends,
+        }
+    }
+
+    fn hold(
+        &mut self,
+        units: u32,
+        life: usize,
+        parts: [u16; 3],
+        is_lost: bool,
+    ) -> Result<(), TestCaseError> {
+        let action = Action::Hold { lifetime: self.lifetime(life), epoch: None };
+        // A hold does not wait, whatever it says.
+        let max_wait = if self.setup.scope.waits { self.part_of_window(1_000) } else { 0.0 };
+        let request = EngineRequest { action, max_wait, ..check(self.cost(units), self.clock()) };
+        let reply = self.ask(request)?;
+        if let Some(receipt) = reply.hold {
+            let Self { now: begin, index, generation, .. } = *self;
+            let expires = self.expiry(receipt, life);
+            self.epoch = receipt.epoch;
+            let units = request.cost;
+            let hold = Open { units, begin, expires, receipt, parts, index, generation, is_lost };
+            self.open.push(hold);
+            let window = self.window_of(begin);
+            self.admitted.push(Admitted { at: begin, index, generation, window });
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, hold: &Open, action: HoldAction) -> HoldReply {
+        let mut receipt = hold.receipt;
+        if self.setup.scope.ignores_epochs {
+            receipt.epoch = self.epoch;
+        }
+        let change = HoldChange { receipt, units: hold.units, action };
+        let (params, now) = (self.params(), self.clock());
+        self.backend.change_holds(&params, now, &[change])[0]
+    }
+
+    fn end(&mut self, hold: Open, used: f64) {
+        self.change(&hold, HoldAction::End { used });
+        self.excess((used - hold.units).max(0.0));
+        self.uses_of(&hold, used.min(hold.units), self.now);
+    }
+
+    fn renew(&mut self, which: usize, life: usize, is_lost: bool) {
+        let hold = self.open[which];
+        let reply = self.change(&hold, HoldAction::Renew(self.lifetime(life)));
+        match reply {
+            // Renewed late, after the skew of its slots was forgotten: the excess of its holder.
+            HoldReply::Renewed(_) if self.now > hold.expires => {
+                self.uses_of(&hold, hold.units, hold.expires);
+                self.open[which].is_lost = true;
+            }
+            HoldReply::Renewed(receipt) => {
+                self.epoch = receipt.epoch;
+                if !is_lost {
+                    let expires = self.expiry(receipt, life);
+                    let hold = &mut self.open[which];
+                    (hold.receipt, hold.expires) = (receipt, expires);
+                }
+            }
+            _ => {
+                let hold = self.open.swap_remove(which);
+                self.uses_of(&hold, hold.units, hold.expires);
+            }
+        }
+    }
+
+    /// The holder used these units before the end, in pieces.
+    fn uses_of(&mut self, hold: &Open, units: f64, end: f64) {
+        let Open { begin, expires, parts, index, generation, is_lost, .. } = *hold;
+        if is_lost {
+            return;
+        }
+        let end = end.min(expires);
+        let mut left = units;
+        for (i, part) in parts.into_iter().enumerate() {
+            let at = begin + ((end - begin) * f64::from(part) / 65_535.0).floor();
+            let units = (left / (3 - i) as f64).ceil();
+            left -= units;
+            self.uses.push(Use { at, units, index, generation, is_excess: false });
+        }
+    }
+
+    fn excess(&mut self, units: f64) {
+        if units > 0.0 {
+            let Self { now: at, index, generation, .. } = *self;
+            self.uses.push(Use { at, units, index, generation, is_excess: true });
+        }
+    }
+
+    /// The holders that are left have died: they used all units.
+    fn finish(&mut self) {
+        for hold in std::mem::take(&mut self.open) {
+            self.uses_of(&hold, hold.units, hold.expires);
+        }
+        self.uses.retain(|used| used.units > 0.0);
+        self.uses.sort_by(|one, other| one.at.total_cmp(&other.at));
+    }
+}
+
+/// The promise that includes those of both quotas, or of the one that applies.
+struct Promise {
+    setup: Setup,
+    limit: f64,
+    window: f64,
+    rate: f64,
+    size: f64,
+}
+
+impl Promise {
+    fn of(setup: Setup) -> Self {
+        let [one, other] = setup.quotas;
+        let other = if setup.scope.changes { other } else { one };
+        let rate = |quota: Quota| quota.limit() as f64 / quota.window_us() as f64;
+        let size = one.burst_size().max(other.burst_size()) as f64;
+        Self {
+            setup,
+            limit: one.limit().max(other.limit()) as f64,
+            window: one.window_us().min(other.window_us()) as f64,
+            rate: rate(one).max(rate(other)),
+            size: size + setup.overdraft(),
+        }
+    }
+
+    /// The most units in this time, both ends included.
+    fn most(&self, time: f64) -> f64 {
+        let Self { limit, window, rate, size, .. } = *self;
+        let log = |window: f64| limit * ((time / window).floor() + 1.0);
+        match self.setup.algorithm {
+            // Twice the limit across a boundary.
+            Algorithm::FixedWindow => limit * ((time / window).floor() + 2.0),
+            Algorithm::SlidingLog => log(window),
+            Algorithm::SlidingWindow { buckets } => {
+                let sub_window = (window / f64::from(buckets)).ceil();
+                // With any grid, the sub-windows that lie inside the window count the limit.
+                let inside = !self.setup.scope.changes && time < window - sub_window;
+                if inside { limit } else { limit * ((time / window).floor() + 2.0) }
+            }
+            Algorithm::TokenBucket { refill: Refill::Continuous, .. } => size + rate * time + 1e-6,
+            Algorithm::TokenBucket { .. } => size + limit * (time / window).ceil(),
+            Algorithm::LeakyBucket => unreachable!("no holds"),
+        }
+    }
+
+    /// The most units from this time before an admission on, if units that were spent without
+    /// asking count.
+    fn most_before(&self, last: &Admitted, time: f64) -> f64 {
+        let Self { window, limit, setup, .. } = self;
+        let is_free = match setup.algorithm {
+            Algorithm::SlidingLog => time >= *window,
+            Algorithm::SlidingWindow { buckets } => {
+                let sub_window = (window / f64::from(buckets)).ceil();
+                setup.scope.changes || time > 0.0 && time >= window - sub_window
+            }
+            Algorithm::FixedWindow => {
+                let is_known = !setup.scope.changes && !setup.scope.steps_back;
+                let opening = last.window.filter(|_| is_known).unwrap_or(last.at);
+                if last.at - time >= opening {
+                    return *limit;
+                }
+                true
+            }
+            _ => false,
+        };
+        if is_free { f64::INFINITY } else { self.most(time) }
+    }
+}
+
+/// Returns the excess over the promise, and its place.
+fn over<B>(history: &History<'_, B>) -> Option<String> {
+    let promise = Promise::of(history.setup);
+    let granted = history.granted;
+    for generation in 0..=history.generation {
+        let of = |used: &&Use| used.generation == generation;
+        let uses: Vec<_> = history.uses.iter().filter(of).collect();
+        // In any time at all.
+        for (i, first) in uses.iter().enumerate() {
+            let mut sum = 0.0;
+            for used in uses[i..].iter().filter(|used| !used.is_excess) {
+                sum += used.units;
+                let time = used.at - first.at;
+                if sum > promise.most(time) + granted {
+                    return Some(format!("{sum} in {time} from {first:?}"));
+                }
+            }
+        }
+        // At an admission, the uses of all holds until then count, even those that come later, and
+        // what callers spent without asking.
+        for last in history.admitted.iter().filter(|last| last.generation == generation) {
+            let mut sum = 0.0;
+            let counts = |used: &&&Use| {
+                let before = if used.is_excess { last.index - 1 } else { last.index };
+                used.index <= before
+            };
+            let mut seen = VecDeque::new();
+            for used in uses.iter().rev().filter(counts) {
+                sum += used.units;
+                seen.push_front(**used);
+                let time = (last.at - used.at).max(0.0);
+                if sum > promise.most_before(last, time) + granted {
+                    return Some(format!("{sum} in {time} before {last:?}: {seen:?}"));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Runs a history. Returns a description of what exceeds the promise.
+fn run(
+    backend: &mut impl Key,
+    setup: Setup,
+    steps: &[Step],
+) -> Result<Option<String>, TestCaseError> {
+    backend.lose();
+    let mut history = History {
+        backend,
+        setup,
+        current: 0,
+        now: START,
+        back: 0.0,
+        generation: 0,
+        index: 0,
+        uses: vec![],
+        admitted: vec![],
+        granted: 0.0,
+        open: vec![],
+        epoch: 0.0,
+    };
+    for step in steps {
+        history.step(step)?;
+    }
+    history.finish();
+    Ok(over(&history))
+}
+
+/// Runs 300 histories, or the number in the environment variable `HISTORIES`.
+fn never_exceeds(algorithms: impl Strategy<Value = Algorithm>) {
+    let cases = env::var("HISTORIES").map_or(300, |number| number.parse().unwrap());
+    let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
+    let result = TestRunner::new(config).run(&(setups(algorithms), steps()), |(setup, steps)| {
+        let over = run(&mut State::Initial, setup, &steps)?;
+        prop_assert!(over.is_none(), "{}", over.unwrap());
+        Ok(())
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn bucket(refill: Refill) -> impl Strategy<Value = Algorithm> {
+    prop_oneof![Just(0), 1_u64..5]
+        .prop_map(move |overdraft| Algorithm::TokenBucket { refill, overdraft })
+}
+
+#[test]
+fn holds_of_a_fixed_window_are_never_over() {
+    never_exceeds(Just(Algorithm::FixedWindow));
+}
+
+#[test]
+fn holds_of_a_sliding_log_are_never_over() {
+    never_exceeds(Just(Algorithm::SlidingLog));
+}
+
+#[test]
+fn holds_of_a_sliding_window_are_never_over() {
+    never_exceeds((1_u32..12).prop_map(|buckets| Algorithm::SlidingWindow { buckets }));
+}
+
+#[test]
+fn holds_of_a_token_bucket_are_never_over() {
+    never_exceeds(bucket(Refill::Continuous));
+}
+
+#[test]
+fn holds_of_a_bucket_that_refills_at_once_are_never_over() {
+    never_exceeds(bucket(Refill::Interval));
+}
+
+#[test]
+fn without_epochs_holds_are_over_after_a_loss_of_the_state() {
+    for algorithm in [
+        Algorithm::FixedWindow,
+        Algorithm::SlidingLog,
+        Algorithm::SlidingWindow { buckets: 4 },
+        Algorithm::token_bucket(),
+    ] {
+        let strategy = (setups(Just(algorithm)), steps());
+        let mut caught = false;
+        let config =
+            ProptestConfig { cases: 2_000, failure_persistence: None, ..Default::default() };
+        let result = TestRunner::new(config).run(&strategy, |(mut setup, steps)| {
+            setup.scope = Scope {
+                grants: false,
+                losses: true,
+                steps_back: false,
+                changes: false,
+                ignores_epochs: true,
+                ..setup.scope
+            };
+            let over = run(&mut State::Initial, setup, &steps)?;
+            prop_assert!(over.is_none(), "{}", over.unwrap());
+            Ok(())
+        });
+        caught |= result.is_err();
+        assert!(caught, "{algorithm}: no history is over");
+    }
+}
