@@ -1,4 +1,4 @@
-//! An axum server that charges an estimate of tokens first, and settles it when the usage is known:
+//! An axum server that holds an estimate of tokens first, and settles it when the usage is known:
 //! unused tokens are returned, and each answer says how many. A constant answer replaces the
 //! language model.
 //!
@@ -16,13 +16,15 @@ mod support;
 
 use std::{collections::HashMap, net::SocketAddr, process::ExitCode};
 
-use axum::{Extension, Router, extract::State, routing::post};
+use axum::{Extension, Router, extract::State, http::HeaderMap, routing::post};
 use clap::Parser;
 use http::request::Parts;
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::RequestError, layer::Rule,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer,
+    http::{RequestError, Settle},
+    layer::Rule,
 };
 
 /// Answers POST /answer for the API keys ada and carl (plan free) and ben (plan pro).
@@ -89,7 +91,6 @@ impl ByPlan {
             Limiter::try_new(name, store.clone(), algorithm, quota)
                 .context(format_args!("--{name}"))
         };
-        // A window returns all unused tokens; a bucket returns only those that it has not refilled.
         let (requests, tokens) = (Algorithm::token_bucket(), Algorithm::sliding_window());
         Ok(Self {
             accounts: Accounts(
@@ -113,20 +114,22 @@ impl Rule<Parts> for ByPlan {
             Some(Plan::Free) => &self.free,
             Some(Plan::Pro) => &self.pro,
         };
-        let all_keys = Charge::new_n(&self.all_tokens, "all", self.estimate);
-        Ok(Charge::new(requests, key).also_n(&self.tokens, self.estimate).and(all_keys))
+        let all_keys = Charge::new(&self.all_tokens, "all").estimate(self.estimate);
+        let one_key = Charge::new(requests, key).also(&self.tokens).estimate(self.estimate);
+        Ok(one_key.and(all_keys))
     }
 }
 
 async fn answer(
-    State(estimate): State<u64>,
-    Extension(charge): Extension<Charge>,
+    State((tokens, estimate)): State<(Limiter, u64)>,
+    Extension(settle): Extension<Settle>,
+    headers: HeaderMap,
     question: String,
 ) -> String {
     let used = 10 * question.split_whitespace().count() as u64;
     for limiter in ["tokens", "all-tokens"] {
         // The work is done: an error concerns only the count, so the client gets its answer.
-        if let Err(error) = charge.settle(limiter, used).await {
+        if let Err(error) = settle.settle(limiter, used) {
             eprintln!("cannot settle {limiter}: {error:?}");
         }
     }
@@ -134,7 +137,8 @@ async fn answer(
         Some(unused) => format!("{unused} returned"),
         None => format!("{} more charged", used - estimate),
     };
-    let left = match charge.of("tokens").peek().await {
+    let key = headers.get("x-api-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
+    let left = match tokens.peek(key).await {
         Ok(state) => state.remaining().to_string(),
         Err(_) => String::from("an unknown number"),
     };
@@ -142,11 +146,11 @@ async fn answer(
 }
 
 fn app(rule: ByPlan) -> Router {
-    let estimate = rule.estimate;
+    let state = (rule.tokens.clone(), rule.estimate);
     Router::new()
         .route("/answer", post(answer))
-        .with_state(estimate)
-        .layer(RateLimitLayer::by_rule(rule).charge_handle(true))
+        .with_state(state)
+        .layer(RateLimitLayer::by_rule(rule).settle_handle(true))
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {
