@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use http::{Uri, header::USER_AGENT};
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use octocrab::{
-    AuthState, Octocrab, OctoBody, OctocrabBuilder,
+    AuthState, OctoBody, Octocrab, OctocrabBuilder,
     service::middleware::{base_uri::BaseUriLayer, extra_headers::ExtraHeadersLayer},
 };
 use tower_ratelimit::{Limiter, Quota, RateLimitLayer, key};

@@ -15,15 +15,12 @@ use tower_ratelimit::{Limiter, RateLimitLayer, key};
 /// Returns a client whose requests wait for up to a minute. A request that would have to wait for
 /// longer gets a `429` of the layer, like one of the vendor.
 pub fn client(config: OpenAIConfig, limiter: Limiter) -> Client<OpenAIConfig> {
-    let limit = RateLimitLayer::custom(
-        limiter,
-        key::Global,
-        |rejection, _: &HttpRequestFactory| {
+    let limit =
+        RateLimitLayer::custom(limiter, key::Global, |rejection, _: &HttpRequestFactory| {
             Ok::<reqwest::Response, OpenAIError>(
                 rejection.to_response().map(|body| body.into_bytes()).into(),
             )
-        },
-    );
+        });
     let service = ServiceBuilder::new()
         .layer(OpenAIRetryLayer::default())
         .map_result(|result: Result<Result<_, OpenAIError>, OpenAIError>| result?)
